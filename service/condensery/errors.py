@@ -1,0 +1,154 @@
+"""Every way to fail, drawn once.
+
+CondenseryError
+├── InputError                 a field of the request is wrong
+│   ├── EmptyInput             a list that must hold something is empty
+│   ├── PayloadTooLarge        the body, or the whole request, is over a limit
+│   └── TokenIdsRefused        token ids where text is expected
+├── NotFound
+│   ├── ModelNotFound
+│   └── IndexNotFound
+├── Conflict
+│   ├── IndexExists            create of a name that is taken, with other settings
+│   └── EncoderMismatch        vectors or an index of another encoder
+├── Overloaded                 the queue is full; come back later
+├── Unavailable                not ready, or draining
+├── DeadlineExceeded
+├── ModelFault                 the model failed on this item
+├── StoreError                 a model store or a stored model can't be read or written
+│   └── CorruptModel
+├── StorageError               the index's disk refused
+│   ├── StorageFull
+│   └── StorageReadOnly
+└── StartError                 the server can't start
+    ├── PortTaken
+    ├── DataDirTaken
+    └── SettingError
+
+Errors know no transport: each transport has one table, and a test that no error is left out.
+"""
+
+from typing import Any
+
+
+class CondenseryError(Exception):
+    """Base of all our errors.
+
+    Args:
+        message: What is wrong, naming the field and the value; safe to show to the caller.
+        field: Name of the request's field at fault, dotted, if there is one.
+        value: The offending value, shortened; already part of the message.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, value: Any = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.value = value
+
+
+class InputError(CondenseryError):
+    """A field of the request is wrong."""
+
+
+class EmptyInput(InputError):
+    """A list that must hold something is empty."""
+
+
+class PayloadTooLarge(InputError):
+    """The body, or the request as a whole, is over a limit."""
+
+
+class TokenIdsRefused(InputError):
+    """Token ids came where text is expected."""
+
+
+class NotFound(CondenseryError):
+    """The named thing does not exist."""
+
+
+class ModelNotFound(NotFound):
+    """No model of that name serves, or none of the kind asked for."""
+
+
+class IndexNotFound(NotFound):
+    """No index of that name."""
+
+
+class Conflict(CondenseryError):
+    """The request contradicts what is stored."""
+
+
+class IndexExists(Conflict):
+    """The name is taken by an index with other settings."""
+
+
+class EncoderMismatch(Conflict):
+    """Vectors, or an index, made by another encoder."""
+
+
+class Overloaded(CondenseryError):
+    """The queue is full.
+
+    Args:
+        message: As in the base.
+        retry_after_seconds: When it is worth coming back.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Unavailable(CondenseryError):
+    """Not ready yet, or shutting down."""
+
+
+class DeadlineExceeded(CondenseryError):
+    """The caller's time ran out."""
+
+
+class ModelFault(CondenseryError):
+    """The model failed on this item (a non-finite output, a fault in the forward pass)."""
+
+
+class StoreError(CondenseryError):
+    """A model store, or a stored model, can't be read or written."""
+
+
+class CorruptModel(StoreError):
+    """A stored model's files are missing, half-written or altered."""
+
+
+class StorageError(CondenseryError):
+    """The disk under the index refused."""
+
+
+class StorageFull(StorageError):
+    """No space left on the disk under the index."""
+
+
+class StorageReadOnly(StorageError):
+    """The disk under the index can't be written."""
+
+
+class StartError(CondenseryError):
+    """The server can't start."""
+
+
+class PortTaken(StartError):
+    """Another process listens on the port."""
+
+
+class DataDirTaken(StartError):
+    """Another server holds the data directory, or it can't be used."""
+
+
+class SettingError(StartError):
+    """A setting holds a value that is not allowed."""
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """Return ``repr(value)`` cut to ``limit`` characters, for use in a message."""
+    text = repr(value[:limit] if isinstance(value, (str, bytes, list, tuple)) else value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

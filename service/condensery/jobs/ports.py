@@ -1,0 +1,193 @@
+"""What the jobs need of the layers below. The runtime and the index satisfy it by shape."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from condensery.values import (
+    CompressedPassage,
+    Document,
+    Embedded,
+    FinishReason,
+    Floats,
+    Hit,
+    IndexInfo,
+    ModelInfo,
+    Passage,
+    Scored,
+)
+
+
+class Encoder(Protocol):
+    """Texts to vectors, batched with whoever else asks."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def prompts(self) -> Mapping[str, str]: ...
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str = "",
+        normalize: bool | None = None,
+        truncate: bool = True,
+    ) -> Embedded:
+        """Embed each text, with ``prompt`` put before it.
+
+        Raises:
+            InputError: A text is over the limits, or is too long and ``truncate`` is false.
+            ModelFault: A vector came out non-finite.
+        """
+        ...
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return the character span of each token of ``text``, special tokens left out."""
+        ...
+
+
+class Scorer(Protocol):
+    """(query, passage) pairs to relevance scores."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    async def score(self, query: str, passages: Sequence[str], *, truncate: bool = True) -> Scored:
+        """Score each passage for ``query``; order kept."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One step of generation: the text it adds (may be empty) and how many tokens so far.
+
+    ``finish`` is set on the last one only.
+    """
+
+    text: str
+    count: int
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingCost:
+    """What one answer's reading takes, FLOPs from config dimensions, tokens as counted."""
+
+    prompt_tokens: int
+    context_vectors: int
+    flops_used: int
+    flops_plain: int
+
+
+class Reader(Protocol):
+    """An OSCAR pair: compresses passages for a question, then answers from the vectors."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    async def compress(self, question: str, passages: Sequence[str]) -> list[CompressedPassage]:
+        """Compress and score each passage in one forward pass; order and count kept."""
+        ...
+
+    def generate(
+        self, question: str, memory: Sequence[Floats], *, max_tokens: int
+    ) -> AsyncIterator[Token]:
+        """Answer greedily from the memory vectors of the passages kept, best first."""
+        ...
+
+    def generate_plain(
+        self, question: str, passages: Sequence[str], *, max_tokens: int
+    ) -> AsyncIterator[Token]:
+        """Answer greedily from the passages' own tokens (``compression.mode = off``)."""
+        ...
+
+    def cost(
+        self,
+        question: str,
+        compressed: Sequence[CompressedPassage],
+        kept: Sequence[str],
+        *,
+        plain: bool,
+        completion_tokens: int,
+    ) -> ReadingCost:
+        """Count what compressing ``compressed`` and reading the ``kept`` passages took."""
+        ...
+
+
+class Pool(Protocol):
+    """The running models by name; None asks for the default of its kind."""
+
+    def encoder(self, name: str | None = None) -> Encoder:
+        """Return the encoder; raises ModelNotFound."""
+        ...
+
+    def scorer(self, name: str | None = None) -> Scorer:
+        """Return what reranks (a pair's rerank head by default); raises ModelNotFound."""
+        ...
+
+    def reader(self, name: str | None = None) -> Reader:
+        """Return the OSCAR pair; raises ModelNotFound."""
+        ...
+
+    def models(self) -> list[ModelInfo]:
+        """List what serves, defaults first."""
+        ...
+
+    def refused(self) -> Mapping[str, str]:
+        """Name each stored model that was refused at load, with the reason."""
+        ...
+
+
+class Indexes(Protocol):
+    """The indexes of a data directory. Calls block on disk: jobs run them in a thread."""
+
+    def create(
+        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+    ) -> IndexInfo:
+        """Create an index; the same settings again return it as it is (IndexExists else)."""
+        ...
+
+    def info(self, name: str) -> IndexInfo: ...
+
+    def list(self) -> list[IndexInfo]: ...
+
+    def drop(self, name: str) -> None: ...
+
+    def upsert(
+        self,
+        name: str,
+        documents: Sequence[Document],
+        passages: Sequence[Passage],
+        vectors: Floats,
+        *,
+        fingerprint: str,
+    ) -> None:
+        """Write documents with their passages and vectors, replacing those ids. Synced on return.
+
+        Raises:
+            IndexNotFound, EncoderMismatch, InputError (dims, NaN), StorageFull, StorageReadOnly.
+        """
+        ...
+
+    def delete(self, name: str, ids: Sequence[str]) -> int:
+        """Delete documents by id; returns how many were there. Synced on return."""
+        ...
+
+    def query(
+        self, name: str, vector: Floats, *, top_k: int, fingerprint: str | None = None
+    ) -> list[Hit]:
+        """Return the nearest passages, best first."""
+        ...
+
+    def count(self, name: str) -> tuple[int, int]:
+        """Return (documents, passages)."""
+        ...
+
+    def get(self, name: str, ids: Sequence[str]) -> list[Document]:
+        """Return the documents found, in the order asked."""
+        ...
+
+
+JsonObject = Mapping[str, Any]

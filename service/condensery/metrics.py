@@ -1,0 +1,164 @@
+"""Every metric name, in one place.
+
+Label sets are created at zero for each running model, so that a dashboard shows a line before
+the first request.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+Task = Literal["embed", "rerank", "answer", "index"]
+Stage = Literal["tokenize", "queue", "forward", "compress", "generate", "index", "serialize"]
+TASKS: tuple[Task, ...] = ("embed", "rerank", "answer", "index")
+STAGES: tuple[Stage, ...] = (
+    "tokenize",
+    "queue",
+    "forward",
+    "compress",
+    "generate",
+    "index",
+    "serialize",
+)
+PROTOCOLS = ("rest", "grpc")
+
+# Seconds, 0.1 ms to 60 s: a CPU query takes milliseconds, a long answer seconds.
+SECONDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
+    *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+TOKENS = tuple(float(2**k) for k in range(17))
+
+
+class Metrics:
+    """The service's metrics, in a registry of their own (several can live in one test)."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        reg = self.registry
+        self.requests = Counter(
+            "condensery_requests_total",
+            "Requests answered, by outcome (ok, or the error's class).",
+            ["model", "task", "protocol", "code"],
+            registry=reg,
+        )
+        self.request_seconds = Histogram(
+            "condensery_request_duration_seconds",
+            "Time from a parsed request to its reply.",
+            ["model", "task", "protocol"],
+            buckets=SECONDS,
+            registry=reg,
+        )
+        self.stage_seconds = Histogram(
+            "condensery_stage_duration_seconds",
+            "Time spent in one stage of a request or batch.",
+            ["model", "stage"],
+            buckets=SECONDS,
+            registry=reg,
+        )
+        self.batch_tokens = Histogram(
+            "condensery_batch_tokens",
+            "Tokens in one forward pass (no padding).",
+            ["model"],
+            buckets=TOKENS,
+            registry=reg,
+        )
+        self.batch_items = Histogram(
+            "condensery_batch_items",
+            "Items in one forward pass.",
+            ["model"],
+            buckets=TOKENS,
+            registry=reg,
+        )
+        self.queue_requests = Gauge(
+            "condensery_queue_requests", "Items waiting for a device.", ["model"], registry=reg
+        )
+        self.queue_tokens = Gauge(
+            "condensery_queue_tokens", "Tokens waiting for a device.", ["model"], registry=reg
+        )
+        self.input_tokens = Counter(
+            "condensery_input_tokens_total", "Tokens read.", ["model"], registry=reg
+        )
+        self.output_tokens = Counter(
+            "condensery_output_tokens_total", "Tokens generated.", ["model"], registry=reg
+        )
+        self.truncated_inputs = Counter(
+            "condensery_truncated_inputs_total", "Inputs cut to fit.", ["model"], registry=reg
+        )
+        self.forwards = Counter(
+            "condensery_forward_passes_total", "Forward passes run.", ["model"], registry=reg
+        )
+        self.compressed_docs = Counter(
+            "condensery_compressed_docs_total",
+            "Passages compressed for an answer.",
+            ["model"],
+            registry=reg,
+        )
+        self.context_tokens_in = Counter(
+            "condensery_context_tokens_in_total",
+            "Passage tokens read by the compressor for answers.",
+            ["model"],
+            registry=reg,
+        )
+        self.context_vectors_out = Counter(
+            "condensery_context_vectors_out_total",
+            "Memory vectors handed to the generator.",
+            ["model"],
+            registry=reg,
+        )
+        self.ttft_seconds = Histogram(
+            "condensery_ttft_seconds",
+            "Time from a question to its answer's first token.",
+            ["model"],
+            buckets=SECONDS,
+            registry=reg,
+        )
+        self.index_passages = Gauge(
+            "condensery_index_passages", "Passages in an index.", ["index", "model"], registry=reg
+        )
+        self.model_loaded = Gauge(
+            "condensery_model_loaded",
+            "1 while the model serves, 0 if it was refused.",
+            ["model"],
+            registry=reg,
+        )
+        self.build_info = Gauge(
+            "condensery_build_info", "Always 1; the version is a label.", ["version"], registry=reg
+        )
+
+    def prepare_model(self, model: str) -> None:
+        """Create every label set of ``model`` at zero."""
+        for task in TASKS:
+            for protocol in PROTOCOLS:
+                self.requests.labels(model, task, protocol, "ok")
+                self.request_seconds.labels(model, task, protocol)
+        for stage in STAGES:
+            self.stage_seconds.labels(model, stage)
+        for family in (
+            self.batch_tokens,
+            self.batch_items,
+            self.queue_requests,
+            self.queue_tokens,
+            self.input_tokens,
+            self.output_tokens,
+            self.truncated_inputs,
+            self.forwards,
+            self.compressed_docs,
+            self.context_tokens_in,
+            self.context_vectors_out,
+            self.ttft_seconds,
+            self.model_loaded,
+        ):
+            family.labels(model)
+
+    @contextmanager
+    def stage(self, model: str, stage: Stage) -> Iterator[None]:
+        """Observe how long the block takes as ``stage`` of ``model``."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stage_seconds.labels(model, stage).observe(time.perf_counter() - started)

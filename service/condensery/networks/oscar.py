@@ -1,0 +1,50 @@
+"""An OSCAR pair: a compressor and the generator that reads its vectors.
+
+Source: OSCAR, "Online Soft Compression And Reranking", arXiv:2504.07109.
+"""
+
+from torch import Tensor, nn
+from transformers import BertConfig
+
+from condensery.networks.oscar_compressor import Compressor
+from condensery.networks.oscar_generator import Generator, standardised
+from condensery.networks.oscar_shape import OscarShape
+
+WORDS = "compressor.backbone.embeddings.word_embeddings.weight"
+
+
+class OscarPair(nn.Module):
+    """Both halves over one frozen word table.
+
+    Args:
+        config: The compressor backbone's configuration.
+        shape: The pair's dimensions.
+        words: The base encoder's word embeddings, (vocabulary, hidden); not part of the pair's
+            own weights, the stored pair names the model that has them.
+    """
+
+    def __init__(self, config: BertConfig, shape: OscarShape, words: Tensor) -> None:
+        super().__init__()
+        self.shape = shape
+        self.compressor = Compressor(config, shape, generator_size=config.hidden_size)
+        self.generator = Generator(standardised(words), shape)
+        table = self.compressor.backbone.embeddings.word_embeddings
+        table.weight.data.copy_(words)
+        table.weight.requires_grad_(False)
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Return the weights that belong to the pair, without the shared word table."""
+        return {name: value for name, value in self.state_dict().items() if name != WORDS}
+
+    def load_own_state(self, state: dict[str, Tensor]) -> None:
+        """Load what ``own_state`` gave.
+
+        Raises:
+            ValueError: A tensor is missing, unknown, or of another shape.
+        """
+        missing, unexpected = self.load_state_dict(state, strict=False)
+        if unexpected or set(missing) != {WORDS}:
+            raise ValueError(
+                f"not this pair's weights: missing {sorted(set(missing) - {WORDS})}, "
+                f"unknown {sorted(unexpected)}"
+            )

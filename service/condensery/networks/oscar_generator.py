@@ -1,0 +1,67 @@
+"""The generator: a small Llama whose prompt holds memory vectors among its word embeddings."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
+
+from condensery.networks.oscar_shape import OscarShape
+
+
+def standardised(words: Tensor) -> Tensor:
+    """Centre word embeddings and scale each to unit RMS, float32, (vocabulary, hidden).
+
+    A generator trained from scratch shares the encoder's table; this gives its rows one scale.
+    """
+    centred = words.float() - words.float().mean(dim=0, keepdim=True)
+    return centred / centred.pow(2).mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-6)
+
+
+def llama_config(shape: OscarShape, hidden_size: int) -> LlamaConfig:
+    """Return the backbone's configuration; the vocabulary lives outside of it."""
+    return LlamaConfig(
+        vocab_size=1,
+        hidden_size=hidden_size,
+        intermediate_size=shape.generator_mlp_size,
+        num_hidden_layers=shape.generator_layers,
+        num_attention_heads=shape.generator_heads,
+        num_key_value_heads=shape.generator_heads,
+        max_position_embeddings=shape.generator_positions,
+        attention_bias=False,
+        use_cache=False,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+class Generator(nn.Module):
+    """A causal language model over embeddings, its word table shared and frozen.
+
+    Prompt: each passage's memory vectors and one separator, then ``[CLS] question [SEP]``; the
+    answer's word pieces follow, [SEP] ends it (OSCAR, arXiv:2504.07109, §3.1).
+    """
+
+    words: Tensor
+
+    def __init__(self, words: Tensor, shape: OscarShape) -> None:
+        super().__init__()
+        vocabulary, hidden = words.shape
+        self.shape = shape
+        self.backbone = LlamaModel(llama_config(shape, hidden))
+        self.backbone.embed_tokens = nn.Identity()  # inputs are embeddings already
+        self.register_buffer("words", words, persistent=False)
+        self.separator = nn.Parameter(torch.randn(hidden))
+        self.output = nn.Linear(hidden, hidden, bias=False)
+        nn.init.eye_(self.output.weight)
+        self.output_bias = nn.Parameter(torch.zeros(vocabulary))
+        self.output_scale = nn.Parameter(torch.tensor(hidden**-0.5))
+
+    def forward(self, embeds: Tensor, **backbone: Any) -> Any:
+        """Run the backbone over (batch, seq, hidden) embeddings; extras go to transformers."""
+        return self.backbone(inputs_embeds=embeds, **backbone)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Score every word piece after the given states, (..., hidden) to (..., vocabulary)."""
+        return self.output(hidden) * self.output_scale @ self.words.T + self.output_bias

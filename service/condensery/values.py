@@ -1,0 +1,242 @@
+"""What travels between layers: frozen, plain, no torch.
+
+Arrays are numpy float32 and are not written to after they are made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Kind = Literal["encoder", "classifier", "reranker", "oscar-pair"]
+CompressionMode = Literal["auto", "required", "off"]
+CompressionStatus = Literal["applied", "partial", "fallback", "off"]
+FinishReason = Literal["stop", "length", "timeout"]
+Metadata = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A running model, as ``/v1/models`` and ``/info`` show it."""
+
+    name: str
+    kind: Kind
+    method: str
+    fingerprint: str
+    dims: int | None
+    max_tokens: int
+    dtype: str
+    device: str
+    licence: str
+    created: int
+    pooling: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Row ``i`` of ``vectors`` (texts, dims) answers text ``i``."""
+
+    model: str
+    fingerprint: str
+    vectors: Floats
+    tokens: int
+    truncated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """``scores[i]`` is passage ``i``'s raw relevance score (a logit, unbounded)."""
+
+    model: str
+    scores: Floats
+    tokens: int
+    truncated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One passage's place: ``index`` in the request, ``score`` (raw logit or its sigmoid)."""
+
+    index: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reranked:
+    """Passages from the most to the least relevant."""
+
+    model: str
+    items: tuple[Ranked, ...]
+    tokens: int
+    truncated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text to index, as the user gave it."""
+
+    id: str
+    text: str
+    metadata: Metadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a document: ``text == document.text[start:end]`` (characters)."""
+
+    id: str
+    document_id: str
+    text: str
+    start: int
+    end: int
+    metadata: Metadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage found, with its score (inner product of normalised vectors, or minus squared L2)."""
+
+    passage: Passage
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class IndexInfo:
+    """An index and what it holds."""
+
+    name: str
+    encoder: str
+    fingerprint: str
+    dims: int
+    kind: str
+    metric: str
+    documents: int
+    passages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upserted:
+    """What an acknowledged (synced) upsert wrote."""
+
+    documents: int
+    passages: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedPassage:
+    """A passage after the compressor's one forward pass.
+
+    ``memory`` is (vectors, generator hidden size); ``relevance`` the rerank head's raw score.
+    A passage longer than the compressor's window was read in ``windows`` windows; memory and
+    relevance are those of the best one, which spans ``start:end`` (characters).
+    """
+
+    memory: Floats
+    relevance: float
+    tokens_in: int
+    windows: int = 1
+    start: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """What compression did for one answer. FLOPs are analytic, from the config's dimensions."""
+
+    mode: CompressionMode
+    status: CompressionStatus
+    docs: int
+    tokens_in: int
+    vectors_out: int
+    flops_plain: int
+    flops_used: int
+    compress_ms: float
+    reason: str | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Tokens read for each vector that the generator got; 0 when there are no vectors."""
+        return self.tokens_in / self.vectors_out if self.vectors_out else 0.0
+
+    @property
+    def flops_saved(self) -> int:
+        """Plain minus used; negative when compression cost more than it saved."""
+        return self.flops_plain - self.flops_used
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """A passage that was in the generator's context. Not a claim that the answer is grounded."""
+
+    index: int
+    id: str
+    document_id: str
+    text: str
+    start: int
+    end: int
+    relevance_score: float
+    metadata: Metadata = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and vectors that one answer took."""
+
+    prompt_tokens: int
+    context_vectors: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion tokens together; memory vectors are counted apart."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where one answer's time went, milliseconds."""
+
+    retrieve_ms: float
+    compress_ms: float
+    generate_ms: float
+    ttft_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer; what a stream's deltas join to is ``text``."""
+
+    id: str
+    model: str
+    text: str
+    finish_reason: FinishReason
+    citations: tuple[Citation, ...]
+    compression: Compression
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """First event of a streamed answer: the passages in context, best first."""
+
+    id: str
+    model: str
+    citations: tuple[Citation, ...]
+    compression: Compression
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A stretch of the answer's text."""
+
+    text: str
+
+
+AnswerEvent = Retrieved | Delta | Answer
