@@ -68,7 +68,7 @@ check: install ## Format, lint, types, import contracts, stubs, size of the tree
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
 		$(if $(PROTOS),$(PROTOC) --python_out="$$fresh" --pyi_out="$$fresh" --grpc_python_out="$$fresh" $(PROTOS);) \
 		mkdir -p "$$fresh/condensery/stubs"; \
-		diff -r --exclude __init__.py --exclude __pycache__ "$$fresh/condensery/stubs" service/condensery/stubs \
+		diff -rq --exclude __init__.py --exclude __pycache__ "$$fresh/condensery/stubs" service/condensery/stubs \
 		|| { echo "The stubs are stale: run make proto and commit them."; exit 1; }
 	@echo "check 6/6: the tracked tree is under $(LIMIT_MIB) MiB"
 	@git ls-files -z | xargs -0 -r stat --format=%s | awk '{ bytes += $$1 } \
