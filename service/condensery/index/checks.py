@@ -1,0 +1,251 @@
+"""What an index accepts: each refusal names the field, the row and the value.
+
+Values come from outside, so that parameters are typed ``object`` where their type is checked.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from condensery.errors import EmptyInput, InputError, shorten
+from condensery.values import Document, Floats, Passage
+
+KINDS = ("flat", "hnsw")
+METRICS = ("ip", "l2")
+MAX_ID_CHARS = 512
+MAX_TEXT_CHARS = 10_000_000
+MAX_METADATA_BYTES = 16 * 1024
+MAX_METADATA_DEPTH = 32
+MAX_DIMS = 65_536
+MAX_TOP_K = 10_000
+# Sums of MAX_DIMS products of such components stay finite in float32 (1e32 * 65,536 < 3.4e38).
+MAX_COMPONENT = 1e16
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def check_name(name: object) -> None:
+    """Refuse an index name that can't be a directory's on every disk."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(
+            f"index: {shorten(name)} is not an index name; use 1 to 64 of a-z, 0-9, '.', '_', '-', "
+            "starting with a letter or digit.",
+            field="index",
+            value=name,
+        )
+
+
+def check_settings(
+    encoder: object, fingerprint: object, dims: object, metric: object, kind: object
+) -> None:
+    """Refuse settings that no index can have."""
+    for field, value in (("encoder", encoder), ("fingerprint", fingerprint)):
+        check_id(value, field)
+    if isinstance(dims, bool) or not isinstance(dims, int) or not 1 <= dims <= MAX_DIMS:
+        raise InputError(
+            f"dims: {shorten(dims)} is not a whole number from 1 to {MAX_DIMS}.",
+            field="dims",
+            value=dims,
+        )
+    for field, value, allowed in (("metric", metric, METRICS), ("kind", kind, KINDS)):
+        if value not in allowed:
+            raise InputError(
+                f"{field}: {shorten(value)} is not one of {', '.join(allowed)}.",
+                field=field,
+                value=value,
+            )
+
+
+def check_ids(ids: Sequence[str]) -> None:
+    """Refuse ids of documents that can't exist."""
+    for row, one in enumerate(ids):
+        check_id(one, f"ids[{row}]")
+
+
+def check_id(value: object, field: str) -> None:
+    """Refuse an id that is empty, too long or not text."""
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS or "\0" in value:
+        raise InputError(
+            f"{field}: {shorten(value)} is not an id of 1 to {MAX_ID_CHARS} characters.",
+            field=field,
+            value=value,
+        )
+    _check_utf8(value, field)
+
+
+def check_documents(documents: Sequence[Document], passages: Sequence[Passage]) -> None:
+    """Refuse documents or passages that are malformed or do not fit each other."""
+    if not documents:
+        raise EmptyInput("documents: the list is empty.", field="documents")
+    texts: dict[str, str] = {}
+    for row, document in enumerate(documents):
+        field = f"documents[{row}]"
+        check_id(document.id, f"{field}.id")
+        if document.id in texts:
+            raise _twice(f"{field}.id", document.id)
+        _check_text(document.text, f"{field}.text")
+        texts[document.id] = document.text
+    found: set[str] = set()
+    whole: set[str] = set()
+    for row, passage in enumerate(passages):
+        field = f"passages[{row}]"
+        check_id(passage.id, f"{field}.id")
+        if passage.id in found:
+            raise _twice(f"{field}.id", passage.id)
+        found.add(passage.id)
+        _check_span(passage, texts, field)
+        whole.add(passage.document_id)
+    for row, document in enumerate(documents):
+        if document.id not in whole:
+            raise InputError(
+                f"documents[{row}]: {shorten(document.id)} has no passages, so that no query "
+                "could find it.",
+                field=f"documents[{row}]",
+                value=document.id,
+            )
+
+
+def check_vectors(vectors: Floats, rows: int, dims: int) -> None:
+    """Refuse anything but ``rows`` finite float32 vectors of ``dims`` features."""
+    _check_array(vectors, "vectors")
+    if vectors.shape != (rows, dims):
+        raise InputError(
+            f"vectors: shape {vectors.shape}, but {rows} passages of {dims} dimensions are "
+            f"({rows}, {dims}).",
+            field="vectors",
+            value=vectors.shape,
+        )
+    good = np.isfinite(vectors).all(axis=1) & (np.abs(vectors) <= MAX_COMPONENT).all(axis=1)
+    if not good.all():
+        row = int(np.flatnonzero(~good)[0])
+        raise _bad_number(f"vectors[{row}]", vectors[row])
+
+
+def check_query(vector: Floats, dims: int, top_k: object) -> None:
+    """Refuse anything but one finite float32 vector and a sensible ``top_k``."""
+    _check_array(vector, "vector")
+    if vector.shape != (dims,):
+        raise InputError(
+            f"vector: shape {vector.shape}, but the index has {dims} dimensions.",
+            field="vector",
+            value=vector.shape,
+        )
+    if not np.isfinite(vector).all() or np.abs(vector).max() > MAX_COMPONENT:
+        raise _bad_number("vector", vector)
+    if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= MAX_TOP_K:
+        raise InputError(
+            f"top_k: {shorten(top_k)} is not a whole number from 1 to {MAX_TOP_K}.",
+            field="top_k",
+            value=top_k,
+        )
+
+
+def encode_metadata(metadata: object, field: str) -> str:
+    """Return ``metadata`` as JSON that reads back equal, or refuse it."""
+    if not isinstance(metadata, Mapping):
+        raise InputError(
+            f"{field}: {shorten(metadata)} is not a JSON object.", field=field, value=metadata
+        )
+    encoded = json.dumps(
+        _plain(metadata, field, MAX_METADATA_DEPTH), ensure_ascii=False, allow_nan=False
+    )
+    size = len(_check_utf8(encoded, field))
+    if size > MAX_METADATA_BYTES:
+        raise InputError(
+            f"{field}: {size} bytes of JSON, over the limit of {MAX_METADATA_BYTES}.",
+            field=field,
+            value=size,
+        )
+    return encoded
+
+
+def _plain(value: Any, field: str, depth: int) -> Any:
+    """Return ``value`` built of dict, list and scalars; json.dumps would quietly change others."""
+    if depth == 0:
+        raise InputError(
+            f"{field}: nested deeper than {MAX_METADATA_DEPTH} levels.", field=field, value=None
+        )
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise InputError(
+                    f"{field}: the key {shorten(key)} is not a string.", field=field, value=key
+                )
+        return {key: _plain(item, f"{field}.{key}", depth - 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{field}[{row}]", depth - 1) for row, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{field}: {value} is not a JSON number.", field=field, value=value)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    raise InputError(
+        f"{field}: {shorten(value)} is not a JSON value ({type(value).__name__}).",
+        field=field,
+        value=value,
+    )
+
+
+def _check_text(text: object, field: str) -> None:
+    if not isinstance(text, str):
+        raise InputError(f"{field}: {shorten(text)} is not a string.", field=field, value=text)
+    if len(text) > MAX_TEXT_CHARS:
+        raise InputError(
+            f"{field}: {len(text)} characters, over the limit of {MAX_TEXT_CHARS}.",
+            field=field,
+            value=len(text),
+        )
+    _check_utf8(text, field)
+
+
+def _check_span(passage: Passage, texts: Mapping[str, str], field: str) -> None:
+    text = texts.get(passage.document_id)
+    if text is None:
+        raise InputError(
+            f"{field}.document_id: {shorten(passage.document_id)} is not among the documents.",
+            field=f"{field}.document_id",
+            value=passage.document_id,
+        )
+    start, end = passage.start, passage.end
+    if not 0 <= start <= end <= len(text) or text[start:end] != passage.text:
+        raise InputError(
+            f"{field}: its text is not characters {start} to {end} of document "
+            f"{shorten(passage.document_id)}.",
+            field=field,
+            value=(start, end),
+        )
+
+
+def _check_utf8(text: str, field: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{field}: the character at {error.start} is half of a surrogate pair.",
+            field=field,
+            value=text[error.start],
+        ) from error
+
+
+def _check_array(vectors: object, field: str) -> None:
+    if not isinstance(vectors, np.ndarray) or vectors.dtype != np.float32:
+        got = vectors.dtype if isinstance(vectors, np.ndarray) else type(vectors).__name__
+        raise InputError(
+            f"{field}: expected a float32 array, got {got}.", field=field, value=str(got)
+        )
+
+
+def _bad_number(field: str, vector: Floats) -> InputError:
+    at = int(np.flatnonzero(~(np.abs(vector) <= MAX_COMPONENT))[0])
+    return InputError(
+        f"{field}[{at}]: {vector[at]} is not a finite number up to {MAX_COMPONENT:g}.",
+        field=f"{field}[{at}]",
+        value=float(vector[at]),
+    )
+
+
+def _twice(field: str, value: str) -> InputError:
+    return InputError(f"{field}: the id {shorten(value)} comes twice.", field=field, value=value)

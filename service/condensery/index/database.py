@@ -1,0 +1,223 @@
+"""One SQLite file an index: how it is made, opened, migrated, and how its failures are named."""
+
+import errno
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from condensery.errors import StorageError, StorageFull, StorageReadOnly
+
+Migration = Callable[[sqlite3.Connection], None]
+
+APPLICATION_ID = 0x434E4459  # "CNDY"
+# MIGRATIONS[i] brings a file from format i + 1 to i + 2, inside a transaction.
+MIGRATIONS: tuple[Migration, ...] = ()
+
+# passages: AUTOINCREMENT keeps a row id from ever naming a second passage, also in a stale cache.
+# vectors: a table of their own, so that passages stays small to scan and join.
+# writes: one row a transaction; its random stamp tells a cache of this history from one of
+# another (a restored copy, say) with the same sequence number.
+_SCHEMA = """
+CREATE TABLE settings (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    encoder TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    dims INTEGER NOT NULL,
+    metric TEXT NOT NULL,
+    kind TEXT NOT NULL
+);
+CREATE TABLE documents (
+    row INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    text TEXT NOT NULL,
+    metadata TEXT NOT NULL
+);
+CREATE TABLE passages (
+    row INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    document INTEGER NOT NULL REFERENCES documents (row) ON DELETE CASCADE,
+    start_char INTEGER NOT NULL,
+    end_char INTEGER NOT NULL,
+    metadata TEXT
+);
+CREATE INDEX passages_document ON passages (document);
+CREATE TABLE vectors (
+    passage INTEGER PRIMARY KEY REFERENCES passages (row) ON DELETE CASCADE,
+    vector BLOB NOT NULL
+);
+CREATE TABLE writes (sequence INTEGER PRIMARY KEY AUTOINCREMENT, stamp INTEGER NOT NULL);
+INSERT INTO writes (stamp) VALUES (random());
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an index is made with and keeps for life."""
+
+    encoder: str
+    fingerprint: str
+    dims: int
+    metric: str
+    kind: str
+
+
+def create(path: Path, settings: Settings) -> None:
+    """Make the file and close it; synced, but for the entry in its directory."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        _prepare(connection)
+        connection.execute("PRAGMA journal_mode = WAL")
+        with transaction(connection):
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute("PRAGMA user_version = 1")
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute("INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?)", astuple(settings))
+        _migrate(connection, path, MIGRATIONS)
+    finally:
+        connection.close()
+
+
+def open_writer(path: Path, *, migrations: Sequence[Migration] = MIGRATIONS) -> sqlite3.Connection:
+    """Open the connection that writes, after bringing the file to this version's format.
+
+    Raises:
+        StorageError: The file is of a newer format, or is not an index.
+        sqlite3.Error: The disk refused.
+    """
+    connection = _connect(path, "rw")
+    try:
+        _prepare(connection)
+        _migrate(connection, path, migrations)
+        # a file copied from elsewhere may have lost the mode; asking again costs nothing
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise StorageError(f"{where(path)} can't be put in WAL mode, it stays in {mode}.")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """Open a connection that can't write. Any thread may use it, one at a time."""
+    return _connect(path, "ro")
+
+
+def read_settings(connection: sqlite3.Connection) -> Settings:
+    """Read what the index was made with."""
+    row = connection.execute(
+        "SELECT encoder, fingerprint, dims, metric, kind FROM settings"
+    ).fetchone()
+    return Settings(*row)
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit at the end of the block, synced; or roll back and leave everything as it was."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # on a full disk SQLite may have rolled back by itself
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the file system raise over ``path`` into our errors."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is None:  # raised by Python's module, not by SQLite: a mistake of ours
+            raise
+        raise _from_sqlite(error, code, path) from error
+    except OSError as error:
+        raise _from_system(error, path) from error
+
+
+def where(path: Path) -> str:
+    """Name ``path`` for a caller: from the data directory down."""
+    return "/".join(path.parts[-3:])
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=10.0,
+    )
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    # FULL syncs the log at every commit; in WAL mode NORMAL would not. fullfsync is for macOS,
+    # whose fsync leaves data in the drive's cache.
+    for pragma in ("synchronous = FULL", "fullfsync = ON", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+    # deletes and temporary structures must not need room on a disk that is full
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise StorageError(f"{where(path)} is not an index of this service.")
+    newest = 1 + len(migrations)
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found > newest:
+        raise StorageError(
+            f"{where(path)} has format {found}, written by a newer version; this one reads up to "
+            f"format {newest}. Nothing was changed."
+        )
+    for version in range(found, newest):
+        with transaction(connection):
+            migrations[version - 1](connection)
+            connection.execute(f"PRAGMA user_version = {version + 1}")
+
+
+def _from_sqlite(error: sqlite3.Error, code: int, path: Path) -> StorageError:
+    primary = code & 0xFF  # the higher bytes hold the extended code
+    if primary == sqlite3.SQLITE_FULL:
+        return StorageFull(f"The disk under {where(path)} is full ({error}).")
+    if primary == sqlite3.SQLITE_READONLY:
+        return StorageReadOnly(f"{where(path)} can't be written ({error}).")
+    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StorageError(f"{where(path)} is corrupt ({error}).")
+    if primary in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        # SQLite keeps errno to itself (only ENOSPC has a code), so ask the disk again
+        refusal = _try_to_write(path)
+        if refusal is not None:
+            return _from_system(refusal, path)
+    return StorageError(f"{where(path)} can't be used ({error}, {error.sqlite_errorname}).")
+
+
+def _from_system(error: OSError, path: Path) -> StorageError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StorageFull(f"The disk under {where(path)} is full ({reason}).")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return StorageReadOnly(f"{where(path)} can't be written ({reason}).")
+    return StorageError(f"{where(path)} can't be used ({reason}).")
+
+
+def _try_to_write(path: Path) -> OSError | None:
+    """Return what the system says to a file beside ``path`` a little larger than it."""
+    try:
+        sizes = [file.stat().st_size for file in path.parent.glob(f"{path.name}*")]
+        with tempfile.TemporaryFile(dir=path.parent) as probe:
+            probe.write(bytes(2**16))
+            probe.flush()
+            os.pwrite(probe.fileno(), b"\0", max(sizes, default=0) + 2**16)  # sparse
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return error
+    return None

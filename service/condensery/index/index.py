@@ -1,0 +1,339 @@
+"""One index: SQLite holds the truth, FAISS finds the nearest, both under the same row ids.
+
+How they agree without a query ever waiting for a disk to sync: a write (1) adds its vectors to
+FAISS, where queries meet rows that SQLite does not show them yet, and skip them; (2) commits;
+(3) makes tombstones of the rows it replaced. A query holds the shared lock from before it fixes
+its SQLite snapshot until after its FAISS search, so that (1) and (3) fall outside: whichever
+side of (2) its snapshot is on, FAISS holds all that the snapshot shows.
+"""
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from condensery.errors import CondenseryError, EncoderMismatch, IndexNotFound, StorageError
+from condensery.index import checks, database, passages
+from condensery.index.database import Settings, storage_errors, transaction
+from condensery.index.passages import Rows, Stamp
+from condensery.index.sharing import SharedLock
+from condensery.index.vectors import CacheUnusable, VectorCache
+from condensery.values import Document, Floats, Hit, IndexInfo, Passage
+
+DATABASE = "index.sqlite3"
+CACHE = "vectors.faiss"
+
+# Vectors added to FAISS between two chances for queries: an HNSW insert takes about 1 ms.
+_ADD_BLOCK = 64
+
+_log = logging.getLogger(__name__)
+
+
+class Index:
+    """An open index. Any number of threads may query; writes wait for each other.
+
+    Args:
+        name: What callers call it.
+        directory: Holds its SQLite file, and its FAISS cache.
+        cache_every: Changed passages after which the cache file is written; a quarter of the
+            index if that is more.
+
+    Raises:
+        StorageError: The SQLite file is missing, corrupt, of a newer format, or can't be used.
+    """
+
+    def __init__(self, name: str, directory: Path, *, cache_every: int = 10_000) -> None:
+        self.name = name
+        self._database = directory / DATABASE
+        self._cache_file = directory / CACHE
+        self._cache_every = cache_every
+        self._writing = threading.Lock()
+        self._sharing = SharedLock()
+        self._idle: list[sqlite3.Connection] = []
+        self._closed = False
+        self._unsaved = 0
+        self._saved = 0  # sequence number of the cache file
+        with storage_errors(self._database):
+            self._writer = database.open_writer(self._database)
+            try:
+                self.settings = database.read_settings(self._writer)
+                self._counts = passages.count(self._writer)
+                self._written = passages.latest_write(self._writer)
+                self._cache = self._load_cache()
+                self._next_row = self._first_free_row()
+            except BaseException:
+                self._writer.close()
+                raise
+
+    @property
+    def info(self) -> IndexInfo:
+        """What the index is and holds."""
+        own = self.settings
+        documents, pieces = self._counts
+        return IndexInfo(
+            name=self.name,
+            encoder=own.encoder,
+            fingerprint=own.fingerprint,
+            dims=own.dims,
+            kind=own.kind,
+            metric=own.metric,
+            documents=documents,
+            passages=pieces,
+        )
+
+    def upsert(
+        self,
+        documents: Sequence[Document],
+        pieces: Sequence[Passage],
+        vectors: Floats,
+        *,
+        fingerprint: str,
+    ) -> None:
+        """Write documents with their passages and vectors, in one transaction, synced on return.
+
+        Args:
+            documents: They replace those of the same ids, passages included.
+            pieces: The documents' passages, at least one each.
+            vectors: One for each passage, (passages, dims), float32.
+            fingerprint: Of the encoder that made the vectors.
+
+        Raises:
+            InputError: Malformed documents, passages or vectors; nothing is written.
+            EncoderMismatch: Another encoder's vectors.
+            StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is written.
+        """
+        self._check_fingerprint(fingerprint)
+        checks.check_documents(documents, pieces)
+        checks.check_vectors(vectors, len(pieces), self.settings.dims)
+        with_json = [
+            (document, checks.encode_metadata(document.metadata, f"documents[{row}].metadata"))
+            for row, document in enumerate(documents)
+        ]
+        pieces_with_json = [
+            (piece, checks.encode_metadata(piece.metadata, f"passages[{row}].metadata"))
+            for row, piece in enumerate(pieces)
+        ]
+        with self._write_lock():
+            # not handed out again if the transaction fails: FAISS may keep tombstones of them
+            rows = np.arange(self._next_row, self._next_row + len(pieces), dtype=np.int64)
+            self._next_row += len(pieces)
+            try:
+                with transaction(self._writer):
+                    gone, old = passages.remove(self._writer, [one.id for one in documents])
+                    passages.insert(self._writer, with_json, pieces_with_json, vectors, rows)
+                    stamp = passages.record_write(self._writer, self._saved)
+                    self._add_to_cache(rows, vectors)
+            except BaseException:
+                self._discard(set(self._cache.rows().tolist()).intersection(rows.tolist()))
+                raise
+            self._settle(stamp, len(documents) - gone, len(pieces), old)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete documents by id, synced on return; returns how many were there."""
+        checks.check_ids(ids)
+        with self._write_lock():
+            with transaction(self._writer):
+                gone, old = passages.remove(self._writer, list(dict.fromkeys(ids)))
+                if not gone:
+                    return 0
+                stamp = passages.record_write(self._writer, self._saved)
+            self._settle(stamp, -gone, 0, old)
+        return gone
+
+    def query(self, vector: Floats, *, top_k: int, fingerprint: str | None = None) -> list[Hit]:
+        """Return the nearest passages, best first; of equal ones the older first.
+
+        Args:
+            vector: (dims,), float32.
+            top_k: Most passages to return.
+            fingerprint: Of the encoder that made the vector, if the caller knows.
+
+        Raises:
+            InputError: A malformed vector or ``top_k``.
+            EncoderMismatch: Another encoder's vector.
+        """
+        if fingerprint is not None:
+            self._check_fingerprint(fingerprint)
+        checks.check_query(vector, self.settings.dims, top_k)
+        with storage_errors(self._database), self._sharing.shared(), self._reader() as reader:
+            reader.execute("BEGIN")
+            passages.latest_write(reader)  # the first read fixes the snapshot
+            wanted = top_k
+            while True:
+                rows, scores = self._cache.search(vector, wanted)
+                found = passages.fetch(reader, rows)
+                # short of hits because some are of a write in progress: look further
+                if len(found) >= top_k or len(rows) < wanted:
+                    break
+                wanted *= 4
+        ranked = sorted(zip(scores, rows, strict=True), key=lambda pair: (-pair[0], pair[1]))
+        hits = [Hit(found[row], score) for score, row in ranked if row in found]
+        return hits[:top_k]
+
+    def get(self, ids: Sequence[str]) -> list[Document]:
+        """Return the documents found, in the order asked."""
+        checks.check_ids(ids)
+        with storage_errors(self._database), self._sharing.shared(), self._reader() as reader:
+            found = passages.fetch_documents(reader, ids)
+        return [found[one] for one in ids if one in found]
+
+    def close(self, *, keep_cache: bool = True) -> None:
+        """Save the cache and close the files; a second call does nothing."""
+        with self._writing:
+            if self._closed:
+                return
+            if keep_cache and self._unsaved:
+                self._save_cache()
+            with self._sharing.exclusive():
+                self._closed = True
+                for reader in self._idle:
+                    reader.close()
+                self._writer.close()
+
+    def _check_fingerprint(self, fingerprint: str) -> None:
+        own = self.settings
+        if fingerprint != own.fingerprint:
+            raise EncoderMismatch(
+                f"Index {self.name!r} holds vectors of encoder {own.encoder!r} with fingerprint "
+                f"{own.fingerprint}, not {fingerprint}.",
+                field="fingerprint",
+                value=fingerprint,
+            )
+
+    @contextmanager
+    def _write_lock(self) -> Iterator[None]:
+        with storage_errors(self._database), self._writing:
+            self._check_open()
+            yield
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        self._check_open()
+        try:
+            reader = self._idle.pop()
+        except IndexError:
+            reader = database.open_reader(self._database)
+        try:
+            yield reader
+            if reader.in_transaction:
+                reader.execute("COMMIT")
+        except BaseException:
+            reader.close()
+            raise
+        self._idle.append(reader)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise IndexNotFound(
+                f"Index {self.name!r} was dropped or closed.", field="index", value=self.name
+            )
+
+    def _add_to_cache(self, rows: Rows, vectors: Floats) -> None:
+        for start in range(0, len(rows), _ADD_BLOCK):
+            block = slice(start, start + _ADD_BLOCK)
+            with self._sharing.exclusive():
+                self._cache.add(rows[block], vectors[block])
+
+    def _discard(self, rows: Sequence[int] | set[int]) -> None:
+        if rows:
+            with self._sharing.exclusive():
+                self._cache.discard(rows)
+
+    def _settle(self, stamp: Stamp, documents: int, added: int, old: Sequence[int]) -> None:
+        """Bring memory in line with what was just committed. Must not fail: it is acknowledged."""
+        self._discard(old)
+        self._written = stamp
+        self._counts = (self._counts[0] + documents, self._counts[1] + added - len(old))
+        self._unsaved += added + len(old)
+        try:
+            if self._cache.needs_compaction:
+                self._compact()
+            if self._unsaved >= max(self._cache_every, self._counts[1] // 4):
+                self._save_cache()
+        except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
+            self._report("index_cache_upkeep_failed", reason=str(error))
+
+    def _compact(self) -> None:
+        if self._cache.kind == "flat":
+            with self._sharing.exclusive():
+                self._cache.compact()
+            return
+        fresh = self._build_cache()  # beside the old one, which goes on answering
+        with self._sharing.exclusive():
+            self._cache = fresh
+
+    def _save_cache(self) -> None:
+        try:
+            if self._cache.kind == "flat":
+                with self._sharing.exclusive():
+                    self._cache.compact()
+            self._cache.save(self._cache_file, self._written)
+        except (OSError, MemoryError, RuntimeError) as error:
+            self._report("index_cache_not_saved", reason=str(error))
+        else:
+            self._saved = self._written.sequence
+        self._unsaved = 0  # also after a failure: try again after as many changes, not at each
+
+    def _load_cache(self) -> VectorCache:
+        own = self.settings
+        try:
+            cache, stamp = VectorCache.load(self._cache_file, own.kind, own.metric, own.dims)
+            if not passages.knows_write(self._writer, stamp):
+                raise CacheUnusable("of another history of this index")
+            self._catch_up(cache, stamp)
+        except CacheUnusable as error:
+            if self._counts[1] or self._cache_file.exists():
+                self._report("index_cache_rebuilt", reason=str(error))
+            cache = self._build_cache()
+            self._unsaved = self._counts[1]
+        else:
+            self._saved = stamp.sequence
+        return cache
+
+    def _catch_up(self, cache: VectorCache, stamp: Stamp) -> None:
+        """Add to the cache what SQLite has more, and bury what SQLite has no more."""
+        held, true = cache.rows(), passages.passage_rows(self._writer)
+        if len(np.unique(held)) != len(held):
+            raise CacheUnusable("holds a row twice")
+        missing, extra = np.setdiff1d(true, held), np.setdiff1d(held, true)
+        for rows, vectors in passages.vector_blocks(self._writer, self.settings.dims, missing):
+            cache.add(rows, vectors)
+        cache.discard(extra.tolist())
+        if stamp != self._written:
+            self._unsaved = len(missing) + len(extra)
+            self._report(
+                "index_cache_caught_up",
+                writes=self._written.sequence - stamp.sequence,
+                added=len(missing),
+                removed=len(extra),
+            )
+
+    def _build_cache(self) -> VectorCache:
+        own = self.settings
+        cache = VectorCache(own.kind, own.metric, own.dims)
+        for rows, vectors in passages.vector_blocks(self._writer, own.dims):
+            cache.add(rows, vectors)
+        if cache.live != self._counts[1]:
+            raise StorageError(
+                f"{database.where(self._database)} is corrupt: {self._counts[1]} passages, "
+                f"but {cache.live} vectors."
+            )
+        return cache
+
+    def _first_free_row(self) -> int:
+        held = self._cache.rows()
+        return 1 + max(passages.last_row(self._writer), int(held.max()) if len(held) else 0)
+
+    def _report(self, event: str, **fields: object) -> None:
+        _log.warning(event, extra={"index": self.name, **fields})
+
+
+def create(directory: Path, settings: Settings) -> None:
+    """Make the files of an empty index in ``directory``, which exists."""
+    path = directory / DATABASE
+    with storage_errors(path):
+        database.create(path, settings)

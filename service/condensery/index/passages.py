@@ -1,0 +1,190 @@
+"""The statements over an index's SQLite file: documents, passages, vectors and writes."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from condensery.errors import InputError, StorageError, shorten
+from condensery.values import Document, Floats, Passage
+
+Rows = NDArray[np.int64]
+Item = TypeVar("Item")
+
+# Names in one IN (...), under the 999 of old SQLite builds.
+_CHUNK = 500
+# Vectors read at once when FAISS is filled: 6 MB at 384 dimensions.
+_BLOCK = 4096
+# Writes remembered for a cache that is behind; one further behind is rebuilt.
+_MAX_WRITES = 100_000
+_LITTLE_ENDIAN = np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Names the state after one write: its number, and a random value nobody else drew."""
+
+    sequence: int
+    value: int
+
+
+def remove(connection: sqlite3.Connection, ids: Sequence[str]) -> tuple[int, list[int]]:
+    """Delete documents by id; returns how many there were, and the rows of their passages."""
+    documents = [row for chunk in _chunks(ids) for (row,) in _in(connection, _DOCUMENT_ROWS, chunk)]
+    passages = [
+        row for chunk in _chunks(documents) for (row,) in _in(connection, _PASSAGE_ROWS, chunk)
+    ]
+    for chunk in _chunks(documents):
+        _in(connection, "DELETE FROM documents WHERE row IN ({})", chunk)  # cascades
+    return len(documents), passages
+
+
+def insert(
+    connection: sqlite3.Connection,
+    documents: Sequence[tuple[Document, str]],
+    passages: Sequence[tuple[Passage, str]],
+    vectors: Floats,
+    rows: Rows,
+) -> None:
+    """Write documents and passages, each with its metadata as JSON; ``rows`` are the passages'.
+
+    Raises:
+        InputError: A passage's id belongs to another document already.
+    """
+    row_of: dict[str, int] = {}
+    json_of: dict[str, str] = {}
+    for document, metadata in documents:
+        cursor = connection.execute(
+            "INSERT INTO documents (id, text, metadata) VALUES (?, ?, ?)",
+            (document.id, document.text, metadata),
+        )
+        row_of[document.id] = cursor.lastrowid or 0
+        json_of[document.id] = metadata
+    stored = np.ascontiguousarray(vectors, dtype=_LITTLE_ENDIAN)
+    for row, (passage, metadata), vector in zip(rows.tolist(), passages, stored, strict=True):
+        own = None if metadata == json_of[passage.document_id] else metadata
+        span = (passage.start, passage.end)
+        try:
+            connection.execute(
+                "INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?)",
+                (row, passage.id, row_of[passage.document_id], *span, own),
+            )
+        except sqlite3.IntegrityError as error:
+            raise InputError(
+                f"passages: the id {shorten(passage.id)} belongs to another document.",
+                field="passages",
+                value=passage.id,
+            ) from error
+        connection.execute("INSERT INTO vectors VALUES (?, ?)", (row, vector.tobytes()))
+
+
+def record_write(connection: sqlite3.Connection, oldest: int) -> Stamp:
+    """Number this transaction, and forget the writes before number ``oldest``."""
+    cursor = connection.execute("INSERT INTO writes (stamp) VALUES (random())")
+    sequence = cursor.lastrowid or 0
+    oldest = max(oldest, sequence - _MAX_WRITES)
+    connection.execute("DELETE FROM writes WHERE sequence < ?", (oldest,))
+    return latest_write(connection)
+
+
+def latest_write(connection: sqlite3.Connection) -> Stamp:
+    """Return the stamp of the state that ``connection`` sees."""
+    row = connection.execute("SELECT sequence, stamp FROM writes ORDER BY 1 DESC LIMIT 1")
+    return Stamp(*row.fetchone())
+
+
+def knows_write(connection: sqlite3.Connection, stamp: Stamp) -> bool:
+    """Tell whether ``stamp`` is a past (or the present) state of this very file."""
+    row = connection.execute("SELECT stamp FROM writes WHERE sequence = ?", (stamp.sequence,))
+    return bool(row.fetchone() == (stamp.value,))
+
+
+def fetch(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, Passage]:
+    """Return those of the passages that are there, by row."""
+    found = [record for chunk in _chunks(rows) for record in _in(connection, _PASSAGES, chunk)]
+    # one read a document, however many of its passages were found; cut here, not by SQL's
+    # substr, which stops at a NUL character
+    texts: dict[int, str] = {}
+    for chunk in _chunks(list({record[5] for record in found})):
+        texts.update(_in(connection, "SELECT row, text FROM documents WHERE row IN ({})", chunk))
+    return {
+        row: Passage(passage, document, texts[at][start:end], start, end, json.loads(metadata))
+        for row, passage, document, start, end, at, metadata in found
+    }
+
+
+def fetch_documents(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Document]:
+    """Return those of the documents that are there, by id."""
+    return {
+        one: Document(one, text, json.loads(metadata))
+        for chunk in _chunks(ids)
+        for one, text, metadata in _in(connection, _DOCUMENTS, chunk)
+    }
+
+
+def count(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Count (documents, passages); reads a whole index of each table."""
+    documents = connection.execute("SELECT count(*) FROM documents").fetchone()[0]
+    return documents, connection.execute("SELECT count(*) FROM passages").fetchone()[0]
+
+
+def last_row(connection: sqlite3.Connection) -> int:
+    """Return the highest row that a passage ever had, deleted ones included."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'passages'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def passage_rows(connection: sqlite3.Connection) -> Rows:
+    """Return every passage's row, in no particular order."""
+    cursor = connection.execute("SELECT row FROM passages")
+    return np.fromiter((row for (row,) in cursor), dtype=np.int64)
+
+
+def vector_blocks(
+    connection: sqlite3.Connection, dims: int, rows: Rows | None = None
+) -> Iterator[tuple[Rows, Floats]]:
+    """Yield (rows, vectors) of the given rows, or of all, in blocks."""
+    if rows is None:
+        cursor = connection.execute("SELECT passage, vector FROM vectors ORDER BY passage")
+        while block := cursor.fetchmany(_BLOCK):
+            yield _unpack(block, dims)
+    else:
+        for chunk in _chunks(rows.tolist()):
+            yield _unpack(_in(connection, _VECTORS, chunk).fetchall(), dims)
+
+
+_DOCUMENT_ROWS = "SELECT row FROM documents WHERE id IN ({})"
+_PASSAGE_ROWS = "SELECT row FROM passages WHERE document IN ({})"
+_DOCUMENTS = "SELECT id, text, metadata FROM documents WHERE id IN ({})"
+_VECTORS = "SELECT passage, vector FROM vectors WHERE passage IN ({}) ORDER BY passage"
+_PASSAGES = (
+    "SELECT p.row, p.id, d.id, p.start_char, p.end_char, d.row, coalesce(p.metadata, d.metadata) "
+    "FROM passages AS p JOIN documents AS d ON d.row = p.document WHERE p.row IN ({})"
+)
+
+
+def _unpack(block: Sequence[tuple[int, bytes]], dims: int) -> tuple[Rows, Floats]:
+    for row, vector in block:
+        if len(vector) != dims * 4:
+            raise StorageError(
+                f"Passage row {row} has a vector of {len(vector)} bytes, not {dims * 4}: "
+                "the index is corrupt."
+            )
+    joined = np.frombuffer(b"".join(vector for _, vector in block), dtype=_LITTLE_ENDIAN)
+    rows = np.array([row for row, _ in block], dtype=np.int64)
+    return rows, joined.reshape(len(block), dims).astype(np.float32, copy=False)
+
+
+def _in(
+    connection: sqlite3.Connection, statement: str, values: Sequence[int] | Sequence[str]
+) -> sqlite3.Cursor:
+    return connection.execute(statement.format(", ".join("?" * len(values))), values)
+
+
+def _chunks(values: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(values), _CHUNK):
+        yield values[start : start + _CHUNK]

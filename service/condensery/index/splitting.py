@@ -1,0 +1,96 @@
+"""Cut a long text into passages of bounded length, at the ends of sentences where it can."""
+
+import re
+from collections.abc import Sequence
+
+Span = tuple[int, int]
+
+# A full stop may be followed by closing quotes or brackets; CJK stops need no space after them.
+_SENTENCE_END = re.compile(r"(?:[.!?…][\"'”’»)\]]*\s+|[。！？]\s*)$")
+_PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*$")
+_LOOK_BACK = 64
+
+
+def split(text: str, offsets: Sequence[Span], size: int, overlap: int) -> list[Span]:
+    """Return the character spans of the passages of ``text``.
+
+    A passage ends at the last paragraph break in its last third, else at the last sentence end
+    there, else between the last two words that fit, else anywhere. Nothing is lost: each character that is not
+    white space lies in a span, those that the tokenizer dropped too.
+
+    Args:
+        text: The text that was tokenised.
+        offsets: Each token's (start, end) in characters, in order; empty ones are skipped.
+        size: Most tokens of a passage, at least 1.
+        overlap: Tokens that a passage repeats of the one before it (fewer, where that would start
+            it inside a word); under ``size``.
+
+    Returns:
+        Spans in order, (0, 0) alone for a text without characters other than white space.
+
+    Raises:
+        ValueError: ``size`` or ``overlap`` out of range.
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1 token, not {size}")
+    if not 0 <= overlap < size:
+        raise ValueError(f"overlap must be from 0 to size - 1 = {size - 1} tokens, not {overlap}")
+    tokens = [(start, end) for start, end in offsets if end > start]
+    if not text.strip():
+        return [(0, 0)]
+    spans: list[Span] = []
+    first = stop = 0
+    while True:
+        stop = _stop(text, tokens, first, stop, size)
+        start = tokens[first][0] if spans else 0
+        # up to the next token, so that characters no token covers go with the passage before them
+        end = max(tokens[stop - 1][1], tokens[stop][0]) if stop < len(tokens) else len(text)
+        if text[start:end].strip():
+            spans.append(_trim(text, start, end))
+        if stop >= len(tokens):
+            return spans
+        first = _restart(text, tokens, first, stop, overlap)
+
+
+def _stop(text: str, tokens: Sequence[Span], first: int, after: int, size: int) -> int:
+    """Return the token before which the passage that starts at token ``first`` ends.
+
+    It comes after ``after``, where the passage before ended, so that none holds another whole.
+    """
+    last = first + size
+    if last >= len(tokens):
+        return len(tokens)
+    last_third = first + size - size // 3
+    sentence = word = None
+    for stop in range(last, max(first, after), -1):
+        if stop >= last_third:
+            before = text[max(0, tokens[stop][0] - _LOOK_BACK) : tokens[stop][0]]
+            if _PARAGRAPH_END.search(before):
+                return stop
+            if sentence is None and _SENTENCE_END.search(before):
+                sentence = stop
+        elif sentence or word:
+            break
+        if word is None and _between_words(text, tokens, stop):
+            word = stop
+    return sentence or word or last
+
+
+def _restart(text: str, tokens: Sequence[Span], first: int, stop: int, overlap: int) -> int:
+    """Return the token that the next passage starts at: a word's first one if there is one."""
+    earliest = max(stop - overlap, first + 1)
+    for start in range(earliest, stop):
+        if _between_words(text, tokens, start):
+            return start
+    return stop
+
+
+def _between_words(text: str, tokens: Sequence[Span], at: int) -> bool:
+    start = tokens[at][0]
+    # byte-level tokenizers give the white space before a word to the word's first token
+    return start >= tokens[at - 1][1] and (text[start - 1].isspace() or text[start].isspace())
+
+
+def _trim(text: str, start: int, end: int) -> Span:
+    piece = text[start:end]
+    return start + len(piece) - len(piece.lstrip()), end - (len(piece) - len(piece.rstrip()))

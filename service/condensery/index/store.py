@@ -1,0 +1,264 @@
+"""The indexes of a data directory, by name.
+
+``<data-dir>/indexes/<name>/`` holds an index's SQLite file and its FAISS cache. A file for each
+index, not one for all: writers of different indexes do not wait for each other, a corrupt file
+takes one index down, a drop frees its disk space, and a snapshot of one is a copy of one file.
+"""
+
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from condensery.errors import EmptyInput, IndexExists, IndexNotFound, InputError, StorageError
+from condensery.index import checks, index
+from condensery.index.database import Settings, storage_errors
+from condensery.index.index import Index
+from condensery.index.lock import DataDirLock
+from condensery.metrics import Metrics
+from condensery.values import Document, Floats, Hit, IndexInfo, Passage
+
+# named here, since within the class `list` is the method
+Hits = list[Hit]
+Documents = list[Document]
+
+_log = logging.getLogger(__name__)
+
+
+class IndexStore:
+    """Every index of a data directory, open. Calls block on disk; any thread may make them.
+
+    An index that can't be opened does not keep the others from serving: calls that name it raise
+    a StorageError which says why, and ``broken`` lists it.
+
+    Args:
+        data_dir: Made if it is not there.
+        metrics: Gets ``condensery_index_passages``, for each index from the start.
+        lock: The directory's lock, if the caller holds it already (and will release it);
+            otherwise the store takes it, and releases it on ``close``.
+        cache_every: Changed passages after which an index's FAISS cache file is written.
+
+    Raises:
+        DataDirTaken: Another server holds the directory, or it can't be used.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        metrics: Metrics | None = None,
+        lock: DataDirLock | None = None,
+        cache_every: int = 10_000,
+    ) -> None:
+        self._own_lock = DataDirLock(data_dir) if lock is None else None
+        self._root = data_dir / "indexes"
+        self._metrics = metrics
+        self._cache_every = cache_every
+        self._changing = threading.Lock()  # over creating, dropping and closing
+        self._indexes: dict[str, Index] = {}
+        self._broken: dict[str, str] = {}
+        try:
+            with storage_errors(self._root):
+                self._root.mkdir(exist_ok=True)
+                self._open_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def create(
+        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+    ) -> IndexInfo:
+        """Create an index, synced on return; the same settings again return it as it is.
+
+        Args:
+            name: 1 to 64 of a-z, 0-9, '.', '_', '-', starting with a letter or digit.
+            encoder: Name of the model whose vectors it takes.
+            fingerprint: Of that model.
+            dims: Features of a vector.
+            metric: ``ip`` (inner product) or ``l2`` (minus squared distance).
+            kind: ``flat`` (exact) or ``hnsw`` (approximate).
+
+        Raises:
+            InputError: A malformed name or setting.
+            IndexExists: The name is taken, with other settings.
+        """
+        checks.check_name(name)
+        checks.check_settings(encoder, fingerprint, dims, metric, kind)
+        settings = Settings(encoder, fingerprint, dims, metric, kind)
+        with self._changing:
+            if name in self._indexes or name in self._broken:
+                return self._existing(name, settings)
+            self._indexes[name] = self._make(name, settings)
+        self._measure(name)
+        return self.info(name)
+
+    def info(self, name: str) -> IndexInfo:
+        """Return what the index is and holds."""
+        return self._index(name).info
+
+    def list(self) -> list[IndexInfo]:
+        """Return every index that can be used, by name."""
+        return [one.info for _, one in sorted(self._indexes.copy().items())]
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Why each index that could not be opened can't be used, by name."""
+        return dict(self._broken)
+
+    def drop(self, name: str) -> None:
+        """Delete the index and its files, also one that is broken. Synced on return."""
+        checks.check_name(name)
+        with self._changing, storage_errors(self._root / name):
+            if name not in self._broken:
+                self._index(name)
+            # a rename, since it works on a full disk too
+            trash = self._root / f".dropped-{secrets.token_hex(8)}"
+            (self._root / name).rename(trash)
+            _sync_directory(self._root)
+            dropped = self._indexes.pop(name, None)
+            self._broken.pop(name, None)
+            if dropped is not None:
+                dropped.close(keep_cache=False)
+                if self._metrics is not None:
+                    self._metrics.index_passages.remove(name, dropped.settings.encoder)
+            shutil.rmtree(trash, ignore_errors=True)  # leftovers go at the next start
+
+    def upsert(
+        self,
+        name: str,
+        documents: Sequence[Document],
+        passages: Sequence[Passage],
+        vectors: Floats,
+        *,
+        fingerprint: str,
+    ) -> None:
+        """Write documents with their passages and vectors; see ``Index.upsert``."""
+        self._index(name).upsert(documents, passages, vectors, fingerprint=fingerprint)
+        self._measure(name)
+
+    def delete(self, name: str, ids: Sequence[str]) -> int:
+        """Delete documents by id; returns how many were there. Synced on return."""
+        found = self._index(name)
+        if not ids:
+            raise EmptyInput("ids: the list is empty.", field="ids")
+        gone = found.delete(ids)
+        self._measure(name)
+        return gone
+
+    def query(
+        self, name: str, vector: Floats, *, top_k: int, fingerprint: str | None = None
+    ) -> Hits:
+        """Return the nearest passages, best first; see ``Index.query``."""
+        return self._index(name).query(vector, top_k=top_k, fingerprint=fingerprint)
+
+    def count(self, name: str) -> tuple[int, int]:
+        """Return (documents, passages)."""
+        info = self.info(name)
+        return info.documents, info.passages
+
+    def get(self, name: str, ids: Sequence[str]) -> Documents:
+        """Return the documents found, in the order asked."""
+        return self._index(name).get(ids)
+
+    def close(self) -> None:
+        """Save the caches, close the files and let the directory go."""
+        with self._changing:
+            for one in self._indexes.values():
+                one.close()
+            self._indexes.clear()
+        if self._own_lock is not None:
+            self._own_lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _index(self, name: str) -> Index:
+        found = self._indexes.get(name)
+        if found is not None:
+            return found
+        checks.check_name(name)
+        if name in self._broken:
+            raise StorageError(
+                f"Index {name!r} can't be used: {self._broken[name]}", field="index", value=name
+            )
+        there = ", ".join(sorted(self._indexes.copy())) or "none yet"
+        raise IndexNotFound(
+            f"There is no index {name!r}; there are: {there}.", field="index", value=name
+        )
+
+    def _existing(self, name: str, settings: Settings) -> IndexInfo:
+        found = self._index(name)
+        differ = [
+            f"{one.name} is {getattr(found.settings, one.name)!r}, "
+            f"not {getattr(settings, one.name)!r}"
+            for one in fields(Settings)
+            if getattr(found.settings, one.name) != getattr(settings, one.name)
+        ]
+        if differ:
+            raise IndexExists(
+                f"Index {name!r} exists with other settings: {'; '.join(differ)}.",
+                field="index",
+                value=name,
+            )
+        return found.info
+
+    def _make(self, name: str, settings: Settings) -> Index:
+        """Make the index aside and rename it into place, so that none is ever there by half."""
+        target = self._root / name
+        with storage_errors(target):
+            aside = Path(tempfile.mkdtemp(prefix=".new-", dir=self._root))
+            try:
+                index.create(aside, settings)
+                _sync_directory(aside)
+                aside.rename(target)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+            _sync_directory(self._root)
+            return Index(name, target, cache_every=self._cache_every)
+
+    def _open_all(self) -> None:
+        for path in sorted(self._root.iterdir()):
+            if path.name.startswith((".new-", ".dropped-")):  # a crash left it
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            if not path.is_dir():
+                continue
+            try:
+                checks.check_name(path.name)
+                self._indexes[path.name] = Index(path.name, path, cache_every=self._cache_every)
+            except (InputError, StorageError) as error:
+                self._broken[path.name] = error.message
+                _log.error("index_broken", extra={"index": path.name, "reason": error.message})
+            else:
+                self._measure(path.name)
+
+    def _measure(self, name: str) -> None:
+        found = self._indexes.get(name)
+        if self._metrics is not None and found is not None:
+            info = found.info
+            self._metrics.index_passages.labels(name, info.encoder).set(info.passages)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the names in a directory last."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,209 @@
+"""The FAISS cache of an index's vectors: fast to search, safe to lose."""
+
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from condensery.index.passages import Rows, Stamp
+from condensery.values import Floats
+
+FORMAT = 1
+_HEADER_BYTES = 4096
+METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
+
+# HNSW, Malkov & Yashunin, arXiv:1603.09320: links a node, and the breadth of the search when
+# building and when asking.
+HNSW_LINKS = 32
+HNSW_BUILD_BREADTH = 128
+HNSW_SEARCH_BREADTH = 64
+# Share of tombstones past which the cache is compacted, and the number under which it never is.
+MAX_DEAD_SHARE = 0.2
+MIN_DEAD = 1000
+
+
+class CacheUnusable(Exception):
+    """A cache file can't serve; the message says why. Never leaves the index layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """First line of a cache file, as JSON. ``checksum`` is the CRC-32 of what follows it."""
+
+    format: int
+    faiss: str
+    kind: str
+    metric: str
+    dims: int
+    sequence: int
+    stamp: int
+    size: int
+    checksum: int
+
+
+class VectorCache:
+    """Vectors under row ids. The caller keeps changes away from searches (``SharedLock``).
+
+    Removed rows become tombstones that searches pass over: FAISS can't take a node out of an
+    HNSW graph, and takes one out of a flat index by moving all that follow.
+    """
+
+    def __init__(self, kind: str, metric: str, dims: int, index: Any = None) -> None:
+        self.kind = kind
+        self.metric = metric
+        self.dims = dims
+        self._index = faiss.IndexIDMap(_base(kind, metric, dims)) if index is None else index
+        self._dead: set[int] = set()
+        self._alive_only: Any = None  # the FAISS selector, made when tombstones come
+
+    @property
+    def live(self) -> int:
+        """Rows that a search can return."""
+        return int(self._index.ntotal) - len(self._dead)
+
+    @property
+    def needs_compaction(self) -> bool:
+        """Whether tombstones make up so much of the cache that searches suffer."""
+        dead = len(self._dead)
+        return dead >= MIN_DEAD and dead > MAX_DEAD_SHARE * self._index.ntotal
+
+    def rows(self) -> Rows:
+        """Return every row, tombstones included, in the order they were added."""
+        ids: Rows = faiss.vector_to_array(self._index.id_map)
+        return ids
+
+    def add(self, rows: Rows, vectors: Floats) -> None:
+        """Add vectors (rows, dims) under new row ids."""
+        _one_thread()
+        self._index.add_with_ids(np.ascontiguousarray(vectors), rows)
+
+    def discard(self, rows: Iterable[int]) -> None:
+        """Make tombstones of rows that are there."""
+        self._dead.update(rows)
+        dead = np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
+        self._alive_only = faiss.IDSelectorNot(faiss.IDSelectorBatch(dead)) if len(dead) else None
+
+    def compact(self) -> None:
+        """Take the tombstones out of a flat cache; an HNSW one has to be built anew."""
+        if self.kind == "flat" and self._dead:
+            dead = np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
+            self._index.remove_ids(faiss.IDSelectorBatch(dead))
+            self._dead.clear()
+            self._alive_only = None
+
+    def search(self, vector: Floats, k: int) -> tuple[list[int], list[float]]:
+        """Return the ``k`` nearest rows (fewer if there are fewer), best first, and their scores.
+
+        Args:
+            vector: The query, (dims,), float32.
+            k: How many rows.
+
+        Returns:
+            Rows, and scores where more is nearer: inner products, or minus squared distances.
+        """
+        _one_thread()
+        k = min(k, self.live)
+        if k == 0:
+            return [], []
+        scores, rows = self._index.search(vector[None, :], k, params=self._parameters(k))
+        found = rows[0] >= 0
+        if self.kind == "hnsw" and found.sum() < k:
+            # tombstones around the query can hide the living from a greedy walk
+            return self._scan(vector, k)
+        return rows[0][found].tolist(), self._signed(scores[0][found])
+
+    def save(self, path: Path, stamp: Stamp) -> None:
+        """Write the cache aside and rename it into place. Not synced: the file may be lost."""
+        payload: NDArray[np.uint8] = faiss.serialize_index(self._index)
+        header = Header(
+            format=FORMAT,
+            faiss=faiss.__version__,
+            kind=self.kind,
+            metric=self.metric,
+            dims=self.dims,
+            sequence=stamp.sequence,
+            stamp=stamp.value,
+            size=payload.nbytes,
+            checksum=zlib.crc32(payload.data),
+        )
+        aside = path.with_suffix(".new")
+        try:
+            with aside.open("wb") as file:
+                file.write(json.dumps(asdict(header)).encode() + b"\n")
+                file.write(payload.data)
+            aside.replace(path)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: Path, kind: str, metric: str, dims: int) -> tuple["VectorCache", Stamp]:
+        """Read a cache file, and the stamp of the state it holds.
+
+        Raises:
+            CacheUnusable: It is missing, damaged, or of another index or format.
+        """
+        try:
+            with path.open("rb") as file:
+                header = Header(**json.loads(file.readline(_HEADER_BYTES)))
+                body = file.read()
+        except FileNotFoundError as error:
+            raise CacheUnusable("missing") from error
+        except OSError as error:
+            raise CacheUnusable(f"unreadable: {error.strerror}") from error
+        except (ValueError, TypeError) as error:
+            raise CacheUnusable("no header") from error
+        if (header.format, header.kind, header.metric, header.dims) != (FORMAT, kind, metric, dims):
+            raise CacheUnusable("of another format or another index")
+        # before FAISS sees it: a damaged size makes it ask for any amount of memory
+        if header.size != len(body) or header.checksum != zlib.crc32(body):
+            raise CacheUnusable("damaged")
+        try:
+            index = faiss.deserialize_index(np.frombuffer(body, dtype=np.uint8))
+        except RuntimeError as error:
+            raise CacheUnusable(f"refused by FAISS {faiss.__version__}") from error
+        if not isinstance(index, faiss.IndexIDMap) or index.d != dims:
+            raise CacheUnusable("not what its header says")
+        return cls(kind, metric, dims, index), Stamp(header.sequence, header.stamp)
+
+    def _parameters(self, k: int) -> Any:
+        # a new object each time: FAISS writes into it during the search
+        if self.kind == "hnsw":
+            breadth = max(HNSW_SEARCH_BREADTH, 2 * k)
+            return faiss.SearchParametersHNSW(sel=self._alive_only, efSearch=breadth)
+        return faiss.SearchParameters(sel=self._alive_only)
+
+    def _scan(self, vector: Floats, k: int) -> tuple[list[int], list[float]]:
+        """Search an HNSW cache's vectors one by one: exact."""
+        storage = faiss.downcast_index(faiss.downcast_index(self._index.index).storage)
+        rows = self.rows()
+        dead = np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
+        alive = faiss.IDSelectorBatch(np.flatnonzero(~np.isin(rows, dead)))
+        scores, places = storage.search(
+            vector[None, :], k, params=faiss.SearchParameters(sel=alive)
+        )
+        return rows[places[0]].tolist(), self._signed(scores[0])
+
+    def _signed(self, scores: Floats) -> list[float]:
+        values: list[float] = (scores if self.metric == "ip" else -scores).tolist()
+        return values
+
+
+def _base(kind: str, metric: str, dims: int) -> Any:
+    if kind == "flat":
+        return faiss.IndexFlat(dims, METRICS[metric])
+    graph = faiss.IndexHNSWFlat(dims, HNSW_LINKS, METRICS[metric])
+    graph.hnsw.efConstruction = HNSW_BUILD_BREADTH
+    return graph
+
+
+def _one_thread() -> None:
+    # OpenMP keeps this setting for each thread that calls, so that a worker thread must ask too;
+    # more threads would fight torch's for the cores
+    faiss.omp_set_num_threads(1)
