@@ -22,10 +22,14 @@ class Encoder(Protocol):
     """Texts to vectors, batched with whoever else asks."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> ModelInfo:
+        """What runs."""
+        ...
 
     @property
-    def prompts(self) -> Mapping[str, str]: ...
+    def prompts(self) -> Mapping[str, str]:
+        """The model's prompts by name."""
+        ...
 
     async def embed(
         self,
@@ -52,7 +56,9 @@ class Scorer(Protocol):
     """(query, passage) pairs to relevance scores."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> ModelInfo:
+        """What runs."""
+        ...
 
     async def score(self, query: str, passages: Sequence[str], *, truncate: bool = True) -> Scored:
         """Score each passage for ``query``; order kept."""
@@ -85,7 +91,9 @@ class Reader(Protocol):
     """An OSCAR pair: compresses passages for a question, then answers from the vectors."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> ModelInfo:
+        """What runs."""
+        ...
 
     async def compress(self, question: str, passages: Sequence[str]) -> list[CompressedPassage]:
         """Compress and score each passage in one forward pass; order and count kept."""
@@ -140,6 +148,11 @@ class Pool(Protocol):
         ...
 
 
+# named here, since within the class `list` is the method
+Hits = list[Hit]
+Documents = list[Document]
+
+
 class Indexes(Protocol):
     """The indexes of a data directory. Calls block on disk: jobs run them in a thread."""
 
@@ -149,11 +162,17 @@ class Indexes(Protocol):
         """Create an index; the same settings again return it as it is (IndexExists else)."""
         ...
 
-    def info(self, name: str) -> IndexInfo: ...
+    def info(self, name: str) -> IndexInfo:
+        """Return what the index is and holds."""
+        ...
 
-    def list(self) -> list[IndexInfo]: ...
+    def list(self) -> list[IndexInfo]:
+        """Return every index."""
+        ...
 
-    def drop(self, name: str) -> None: ...
+    def drop(self, name: str) -> None:
+        """Delete the index with all it holds."""
+        ...
 
     def upsert(
         self,
@@ -177,7 +196,7 @@ class Indexes(Protocol):
 
     def query(
         self, name: str, vector: Floats, *, top_k: int, fingerprint: str | None = None
-    ) -> list[Hit]:
+    ) -> Hits:
         """Return the nearest passages, best first."""
         ...
 
@@ -185,7 +204,7 @@ class Indexes(Protocol):
         """Return (documents, passages)."""
         ...
 
-    def get(self, name: str, ids: Sequence[str]) -> list[Document]:
+    def get(self, name: str, ids: Sequence[str]) -> Documents:
         """Return the documents found, in the order asked."""
         ...
 

@@ -1,0 +1,74 @@
+"""One count and one duration for each request, the same for both doors."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from condensery.errors import CondenseryError, ModelNotFound
+from condensery.jobs.services import Services
+from condensery.metrics import Task
+
+Protocol = Literal["rest", "grpc"]
+
+# The label of requests for models that do not serve: their names are the callers', and endless.
+UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class Request:
+    """A request being counted. The door may name the model once it knows it."""
+
+    model: str
+
+
+@contextmanager
+def account(
+    services: Services, model: str | None, task: Task, protocol: Protocol
+) -> Iterator[Request]:
+    """Count the block as one request: ``ok``, or the class of the error that leaves it.
+
+    Args:
+        services: The running parts.
+        model: As the request names it; None is the default of the task's kind.
+        task: What the request is for.
+        protocol: The door.
+
+    Yields:
+        The request; set ``model`` on it where the block learns another (an index's encoder).
+    """
+    request = Request(label(services, model, task))
+    started = time.perf_counter()
+    code = "ok"
+    try:
+        yield request
+    except CondenseryError as error:
+        code = type(error).__name__
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        code = "Cancelled"
+        raise
+    except BaseException:
+        code = "InternalError"
+        raise
+    finally:
+        metrics = services.metrics
+        metrics.requests.labels(request.model, task, protocol, code).inc()
+        metrics.request_seconds.labels(request.model, task, protocol).observe(
+            time.perf_counter() - started
+        )
+
+
+def label(services: Services, model: str | None, task: Task) -> str:
+    """Return the running model's name, or ``unknown``."""
+    pool = services.pool
+    try:
+        if task == "answer":
+            return pool.reader(model).info.name
+        if task == "rerank":
+            return pool.scorer(model).info.name
+        return pool.encoder(model).info.name
+    except ModelNotFound:
+        return UNKNOWN
