@@ -57,6 +57,11 @@ class Reading:
         """The texts that the generator reads, best first."""
         return [self.found[place].text for place in self.kept]
 
+    @property
+    def in_context(self) -> list[CompressedPassage]:
+        """The compressed passages that the generator reads, best first; none if it reads text."""
+        return [self.compressed[place] for place in self.kept] if self.compressed else []
+
 
 async def answer(
     services: Services,
@@ -244,8 +249,8 @@ async def _read(
     reading.compress_ms = compress_ms
     metrics, name = services.metrics, reader.info.name
     metrics.stage_seconds.labels(name, "compress").observe(compress_ms / 1000)
-    metrics.compressed_docs.labels(name).inc(len(compressed))
-    metrics.context_tokens_in.labels(name).inc(sum(one.tokens_in for one in compressed))
+    metrics.compressed_docs.labels(name).inc(len(reading.in_context))
+    metrics.context_tokens_in.labels(name).inc(sum(one.tokens_in for one in reading.in_context))
     metrics.context_vectors_out.labels(name).inc(_vectors(reading))
     return reading
 
@@ -262,7 +267,7 @@ def _generate(
 def _block(
     reader: Reader, question: str, reading: Reading, mode: CompressionMode, completion: int
 ) -> Compression:
-    """Say what compression did: passages and tokens it read, vectors that the generator got."""
+    """Say what compression did to the passages in context; FLOPs count every passage read."""
     cost = reader.cost(
         question,
         reading.compressed,
@@ -271,11 +276,16 @@ def _block(
         completion_tokens=completion,
     )
     reason = None if reading.found else "no passages were found"
+    if cost.question_tokens > cost.question_limit:
+        reason = (
+            f"the question has {cost.question_tokens} tokens; its first {cost.question_limit} "
+            "were read"
+        )
     return Compression(
         mode=mode,
         status="off" if mode == "off" or not reading.found else "applied",
-        docs=len(reading.compressed),
-        tokens_in=sum(one.tokens_in for one in reading.compressed),
+        docs=len(reading.in_context),
+        tokens_in=sum(one.tokens_in for one in reading.in_context),
         vectors_out=_vectors(reading),
         flops_plain=cost.flops_plain,
         flops_used=cost.flops_used,
@@ -285,9 +295,7 @@ def _block(
 
 
 def _vectors(reading: Reading) -> int:
-    if not reading.compressed:
-        return 0
-    return sum(len(reading.compressed[place].memory) for place in reading.kept)
+    return sum(len(one.memory) for one in reading.in_context)
 
 
 def _cite(reading: Reading) -> tuple[Citation, ...]:

@@ -83,8 +83,11 @@ class ReadingCost:
 
     prompt_tokens: int
     context_vectors: int
+    context_tokens: int
     flops_used: int
     flops_plain: int
+    question_tokens: int
+    question_limit: int
 
 
 class Reader(Protocol):

@@ -50,7 +50,7 @@ class Generator(nn.Module):
         vocabulary, hidden = words.shape
         self.shape = shape
         self.backbone = LlamaModel(llama_config(shape, hidden))
-        self.backbone.embed_tokens = nn.Identity()  # inputs are embeddings already
+        del self.backbone.embed_tokens  # inputs are embeddings already
         self.register_buffer("words", words, persistent=False)
         self.separator = nn.Parameter(torch.randn(hidden))
         self.output = nn.Linear(hidden, hidden, bias=False)
@@ -64,4 +64,5 @@ class Generator(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Score every word piece after the given states, (..., hidden) to (..., vocabulary)."""
-        return self.output(hidden) * self.output_scale @ self.words.T + self.output_bias
+        scores: Tensor = self.output(hidden) * self.output_scale @ self.words.T
+        return scores + self.output_bias

@@ -5,7 +5,7 @@ import json
 import lzma
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ class QaData:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a plain, .gz or .xz text file."""
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    with opener(path, "rt", encoding="utf-8") as file:
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    with openers.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
         yield from file
 
 
@@ -106,12 +106,8 @@ def load_qa(rows: Iterable[dict[str, Any]], tokenizer: Tokenizer) -> QaData:
     return QaData(examples, passages, group)
 
 
-def crop(
-    length: int, start: int, end: int, most: int, rng: random.Random, *, least: int = 32
-) -> tuple[int, int]:
-    """Choose a random window of at most ``most`` tokens round ``start:end``."""
-    size = min(length, max(end - start, rng.randint(least, most)))
-    lowest = max(0, end - size)
-    highest = min(start, length - size)
-    first = rng.randint(min(lowest, highest), max(lowest, highest))
+def crop(length: int, start: int, end: int, size: int, rng: random.Random) -> tuple[int, int]:
+    """Choose a random window of ``size`` tokens (all if there are fewer) round ``start:end``."""
+    size = min(length, max(end - start, size))
+    first = rng.randint(max(0, end - size), min(start, length - size))
     return first, first + size

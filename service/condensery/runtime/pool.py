@@ -1,0 +1,158 @@
+"""The running models by name."""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from condensery.errors import CondenseryError, ModelNotFound, shorten
+from condensery.runtime.device import Workers
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.reader import Reader
+from condensery.store.store import ModelStore
+from condensery.values import ModelInfo
+
+if TYPE_CHECKING:
+    from condensery.metrics import Metrics
+
+Model = TypeVar("Model", Encoder, Reader)
+
+DEFAULT_ENCODER = "minilm-l6"
+DEFAULT_PAIR = "oscar-mini"
+
+
+class RunningModels:
+    """Encoders and pairs that serve, and the stored models that were refused.
+
+    Args:
+        encoders: By name.
+        readers: Pairs, by name.
+        refused: Reason why a stored model does not serve, by name.
+        workers: What the models run on; closed with them.
+        threads: Where texts are tokenised; closed with them.
+    """
+
+    def __init__(
+        self,
+        encoders: Mapping[str, Encoder],
+        readers: Mapping[str, Reader],
+        refused: Mapping[str, str],
+        workers: Workers,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        self._encoders = dict(encoders)
+        self._readers = dict(readers)
+        self._refused = dict(refused)
+        self._workers = workers
+        self._threads = threads
+
+    @classmethod
+    def load(
+        cls,
+        store: ModelStore,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        workers: int | None = None,
+        metrics: "Metrics | None" = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> "RunningModels":
+        """Load every stored model that is whole; one that is not is refused, the rest serve.
+
+        Args:
+            store: Where the models are.
+            device: Where to run them.
+            dtype: What to compute in.
+            workers: Threads for forward passes; None is one a core on a CPU.
+            metrics: Where to count.
+            say: Called with a line of progress for each model.
+        """
+        team = Workers(workers, device)
+        threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        encoders: dict[str, Encoder] = {}
+        readers: dict[str, Reader] = {}
+        refused: dict[str, str] = {}
+        for name in store.names():
+            started = time.perf_counter()
+            try:
+                stored = store.open(name)
+                if stored.manifest.kind == "encoder":
+                    encoders[name] = Encoder.load(
+                        stored, team, dtype=dtype, metrics=metrics, threads=threads
+                    )
+                elif stored.manifest.kind == "oscar-pair":
+                    readers[name] = Reader.load(
+                        *(stored, store.open_base(stored), team),
+                        dtype=dtype,
+                        threads=threads,
+                        metrics=metrics,
+                    )
+                else:
+                    refused[name] = f"kind {stored.manifest.kind!r} is not served yet"
+            except CondenseryError as error:
+                refused[name] = error.message
+            if name in refused:
+                say(f"{name}: refused: {refused[name]}")
+            else:
+                say(f"{name}: loaded in {time.perf_counter() - started:.1f} s")
+            if metrics is not None:
+                metrics.prepare_model(name)
+                metrics.model_loaded.labels(name).set(name not in refused)
+        return cls(encoders, readers, refused, team, threads)
+
+    async def warm_up(self) -> None:
+        """Run every model once."""
+        for model in self._all():
+            await model.warm_up()
+
+    def encoder(self, name: str | None = None) -> Encoder:
+        """Return the encoder; None is the default one. Raises ModelNotFound."""
+        return self._find(self._encoders, name, DEFAULT_ENCODER, "encoder")
+
+    def scorer(self, name: str | None = None) -> Reader:
+        """Return what reranks: a pair, by its rerank head. Raises ModelNotFound."""
+        return self._find(self._readers, name, DEFAULT_PAIR, "reranker")
+
+    def reader(self, name: str | None = None) -> Reader:
+        """Return the OSCAR pair; None is the default one. Raises ModelNotFound."""
+        return self._find(self._readers, name, DEFAULT_PAIR, "oscar-pair")
+
+    def models(self) -> list[ModelInfo]:
+        """List what serves, defaults first."""
+        defaults = (DEFAULT_ENCODER, DEFAULT_PAIR)
+        infos = [model.info for model in self._all()]
+        return sorted(infos, key=lambda info: (info.name not in defaults, info.name))
+
+    def refused(self) -> Mapping[str, str]:
+        """Name each stored model that was refused at load, with the reason."""
+        return self._refused
+
+    def close(self) -> None:
+        """Refuse new work, finish what runs."""
+        for model in self._all():
+            model.close()
+        self._workers.close()
+        self._threads.shutdown()
+
+    def _all(self) -> list[Encoder | Reader]:
+        return [*self._encoders.values(), *self._readers.values()]
+
+    def _find(
+        self, serving: Mapping[str, Model], name: str | None, default: str, kind: str
+    ) -> Model:
+        wanted = name or (default if default in serving else next(iter(serving), default))
+        if wanted in serving:
+            return serving[wanted]
+        if wanted in self._refused:
+            reason = f"was refused: {self._refused[wanted]}"
+        elif wanted in {info.name for info in self.models()}:
+            reason = f"is no {kind}"
+        else:
+            reason = "does not exist"
+        raise ModelNotFound(
+            f"model {shorten(wanted)} {reason}; {kind}s that serve: {sorted(serving)}",
+            field="model",
+            value=wanted,
+        )
