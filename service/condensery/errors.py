@@ -28,6 +28,7 @@ CondenseryError
 Errors know no transport: each transport has one table, and a test that no error is left out.
 """
 
+import re
 from typing import Any
 
 
@@ -152,3 +153,8 @@ def shorten(value: object, limit: int = 80) -> str:
     """Return ``repr(value)`` cut to ``limit`` characters, for use in a message."""
     text = repr(value[:limit] if isinstance(value, (str, bytes, list, tuple)) else value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def code_of(kind: type[CondenseryError]) -> str:
+    """Return a class's code on the wire: ``model_not_found`` for ModelNotFound."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()

@@ -1,1 +1,219 @@
-"""The bodies of REST requests and replies."""
+"""The bodies of REST requests and replies.
+
+TEI's, Cohere's, Jina's and Infinity's clients send fields of their own: those bodies ignore what
+they don't know. Ours refuse it, so that a misspelt option is not silently without effect.
+Types are strict: "5" is not 5, and 1 is not true.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue
+
+from condensery.errors import InputError, TokenIdsRefused, shorten
+
+TOKEN_IDS_HINT = (
+    "token ids are not accepted, since another model's ids would give wrong vectors without a "
+    "sign of it: send text. With LangChain's OpenAIEmbeddings set "
+    "`check_embedding_ctx_length=False`."
+)
+
+
+def one_or_many(value: Any, field: str) -> Any:
+    """Make a list of one text; refuse token ids by name.
+
+    Raises:
+        TokenIdsRefused: ``[1, 2]`` or ``[[1, 2], ...]``.
+    """
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        for place, item in enumerate(value):
+            if isinstance(item, str):
+                continue
+            if _are_token_ids(item):
+                # [1, 2] is one text's ids, [[1, 2]] those of several.
+                where = field if isinstance(item, int) else f"{field}[{place}]"
+                ids = value if isinstance(item, int) else item
+                raise TokenIdsRefused(
+                    f"{where}: {shorten(ids)}: {TOKEN_IDS_HINT}", field=where, value=ids
+                )
+        return value
+    raise InputError(
+        f"{field}: {shorten(value)} is neither a string nor a list of strings.",
+        field=field,
+        value=value,
+    )
+
+
+def _are_token_ids(item: Any) -> bool:
+    if isinstance(item, list):
+        return bool(item) and all(type(one) is int for one in item)
+    return type(item) is int
+
+
+def _as_document(value: Any) -> Any:
+    return {"text": value} if isinstance(value, str) else value
+
+
+class Lenient(BaseModel):
+    """A body of a family that others defined."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class Ours(BaseModel):
+    """A body of our own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class OpenAIEmbedRequest(Lenient):
+    """``POST /v1/embeddings``."""
+
+    input: Annotated[list[str], BeforeValidator(lambda value: one_or_many(value, "input"))] = Field(
+        description="A string, or a list of strings.", examples=["What is a near twin?"]
+    )
+    model: str | None = Field(default=None, description="An encoder; by default the default one.")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(
+        default=None, ge=1, description="Refused unless it is what the model gives."
+    )
+    user: str | None = None
+    prompt_name: str | None = Field(default=None, description="One of the model's prompts.")
+    normalize: bool | None = Field(default=None, description="null: as the model declares.")
+    truncate: bool = Field(default=True, description="false: too long a text is an error.")
+
+
+class TeiEmbedRequest(Lenient):
+    """``POST /embed``."""
+
+    inputs: Annotated[list[str], BeforeValidator(lambda value: one_or_many(value, "inputs"))] = (
+        Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
+    )
+    normalize: bool | None = True
+    truncate: bool | None = None
+    prompt_name: str | None = None
+    dimensions: int | None = Field(default=None, ge=1)
+    model: str | None = None
+
+
+class TeiRerankRequest(Lenient):
+    """``POST /rerank`` with ``texts``."""
+
+    query: str
+    texts: list[str]
+    truncate: bool | None = None
+    raw_scores: bool = False
+    return_text: bool = False
+    model: str | None = None
+
+
+class RerankDocument(Lenient):
+    """A passage to rank, as Cohere and Jina wrap it."""
+
+    text: str
+
+
+class RerankRequest(Lenient):
+    """``POST /v1/rerank``, and ``/rerank`` with ``documents``."""
+
+    query: str
+    documents: list[Annotated[RerankDocument, BeforeValidator(_as_document)]] = Field(
+        description='Strings, or objects `{"text"}`.'
+    )
+    model: str | None = None
+    top_n: int | None = Field(default=None, ge=1)
+    return_documents: bool | None = None
+    raw_scores: bool = False
+    truncate: bool = True
+
+
+class CreateIndexRequest(Ours):
+    """``PUT /v1/indexes/{name}``."""
+
+    encoder: str | None = Field(default=None, description="By default the default encoder.")
+    metric: str = Field(default="ip", description="`ip` (inner product) or `l2`.")
+    kind: str = Field(default="flat", description="`flat` (exact) or `hnsw`.")
+    dims: int | None = Field(default=None, description="Refused unless it is the encoder's.")
+
+
+class NewDocument(Ours):
+    """A document to index."""
+
+    id: str
+    text: str = ""
+    vector: list[float] | None = Field(
+        default=None, description="Of the whole text; else the text is split and embedded."
+    )
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class UpsertRequest(Ours):
+    """``POST /v1/indexes/{name}/documents``."""
+
+    documents: list[NewDocument]
+    fingerprint: str | None = Field(
+        default=None, description="Of the encoder that made the vectors, if vectors are given."
+    )
+
+
+class IdsRequest(Ours):
+    """``POST /v1/indexes/{name}/documents/get`` and ``.../delete``."""
+
+    ids: list[str]
+
+
+class CountRequest(Ours):
+    """``POST /v1/indexes/{name}/documents/count``; the body may be left out."""
+
+
+class QueryRequest(Ours):
+    """``POST /v1/indexes/{name}/query``: a text, or a vector with its encoder's fingerprint."""
+
+    query: str | None = None
+    vector: list[float] | None = None
+    fingerprint: str | None = None
+    top_k: int = 10
+
+
+class AnswerDocument(Ours):
+    """A passage to read for an answer; ``id`` is by default its place."""
+
+    id: str | None = None
+    text: str
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class AnswerIndex(Ours):
+    """Where to find the passages."""
+
+    name: str
+    top_k: int = Field(default=20, description="Passages to retrieve, and to compress.")
+
+
+class AnswerRerank(Ours):
+    """How many of the passages, the most relevant, the answer is generated from."""
+
+    top_n: int | None = 5
+
+
+class AnswerCompression(Ours):
+    """Whether passages are compressed."""
+
+    mode: Literal["auto", "required", "off"] = "auto"
+
+
+class AnswerRequest(Ours):
+    """``POST /v1/rag/answer``: a question with ``documents``, or with an ``index``."""
+
+    query: str
+    documents: list[Annotated[AnswerDocument, BeforeValidator(_as_document)]] | None = Field(
+        default=None, description="Strings, or objects `{id, text, metadata}`."
+    )
+    index: AnswerIndex | None = None
+    rerank: AnswerRerank = Field(default_factory=AnswerRerank)
+    compression: AnswerCompression = Field(default_factory=AnswerCompression)
+    model: str | None = Field(default=None, description="A pair; by default the default one.")
+    max_tokens: int = 64
+    temperature: FiniteFloat = Field(default=0.0, ge=0, le=0, description="Greedy: only 0.")
+    stream: bool = False
