@@ -50,8 +50,13 @@ def load_pair(
         pair.load_own_state(load_state(stored))
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
-    pair = pair.to(device=device, dtype=dtype).eval()
+    return make_ready(pair.to(device=device, dtype=dtype).eval())
+
+
+def make_ready(pair: OscarPair) -> OscarPair:
+    """Replace a pair's parts by those that infer fast, on packed input; it can't train then."""
     pair.compressor.backbone.set_attn_implementation(PACKED)
     fuse_layers(pair.compressor.backbone)
+    pair.generator.backbone.set_attn_implementation("sdpa")
     prepack_linears(pair)
     return pair

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,29 +99,56 @@ class Reader:
         Raises:
             CorruptModel: The files don't make a pair.
         """
-        pair = load_pair(stored, base, device=workers.device, dtype=dtype)
-        config = pair.compressor.backbone.config
         manifest = stored.manifest
-        info = ModelInfo(
+        return cls.of(
+            load_pair(stored, base, device=workers.device, dtype=dtype),
+            stored.path,
+            workers,
             name=manifest.name,
-            kind=manifest.kind,
-            method=manifest.method,
+            threads=threads,
             fingerprint=manifest.fingerprint,
-            dims=None,
-            max_tokens=manifest.max_tokens,
-            dtype=str(dtype).removeprefix("torch."),
-            device=str(workers.device),
             licence=manifest.licence,
             created=manifest.created,
+            metrics=metrics,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        pair: OscarPair,
+        directory: Path,
+        workers: Workers,
+        *,
+        name: str,
+        threads: ThreadPoolExecutor,
+        fingerprint: str = "",
+        licence: str = "",
+        created: int = 0,
+        metrics: "Metrics | None" = None,
+    ) -> "Reader":
+        """Run networks that are ready for packed inference; ``directory`` has the tokenizer."""
+        config = pair.compressor.backbone.config
+        shape = pair.shape
+        info = ModelInfo(
+            name=name,
+            kind="oscar-pair",
+            method="oscar",
+            fingerprint=fingerprint,
+            dims=None,
+            max_tokens=shape.query_tokens + shape.passage_tokens + 3,
+            dtype=str(pair.generator.words.dtype).removeprefix("torch."),
+            device=str(workers.device),
+            licence=licence,
+            created=created,
         )
         cost = PairCost.of(
-            pair.shape,
+            shape,
             hidden_size=config.hidden_size,
             mlp_size=config.intermediate_size,
             layers=config.num_hidden_layers,
             vocabulary=config.vocab_size,
         )
-        tokenizer = PieceTokenizer(stored.path, manifest.max_tokens, threads)
+        tokenizer = PieceTokenizer(directory, info.max_tokens, threads)
         return cls(pair, tokenizer, workers, info=info, cost=cost, metrics=metrics)
 
     async def score(self, query: str, passages: Sequence[str], *, truncate: bool = True) -> Scored:

@@ -1,109 +1,104 @@
-"""How well a pair answers, on questions whose passages it has not seen."""
+"""How well a pair answers: asked through the running pair, as the service would."""
 
+import asyncio
+import copy
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+import torch
 
-from condensery.methods.oscar.data import Ids
-from condensery.methods.oscar.reading import Reading, read
 from condensery.methods.oscar.scoring import exact, f1
 from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_packing import Specials
-from condensery.runtime.detokenizing import detokenize
+from condensery.runtime.device import Workers
+from condensery.runtime.pair import make_ready
+from condensery.runtime.reader import Reader
 
-PORTION = 32  # questions read at a time
+ANSWER_TOKENS = 24
+AT_ONCE = 16  # questions asked side by side
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """EM and F1 of each question, and the answers."""
+    """Per question: EM, F1, the answer, and which passage the rerank head put first (-1: none)."""
 
     em: list[float]
     f1: list[float]
     answers: list[str]
+    first: list[int]
+
+    def means(self) -> dict[str, float]:
+        """Return EM and F1 in percent."""
+        return {"em": 100 * fmean(self.em), "f1": 100 * fmean(self.f1)}
 
 
-class Reader:
-    """Reads questions over texts with the networks, for evaluation."""
-
-    def __init__(self, pair: OscarPair, tokenizer: Tokenizer) -> None:
-        self._pair, self._tokenizer = pair, tokenizer
-        self._specials = Specials.of(tokenizer)
-        self._cache: dict[str, Ids] = {}
-
-    def ids(self, text: str) -> Ids:
-        """Tokenise, remembering passages."""
-        if text not in self._cache:
-            found = self._tokenizer.encode(text, add_special_tokens=False).ids
-            self._cache[text] = np.array(found, dtype=np.int32)
-        return self._cache[text]
-
-    def read(
-        self,
-        questions: Sequence[str],
-        passages: Sequence[Sequence[str]],
-        *,
-        keep: int | None = None,
-        plain: bool = False,
-    ) -> list[Reading]:
-        """Answer each question from its passages."""
-        readings: list[Reading] = []
-        for i in range(0, len(questions), PORTION):
-            readings += read(
-                self._pair,
-                self._specials,
-                [self.ids(q) for q in questions[i : i + PORTION]],
-                [[self.ids(p) for p in ps] for ps in passages[i : i + PORTION]],
-                keep=keep,
-                plain=plain,
-            )
-        return readings
-
-    def text(self, reading: Reading) -> str:
-        """Return the answer as text."""
-        return detokenize([self._tokenizer.id_to_token(i) or "" for i in reading.answer])
-
-    def score(
-        self,
-        rows: Sequence[dict[str, Any]],
-        passages: Sequence[Sequence[str]],
-        *,
-        keep: int | None = None,
-        plain: bool = False,
-    ) -> Scores:
-        """Score the answers to ``rows`` read from ``passages``."""
-        found = self.read([row["question"] for row in rows], passages, keep=keep, plain=plain)
-        answers = [self.text(reading) for reading in found]
-        pairs = list(zip(answers, rows, strict=True))
-        return Scores(
-            [exact(a, row["answers"]) for a, row in pairs],
-            [f1(a, row["answers"]) for a, row in pairs],
-            answers,
-        )
+async def answer(
+    reader: Reader, question: str, passages: Sequence[str], *, keep: int | None, plain: bool
+) -> tuple[str, int]:
+    """Answer a question; returns the text and the place of the best scored passage (-1: none)."""
+    if plain:
+        stream = reader.generate_plain(question, passages, max_tokens=ANSWER_TOKENS)
+        return "".join([token.text async for token in stream]), -1
+    found = await reader.compress(question, passages) if passages else []
+    order = sorted(range(len(found)), key=lambda place: -found[place].relevance)
+    memory = [found[place].memory for place in order[:keep]]
+    stream = reader.generate(question, memory, max_tokens=ANSWER_TOKENS)
+    return "".join([token.text async for token in stream]), order[0] if order else -1
 
 
-def beside(
-    rows: Sequence[dict[str, Any]], count: int, rng: random.Random
-) -> list[tuple[list[str], int]]:
-    """Put each question's passage among ``count - 1`` others of its article (then of others).
+async def score(
+    reader: Reader,
+    rows: Sequence[Row],
+    passages: Sequence[Sequence[str]],
+    *,
+    keep: int | None = None,
+    plain: bool = False,
+) -> Scores:
+    """Answer every row's question from its passages and score against its gold answers.
+
+    Args:
+        reader: The running pair.
+        rows: Questions {question, answers}.
+        passages: For each question.
+        keep: How many of the best passages the generator reads; None for all.
+        plain: Let it read their tokens instead of memory vectors.
+    """
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(row: Row, texts: Sequence[str]) -> tuple[str, int]:
+        async with room:
+            return await answer(reader, row["question"], texts, keep=keep, plain=plain)
+
+    found = await asyncio.gather(*map(one, rows, passages))
+    return Scores(
+        [exact(text, row["answers"]) for (text, _), row in zip(found, rows, strict=True)],
+        [f1(text, row["answers"]) for (text, _), row in zip(found, rows, strict=True)],
+        [text for text, _ in found],
+        [first for _, first in found],
+    )
+
+
+def beside(rows: Sequence[Row], count: int, rng: random.Random) -> list[tuple[list[str], int]]:
+    """Put each question's passage among ``count - 1`` others, of its own article if there are.
 
     Returns:
         For each row its passages in random order, and where the gold one stands.
     """
     by_title: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        if row["context"] not in by_title[row["title"]]:
-            by_title[row["title"]].append(row["context"])
+    for context, title in {row["context"]: row["title"] for row in rows}.items():
+        by_title[title].append(context)
     everything = sorted({row["context"] for row in rows})
     placed = []
     for row in rows:
-        near = [c for c in by_title[row["title"]] if c != row["context"]]
+        near = [context for context in by_title[row["title"]] if context != row["context"]]
         others = rng.sample(near, min(len(near), count - 1))
         while len(others) < count - 1:
             pick = rng.choice(everything)
@@ -114,27 +109,85 @@ def beside(
     return placed
 
 
+def of_others(rows: Sequence[Row], count: int, rng: random.Random) -> list[list[str]]:
+    """Give each question ``count`` passages of other articles, none holding an answer of it."""
+    everything = sorted({(row["context"], row["title"]) for row in rows})
+    chosen = []
+    for row in rows:
+        golds = [gold.lower() for gold in row["answers"]]
+        passages: list[str] = []
+        while len(passages) < count:
+            context, title = rng.choice(everything)
+            lower = context.lower()
+            if title != row["title"] and not any(gold in lower for gold in golds):
+                passages.append(context)
+        chosen.append(passages)
+    return chosen
+
+
+def replaced(rows: Sequence[Row], rng: random.Random) -> list[Row]:
+    """Swap each answer, throughout its passage, for another question's answer of its sort.
+
+    A reader that follows the passage gives the new answer; one that remembers, or looks at the
+    question alone, does not. Questions whose answer can't be swapped are left out.
+    """
+    by_sort: dict[tuple[bool, bool, int], list[str]] = defaultdict(list)
+    for row in rows:
+        by_sort[sort_of(row["answers"][0])].append(row["answers"][0])
+    swapped = []
+    for row in rows:
+        old = row["answers"][0]
+        new = [
+            text
+            for text in by_sort[sort_of(old)]
+            if text.lower() not in row["context"].lower() and old.lower() not in text.lower()
+        ]
+        if new and old.lower() not in row["question"].lower():
+            pick = rng.choice(new)
+            context = row["context"].replace(old, pick)
+            swapped.append({**row, "context": context, "answers": [pick], "old": row["answers"]})
+    return swapped
+
+
+def sort_of(text: str) -> tuple[bool, bool, int]:
+    """Tell numbers from names from other words, by how many words there are."""
+    return any(c.isdigit() for c in text), text[:1].isupper(), min(4, len(text.split()))
+
+
+def running(pair: OscarPair, directory: Path, workers: Workers) -> Reader:
+    """Run a copy of networks in training; ``directory`` holds their tokenizer."""
+    served = make_ready(copy.deepcopy(pair).eval())
+    threads = ThreadPoolExecutor(1)
+    return Reader.of(served, directory, workers, name="in-training", threads=threads)
+
+
 def validate(
-    pair: OscarPair, tokenizer: Tokenizer, rows: Sequence[dict[str, Any]], *, limit: int
+    pair: OscarPair, directory: Path, rows: Sequence[Row], *, limit: int
 ) -> dict[str, object]:
-    """Answer ``limit`` validation questions from their gold passage, plain, and among five."""
+    """Answer ``limit`` validation questions: gold passage compressed and plain, and among five."""
     rng = random.Random(0)
     rows = rng.sample(list(rows), min(limit, len(rows)))
-    reader = Reader(pair, tokenizer)
-    gold = reader.score(rows, [[row["context"]] for row in rows])
-    plain = reader.score(rows, [[row["context"]] for row in rows], plain=True)
+    workers = Workers(max(1, torch.get_num_threads()))
+    reader = running(pair, directory, workers)
     placed = beside(rows, 5, rng)
-    among = reader.score(rows, [passages for passages, _ in placed])
-    found = reader.read([row["question"] for row in rows], [passages for passages, _ in placed])
-    first = [float(np.argmax(r.relevance) == at) for r, (_, at) in zip(found, placed, strict=True)]
-    return {
-        "gold_em": fmean(gold.em),
-        "gold_f1": fmean(gold.f1),
-        "plain_f1": fmean(plain.f1),
-        "among5_f1": fmean(among.f1),
-        "rerank_first": fmean(first),
-        "samples": [
-            f"{r['question']} -> {a} [{r['answers'][0]}]"
-            for r, a in zip(rows[:4], gold.answers, strict=False)
-        ],
-    }
+
+    async def ask() -> dict[str, object]:
+        alone = [[row["context"]] for row in rows]
+        gold = await score(reader, rows, alone)
+        plain = await score(reader, rows, alone, plain=True)
+        five = await score(reader, rows, [passages for passages, _ in placed])
+        first = [float(a == b) for a, (_, b) in zip(five.first, placed, strict=True)]
+        pairs = zip(rows[:4], gold.answers, strict=False)
+        return {
+            "gold": gold.means(),
+            "plain": plain.means(),
+            "among_five": five.means(),
+            "gold_first": float(np.mean(first)),
+            "samples": [f"{r['question']} -> {a} [{r['answers'][0]}]" for r, a in pairs],
+        }
+
+    try:
+        return asyncio.run(ask())
+    finally:
+        reader.close()
+        workers.close()
