@@ -1,5 +1,6 @@
 """A trained pair into the model store: int8 weights, tokenizer, card."""
 
+import argparse
 import json
 import shutil
 import tempfile
@@ -8,8 +9,10 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from condensery.methods.oscar.card import card, quality
 from condensery.methods.oscar.checkpoint import NAME
 from condensery.networks.oscar_shape import OscarShape
+from condensery.store.importing import import_minilm
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore
 from condensery.store.weights import save_state
@@ -24,7 +27,14 @@ DATA = (
 )
 
 
-def publish(run: Path, base: StoredModel, store: ModelStore, *, name: str) -> StoredModel:
+def publish(
+    run: Path,
+    base: StoredModel,
+    store: ModelStore,
+    *,
+    name: str,
+    report: dict[str, Any] | None = None,
+) -> StoredModel:
     """Publish the checkpoint of a training run.
 
     Matrices become int8 with a scale a row; the word embeddings stay with ``base``.
@@ -34,6 +44,7 @@ def publish(run: Path, base: StoredModel, store: ModelStore, *, name: str) -> St
         base: The encoder that the compressor started from.
         store: Its own root receives the pair.
         name: What the pair is called.
+        report: Its measured report, for the card and the manifest.
     """
     state = json.loads((run / NAME / "state.json").read_text())
     shape = OscarShape.from_dict(state["shape"])
@@ -47,6 +58,12 @@ def publish(run: Path, base: StoredModel, store: ModelStore, *, name: str) -> St
         shutil.copy(base.path / "config.json", files)
         (files / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n")
         shutil.copy(run / "data.json", files)
+        parameters = sum(tensor.numel() for tensor in tensors.values())
+        if report is not None:
+            (files / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+            counts = json.loads((run / "data.json").read_text())
+            text = card(name, report, command=command(recipe), data=DATA, counts=counts)
+            (files / "card.md").write_text(text)
         manifest = Manifest(
             name=name,
             kind="oscar-pair",
@@ -59,7 +76,8 @@ def publish(run: Path, base: StoredModel, store: ModelStore, *, name: str) -> St
             provenance=Provenance(
                 command=command(recipe), data=DATA, seed=recipe["seed"], source=base.name
             ),
-            cost={"parameters": sum(t.numel() for t in tensors.values())},
+            quality=quality(report) if report is not None else {},
+            cost={"parameters": parameters},
         )
         return store.publish(files, manifest)
 
@@ -70,3 +88,22 @@ def command(recipe: dict[str, Any]) -> str:
         f"--{key.replace('_', '-')} {value}" for key, value in recipe.items() if key != "steps_done"
     )
     return f"condensery train oscar --base MINILM --data DATA --out RUN {flags}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run ``condensery publish oscar``."""
+    parser = argparse.ArgumentParser(prog="condensery publish oscar", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="the training run's folder")
+    parser.add_argument("--name", required=True, help="what the pair is called")
+    parser.add_argument("--store", type=Path, required=True, help="root to publish into")
+    parser.add_argument("--base-store", type=Path, help="root of minilm-l6 (default: --store)")
+    parser.add_argument("--report", type=Path, help="JSON of condensery eval oscar")
+    args = parser.parse_args(argv)
+    base = import_minilm(ModelStore(None, args.base_store or args.store))
+    report = json.loads(args.report.read_text()) if args.report else None
+    store = ModelStore(base.root, args.store)
+    publish(args.run, base, store, name=args.name, report=report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,10 @@
-"""A pair's measured report on SQuAD's dev set, and the card made from it."""
+"""A pair's measured report on SQuAD's dev set, what its card says (``card``)."""
 
 import argparse
 import asyncio
 import json
 import random
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
     text = json.dumps(report, indent=1, ensure_ascii=False)
     if args.out:
         args.out.write_text(text + "\n")
-    print(text)
+    sys.stdout.write(text + "\n")
 
 
 if __name__ == "__main__":
