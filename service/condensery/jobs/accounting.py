@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from condensery.errors import CondenseryError, ModelNotFound
+from condensery.errors import CondenseryError
 from condensery.jobs.services import Services
 from condensery.metrics import Task
 
@@ -26,7 +26,12 @@ class Request:
 
 @contextmanager
 def account(
-    services: Services, model: str | None, task: Task, protocol: Protocol
+    services: Services,
+    model: str | None,
+    task: Task,
+    protocol: Protocol,
+    *,
+    index: str | None = None,
 ) -> Iterator[Request]:
     """Count the block as one request: ``ok``, or the class of the error that leaves it.
 
@@ -35,11 +40,12 @@ def account(
         model: As the request names it; None is the default of the task's kind.
         task: What the request is for.
         protocol: The door.
+        index: The index that it is about, for task ``index``: its encoder is the model.
 
     Yields:
-        The request; set ``model`` on it where the block learns another (an index's encoder).
+        The request; set ``model`` on it where the block learns another.
     """
-    request = Request(label(services, model, task))
+    request = Request(label(services, model, task, index))
     started = time.perf_counter()
     code = "ok"
     try:
@@ -61,14 +67,16 @@ def account(
         )
 
 
-def label(services: Services, model: str | None, task: Task) -> str:
+def label(services: Services, model: str | None, task: Task, index: str | None = None) -> str:
     """Return the running model's name, or ``unknown``."""
     pool = services.pool
     try:
+        if index is not None:
+            model = services.indexes.info(index).encoder
         if task == "answer":
             return pool.reader(model).info.name
         if task == "rerank":
             return pool.scorer(model).info.name
         return pool.encoder(model).info.name
-    except ModelNotFound:
+    except CondenseryError:  # the job itself will say so
         return UNKNOWN

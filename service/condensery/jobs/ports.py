@@ -157,7 +157,11 @@ Documents = list[Document]
 
 
 class Indexes(Protocol):
-    """The indexes of a data directory. Calls block on disk: jobs run them in a thread."""
+    """The indexes of a data directory.
+
+    Calls block on disk, but for ``info`` and ``list``, which answer from memory: jobs run the
+    others in a thread.
+    """
 
     def create(
         self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str

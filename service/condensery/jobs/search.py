@@ -71,12 +71,12 @@ async def create_index(
 
 async def list_indexes(services: Services) -> list[IndexInfo]:
     """List every index."""
-    return await asyncio.to_thread(services.indexes.list)
+    return services.indexes.list()
 
 
 async def index_info(services: Services, name: str) -> IndexInfo:
     """Return what the index is and holds."""
-    return await asyncio.to_thread(services.indexes.info, name)
+    return services.indexes.info(name)
 
 
 async def drop_index(services: Services, name: str) -> None:
@@ -107,7 +107,7 @@ async def upsert(
         InputError: Malformed documents or vectors; nothing is written.
         StorageFull, StorageReadOnly: The disk refused; nothing is written.
     """
-    info = await index_info(services, name)
+    info = services.indexes.info(name)
     check_count(documents, "documents", services.limits.max_items)
     for place, document in enumerate(documents):
         _check_document(document, f"documents[{place}]", services.limits)
@@ -131,7 +131,7 @@ async def upsert(
 
 async def delete(services: Services, name: str, ids: Sequence[str]) -> int:
     """Delete documents by id; returns how many were there. Synced on return."""
-    info = await index_info(services, name)
+    info = services.indexes.info(name)
     check_count(ids, "ids", services.limits.max_items)
     with services.metrics.stage(info.encoder, "index"):
         return await asyncio.to_thread(services.indexes.delete, name, ids)
@@ -172,7 +172,7 @@ async def query(
         EncoderMismatch: The vector, or the index, is another encoder's.
         InputError: Neither or both of text and vector; a malformed one; ``top_k`` out of range.
     """
-    info = await index_info(services, name)
+    info = services.indexes.info(name)
     check_range(top_k, "top_k", 1, services.limits.max_top_k)
     if (text is None) == (vector is None):
         got = "neither" if text is None else "both"

@@ -1,0 +1,122 @@
+"""Request bodies: JSON, then the schema; what is wrong is named by its path and value."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from condensery.errors import InputError, shorten
+
+# Longer bodies are parsed off the loop: it gets its turn between parsing and validating.
+INLINE_BYTES = 64 * 1024
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read_bytes(receive: Receive) -> bytes:
+    """Read a request's whole body; how long it may be is checked by who hands us ``receive``."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        whole: bytes = message.get("body", b"")
+        return whole
+    chunks: list[bytes] = []
+    while message["type"] == "http.request":
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+        message = await receive()
+    raise ClientDisconnect
+
+
+async def read_body(receive: Receive, schema: type[Body]) -> Body:
+    """Read a request's body as ``schema``.
+
+    Raises:
+        InputError: It is no UTF-8, no JSON, or does not fit.
+    """
+    return await parse(await read_bytes(receive), lambda data: validate(load(data), schema))
+
+
+T = TypeVar("T")
+
+
+async def parse(data: bytes, how: Callable[[bytes], T]) -> T:
+    """Parse here what is short, and in a thread what is long."""
+    if len(data) <= INLINE_BYTES:
+        return how(data)
+    return await asyncio.to_thread(how, data)
+
+
+def load(data: bytes) -> Any:
+    """Parse JSON: UTF-8 without lone surrogates, numbers finite.
+
+    Raises:
+        InputError: It is not that; the message says where.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise _explain(data, error) from error
+
+
+def validate(data: Any, schema: type[Body]) -> Body:
+    """Check parsed JSON against a schema.
+
+    Raises:
+        InputError: A field is missing, of a wrong type or value, or (in our own bodies) unknown.
+    """
+    if not isinstance(data, dict):
+        raise InputError(f"body: {shorten(data)} is not a JSON object.", field="body", value=data)
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise _refuse(first, schema) from error
+
+
+def _explain(data: bytes, error: orjson.JSONDecodeError) -> InputError:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as broken:
+        byte = data[broken.start]
+        return InputError(
+            f"body: the byte 0x{byte:02x} at {broken.start} is not UTF-8.", field="body", value=byte
+        )
+    where = text[error.pos : error.pos + 20]
+    for word in ("NaN", "Infinity", "-Infinity"):
+        if where.startswith(word):
+            return InputError(
+                f"body: {word} at character {error.pos} (line {error.lineno}) is not JSON; numbers "
+                "must be finite.",
+                field="body",
+                value=word,
+            )
+    return InputError(
+        f"body: not JSON at line {error.lineno} column {error.colno}: {error.msg}; "
+        f"there stands {shorten(where)}.",
+        field="body",
+        value=where,
+    )
+
+
+def _refuse(first: Any, schema: type[BaseModel]) -> InputError:
+    field, value = _dotted(first["loc"]), first["input"]
+    if first["type"] == "missing":
+        return InputError(f"{field}: this field is missing.", field=field)
+    if first["type"] == "extra_forbidden":
+        known = f"; known: {', '.join(schema.model_fields)}" if len(first["loc"]) == 1 else ""
+        return InputError(
+            f"{field}: unknown field, with value {shorten(value)}{known}.", field=field, value=value
+        )
+    return InputError(f"{field}: {shorten(value)}: {first['msg']}.", field=field, value=value)
+
+
+def _dotted(path: tuple[int | str, ...]) -> str:
+    dotted = ""
+    for step in path:
+        dotted += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return dotted.removeprefix(".") or "body"

@@ -1,0 +1,168 @@
+"""Indexes: `/v1/indexes/**`."""
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from condensery.api.rest.bodies import load as load_json
+from condensery.api.rest.bodies import read_body, read_bytes, validate
+from condensery.api.rest.doors import reply
+from condensery.errors import InputError
+from condensery.jobs import search
+from condensery.jobs.accounting import account
+from condensery.jobs.services import Services
+from condensery.schemas import (
+    CountRequest,
+    CreateIndexRequest,
+    IdsRequest,
+    NewDocument,
+    QueryRequest,
+    UpsertRequest,
+)
+from condensery.values import Document, Floats
+
+
+async def create(request: Request, services: Services) -> Response:
+    """Create an index; the same settings again return it as it is."""
+    data = await read_bytes(request.receive)
+    body = validate(load_json(data), CreateIndexRequest) if data.strip() else CreateIndexRequest()
+    with account(services, body.encoder, "index", "rest"):
+        info = await search.create_index(
+            services,
+            _name(request),
+            encoder=body.encoder,
+            metric=body.metric,
+            kind=body.kind,
+            dims=body.dims,
+        )
+        return reply(info)
+
+
+async def list_all(request: Request, services: Services) -> Response:
+    """List the indexes and what they hold."""
+    del request
+    with account(services, None, "index", "rest"):
+        return reply({"object": "list", "data": await search.list_indexes(services)})
+
+
+async def info(request: Request, services: Services) -> Response:
+    """Return what an index is and holds."""
+    name = _name(request)
+    with account(services, None, "index", "rest", index=name):
+        return reply(await search.index_info(services, name))
+
+
+async def drop(request: Request, services: Services) -> Response:
+    """Delete an index with all it holds."""
+    name = _name(request)
+    with account(services, None, "index", "rest", index=name):
+        await search.drop_index(services, name)
+        return reply({"name": name, "deleted": True})
+
+
+async def upsert(request: Request, services: Services) -> Response:
+    """Write documents, replacing those of the same ids; synced when this returns."""
+    name = _name(request)
+    body = await read_body(request.receive, UpsertRequest)
+    with account(services, None, "index", "rest", index=name):
+        written = await search.upsert(
+            services,
+            name,
+            [Document(one.id, one.text, one.metadata) for one in body.documents],
+            vectors=_vectors(body.documents),
+            fingerprint=body.fingerprint,
+        )
+        return reply(written)
+
+
+async def get(request: Request, services: Services) -> Response:
+    """Return documents by id, those found."""
+    name = _name(request)
+    body = await read_body(request.receive, IdsRequest)
+    with account(services, None, "index", "rest", index=name):
+        return reply({"documents": await search.get(services, name, body.ids)})
+
+
+async def delete(request: Request, services: Services) -> Response:
+    """Delete documents by id; synced when this returns."""
+    name = _name(request)
+    body = await read_body(request.receive, IdsRequest)
+    with account(services, None, "index", "rest", index=name):
+        return reply({"deleted": await search.delete(services, name, body.ids)})
+
+
+async def count(request: Request, services: Services) -> Response:
+    """Count an index's documents and passages."""
+    name = _name(request)
+    data = await read_bytes(request.receive)
+    if data.strip():
+        validate(load_json(data), CountRequest)
+    with account(services, None, "index", "rest", index=name):
+        documents, passages = await search.count(services, name)
+        return reply({"documents": documents, "passages": passages})
+
+
+async def query(request: Request, services: Services) -> Response:
+    """Find the passages nearest to a text or a vector, the best first."""
+    name = _name(request)
+    body = await read_body(request.receive, QueryRequest)
+    with account(services, None, "index", "rest", index=name):
+        vector = None if body.vector is None else to_floats([body.vector], ["vector"])[0]
+        hits = await search.query(
+            services,
+            name,
+            body.query,
+            vector=vector,
+            fingerprint=body.fingerprint,
+            top_k=body.top_k,
+        )
+        results = [
+            {
+                "id": hit.passage.id,
+                "document_id": hit.passage.document_id,
+                "text": hit.passage.text,
+                "start": hit.passage.start,
+                "end": hit.passage.end,
+                "metadata": hit.passage.metadata,
+                "score": hit.score,
+            }
+            for hit in hits
+        ]
+        return reply({"index": name, "results": results})
+
+
+def to_floats(rows: list[list[float]], names: list[str]) -> Floats:
+    """Return rows of one length as float32, (rows, dims).
+
+    Raises:
+        InputError: They differ in length; the row is named.
+    """
+    for name, row in zip(names, rows, strict=True):
+        if len(row) != len(rows[0]):
+            raise InputError(
+                f"{name}: {len(row)} numbers, but {names[0]} has {len(rows[0])}.",
+                field=name,
+                value=len(row),
+            )
+    with np.errstate(over="ignore"):  # over float32's range is infinite, and refused as that
+        return np.array(rows, np.float32).reshape(len(rows), -1)
+
+
+def _vectors(documents: list[NewDocument]) -> Floats | None:
+    """Return the documents' vectors; None if they have none."""
+    rows = [one.vector for one in documents if one.vector is not None]
+    if not rows:
+        return None
+    if len(rows) < len(documents):
+        place = next(i for i, one in enumerate(documents) if one.vector is None)
+        raise InputError(
+            f"documents[{place}].vector: missing, while other documents have one; give all of them "
+            "vectors, or none.",
+            field=f"documents[{place}].vector",
+        )
+    return to_floats(rows, [f"documents[{place}].vector" for place in range(len(rows))])
+
+
+def _name(request: Request) -> str:
+    name: str = request.path_params["name"]
+    return name

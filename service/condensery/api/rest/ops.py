@@ -1,0 +1,112 @@
+"""What operators and clients ask about the service itself."""
+
+from dataclasses import asdict
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+import condensery
+from condensery.api.rest.doors import reply
+from condensery.errors import ModelNotFound, Unavailable, shorten
+from condensery.jobs.services import Services
+from condensery.values import ModelInfo
+
+
+async def livez(request: Request, services: Services) -> Response:
+    """Say that the event loop turns."""
+    del request, services
+    return reply({"status": "live"})
+
+
+async def readyz(request: Request, services: Services) -> Response:
+    """Say whether requests should come; 503 with the reason if not."""
+    del request
+    health = services.health
+    if not health.ready:
+        raise Unavailable(f"Not ready: {health.reason}.")
+    return reply({"status": "ready"})
+
+
+async def metrics(request: Request, services: Services) -> Response:
+    """Return the metrics, for Prometheus."""
+    del request
+    body = generate_latest(services.metrics.registry)
+    return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def version(request: Request, services: Services) -> Response:
+    """Return the version."""
+    del request, services
+    return reply({"version": condensery.__version__})
+
+
+async def list_models(request: Request, services: Services) -> Response:
+    """List the models that serve, defaults first."""
+    del request
+    return reply({"object": "list", "data": [_model(info) for info in services.pool.models()]})
+
+
+async def show_model(request: Request, services: Services) -> Response:
+    """Return one model."""
+    name = request.path_params["name"]
+    models = services.pool.models()
+    for info in models:
+        if info.name == name:
+            return reply(_model(info))
+    reason = services.pool.refused().get(name)
+    why = f"was refused: {reason}" if reason else "does not exist"
+    raise ModelNotFound(
+        f"model {shorten(name)} {why}; there are: {', '.join(info.name for info in models)}.",
+        field="model",
+        value=name,
+    )
+
+
+async def tei_info(request: Request, services: Services) -> Response:
+    """Describe the default model as TEI does, and beside it all that this service can do."""
+    del request
+    models = services.pool.models()
+    encoders = [info for info in models if info.kind == "encoder"]
+    pairs = [info for info in models if info.kind == "oscar-pair"]
+    default = next(iter([*encoders, *pairs]), None)
+    if default is None:
+        raise Unavailable("No model serves; /v1/models would be empty.")
+    return reply(
+        {
+            "model_id": default.name,
+            "model_sha": default.fingerprint,
+            "model_dtype": default.dtype,
+            "served_model_name": default.name,
+            "model_type": _model_type(default),
+            "max_concurrent_requests": services.limits.max_items,
+            "max_input_length": default.max_tokens,
+            "max_batch_tokens": default.max_tokens * services.limits.max_items,
+            "max_batch_requests": None,
+            "max_client_batch_size": services.limits.max_items,
+            "auto_truncate": True,
+            "tokenization_workers": 2,
+            "version": condensery.__version__,
+            "sha": None,
+            "docker_label": None,
+            "capabilities": {
+                "embed": [info.name for info in encoders],
+                "rerank": [info.name for info in pairs],
+                "answer": [info.name for info in pairs],
+            },
+            "refused": dict(services.pool.refused()),
+        }
+    )
+
+
+def _model(info: ModelInfo) -> dict[str, Any]:
+    fields = asdict(info)
+    return {"id": fields.pop("name"), "object": "model", "owned_by": "condensery", **fields}
+
+
+def _model_type(info: ModelInfo) -> dict[str, Any]:
+    """Return TEI's dict of one key, which its clients take the first of."""
+    if info.kind == "encoder":
+        return {"embedding": {"pooling": info.pooling}}
+    return {"reranker": {"id2label": {"0": "relevance"}, "label2id": {"relevance": 0}}}
