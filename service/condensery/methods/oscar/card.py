@@ -66,22 +66,28 @@ def card(
             "",
             "## How well it answers",
             "",
-            f"{report['questions']} questions of SQuAD v1.1 dev, drawn with seed {report['seed']};"
-            " the stored int8 weights, run by the service's own code. Passages over 128 tokens are",
+            (
+                f"{report['questions']} questions of SQuAD v1.1 dev, drawn with seed {report['seed']};"
+                " the stored int8 weights, run by the service's own code. Passages over 128 tokens are"
+            ),
             "read in windows. EM and F1 in percent, SQuAD's normalisation.",
             "",
             "| the generator is given | EM | F1 |",
             "|---|---|---|",
             *rows,
             "",
-            f"The rerank head puts the right one of the five first for "
-            f"{report['gold_ranked_first_among_five']:.1f}% of the questions.",
+            (
+                f"The rerank head puts the right one of the five first for "
+                f"{report['gold_ranked_first_among_five']:.1f}% of the questions."
+            ),
             "",
             *differences,
             "",
             "Where the answer's string is replaced in the passage (questions answered right):",
-            f"{swapped['follows_em']}% of {swapped['questions']} answers become the new string, "
-            f"{swapped['keeps_old_answer']}% stay the old one.",
+            (
+                f"{swapped['follows_em']}% of {swapped['questions']} answers become the new string, "
+                f"{swapped['keeps_old_answer']}% stay the old one."
+            ),
             "",
             "| question | its answer (among five) | gold |",
             "|---|---|---|",
