@@ -1,0 +1,202 @@
+"""What a stored model says of itself: ``model.json``, and the values that carry it."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    StringConstraints,
+    computed_field,
+    field_validator,
+    model_validator,
+)
+
+from condensery.values import Kind
+
+MANIFEST = "model.json"
+WEIGHTS = ".safetensors"
+# Formats that torch, numpy or joblib unpickle, and code: loading either can run what it holds.
+EXECUTABLE = frozenset(
+    {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz", ".py", ".so"}
+)
+# The fingerprint covers every file but these: a mended card must not orphan an index.
+PROSE = (".md", ".rst")
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+VERSION_PATTERN = r"^[1-9][0-9]{0,8}$"
+
+Method = Literal["none", "effir", "shrp", "llm2comp", "oscar"]
+Pooling = Literal["mean", "cls", "last"]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Fingerprint = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+def path_problem(path: str) -> str | None:
+    """Say why ``path`` can't be a stored model's file, or None if it can."""
+    if path.startswith("/") or "\\" in path or ".." in PurePosixPath(path).parts:
+        return f"{path}: points outside the model's directory"
+    if PurePosixPath(path).as_posix() != path or not path.isprintable() or path == MANIFEST:
+        return f"{path!r}: is not a file name a model may use"
+    if any(part.startswith(".") for part in PurePosixPath(path).parts):
+        return f"{path}: is hidden"
+    if PurePosixPath(path).suffix.lower() in EXECUTABLE:
+        return f"{path}: is a pickle or code, which is never loaded; only {WEIGHTS} weights are"
+    return None
+
+
+def is_prose(path: str) -> bool:
+    """Tell whether ``path`` is for people only, so that it can't change a number."""
+    name = PurePosixPath(path).name
+    return name.lower().endswith(PROSE) or name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))
+
+
+class Provenance(BaseModel):
+    """Where a model came from, so that it can be made again.
+
+    Attributes:
+        command: The command line that made it.
+        data: The data sets it was made from, each with its licence.
+        seed: The seed of that command.
+        source: What it was made or imported from: a package and version, or a directory.
+        notes: What an import decided or ignored, one sentence each.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: str = ""
+    data: tuple[str, ...] = ()
+    seed: int | None = None
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Manifest(BaseModel):
+    """What ``model.json`` holds.
+
+    Attributes:
+        format: Of this file; a reader refuses one it does not know.
+        version: A whole number; publishing under a taken name makes the next one.
+        base: Name of the stored model that this one shares files with (oscar-mini: its word
+            embeddings are minilm-l6's).
+        base_fingerprint: Of that model; filled in by ``publish``.
+        prompts: Text put before an input, by the prompt's name.
+        default_prompt: Name of the prompt used when the caller names none.
+        max_tokens: Longest input, tokens, special ones included.
+        dtype: Of the stored weights (most of their elements).
+        shape: The method's dimensions: dropped layers, widths, experts, memory tokens.
+        files: Relative path to sha256 (hex) of each file but ``model.json``.
+        quality: Measured figures, and what they were measured on.
+        cost: Parameters, bytes, FLOPs.
+        created: Unix seconds; filled in by ``publish``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    name: str = Field(pattern=NAME_PATTERN)
+    version: str = Field(default="1", pattern=VERSION_PATTERN)
+    kind: Kind
+    method: Method = "none"
+    base: str | None = Field(default=None, pattern=NAME_PATTERN)
+    base_fingerprint: Fingerprint | None = None
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    pooling: Pooling | None = None
+    normalize: bool = False
+    max_tokens: int = Field(ge=1)
+    dtype: str = "float32"
+    shape: dict[str, JsonValue] = {}
+    files: dict[str, Sha256] = {}
+    licence: str = "unknown"
+    provenance: Provenance = Provenance()
+    quality: dict[str, JsonValue] = {}
+    cost: dict[str, JsonValue] = {}
+    created: int = Field(default=0, ge=0)
+
+    @field_validator("files")
+    @classmethod
+    def _stay_inside(cls, files: dict[str, str]) -> dict[str, str]:
+        for path in files:
+            if problem := path_problem(path):
+                raise ValueError(problem)
+        return dict(sorted(files.items()))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _agree(cls, data: Any, handler: ModelWrapValidatorHandler["Manifest"]) -> "Manifest":
+        # The computed fingerprint is written too, for people; one that does not match says that
+        # something which changes the numbers was edited by hand.
+        claimed = None
+        if isinstance(data, dict):
+            claimed = data.get("fingerprint")
+            data = {key: value for key, value in data.items() if key != "fingerprint"}
+        manifest = handler(data)
+        if manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts:
+            raise ValueError(f"default_prompt {manifest.default_prompt!r} is not among the prompts")
+        fingerprint = manifest.fingerprint  # raises on NaN
+        if claimed not in (None, fingerprint):
+            raise ValueError(f"fingerprint {claimed} is not that of the content")
+        return manifest
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy does not support decorated properties
+    @property
+    def fingerprint(self) -> str:
+        """``sha256:`` and the hash of all that changes the numbers, and of nothing else."""
+        content = {
+            "recipe": 1,
+            "kind": self.kind,
+            "method": self.method,
+            "shape": self.shape,
+            "pooling": self.pooling,
+            "normalize": self.normalize,
+            "max_tokens": self.max_tokens,
+            "prompts": self.prompts,
+            "default_prompt": self.default_prompt,
+            "base": self.base_fingerprint,
+            "files": {path: sha for path, sha in self.files.items() if not is_prose(path)},
+        }
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A whole model on disk; its files are ``path / name`` for each name in the manifest."""
+
+    manifest: Manifest
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The model's name in the store."""
+        return self.manifest.name
+
+    @property
+    def version(self) -> str:
+        """The model's version, a whole number."""
+        return self.manifest.version
+
+    @property
+    def root(self) -> Path:
+        """The store's root that holds it."""
+        return self.path.parent.parent
+
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """Its weight files, in the order of their names."""
+        return tuple(self.path / name for name in self.manifest.files if name.endswith(WEIGHTS))
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenModel:
+    """A directory in a store that is not a whole model, and the reason, naming the file."""
+
+    name: str
+    path: Path
+    reason: str
