@@ -15,8 +15,8 @@ def split(text: str, offsets: Sequence[Span], size: int, overlap: int) -> list[S
     """Return the character spans of the passages of ``text``.
 
     A passage ends at the last paragraph break in its last third, else at the last sentence end
-    there, else between the last two words that fit, else anywhere. Nothing is lost: each character that is not
-    white space lies in a span, those that the tokenizer dropped too.
+    there, else between the last two words that fit, else anywhere. Nothing is lost: each character
+    that is not white space lies in a span, those that the tokenizer dropped too.
 
     Args:
         text: The text that was tokenised.

@@ -1,0 +1,240 @@
+"""Helpers of the index's tests: made-up documents, brute force, and a watched disk.
+
+``Disk`` puts itself between SQLite and the operating system by wrapping the default VFS's xOpen,
+xWrite and xSync (https://www.sqlite.org/c3ref/io_methods.html). So a test sees each sync where it
+happens, keeps what a power cut would leave, and can let any write or sync fail.
+"""
+
+import _sqlite3
+import ctypes
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from condensery.index.store import IndexStore
+from condensery.values import Document, Floats, Hit, Passage
+
+DIMS = 8
+FINGERPRINT = "sha256:one"
+SETTINGS: dict[str, Any] = {
+    "encoder": "test-encoder",
+    "fingerprint": FINGERPRINT,
+    "dims": DIMS,
+    "metric": "ip",
+    "kind": "flat",
+}
+
+
+def make_vectors(rows: int, seed: int = 0) -> Floats:
+    vectors = np.random.default_rng(seed).standard_normal((rows, DIMS)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@dataclass
+class Batch:
+    """Documents of two passages each, with a vector for each passage."""
+
+    documents: list[Document]
+    passages: list[Passage]
+    vectors: Floats
+
+    def upsert(self, store: IndexStore, name: str = "kb") -> None:
+        store.upsert(name, self.documents, self.passages, self.vectors, fingerprint=FINGERPRINT)
+
+
+def make_batch(ids: Sequence[str], seed: int = 0, tag: str = "") -> Batch:
+    documents, passages = [], []
+    for one in ids:
+        first, second = f"First of {one}{tag}.", f"Second of {one}{tag}."
+        text = f"{first} {second}"
+        documents.append(Document(one, text, {"tag": tag}))
+        spans = ((0, len(first)), (len(first) + 1, len(text)))
+        passages += [
+            Passage(f"{one}#{n}", one, text[start:end], start, end, {"n": n})
+            for n, (start, end) in enumerate(spans)
+        ]
+    return Batch(documents, passages, make_vectors(len(passages), seed))
+
+
+def read_truth(data_dir: Path, name: str = "kb") -> dict[str, Floats]:
+    """Every passage's vector, by id, straight from SQLite."""
+    path = data_dir / "indexes" / name / "index.sqlite3"
+    connection = sqlite3.connect(path)
+    rows = connection.execute("SELECT id, vector FROM passages JOIN vectors ON passage = row")
+    truth = {one: np.frombuffer(vector, dtype=np.float32) for one, vector in rows}
+    connection.close()
+    return truth
+
+
+def search_truth(
+    truth: dict[str, Floats], vector: Floats, k: int, metric: str = "ip"
+) -> list[tuple[str, float]]:
+    """Brute force in numpy over what SQLite holds."""
+    ids = list(truth)
+    if not ids:
+        return []
+    matrix = np.stack([truth[one] for one in ids]).astype(np.float64)
+    scores = matrix @ vector if metric == "ip" else -((matrix - vector) ** 2).sum(axis=1)
+    best = np.argsort(-scores)[:k]
+    return [(ids[at], float(scores[at])) for at in best]
+
+
+def assert_agrees(store: IndexStore, data_dir: Path, name: str = "kb", queries: int = 5) -> None:
+    """FAISS and SQLite hold the same: every passage is found, with brute force's scores."""
+    truth = read_truth(data_dir, name)
+    metric = store.info(name).metric
+    assert store.count(name)[1] == len(truth)
+    for vector in make_vectors(queries, seed=99):
+        # more than there are, so that a vector left behind in FAISS would show as well
+        hits = store.query(name, vector, top_k=len(truth) + 10)
+        assert_equal_hits(hits, search_truth(truth, vector, len(truth) + 10, metric))
+
+
+def assert_equal_hits(hits: Sequence[Hit], expected: Sequence[tuple[str, float]]) -> None:
+    assert [hit.passage.id for hit in hits] == [one for one, _ in expected]
+    np.testing.assert_allclose(
+        [hit.score for hit in hits], [score for _, score in expected], rtol=1e-5, atol=1e-6
+    )
+
+
+def open_store(data_dir: Path, **options: int) -> IndexStore:
+    return IndexStore(data_dir, **options)
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, object]]:
+    return [
+        (record.getMessage(), getattr(record, "reason", None))
+        for record in caplog.records
+        if record.name.startswith("condensery.index")
+    ]
+
+
+class _Vfs(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_int),
+        ("file_size", ctypes.c_int),
+        ("max_path", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("data", ctypes.c_void_p),
+        ("open", ctypes.c_void_p),
+    ]
+
+
+class _Methods(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("close", "read", "write", "truncate", "sync")),
+        ("others", ctypes.c_void_p * 13),
+    ]
+
+
+_OPEN = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+)
+_WRITE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+)
+_SYNC = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+
+Refusal = Callable[[str, Path], int]
+
+
+@dataclass
+class Disk:
+    """What SQLite asks of the disk, for files opened while it watches.
+
+    ``synced`` lists the files synced, in order. ``refuse(operation, path)`` is asked before each
+    "write" and "sync" and returns the SQLite code to fail with, or 0.
+    """
+
+    root: Path
+    mirror: Path
+    synced: list[Path] = field(default_factory=list)
+    refuse: Refusal = lambda operation, path: 0
+
+    def keep_all(self) -> None:
+        """Take everything under ``root`` for synced, from here on."""
+        shutil.rmtree(self.mirror, ignore_errors=True)
+        shutil.copytree(self.root, self.mirror, ignore=shutil.ignore_patterns("*-shm"))
+
+    def after_power_cut(self, to: Path) -> Path:
+        """What is left when nothing that was not synced has reached the disk."""
+        shutil.rmtree(to, ignore_errors=True)
+        return shutil.copytree(self.mirror, to)
+
+    def on_sync(self, path: Path) -> None:
+        self.synced.append(path)
+        if self.mirror.exists() and path.is_relative_to(self.root):
+            kept = self.mirror / path.relative_to(self.root)
+            if kept.parent.exists():
+                shutil.copyfile(path, kept)
+
+    def watch(self) -> Iterator["Disk"]:
+        library = ctypes.CDLL(getattr(_sqlite3, "__file__", None))
+        library.sqlite3_vfs_find.restype = ctypes.POINTER(_Vfs)
+        vfs = library.sqlite3_vfs_find(None).contents
+        original = vfs.open
+        call_original = _OPEN(original)
+        keep: list[object] = []  # what C points at must not be collected
+
+        def wrap(file: int, path: Path) -> None:
+            methods = _Methods.from_address(ctypes.c_void_p.from_address(file).value or 0)
+            real_write, real_sync = _WRITE(methods.write), _SYNC(methods.sync)
+
+            def write(this: int, data: int, amount: int, offset: int) -> int:
+                return self.refuse("write", path) or real_write(this, data, amount, offset)
+
+            def sync(this: int, flags: int) -> int:
+                code = self.refuse("sync", path) or real_sync(this, flags)
+                if code == 0:
+                    self.on_sync(path)
+                return code
+
+            ours = _Methods.from_buffer_copy(methods)
+            callbacks = _WRITE(write), _SYNC(sync)
+            ours.write, ours.sync = (ctypes.cast(one, ctypes.c_void_p) for one in callbacks)
+            keep.extend((ours, *callbacks))
+            ctypes.c_void_p.from_address(file).value = ctypes.addressof(ours)
+
+        def open_file(this: int, name: int, file: int, flags: int, out: int) -> int:
+            code: int = call_original(this, name, file, flags, out)
+            if code == 0 and name:
+                wrap(file, Path(ctypes.string_at(name).decode()))
+            return code
+
+        callback = _OPEN(open_file)
+        vfs.open = ctypes.cast(callback, ctypes.c_void_p).value
+        try:
+            yield self
+        finally:
+            vfs.open = original
+            # files still open go on calling ours: keep them for good
+            _FOREVER.extend((*keep, callback))
+
+
+_FOREVER: list[object] = []
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def disk(data_dir: Path, tmp_path: Path) -> Iterator[Disk]:
+    yield from Disk(data_dir, tmp_path / "mirror").watch()
+
+
+@pytest.fixture
+def store(data_dir: Path) -> Iterator[IndexStore]:
+    """A store with one empty index, kb."""
+    with IndexStore(data_dir) as one:
+        one.create("kb", **SETTINGS)
+        yield one

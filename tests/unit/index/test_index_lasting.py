@@ -1,0 +1,266 @@
+"""What lasts: over closing, a lost cache, a power cut and a kill."""
+
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.index.conftest import (
+    SETTINGS,
+    Disk,
+    assert_agrees,
+    events,
+    make_batch,
+    make_vectors,
+    open_store,
+    read_truth,
+)
+
+from condensery.index.store import IndexStore
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_all_is_there_after_closing_and_opening(data_dir: Path, kind: str) -> None:
+    with open_store(data_dir) as store:
+        store.create("kb", **{**SETTINGS, "kind": kind})
+        make_batch([f"d{n}" for n in range(50)]).upsert(store)
+        store.delete("kb", ["d7"])
+        before = store.query("kb", make_vectors(1, seed=4)[0], top_k=20)
+    with open_store(data_dir) as store:
+        assert store.query("kb", make_vectors(1, seed=4)[0], top_k=20) == before
+        assert store.count("kb") == (49, 98)
+        make_batch(["d7", "more"], seed=8).upsert(store)
+        assert_agrees(store, data_dir)
+
+
+def test_a_good_cache_is_used_without_a_word(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_store(data_dir) as store:
+        store.create("kb", **SETTINGS)
+        make_batch(["a", "b"]).upsert(store)
+    with open_store(data_dir) as store:
+        assert_agrees(store, data_dir)
+    assert events(caplog) == []
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+@pytest.mark.parametrize("harm", ["missing", "damaged", "empty", "directory"])
+def test_a_lost_cache_is_rebuilt_with_a_log_event(
+    data_dir: Path, harm: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_store(data_dir) as store:
+        store.create("kb", **{**SETTINGS, "kind": kind})
+        make_batch([f"d{n}" for n in range(30)]).upsert(store)
+    cache = data_dir / "indexes" / "kb" / "vectors.faiss"
+    data = bytearray(cache.read_bytes())
+    data[-40] ^= 1
+    cache.unlink()
+    if harm == "damaged":
+        cache.write_bytes(data)
+    elif harm == "empty":
+        cache.write_bytes(b"")
+    elif harm == "directory":
+        cache.mkdir()
+    with open_store(data_dir) as store:
+        assert_agrees(store, data_dir)
+    assert [event for event, _ in events(caplog)][:1] == ["index_cache_rebuilt"]
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_a_cache_that_is_behind_is_brought_up_to_date(
+    data_dir: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = data_dir / "indexes" / "kb" / "vectors.faiss"
+    with open_store(data_dir) as store:
+        store.create("kb", **{**SETTINGS, "kind": kind})
+        make_batch([f"d{n}" for n in range(30)]).upsert(store)
+    shutil.copy(cache, tmp_path / "old")
+    with open_store(data_dir) as store:
+        make_batch(["d1", "d2", "x"], seed=6).upsert(store)
+        store.delete("kb", ["d5"])
+        # a crash: the cache on disk stays what it was
+        shutil.copytree(data_dir, tmp_path / "crashed")
+    with open_store(tmp_path / "crashed") as store:
+        assert_agrees(store, tmp_path / "crashed")
+        make_batch(["d5"], seed=7).upsert(store)
+        assert_agrees(store, tmp_path / "crashed")
+    assert [event for event, _ in events(caplog)] == ["index_cache_caught_up"]
+    (record,) = (one for one in caplog.records if one.getMessage() == "index_cache_caught_up")
+    assert {name: getattr(record, name) for name in ("writes", "added", "removed")} == {
+        "writes": 2,
+        "added": 6,
+        "removed": 6,
+    }
+
+
+def test_a_cache_of_another_history_is_not_trusted(
+    data_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # the same sequence numbers and row ids, but other vectors: a copy restored, then written to
+    with open_store(data_dir) as store:
+        store.create("kb", **SETTINGS)
+    database = data_dir / "indexes" / "kb" / "index.sqlite3"
+    shutil.copy(database, tmp_path / "backup")
+    with open_store(data_dir) as store:
+        make_batch(["a", "b"], seed=1).upsert(store)
+    stale = (data_dir / "indexes" / "kb" / "vectors.faiss").read_bytes()
+    shutil.copy(tmp_path / "backup", database)
+    with open_store(data_dir) as store:
+        make_batch(["a", "b"], seed=2).upsert(store)
+    (data_dir / "indexes" / "kb" / "vectors.faiss").write_bytes(stale)
+    caplog.clear()
+    with open_store(data_dir) as store:
+        assert_agrees(store, data_dir)
+    assert events(caplog) == [("index_cache_rebuilt", "of another history of this index")]
+
+
+def test_the_cache_file_is_written_after_enough_changes(data_dir: Path) -> None:
+    cache = data_dir / "indexes" / "kb" / "vectors.faiss"
+    with open_store(data_dir, cache_every=10) as store:
+        store.create("kb", **SETTINGS)
+        make_batch(["a", "b"]).upsert(store)
+        assert not cache.exists()
+        make_batch(["c", "d", "e"], seed=1).upsert(store)
+        assert cache.exists()
+
+
+def test_an_acknowledged_write_was_synced_before_it_returned(
+    disk: Disk, store: IndexStore, data_dir: Path
+) -> None:
+    log = data_dir / "indexes" / "kb" / "index.sqlite3-wal"
+    disk.synced.clear()
+    make_batch(["a"]).upsert(store)
+    assert disk.synced[-1:] == [log]
+    disk.synced.clear()
+    store.delete("kb", ["a"])
+    assert disk.synced[-1:] == [log]
+
+
+def write_and_cut_power(
+    disk: Disk, store: IndexStore, tmp_path: Path, writes: int
+) -> tuple[set[str], set[str]]:
+    """Ids acknowledged as there, and ids there after a power cut."""
+    disk.keep_all()
+    there = set()
+    for n in range(writes):
+        make_batch([f"d{n}", f"e{n}"], seed=n, tag="x" * 2000).upsert(store)
+        there |= {f"d{n}", f"e{n}"}
+        if n % 3 == 2:
+            store.delete("kb", [f"d{n - 1}"])
+            there.discard(f"d{n - 1}")
+    left = disk.after_power_cut(tmp_path / "left")
+    with open_store(left) as survivor:
+        assert_agrees(survivor, left)
+        found = {one.id for one in survivor.get("kb", sorted(there | {f"d{n}" for n in range(99)}))}
+    return there, found
+
+
+# 150 writes of some 20 pages each pass several checkpoints (one every 1,000 pages)
+@pytest.mark.parametrize("writes", [1, 2, 7, 150])
+def test_what_was_acknowledged_survives_a_power_cut(
+    disk: Disk, store: IndexStore, tmp_path: Path, writes: int
+) -> None:
+    there, found = write_and_cut_power(disk, store, tmp_path, writes)
+    assert found == there
+
+
+@pytest.mark.parametrize("mode", ["NORMAL", "OFF"])
+def test_the_power_cut_test_notices_a_writer_that_does_not_sync(
+    disk: Disk, store: IndexStore, tmp_path: Path, mode: str
+) -> None:
+    store._index("kb")._writer.execute(f"PRAGMA synchronous = {mode}")
+    there, found = write_and_cut_power(disk, store, tmp_path, 7)
+    assert found < there
+
+
+CHILD = """
+import random, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from tests.unit.index.conftest import SETTINGS, make_batch
+from condensery.index.store import IndexStore
+store = IndexStore(Path(sys.argv[1]), cache_every=40)
+store.create("kb", **{**SETTINGS, "kind": sys.argv[4]})
+start = int(sys.argv[2])
+draw = random.Random(start)
+print("ready", flush=True)
+for seed in range(start, start + 100_000):
+    ids = [f"d{n}" for n in draw.sample(range(60), 4)]
+    if draw.random() < 0.3:
+        print("delete", seed, *ids, flush=True)
+        store.delete("kb", ids)
+    else:
+        print("upsert", seed, *ids, flush=True)
+        make_batch(ids, seed=seed, tag=f" v{seed}").upsert(store)
+    print("done", seed, flush=True)
+"""
+
+
+def apply(state: dict[str, int], line: str) -> dict[str, int]:
+    """What each document's version is after the write that ``line`` announces."""
+    verb, seed, *ids = line.split()
+    if verb == "delete":
+        return {one: version for one, version in state.items() if one not in ids}
+    return {**state, **dict.fromkeys(ids, int(seed))}
+
+
+def expected_vectors(state: dict[str, int], batches: dict[int, list[str]]) -> dict[str, Any]:
+    truth = {}
+    for one, seed in state.items():
+        batch = make_batch(batches[seed], seed=seed)
+        for passage, vector in zip(batch.passages, batch.vectors, strict=True):
+            if passage.document_id == one:
+                truth[passage.id] = vector
+    return truth
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_what_was_acknowledged_survives_kill_9(data_dir: Path, kind: str) -> None:
+    draw = random.Random(17)
+    state: dict[str, int] = {}
+    batches: dict[int, list[str]] = {}
+    acknowledged = 0
+    root = str(Path(__file__).parents[3])
+    for life in range(6):
+        command = [sys.executable, "-c", CHILD, str(data_dir), str(life * 100_000), root, kind]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            timer = threading.Timer(draw.uniform(0.02, 0.5), child.kill)
+            timer.start()
+            lines = child.stdout.read().splitlines()
+            timer.join()
+        assert child.returncode == -9
+        doubt = None
+        for line in lines:
+            if line.startswith("done"):
+                assert doubt is not None
+                state, doubt = apply(state, doubt), None
+                acknowledged += 1
+            else:
+                doubt = line
+                batches[int(line.split()[1])] = line.split()[2:]
+        with IndexStore(data_dir) as store:  # the lock went with its holder
+            truth = read_truth(data_dir)
+            wanted = [state] if doubt is None else [state, apply(state, doubt)]
+            matches = [
+                one for one in wanted if expected_vectors(one, batches).keys() == truth.keys()
+            ]
+            matches = [
+                one
+                for one in matches
+                if all(
+                    np.array_equal(vector, truth[passage])
+                    for passage, vector in expected_vectors(one, batches).items()
+                )
+            ]
+            assert matches, f"life {life}: neither with nor without {doubt!r}"
+            state = matches[-1]
+            assert_agrees(store, data_dir)
+    assert acknowledged > 30

@@ -1,0 +1,190 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.index.conftest import (
+    FINGERPRINT,
+    SETTINGS,
+    Disk,
+    assert_agrees,
+    make_batch,
+    make_vectors,
+)
+
+from condensery.errors import (
+    DataDirTaken,
+    EmptyInput,
+    IndexExists,
+    IndexNotFound,
+    InputError,
+    StorageError,
+    StorageFull,
+)
+from condensery.index.lock import DataDirLock
+from condensery.index.store import IndexStore
+from condensery.metrics import Metrics
+from condensery.values import IndexInfo
+
+
+def test_a_created_index_is_listed_empty(store: IndexStore) -> None:
+    expected = IndexInfo(
+        name="kb",
+        encoder="test-encoder",
+        fingerprint=FINGERPRINT,
+        dims=8,
+        kind="flat",
+        metric="ip",
+        documents=0,
+        passages=0,
+    )
+    assert store.list() == [expected]
+    assert store.info("kb") == expected
+    assert store.count("kb") == (0, 0)
+
+
+def test_creating_it_again_with_the_same_settings_returns_it(store: IndexStore) -> None:
+    make_batch(["a"]).upsert(store)
+    assert store.create("kb", **SETTINGS).documents == 1
+
+
+def test_creating_it_again_with_other_settings_names_them(store: IndexStore) -> None:
+    with pytest.raises(IndexExists, match="dims is 8, not 9; kind is 'flat', not 'hnsw'"):
+        store.create("kb", **{**SETTINGS, "dims": 9, "kind": "hnsw"})
+
+
+def test_other_kinds_and_bad_names_are_refused(store: IndexStore) -> None:
+    with pytest.raises(InputError, match="kind: 'ivf_pq' is not one of flat, hnsw"):
+        store.create("other", **{**SETTINGS, "kind": "ivf_pq"})
+    with pytest.raises(InputError, match=r"index: '\.\./etc'"):
+        store.create("../etc", **SETTINGS)
+    assert [one.name for one in store.list()] == ["kb"]
+
+
+def test_an_unknown_index_is_named_beside_those_there_are(store: IndexStore) -> None:
+    calls: list[Any] = [
+        lambda: store.info("nope"),
+        lambda: store.drop("nope"),
+        lambda: store.count("nope"),
+        lambda: store.get("nope", ["a"]),
+        lambda: store.delete("nope", ["a"]),
+        lambda: store.query("nope", make_vectors(1)[0], top_k=1),
+        lambda: make_batch(["a"]).upsert(store, "nope"),
+    ]
+    for call in calls:
+        with pytest.raises(IndexNotFound, match="no index 'nope'; there are: kb"):
+            call()
+
+
+def test_empty_lists_are_refused(store: IndexStore) -> None:
+    with pytest.raises(EmptyInput, match="ids"):
+        store.delete("kb", [])
+    with pytest.raises(EmptyInput, match="documents"):
+        store.upsert("kb", [], [], make_vectors(0), fingerprint=FINGERPRINT)
+    assert store.get("kb", []) == []
+
+
+def test_a_dropped_index_is_gone_and_its_name_free(store: IndexStore, data_dir: Path) -> None:
+    make_batch(["a"]).upsert(store)
+    store.drop("kb")
+    assert store.list() == []
+    assert list((data_dir / "indexes").iterdir()) == []
+    store.create("kb", **{**SETTINGS, "metric": "l2"})
+    assert store.count("kb") == (0, 0)
+    make_batch(["b"]).upsert(store)
+    assert_agrees(store, data_dir)
+
+
+def test_a_second_store_on_a_directory_is_refused(store: IndexStore, data_dir: Path) -> None:
+    with pytest.raises(DataDirTaken):
+        IndexStore(data_dir)
+
+
+def test_a_lock_that_the_caller_holds_is_used_and_kept(tmp_path: Path) -> None:
+    with DataDirLock(tmp_path) as lock:
+        IndexStore(tmp_path, lock=lock).close()
+        with pytest.raises(DataDirTaken):
+            IndexStore(tmp_path)
+
+
+def test_leftovers_of_a_crash_are_cleared_away(data_dir: Path) -> None:
+    for name in (".new-abc", ".dropped-abc"):
+        (data_dir / "indexes" / name / "kb").mkdir(parents=True)
+    with IndexStore(data_dir) as store:
+        assert store.list() == []
+    assert list((data_dir / "indexes").iterdir()) == []
+
+
+def test_a_broken_index_is_named_and_the_others_serve(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with IndexStore(data_dir) as store:
+        for name in ("bad", "good", "newer"):
+            store.create(name, **SETTINGS)
+            make_batch(["a"]).upsert(store, name)
+    (data_dir / "indexes" / "bad" / "index.sqlite3").write_bytes(b"rubbish" * 1000)
+    (data_dir / "indexes" / "Not A Name").mkdir()
+    with IndexStore(data_dir) as store:
+        assert [one.name for one in store.list()] == ["good", "newer"]
+        assert set(store.broken) == {"bad", "Not A Name"}
+        with pytest.raises(StorageError, match=r"indexes/bad/index\.sqlite3 is corrupt"):
+            store.query("bad", make_vectors(1)[0], top_k=1)
+        with pytest.raises(StorageError, match="corrupt"):
+            store.create("bad", **SETTINGS)
+        assert_agrees(store, data_dir, "good")
+        store.drop("bad")
+        store.create("bad", **SETTINGS)
+        assert store.count("bad") == (0, 0)
+    assert [one.getMessage() for one in caplog.records].count("index_broken") == 2
+
+
+def test_a_full_disk_at_creation_leaves_nothing_behind(
+    disk: Disk, store: IndexStore, data_dir: Path
+) -> None:
+    disk.refuse = lambda operation, path: 13 if operation == "write" else 0  # SQLITE_FULL
+    with pytest.raises(StorageFull):
+        store.create("other", **SETTINGS)
+    disk.refuse = lambda operation, path: 0
+    assert [one.name for one in store.list()] == ["kb"]
+    assert [path.name for path in (data_dir / "indexes").iterdir()] == ["kb"]
+    store.create("other", **SETTINGS)
+
+
+def read_gauge(metrics: Metrics, index: str) -> float | None:
+    labels = {"index": index, "model": "test-encoder"}
+    return metrics.registry.get_sample_value("condensery_index_passages", labels)
+
+
+def test_the_gauge_counts_passages_from_opening_to_dropping(data_dir: Path) -> None:
+    metrics = Metrics()
+    with IndexStore(data_dir, metrics=metrics) as store:
+        assert read_gauge(metrics, "kb") is None
+        store.create("kb", **SETTINGS)
+        assert read_gauge(metrics, "kb") == 0
+        make_batch(["a", "b"]).upsert(store)
+        store.delete("kb", ["a"])
+        assert read_gauge(metrics, "kb") == 2
+    metrics = Metrics()
+    with IndexStore(data_dir, metrics=metrics) as store:
+        assert read_gauge(metrics, "kb") == 2
+        store.drop("kb")
+        assert read_gauge(metrics, "kb") is None
+
+
+def test_two_processes_do_not_share_a_directory(data_dir: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from condensery.index.store import IndexStore\n"
+        "store = IndexStore(Path(sys.argv[1])); print('up', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(data_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        with pytest.raises(DataDirTaken, match=f"process {child.pid}"):
+            IndexStore(data_dir)
+        child.kill()
+    started = time.monotonic()
+    IndexStore(data_dir).close()
+    assert time.monotonic() - started < 5

@@ -1,0 +1,187 @@
+import json
+import logging
+import threading
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from condensery.index.passages import Stamp
+from condensery.index.vectors import CacheUnusable, VectorCache
+
+DIMS = 16
+STAMP = Stamp(7, -123456789)
+
+
+def make_vectors(rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, DIMS)).astype(np.float32)
+
+
+def fill(kind: str, metric: str, vectors: np.ndarray) -> VectorCache:
+    cache = VectorCache(kind, metric, DIMS)
+    cache.add(np.arange(len(vectors), dtype=np.int64) + 1000, vectors)
+    return cache
+
+
+def brute(
+    vectors: np.ndarray, query: np.ndarray, metric: str, without: set[int] = frozenset()
+) -> list[int]:
+    matrix = vectors.astype(np.float64)
+    scores = matrix @ query if metric == "ip" else -((matrix - query) ** 2).sum(axis=1)
+    return [int(at) + 1000 for at in np.argsort(-scores) if at + 1000 not in without]
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_flat_finds_what_brute_force_finds(metric: str) -> None:
+    vectors = make_vectors(500)
+    cache = fill("flat", metric, vectors)
+    for query in make_vectors(20, seed=1):
+        rows, scores = cache.search(query, 10)
+        assert rows == brute(vectors, query, metric)[:10]
+        expected = vectors[np.array(rows) - 1000].astype(np.float64)
+        exact = expected @ query if metric == "ip" else -((expected - query) ** 2).sum(axis=1)
+        np.testing.assert_allclose(scores, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_hnsw_finds_nearly_what_brute_force_finds(metric: str) -> None:
+    vectors = make_vectors(2000)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cache = fill("hnsw", metric, vectors)
+    found = [
+        len({*cache.search(query, 10)[0]} & {*brute(vectors, query, metric)[:10]})
+        for query in make_vectors(50, seed=1)
+    ]
+    assert sum(found) / 500 > 0.95
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_removed_rows_are_passed_over_and_top_k_is_still_met(kind: str) -> None:
+    vectors = make_vectors(400)
+    query = make_vectors(1, seed=1)[0]
+    cache = fill(kind, "ip", vectors)
+    nearest = set(brute(vectors, query, "ip")[:300])  # more than the graph's walk looks at
+    cache.discard(nearest)
+    assert cache.live == 100
+    found, best = cache.search(query, 20)[0], brute(vectors, query, "ip", nearest)[:20]
+    assert len(found) == 20
+    assert not nearest.intersection(found)
+    assert found == best if kind == "flat" else len({*found} & {*best}) >= 15
+    assert len(cache.search(query, 500)[0]) == 100
+
+
+def test_an_hnsw_walk_lost_among_removed_rows_falls_back_to_a_scan() -> None:
+    near = make_vectors(1000) * 0.01 + 1  # a cluster around the query, all removed
+    far = make_vectors(30, seed=2) * 0.01 - 1
+    vectors, query = np.concatenate([near, far]), np.ones(DIMS, np.float32)
+    cache = fill("hnsw", "l2", vectors)
+    cache.discard(range(1000, 2000))
+    gone = set(range(1000, 2000))
+    assert cache.search(query, 10)[0] == brute(vectors, query, "l2", gone)[:10]
+
+
+def test_compaction_of_a_flat_cache_changes_no_result() -> None:
+    vectors = make_vectors(3000)
+    cache = fill("flat", "ip", vectors)
+    cache.discard(range(1000, 1999))
+    assert not cache.needs_compaction
+    cache.discard([1999])
+    assert cache.needs_compaction
+    query = make_vectors(1, seed=1)[0]
+    before = cache.search(query, 50)
+    cache.compact()
+    assert not cache.needs_compaction
+    assert cache.search(query, 50) == before
+    assert sorted(cache.rows()) == list(range(2000, 4000))
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_an_empty_cache_finds_nothing(kind: str) -> None:
+    cache = VectorCache(kind, "ip", DIMS)
+    assert cache.search(make_vectors(1)[0], 5) == ([], [])
+    cache = fill(kind, "ip", make_vectors(2))
+    cache.discard([1000, 1001])
+    assert cache.search(make_vectors(1)[0], 5) == ([], [])
+
+
+def test_equal_vectors_far_larger_than_usual_give_finite_scores() -> None:
+    vectors = np.full((2, DIMS), 1e16, np.float32)
+    for metric in ("ip", "l2"):
+        cache = fill("flat", metric, np.array([vectors[0], -vectors[0]]))
+        assert np.isfinite(cache.search(vectors[0], 2)[1]).all()
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_a_saved_cache_comes_back(kind: str, tmp_path: Path) -> None:
+    cache = fill(kind, "l2", make_vectors(300))
+    cache.save(tmp_path / "c.faiss", STAMP)
+    again, stamp = VectorCache.load(tmp_path / "c.faiss", kind, "l2", DIMS)
+    assert stamp == STAMP
+    query = make_vectors(1, seed=1)[0]
+    assert again.search(query, 10) == cache.search(query, 10)
+    again.add(np.array([5], dtype=np.int64), query[None])
+    assert again.search(query, 1)[0] == [5]
+    assert [path.name for path in tmp_path.iterdir()] == ["c.faiss"]
+
+
+def test_a_damaged_file_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "c.faiss"
+    fill("flat", "ip", make_vectors(50)).save(path, STAMP)
+    good = path.read_bytes()
+    header = good.index(b"\n")
+    for place in (0, 20, header - 3, header, header + 5, header + 60, len(good) // 2, -1):
+        data = bytearray(good)
+        data[place] ^= 0x41
+        path.write_bytes(data)
+        if json_header(bytes(data)) == json_header(good) or json_header(bytes(data)) is None:
+            with pytest.raises(CacheUnusable):
+                VectorCache.load(path, "flat", "ip", DIMS)
+    for length in (0, 10, header, header + 1, len(good) - 1):
+        path.write_bytes(good[:length])
+        with pytest.raises(CacheUnusable):
+            VectorCache.load(path, "flat", "ip", DIMS)
+    path.write_bytes(good + b"x")
+    with pytest.raises(CacheUnusable, match="damaged"):
+        VectorCache.load(path, "flat", "ip", DIMS)
+
+
+def json_header(data: bytes) -> object:
+    try:
+        return json.loads(data.partition(b"\n")[0])
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "dims"), [("hnsw", "ip", DIMS), ("flat", "l2", DIMS), ("flat", "ip", 8)]
+)
+def test_a_file_of_another_index_is_refused(
+    kind: str, metric: str, dims: int, tmp_path: Path
+) -> None:
+    fill("flat", "ip", make_vectors(5)).save(tmp_path / "c", STAMP)
+    with pytest.raises(CacheUnusable, match="another"):
+        VectorCache.load(tmp_path / "c", kind, metric, dims)
+
+
+def test_a_missing_file_is_unusable(tmp_path: Path) -> None:
+    with pytest.raises(CacheUnusable, match="missing"):
+        VectorCache.load(tmp_path / "c", "flat", "ip", DIMS)
+
+
+def test_faiss_uses_one_thread_in_whichever_thread_searches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    cache = fill("flat", "ip", make_vectors(5))
+    seen = []
+
+    def search() -> None:
+        faiss.omp_set_num_threads(2)
+        cache.search(make_vectors(1)[0], 1)
+        seen.append(faiss.omp_get_max_threads())
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    thread.join()
+    assert seen == [1]
