@@ -66,10 +66,8 @@ def card(
             "",
             "## How well it answers",
             "",
-            (
-                f"{report['questions']} questions of SQuAD v1.1 dev, drawn with seed {report['seed']};"
-                " the stored int8 weights, run by the service's own code. Passages over 128 tokens are"
-            ),
+            f"{report['questions']} questions of SQuAD v1.1 dev (seed {report['seed']}); the",
+            "stored int8 weights, run by the service's own code. Passages over 128 tokens are",
             "read in windows. EM and F1 in percent, SQuAD's normalisation.",
             "",
             "| the generator is given | EM | F1 |",
@@ -85,8 +83,8 @@ def card(
             "",
             "Where the answer's string is replaced in the passage (questions answered right):",
             (
-                f"{swapped['follows_em']}% of {swapped['questions']} answers become the new string, "
-                f"{swapped['keeps_old_answer']}% stay the old one."
+                f"{swapped['follows_em']}% of {swapped['questions']} answers become the new "
+                f"string, {swapped['keeps_old_answer']}% stay the old one."
             ),
             "",
             "| question | its answer (among five) | gold |",

@@ -60,7 +60,6 @@ def publish(
         shutil.copy(run / "data.json", files)
         parameters = sum(tensor.numel() for tensor in tensors.values())
         if report is not None:
-            (files / "report.json").write_text(json.dumps(report, indent=1) + "\n")
             counts = json.loads((run / "data.json").read_text())
             text = card(name, report, command=command(recipe), data=DATA, counts=counts)
             (files / "card.md").write_text(text)
