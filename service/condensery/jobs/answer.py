@@ -12,7 +12,7 @@ import numpy as np
 from condensery.errors import InputError, ModelFault
 from condensery.jobs import search
 from condensery.jobs.checks import check_choice, check_count, check_range, check_text
-from condensery.jobs.ports import Reader, Token
+from condensery.jobs.ports import Reader, ReadingCost, Token
 from condensery.jobs.rerank import sigmoid
 from condensery.jobs.services import Services
 from condensery.values import (
@@ -275,12 +275,6 @@ def _block(
         plain=mode == "off",
         completion_tokens=completion,
     )
-    reason = None if reading.found else "no passages were found"
-    if cost.question_tokens > cost.question_limit:
-        reason = (
-            f"the question has {cost.question_tokens} tokens; its first {cost.question_limit} "
-            "were read"
-        )
     return Compression(
         mode=mode,
         status="off" if mode == "off" or not reading.found else "applied",
@@ -290,8 +284,22 @@ def _block(
         flops_plain=cost.flops_plain,
         flops_used=cost.flops_used,
         compress_ms=reading.compress_ms,
-        reason="asked for" if mode == "off" else reason,
+        reason=_reason(reading, cost, mode),
     )
+
+
+def _reason(reading: Reading, cost: ReadingCost, mode: CompressionMode) -> str | None:
+    """Say what the caller would not expect; None if there is nothing."""
+    reasons = []
+    if mode == "off":
+        reasons.append("asked for")
+    if not reading.found:
+        reasons.append("no passages were found")
+    if cost.question_tokens > cost.question_limit:
+        reasons.append(
+            f"the question was cut to {cost.question_limit} of its {cost.question_tokens} tokens"
+        )
+    return "; ".join(reasons) or None
 
 
 def _vectors(reading: Reading) -> int:

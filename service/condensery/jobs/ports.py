@@ -1,7 +1,6 @@
 """What the jobs need of the layers below. The runtime and the index satisfy it by shape."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from condensery.values import (
@@ -65,29 +64,57 @@ class Scorer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One step of generation: the text it adds (may be empty) and how many tokens so far.
+class Token(Protocol):
+    """One step of generation."""
 
-    ``finish`` is set on the last one only.
-    """
+    @property
+    def text(self) -> str:
+        """What the step adds; may be empty."""
+        ...
 
-    text: str
-    count: int
-    finish: FinishReason | None = None
+    @property
+    def count(self) -> int:
+        """Tokens so far."""
+        ...
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why it ended; set on the last step only."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReadingCost:
+class ReadingCost(Protocol):
     """What one answer's reading takes, FLOPs from config dimensions, tokens as counted."""
 
-    prompt_tokens: int
-    context_vectors: int
-    context_tokens: int
-    flops_used: int
-    flops_plain: int
-    question_tokens: int
-    question_limit: int
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt that are text."""
+        ...
+
+    @property
+    def context_vectors(self) -> int:
+        """Memory vectors in the prompt."""
+        ...
+
+    @property
+    def flops_used(self) -> int:
+        """Of what was done."""
+        ...
+
+    @property
+    def flops_plain(self) -> int:
+        """Of reading the same passages as text."""
+        ...
+
+    @property
+    def question_tokens(self) -> int:
+        """Tokens of the question as asked."""
+        ...
+
+    @property
+    def question_limit(self) -> int:
+        """Tokens of it that were read at most."""
+        ...
 
 
 class Reader(Protocol):

@@ -31,9 +31,8 @@ async def rag_answer(request: Request, services: Services) -> Response:
         # Bad requests fail here, with a status of their own, before the stream begins.
         first = await anext(events)
         lines = _lines(first, events, request.state.request_id)
-        return EventStream(
-            lines, media_type="text/event-stream", headers={"x-model": _model(first)}
-        )
+        headers = {"x-model": _model(first), "cache-control": "no-cache"}
+        return EventStream(lines, headers)
     with account(services, body.model, "answer", "rest"):
         whole = await answered(services, **_arguments(body))
         with services.metrics.stage(whole.model, "serialize"):
