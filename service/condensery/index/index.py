@@ -16,12 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from condensery.errors import CondenseryError, EncoderMismatch, IndexNotFound, StorageError
-from condensery.index import checks, database, passages
+from condensery.errors import CondenseryError, EncoderMismatch, IndexNotFound
+from condensery.index import checks, database, passages, recovery
 from condensery.index.database import Settings, storage_errors, transaction
 from condensery.index.passages import Rows, Stamp
 from condensery.index.sharing import SharedLock
-from condensery.index.vectors import CacheUnusable, VectorCache
 from condensery.values import Document, Floats, Hit, IndexInfo, Passage
 
 DATABASE = "index.sqlite3"
@@ -55,15 +54,18 @@ class Index:
         self._sharing = SharedLock()
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        self._unsaved = 0
-        self._saved = 0  # sequence number of the cache file
         with storage_errors(self._database):
             self._writer = database.open_writer(self._database)
             try:
                 self.settings = database.read_settings(self._writer)
                 self._counts = passages.count(self._writer)
                 self._written = passages.latest_write(self._writer)
-                self._cache = self._load_cache()
+                restored = recovery.restore(
+                    self._writer, self.settings, self._cache_file, self._report
+                )
+                self._cache = restored.cache
+                self._saved = restored.saved  # sequence number of the cache file
+                self._unsaved = restored.unsaved  # passages changed since
                 self._next_row = self._first_free_row()
             except BaseException:
                 self._writer.close()
@@ -262,7 +264,8 @@ class Index:
             with self._sharing.exclusive():
                 self._cache.compact()
             return
-        fresh = self._build_cache()  # beside the old one, which goes on answering
+        # beside the old one, which goes on answering
+        fresh = recovery.build(self._writer, self.settings)
         with self._sharing.exclusive():
             self._cache = fresh
 
@@ -277,52 +280,6 @@ class Index:
         else:
             self._saved = self._written.sequence
         self._unsaved = 0  # also after a failure: try again after as many changes, not at each
-
-    def _load_cache(self) -> VectorCache:
-        own = self.settings
-        try:
-            cache, stamp = VectorCache.load(self._cache_file, own.kind, own.metric, own.dims)
-            if not passages.knows_write(self._writer, stamp):
-                raise CacheUnusable("of another history of this index")
-            self._catch_up(cache, stamp)
-        except CacheUnusable as error:
-            if self._counts[1] or self._cache_file.exists():
-                self._report("index_cache_rebuilt", reason=str(error))
-            cache = self._build_cache()
-            self._unsaved = self._counts[1]
-        else:
-            self._saved = stamp.sequence
-        return cache
-
-    def _catch_up(self, cache: VectorCache, stamp: Stamp) -> None:
-        """Add to the cache what SQLite has more, and bury what SQLite has no more."""
-        held, true = cache.rows(), passages.passage_rows(self._writer)
-        if len(np.unique(held)) != len(held):
-            raise CacheUnusable("holds a row twice")
-        missing, extra = np.setdiff1d(true, held), np.setdiff1d(held, true)
-        for rows, vectors in passages.vector_blocks(self._writer, self.settings.dims, missing):
-            cache.add(rows, vectors)
-        cache.discard(extra.tolist())
-        if stamp != self._written:
-            self._unsaved = len(missing) + len(extra)
-            self._report(
-                "index_cache_caught_up",
-                writes=self._written.sequence - stamp.sequence,
-                added=len(missing),
-                removed=len(extra),
-            )
-
-    def _build_cache(self) -> VectorCache:
-        own = self.settings
-        cache = VectorCache(own.kind, own.metric, own.dims)
-        for rows, vectors in passages.vector_blocks(self._writer, own.dims):
-            cache.add(rows, vectors)
-        if cache.live != self._counts[1]:
-            raise StorageError(
-                f"{database.where(self._database)} is corrupt: {self._counts[1]} passages, "
-                f"but {cache.live} vectors."
-            )
-        return cache
 
     def _first_free_row(self) -> int:
         held = self._cache.rows()

@@ -116,18 +116,22 @@ class IndexStore:
         """Delete the index and its files, also one that is broken. Synced on return."""
         checks.check_name(name)
         with self._changing, storage_errors(self._root / name):
-            if name not in self._broken:
-                self._index(name)
+            dropped = None if name in self._broken else self._index(name)
+            if dropped is not None:
+                dropped.close(keep_cache=False)  # before its files move away under a query
             # a rename, since it works on a full disk too
             trash = self._root / f".dropped-{secrets.token_hex(8)}"
-            (self._root / name).rename(trash)
+            try:
+                (self._root / name).rename(trash)
+            except OSError:
+                if dropped is not None:
+                    self._indexes[name] = self._open(name)
+                raise
             _sync_directory(self._root)
-            dropped = self._indexes.pop(name, None)
+            self._indexes.pop(name, None)
             self._broken.pop(name, None)
-            if dropped is not None:
-                dropped.close(keep_cache=False)
-                if self._metrics is not None:
-                    self._metrics.index_passages.remove(name, dropped.settings.encoder)
+            if dropped is not None and self._metrics is not None:
+                self._metrics.index_passages.remove(name, dropped.settings.encoder)
             shutil.rmtree(trash, ignore_errors=True)  # leftovers go at the next start
 
     def upsert(
@@ -230,7 +234,10 @@ class IndexStore:
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
             _sync_directory(self._root)
-            return Index(name, target, cache_every=self._cache_every)
+            return self._open(name)
+
+    def _open(self, name: str) -> Index:
+        return Index(name, self._root / name, cache_every=self._cache_every)
 
     def _open_all(self) -> None:
         for path in sorted(self._root.iterdir()):
@@ -241,7 +248,7 @@ class IndexStore:
                 continue
             try:
                 checks.check_name(path.name)
-                self._indexes[path.name] = Index(path.name, path, cache_every=self._cache_every)
+                self._indexes[path.name] = self._open(path.name)
             except (InputError, StorageError) as error:
                 self._broken[path.name] = error.message
                 _log.error("index_broken", extra={"index": path.name, "reason": error.message})

@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from condensery.errors import (
     InputError,
     StorageError,
     StorageFull,
+    StorageReadOnly,
 )
 from condensery.index.lock import DataDirLock
 from condensery.index.store import IndexStore
@@ -94,6 +96,23 @@ def test_a_dropped_index_is_gone_and_its_name_free(store: IndexStore, data_dir: 
     store.create("kb", **{**SETTINGS, "metric": "l2"})
     assert store.count("kb") == (0, 0)
     make_batch(["b"]).upsert(store)
+    assert_agrees(store, data_dir)
+
+
+def test_a_drop_that_the_disk_refuses_leaves_the_index_in_use(
+    store: IndexStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_batch(["a"]).upsert(store)
+
+    def refuse(path: Path, target: Path) -> Path:
+        raise OSError(errno.EROFS, "refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(StorageReadOnly, match="indexes/kb can't be written"):
+            store.drop("kb")
+    make_batch(["b"], seed=1).upsert(store)
+    assert store.count("kb") == (2, 4)
     assert_agrees(store, data_dir)
 
 

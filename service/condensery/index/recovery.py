@@ -1,0 +1,90 @@
+"""How an index gets its FAISS cache back at start: as saved, brought up to date, or built anew."""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from condensery.errors import StorageError
+from condensery.index import passages
+from condensery.index.database import Settings
+from condensery.index.vectors import CacheUnusable, VectorCache
+
+# called with an event's name and its fields
+Report = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A cache that agrees with SQLite.
+
+    ``saved`` is the number of the write that its file holds, 0 without a file; ``unsaved`` counts
+    the passages in which it is ahead of the file.
+    """
+
+    cache: VectorCache
+    saved: int
+    unsaved: int
+
+
+def restore(
+    connection: sqlite3.Connection, settings: Settings, path: Path, report: Report
+) -> Restored:
+    """Load the cache at ``path`` and bring it up to date, or build it anew if it can't serve.
+
+    Raises:
+        StorageError: SQLite's own content contradicts itself.
+        sqlite3.Error: SQLite can't be read.
+    """
+    try:
+        cache, stamp = VectorCache.load(path, settings.kind, settings.metric, settings.dims)
+        if not passages.knows_write(connection, stamp):
+            raise CacheUnusable("of another history of this index")
+        added, removed = _catch_up(connection, settings, cache)
+    except CacheUnusable as error:
+        cache = build(connection, settings)
+        if cache.live or path.exists():
+            report("index_cache_rebuilt", reason=str(error), passages=cache.live)
+        # a file refused once must not come back when row ids have moved on
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        return Restored(cache, saved=0, unsaved=cache.live)
+    now = passages.latest_write(connection)
+    if stamp != now:
+        writes = now.sequence - stamp.sequence
+        report("index_cache_caught_up", writes=writes, added=added, removed=removed)
+    return Restored(cache, saved=stamp.sequence, unsaved=added + removed)
+
+
+def build(connection: sqlite3.Connection, settings: Settings) -> VectorCache:
+    """Fill a new cache with every vector that SQLite holds."""
+    cache = VectorCache(settings.kind, settings.metric, settings.dims)
+    for rows, vectors in passages.vector_blocks(connection, settings.dims):
+        cache.add(rows, vectors)
+    _, expected = passages.count(connection)
+    if cache.live != expected:
+        raise StorageError(
+            f"The index is corrupt: it has {expected} passages, but {cache.live} vectors."
+        )
+    return cache
+
+
+def _catch_up(
+    connection: sqlite3.Connection, settings: Settings, cache: VectorCache
+) -> tuple[int, int]:
+    """Add what SQLite has more, bury what it has no more; returns how many of each.
+
+    By row ids, which never name a second passage. An HNSW cache carries old tombstones, so that
+    it may bury some although nothing was written since.
+    """
+    held, true = cache.rows(), passages.passage_rows(connection)
+    if len(np.unique(held)) != len(held):
+        raise CacheUnusable("holds a row twice")
+    missing, extra = np.setdiff1d(true, held), np.setdiff1d(held, true)
+    for rows, vectors in passages.vector_blocks(connection, settings.dims, missing):
+        cache.add(rows, vectors)
+    cache.discard(extra.tolist())
+    return len(missing), len(extra)
