@@ -1,0 +1,406 @@
+from google.protobuf import struct_pb2 as _struct_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EmbedBatchRequest(_message.Message):
+    __slots__ = ("model", "texts", "prompt_name", "normalize", "truncate", "dimensions")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    prompt_name: str
+    normalize: bool
+    truncate: bool
+    dimensions: int
+    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., prompt_name: _Optional[str] = ..., normalize: bool = ..., truncate: bool = ..., dimensions: _Optional[int] = ...) -> None: ...
+
+class EmbedBatchResponse(_message.Message):
+    __slots__ = ("model", "fingerprint", "vectors", "dtype", "dims", "tokens", "truncated")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    fingerprint: str
+    vectors: bytes
+    dtype: str
+    dims: int
+    tokens: int
+    truncated: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vectors: _Optional[bytes] = ..., dtype: _Optional[str] = ..., dims: _Optional[int] = ..., tokens: _Optional[int] = ..., truncated: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RerankRequest(_message.Message):
+    __slots__ = ("model", "query", "passages", "truncate", "raw_scores", "top_n", "return_text")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    RAW_SCORES_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TEXT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    query: str
+    passages: _containers.RepeatedScalarFieldContainer[str]
+    truncate: bool
+    raw_scores: bool
+    top_n: int
+    return_text: bool
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[str] = ..., passages: _Optional[_Iterable[str]] = ..., truncate: bool = ..., raw_scores: bool = ..., top_n: _Optional[int] = ..., return_text: bool = ...) -> None: ...
+
+class Ranked(_message.Message):
+    __slots__ = ("index", "score", "text")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    score: float
+    text: str
+    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class RerankResponse(_message.Message):
+    __slots__ = ("model", "results", "tokens", "truncated")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    results: _containers.RepeatedCompositeFieldContainer[Ranked]
+    tokens: int
+    truncated: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., results: _Optional[_Iterable[_Union[Ranked, _Mapping]]] = ..., tokens: _Optional[int] = ..., truncated: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CreateIndexRequest(_message.Message):
+    __slots__ = ("name", "encoder", "metric", "kind")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    encoder: str
+    metric: str
+    kind: str
+    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class IndexInfo(_message.Message):
+    __slots__ = ("name", "encoder", "fingerprint", "dims", "kind", "metric", "documents", "passages")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    encoder: str
+    fingerprint: str
+    dims: int
+    kind: str
+    metric: str
+    documents: int
+    passages: int
+    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., kind: _Optional[str] = ..., metric: _Optional[str] = ..., documents: _Optional[int] = ..., passages: _Optional[int] = ...) -> None: ...
+
+class ListIndexesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListIndexesResponse(_message.Message):
+    __slots__ = ("indexes",)
+    INDEXES_FIELD_NUMBER: _ClassVar[int]
+    indexes: _containers.RepeatedCompositeFieldContainer[IndexInfo]
+    def __init__(self, indexes: _Optional[_Iterable[_Union[IndexInfo, _Mapping]]] = ...) -> None: ...
+
+class GetIndexRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DropIndexRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DropIndexResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Document(_message.Message):
+    __slots__ = ("id", "text", "metadata")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    text: str
+    metadata: _struct_pb2.Struct
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+
+class UpsertRequest(_message.Message):
+    __slots__ = ("index", "documents", "vectors", "fingerprint")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    documents: _containers.RepeatedCompositeFieldContainer[Document]
+    vectors: bytes
+    fingerprint: str
+    def __init__(self, index: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., vectors: _Optional[bytes] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class UpsertResponse(_message.Message):
+    __slots__ = ("documents", "passages", "tokens")
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    documents: int
+    passages: int
+    tokens: int
+    def __init__(self, documents: _Optional[int] = ..., passages: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("index", "ids")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, index: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...
+
+class QueryRequest(_message.Message):
+    __slots__ = ("index", "query", "vector", "fingerprint", "top_k")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    query: str
+    vector: bytes
+    fingerprint: str
+    top_k: int
+    def __init__(self, index: _Optional[str] = ..., query: _Optional[str] = ..., vector: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., top_k: _Optional[int] = ...) -> None: ...
+
+class Hit(_message.Message):
+    __slots__ = ("id", "document_id", "score", "text", "start", "end", "metadata")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    document_id: str
+    score: float
+    text: str
+    start: int
+    end: int
+    metadata: _struct_pb2.Struct
+    def __init__(self, id: _Optional[str] = ..., document_id: _Optional[str] = ..., score: _Optional[float] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+
+class QueryResponse(_message.Message):
+    __slots__ = ("hits",)
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    hits: _containers.RepeatedCompositeFieldContainer[Hit]
+    def __init__(self, hits: _Optional[_Iterable[_Union[Hit, _Mapping]]] = ...) -> None: ...
+
+class CountRequest(_message.Message):
+    __slots__ = ("index",)
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    def __init__(self, index: _Optional[str] = ...) -> None: ...
+
+class CountResponse(_message.Message):
+    __slots__ = ("documents", "passages")
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    documents: int
+    passages: int
+    def __init__(self, documents: _Optional[int] = ..., passages: _Optional[int] = ...) -> None: ...
+
+class AnswerRequest(_message.Message):
+    __slots__ = ("model", "query", "documents", "index", "top_k", "top_n", "compression_mode", "max_tokens")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_MODE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    query: str
+    documents: _containers.RepeatedCompositeFieldContainer[Document]
+    index: str
+    top_k: int
+    top_n: int
+    compression_mode: str
+    max_tokens: int
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., index: _Optional[str] = ..., top_k: _Optional[int] = ..., top_n: _Optional[int] = ..., compression_mode: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class Citation(_message.Message):
+    __slots__ = ("index", "id", "document_id", "text", "start", "end", "relevance_score", "metadata")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    RELEVANCE_SCORE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    document_id: str
+    text: str
+    start: int
+    end: int
+    relevance_score: float
+    metadata: _struct_pb2.Struct
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., document_id: _Optional[str] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., relevance_score: _Optional[float] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+
+class Compression(_message.Message):
+    __slots__ = ("mode", "status", "docs", "tokens_in", "vectors_out", "ratio", "flops_plain", "flops_used", "flops_saved", "compress_ms", "reason")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DOCS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_IN_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_OUT_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_PLAIN_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_USED_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_SAVED_FIELD_NUMBER: _ClassVar[int]
+    COMPRESS_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    status: str
+    docs: int
+    tokens_in: int
+    vectors_out: int
+    ratio: float
+    flops_plain: int
+    flops_used: int
+    flops_saved: int
+    compress_ms: float
+    reason: str
+    def __init__(self, mode: _Optional[str] = ..., status: _Optional[str] = ..., docs: _Optional[int] = ..., tokens_in: _Optional[int] = ..., vectors_out: _Optional[int] = ..., ratio: _Optional[float] = ..., flops_plain: _Optional[int] = ..., flops_used: _Optional[int] = ..., flops_saved: _Optional[int] = ..., compress_ms: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_tokens", "context_vectors", "completion_tokens", "total_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    context_vectors: int
+    completion_tokens: int
+    total_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., context_vectors: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("retrieve_ms", "compress_ms", "generate_ms", "ttft_ms", "total_ms")
+    RETRIEVE_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESS_MS_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    retrieve_ms: float
+    compress_ms: float
+    generate_ms: float
+    ttft_ms: float
+    total_ms: float
+    def __init__(self, retrieve_ms: _Optional[float] = ..., compress_ms: _Optional[float] = ..., generate_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
+
+class AnswerResponse(_message.Message):
+    __slots__ = ("id", "model", "answer", "finish_reason", "citations", "compression", "usage", "timings")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    CITATIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    answer: str
+    finish_reason: str
+    citations: _containers.RepeatedCompositeFieldContainer[Citation]
+    compression: Compression
+    usage: Usage
+    timings: Timings
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., answer: _Optional[str] = ..., finish_reason: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+
+class Retrieved(_message.Message):
+    __slots__ = ("id", "model", "citations", "compression")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CITATIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    citations: _containers.RepeatedCompositeFieldContainer[Citation]
+    compression: Compression
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ...) -> None: ...
+
+class AnswerEvent(_message.Message):
+    __slots__ = ("retrieved", "delta", "final")
+    RETRIEVED_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    retrieved: Retrieved
+    delta: str
+    final: AnswerResponse
+    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., delta: _Optional[str] = ..., final: _Optional[_Union[AnswerResponse, _Mapping]] = ...) -> None: ...
+
+class ListModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ModelInfo(_message.Message):
+    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LICENCE_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    method: str
+    fingerprint: str
+    dims: int
+    max_tokens: int
+    dtype: str
+    device: str
+    licence: str
+    pooling: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ...) -> None: ...
+
+class ListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
