@@ -1,0 +1,207 @@
+"""Our values as protobuf messages, and back. No decisions here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format
+from google.protobuf.struct_pb2 import Struct
+
+from condensery import values
+from condensery.errors import InputError
+from condensery.stubs import condensery_v1_pb2 as pb
+
+LITTLE = np.dtype("<f4")
+
+
+def unpack(data: bytes, field: str, *, rows: int) -> values.Floats:
+    """Read ``rows`` packed little-endian float32 vectors, (rows, dims).
+
+    Raises:
+        InputError: The bytes don't divide into that many vectors.
+    """
+    if not data or len(data) % (LITTLE.itemsize * rows):
+        raise InputError(
+            f"{field}: {len(data)} bytes are not {rows} vectors of float32",
+            field=field,
+            value=len(data),
+        )
+    return np.frombuffer(data, dtype=LITTLE).astype(np.float32).reshape(rows, -1)
+
+
+def pack(vectors: values.Floats) -> bytes:
+    """Write vectors row by row, little-endian float32."""
+    return vectors.astype(LITTLE, copy=False).tobytes()
+
+
+def metadata_of(struct: Struct) -> dict[str, Any]:
+    """Return a Struct's object; whole numbers come back as ints, as they do over REST."""
+    found: dict[str, Any] = json_format.MessageToDict(struct)
+    return {key: _whole(value) for key, value in found.items()}
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return value
+
+
+def struct_of(metadata: Mapping[str, Any]) -> Struct:
+    """Return an object as a Struct."""
+    struct = Struct()
+    json_format.ParseDict(dict(metadata), struct)
+    return struct
+
+
+def document(message: pb.Document, place: int) -> values.Document:
+    """Read a document; one without an id is called by its place."""
+    return values.Document(
+        message.id or f"doc_{place}", message.text, metadata_of(message.metadata)
+    )
+
+
+def embedded(found: values.Embedded) -> pb.EmbedBatchResponse:
+    """Write vectors, packed."""
+    return pb.EmbedBatchResponse(
+        model=found.model,
+        fingerprint=found.fingerprint,
+        vectors=pack(found.vectors),
+        dtype="float32",
+        dims=found.vectors.shape[1],
+        tokens=found.tokens,
+        truncated=found.truncated,
+    )
+
+
+def reranked(found: values.Reranked, *, with_text: bool) -> pb.RerankResponse:
+    """Write passages in their order."""
+    return pb.RerankResponse(
+        model=found.model,
+        results=[
+            pb.Ranked(index=one.index, score=one.score, text=one.text if with_text else "")
+            for one in found.items
+        ],
+        tokens=found.tokens,
+        truncated=found.truncated,
+    )
+
+
+def index_info(info: values.IndexInfo) -> pb.IndexInfo:
+    """Write what an index is and holds."""
+    return pb.IndexInfo(
+        name=info.name,
+        encoder=info.encoder,
+        fingerprint=info.fingerprint,
+        dims=info.dims,
+        kind=info.kind,
+        metric=info.metric,
+        documents=info.documents,
+        passages=info.passages,
+    )
+
+
+def hit(found: values.Hit) -> pb.Hit:
+    """Write a passage found."""
+    passage = found.passage
+    return pb.Hit(
+        id=passage.id,
+        document_id=passage.document_id,
+        score=found.score,
+        text=passage.text,
+        start=passage.start,
+        end=passage.end,
+        metadata=struct_of(passage.metadata),
+    )
+
+
+def citation(cited: values.Citation) -> pb.Citation:
+    """Write a passage that was in context."""
+    return pb.Citation(
+        index=cited.index,
+        id=cited.id,
+        document_id=cited.document_id,
+        text=cited.text,
+        start=cited.start,
+        end=cited.end,
+        relevance_score=cited.relevance_score,
+        metadata=struct_of(cited.metadata),
+    )
+
+
+def compression(block: values.Compression) -> pb.Compression:
+    """Write what compression did."""
+    return pb.Compression(
+        mode=block.mode,
+        status=block.status,
+        docs=block.docs,
+        tokens_in=block.tokens_in,
+        vectors_out=block.vectors_out,
+        ratio=block.ratio,
+        flops_plain=block.flops_plain,
+        flops_used=block.flops_used,
+        flops_saved=block.flops_saved,
+        compress_ms=block.compress_ms,
+        reason=block.reason or "",
+    )
+
+
+def answer(found: values.Answer) -> pb.AnswerResponse:
+    """Write a whole answer."""
+    usage, timings = found.usage, found.timings
+    return pb.AnswerResponse(
+        id=found.id,
+        model=found.model,
+        answer=found.text,
+        finish_reason=found.finish_reason,
+        citations=[citation(one) for one in found.citations],
+        compression=compression(found.compression),
+        usage=pb.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            context_vectors=usage.context_vectors,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+        ),
+        timings=pb.Timings(
+            retrieve_ms=timings.retrieve_ms,
+            compress_ms=timings.compress_ms,
+            generate_ms=timings.generate_ms,
+            ttft_ms=timings.ttft_ms,
+            total_ms=timings.total_ms,
+        ),
+    )
+
+
+def event(found: values.AnswerEvent) -> pb.AnswerEvent:
+    """Write one event of a streamed answer."""
+    if isinstance(found, values.Retrieved):
+        return pb.AnswerEvent(
+            retrieved=pb.Retrieved(
+                id=found.id,
+                model=found.model,
+                citations=[citation(one) for one in found.citations],
+                compression=compression(found.compression),
+            )
+        )
+    if isinstance(found, values.Delta):
+        return pb.AnswerEvent(delta=found.text)
+    return pb.AnswerEvent(final=answer(found))
+
+
+def model_info(info: values.ModelInfo) -> pb.ModelInfo:
+    """Write what a running model is."""
+    return pb.ModelInfo(
+        name=info.name,
+        kind=info.kind,
+        method=info.method,
+        fingerprint=info.fingerprint,
+        dims=info.dims or 0,
+        max_tokens=info.max_tokens,
+        dtype=info.dtype,
+        device=info.device,
+        licence=info.licence,
+        pooling=info.pooling or "",
+    )
