@@ -138,7 +138,8 @@ def _unary(
         except CondenseryError as error:
             await _fail(context, error, request_id)
         except Exception:  # a bug must not show the caller its traceback
-            await _crash(context, call, request_id)
+            log.exception("fault", extra={"call": call.name, "request_id": request_id})
+            await _crash(context, request_id)
         raise AssertionError  # abort raises
 
     return handle
@@ -163,7 +164,8 @@ def _stream(
         except CondenseryError as error:
             await _fail(context, error, request_id)
         except Exception:  # as above
-            await _crash(context, call, request_id)
+            log.exception("fault", extra={"call": call.name, "request_id": request_id})
+            await _crash(context, request_id)
 
     return handle
 
@@ -206,8 +208,7 @@ async def _fail(context: Context, error: CondenseryError, request_id: str) -> No
     await context.abort(code_of(error), error.message, trailing_metadata=extra)
 
 
-async def _crash(context: Context, call: Call[Any], request_id: str) -> None:
-    log.error("fault", exc_info=True, extra={"call": call.name, "request_id": request_id})
+async def _crash(context: Context, request_id: str) -> None:
     await context.abort(
         grpc.StatusCode.INTERNAL,
         "internal error",
