@@ -93,19 +93,19 @@ class Metrics:
         )
         self.compressed_docs = Counter(
             "condensery_compressed_docs_total",
-            "Passages compressed for an answer.",
+            "Passages that answers were generated from, as vectors.",
             ["model"],
             registry=reg,
         )
         self.context_tokens_in = Counter(
             "condensery_context_tokens_in_total",
-            "Passage tokens read by the compressor for answers.",
+            "Tokens of those passages.",
             ["model"],
             registry=reg,
         )
         self.context_vectors_out = Counter(
             "condensery_context_vectors_out_total",
-            "Memory vectors handed to the generator.",
+            "Memory vectors that those passages became.",
             ["model"],
             registry=reg,
         )

@@ -260,7 +260,7 @@ def _generate(
 ) -> AsyncIterator[Token]:
     if mode == "off":
         return reader.generate_plain(question, reading.texts, max_tokens=max_tokens)
-    memory = [reading.compressed[place].memory for place in reading.kept]
+    memory = [one.memory for one in reading.in_context]
     return reader.generate(question, memory, max_tokens=max_tokens)
 
 

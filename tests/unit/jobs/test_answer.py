@@ -1,0 +1,122 @@
+import pytest
+
+from condensery.errors import EmptyInput, IndexNotFound, InputError, ModelNotFound
+from condensery.jobs import search
+from condensery.jobs.answer import answer, answered
+from condensery.values import Answer, Delta, Document, Retrieved
+
+DOCUMENTS = [
+    Document("plain", "some words here"),
+    Document("best", "gold gold gold", {"page": 7}),
+    Document("good", "gold again"),
+]
+
+
+def sample(services, name, **labels):
+    return services.metrics.registry.get_sample_value(name, labels)
+
+
+async def test_events_come_in_order_and_the_deltas_join_to_the_answer(services):
+    events = [event async for event in answer(services, "where?", documents=DOCUMENTS, top_n=2)]
+    assert isinstance(events[0], Retrieved)
+    assert all(isinstance(event, Delta) for event in events[1:-1])
+    assert isinstance(events[-1], Answer)
+    assert "".join(event.text for event in events[1:-1]) == events[-1].text == "where? 1 2 "
+    assert events[0].id == events[-1].id
+    assert events[0].citations == events[-1].citations
+
+
+async def test_the_generator_reads_the_most_relevant_best_first(services):
+    whole = await answered(services, "where?", documents=DOCUMENTS, top_n=2)
+    assert [(one.id, one.index) for one in whole.citations] == [("best", 1), ("good", 2)]
+    assert whole.citations[0].metadata == {"page": 7}
+    assert whole.citations[0].relevance_score > whole.citations[1].relevance_score > 0.5
+    assert whole.finish_reason == "stop"
+
+
+async def test_the_block_says_what_was_done_and_equals_the_metrics(services):
+    for _ in range(2):
+        whole = await answered(services, "where?", documents=DOCUMENTS, top_n=2)
+    block = whole.compression
+    assert (block.status, block.mode, block.reason) == ("applied", "auto", None)
+    assert (block.docs, block.tokens_in, block.vectors_out, block.ratio) == (2, 5, 4, 1.25)
+    assert (block.flops_plain, block.flops_used) == (50, 43)
+    totals = ["compressed_docs", "context_tokens_in", "context_vectors_out"]
+    counted = [sample(services, f"condensery_{name}_total", model="pair") for name in totals]
+    assert counted == [2 * 2, 2 * 5, 2 * 4]
+    stage = {"model": "pair", "stage": "compress"}
+    assert sample(services, "condensery_stage_duration_seconds_count", **stage) == 2
+    stage = {"model": "pair", "stage": "generate"}
+    assert sample(services, "condensery_stage_duration_seconds_count", **stage) == 2
+    assert sample(services, "condensery_ttft_seconds_count", model="pair") == 2
+
+
+async def test_passages_come_from_an_index(services):
+    await search.create_index(services, "kb")
+    await search.upsert(services, "kb", DOCUMENTS)
+    whole = await answered(services, "where?", index="kb", top_k=3, top_n=1)
+    assert [one.document_id for one in whole.citations] == ["best"]
+    assert whole.citations[0].id == "best#0"
+    stage = {"model": "words", "stage": "index"}
+    assert sample(services, "condensery_stage_duration_seconds_count", **stage) == 2
+
+
+async def test_without_compression_the_passages_are_read_as_they_were_found(services):
+    whole = await answered(services, "where?", documents=DOCUMENTS, top_n=2, mode="off")
+    assert whole.text == "where? some words here gold gold gold "
+    assert [one.id for one in whole.citations] == ["plain", "best"]
+    assert (whole.compression.status, whole.compression.reason) == ("off", "asked for")
+    assert (whole.compression.docs, whole.compression.vectors_out) == (0, 0)
+    assert sample(services, "condensery_compressed_docs_total", model="pair") == 0
+
+
+async def test_an_index_without_passages_is_said_to_be_so(services):
+    await search.create_index(services, "empty")
+    whole = await answered(services, "where?", index="empty")
+    assert whole.citations == ()
+    assert (whole.compression.status, whole.compression.reason) == ("off", "no passages were found")
+
+
+async def test_a_question_that_was_cut_is_reported(services):
+    whole = await answered(services, "why " * 30, documents=DOCUMENTS)
+    assert "the question was cut" in whole.compression.reason
+
+
+async def test_max_tokens_ends_an_answer(services):
+    whole = await answered(services, "where?", documents=DOCUMENTS, max_tokens=1)
+    assert (whole.text, whole.finish_reason, whole.usage.completion_tokens) == (
+        "where? ",
+        "length",
+        1,
+    )
+
+
+async def test_leaving_early_stops_the_generator(services, pool):
+    stream = answer(services, "where?", documents=DOCUMENTS)
+    async for event in stream:
+        if isinstance(event, Delta):
+            break
+    await stream.aclose()
+    assert pool.readers["pair"].closed == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "message"),
+    [
+        ({}, InputError, "give `documents` or `index`, one of them; got neither"),
+        ({"documents": DOCUMENTS, "index": "kb"}, InputError, "got both"),
+        ({"documents": []}, EmptyInput, "documents: the list is empty"),
+        ({"documents": DOCUMENTS, "mode": "perhaps"}, InputError, "compression.mode: 'perhaps'"),
+        ({"documents": DOCUMENTS, "max_tokens": 0}, InputError, "max_tokens: 0"),
+        ({"documents": DOCUMENTS, "top_n": 0}, InputError, "rerank.top_n: 0"),
+        ({"documents": DOCUMENTS, "top_k": 1000}, InputError, "index.top_k: 1000"),
+        ({"documents": DOCUMENTS, "question": " "}, InputError, "query: the question is empty"),
+        ({"documents": [Document("a", "a" * 4001)]}, InputError, r"documents\[0\]\.text: 4001"),
+        ({"documents": DOCUMENTS, "model": "nobody"}, ModelNotFound, "'nobody'"),
+        ({"index": "nowhere"}, IndexNotFound, "'nowhere'"),
+    ],
+)
+async def test_a_bad_request_fails_before_the_first_event(services, request_, error, message):
+    stream = answer(services, **{"question": "where?", **request_})
+    with pytest.raises(error, match=message):
+        await anext(stream)

@@ -1,0 +1,121 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from condensery.errors import EmptyInput, EncoderMismatch, IndexExists, IndexNotFound, InputError
+from condensery.jobs import search
+from condensery.values import Document
+
+
+@pytest.fixture
+async def index(services):
+    await search.create_index(services, "kb")
+    await search.upsert(services, "kb", [Document("a", "alpha one"), Document("b", "beta two")])
+    return "kb"
+
+
+async def test_an_index_takes_its_encoders_settings(services):
+    info = await search.create_index(services, "kb", encoder="other")
+    assert (info.encoder, info.fingerprint, info.dims) == ("other", "sha256:other", 8)
+    assert await search.create_index(services, "kb", encoder="other") == info
+    with pytest.raises(IndexExists, match="metric"):
+        await search.create_index(services, "kb", encoder="other", metric="l2")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"metric": "cosine"}, "metric: 'cosine' is not one of ip, l2"),
+        ({"kind": "ivf_pq"}, "kind: 'ivf_pq' is not one of flat, hnsw"),
+        ({"dims": 3}, "dims: 3, but words gives vectors of 8"),
+    ],
+)
+async def test_settings_that_can_not_be_are_refused(services, setting, message):
+    with pytest.raises(InputError, match=message):
+        await search.create_index(services, "kb", **setting)
+
+
+async def test_what_was_written_is_found_counted_and_read(services, index):
+    hits = await search.query(services, index, vector=None, text="alpha one")
+    assert await search.count(services, index) == (2, 2)
+    assert {hit.passage.document_id for hit in hits} == {"a", "b"}
+    assert [one.text for one in await search.get(services, index, ["b", "nobody"])] == ["beta two"]
+    assert await search.delete(services, index, ["a", "nobody"]) == 1
+    assert await search.count(services, index) == (1, 1)
+
+
+async def test_queries_carry_the_query_prompt_and_documents_none(services, index, pool):
+    await search.query(services, index, "what?")
+    prompts = {text: prompt for text, prompt, _ in pool.encoders["words"].asked}
+    assert prompts == {"alpha one": "", "beta two": "", "what?": "query: "}
+
+
+async def test_a_long_document_becomes_passages_that_know_their_place(services):
+    await search.create_index(services, "kb")
+    text = " ".join(f"word{place}." for place in range(30))
+    written = await search.upsert(services, "kb", [Document("long", text, {"n": 1})])
+    hits = await search.query(services, "kb", "word7.", top_k=10)
+    assert written.documents == 1
+    assert written.passages == len(hits) > 3
+    for hit in hits:
+        passage = hit.passage
+        assert passage.document_id == "long"
+        assert passage.text == text[passage.start : passage.end]
+        assert len(passage.text.split()) <= 10
+        assert passage.metadata == {"n": 1}
+
+
+async def test_vectors_of_the_caller_need_the_encoders_fingerprint(services, index):
+    document, vector = [Document("c", "gamma")], np.ones((1, 8), np.float32)
+    with pytest.raises(InputError, match="fingerprint: needed beside vectors"):
+        await search.upsert(services, index, document, vectors=vector)
+    with pytest.raises(EncoderMismatch, match="sha256:words, not 'sha256:other'"):
+        await search.upsert(services, index, document, vectors=vector, fingerprint="sha256:other")
+    await search.upsert(services, index, document, vectors=vector, fingerprint="sha256:words")
+    hits = await search.query(services, index, vector=vector[0], fingerprint="sha256:words")
+    assert hits[0].passage.document_id == "c"
+    with pytest.raises(EncoderMismatch):
+        await search.query(services, index, vector=vector[0], fingerprint="sha256:other")
+
+
+async def test_vectors_that_are_not_finite_or_too_short_are_named(services, index):
+    vectors = np.ones((2, 8), np.float32)
+    vectors[1, 3] = np.nan
+    documents = [Document("c", "gamma"), Document("d", "delta")]
+    given = {"vectors": vectors, "fingerprint": "sha256:words"}
+    with pytest.raises(InputError, match=r"documents\[1\]\.vector\[3\]: nan is not a finite"):
+        await search.upsert(services, index, documents, **given)
+    with pytest.raises(InputError, match="vector: 5 numbers, but index 'kb' has 8 dimensions"):
+        await search.query(services, index, vector=vectors[0, :5], fingerprint="sha256:words")
+    assert await search.count(services, index) == (2, 2)
+
+
+async def test_an_index_of_an_encoder_that_has_changed_is_not_asked(services, index, pool):
+    encoder = pool.encoders["words"]
+    encoder.info = replace(encoder.info, fingerprint="sha256:new")
+    with pytest.raises(EncoderMismatch, match="sha256:words; the one that runs has sha256:new"):
+        await search.query(services, index, "alpha")
+    del pool.encoders["words"]
+    with pytest.raises(EncoderMismatch, match="does not run here"):
+        await search.upsert(services, index, [Document("c", "gamma")])
+
+
+async def test_what_is_not_there_or_says_nothing_is_refused(services, index):
+    with pytest.raises(IndexNotFound, match="'nobody'"):
+        await search.query(services, "nobody", "a")
+    with pytest.raises(InputError, match="give `query` or `vector`, one of them; got neither"):
+        await search.query(services, index)
+    with pytest.raises(InputError, match="top_k: 101 is not a whole number from 1 to 100"):
+        await search.query(services, index, "a", top_k=101)
+    with pytest.raises(EmptyInput, match="ids"):
+        await search.delete(services, index, [])
+    with pytest.raises(EmptyInput, match="documents"):
+        await search.upsert(services, index, [])
+    with pytest.raises(InputError, match=r"documents\[0\]\.id: ''"):
+        await search.upsert(services, index, [Document("", "a")])
+
+
+async def test_dropping_takes_all(services, index):
+    await search.drop_index(services, index)
+    assert await search.list_indexes(services) == []
