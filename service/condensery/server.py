@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
 
 import condensery
-from condensery.api.rest.server import RestServer, check_free, listen
+from condensery.api.grpc.server import GrpcServer
+from condensery.api.grpc.server import start as start_grpc
+from condensery.api.ports import check_free, listen
+from condensery.api.rest.server import RestServer
 from condensery.errors import CondenseryError, StartError
 from condensery.index.store import IndexStore
 from condensery.jobs.samples import NAME as SAMPLES
@@ -26,16 +27,6 @@ from condensery.store.importing import MINILM, import_minilm
 from condensery.store.store import ModelStore, shipped_store
 
 Say = Callable[[str], None]
-
-
-class GrpcServer(Protocol):
-    """What the gRPC door gives back."""
-
-    port: int
-
-    async def stop(self, grace: float) -> None:
-        """Refuse new calls, and wait for those in flight at most ``grace`` seconds."""
-        ...
 
 
 def serve(settings: Settings) -> int:
@@ -81,16 +72,14 @@ async def _serve(settings: Settings, say: Say) -> int:
         running.cancel()
         services.health.set(False, "draining")
         say(f"stopping: requests in flight have {settings.grace_seconds:g} s")
-        grace = settings.grace_seconds
-        doors = [rest.stop()] if grpc is None else [rest.stop(), grpc.stop(grace)]
-        await asyncio.gather(*doors)
+        await asyncio.gather(rest.stop(), grpc.stop(settings.grace_seconds))
     say("stopped")
     return 0 if stop.is_set() else 1
 
 
 async def _start(
     settings: Settings, stack: AsyncExitStack, say: Say
-) -> tuple[Services, RestServer, GrpcServer | None]:
+) -> tuple[Services, RestServer, GrpcServer]:
     """Start everything, the cheap checks first; ``stack`` closes it in reverse."""
     began = time.perf_counter()
     listener = listen(settings.host, settings.port)
@@ -116,16 +105,16 @@ async def _start(
             await ensure_samples(services, say)
         except CondenseryError as error:  # a full disk: searching what is there still works
             say(f"index {SAMPLES}: not made: {error.message}")
-    grpc = await _start_grpc(services, settings, say)
+    grpc = await start_grpc(services, settings.host, settings.grpc_port)
     rest = RestServer(services, listener, settings.grace_seconds)
     await rest.started()
     services.health.set(True, "ready")
+    await grpc.set_ready(True)
     port = listener.getsockname()[1]
     say(f"ready in {time.perf_counter() - began:.1f} s")
     url = f"http://{_in_url(settings.host)}:{port}"
     say(f"REST on {url} (description at {url}/docs, metrics at {url}/metrics)")
-    if grpc is not None:
-        say(f"gRPC on {settings.host}:{grpc.port}")
+    say(f"gRPC on {settings.host}:{grpc.port}")
     say(_example(url, pool))
     return services, rest, grpc
 
@@ -134,10 +123,10 @@ async def _load_models(settings: Settings, metrics: Metrics, say: Say) -> Runnin
     store = ModelStore(shipped_store(), settings.own_store)
     if MINILM not in store.names():
         say(f"importing {MINILM} into {settings.own_store} (the first time only)")
-        try:
-            await asyncio.to_thread(import_minilm, store)
-        except CondenseryError as error:  # others may serve
-            say(f"{MINILM}: not imported: {error.message}")
+    try:  # every time: it costs little where the model is whole, and mends it where it is not
+        await asyncio.to_thread(import_minilm, store)
+    except CondenseryError as error:  # others may serve
+        say(f"{MINILM}: not imported: {error.message}")
     device = choose_device(settings.device)
     dtype = choose_dtype(device, settings.dtype)
     say(f"loading models on {device} in {str(dtype).removeprefix('torch.')}")
@@ -157,18 +146,6 @@ async def _load_models(settings: Settings, metrics: Metrics, say: Say) -> Runnin
     say("warming up")
     await pool.warm_up()
     return pool
-
-
-async def _start_grpc(services: Services, settings: Settings, say: Say) -> GrpcServer | None:
-    try:
-        door: Any = importlib.import_module("condensery.api.grpc.server")
-    except ModuleNotFoundError as error:
-        if error.name != "condensery.api.grpc.server":
-            raise
-        say("gRPC is not there yet")
-        return None
-    server: GrpcServer = await door.start(services, settings.host, settings.grpc_port)
-    return server
 
 
 def configure_logging(level: str) -> None:

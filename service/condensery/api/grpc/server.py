@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -13,7 +12,8 @@ from grpc_reflection.v1alpha import reflection
 
 from condensery.api.grpc.calls import CALLS, Call
 from condensery.api.grpc.errors import Trailer, code_of, trailers
-from condensery.errors import CondenseryError, InputError, PayloadTooLarge, PortTaken
+from condensery.api.ports import check_free
+from condensery.errors import CondenseryError, InputError, PayloadTooLarge
 from condensery.jobs.accounting import account
 from condensery.jobs.services import Services
 from condensery.stubs import condensery_v1_pb2 as pb
@@ -76,11 +76,8 @@ async def start(services: Services, host: str, port: int) -> GrpcServer:
         (*_service_names(), health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    _check_free(host, port)
-    try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise _taken(host, port) from error
+    check_free(host, port, "grpc_port")  # gRPC itself would log an alarm of its own
+    bound = server.add_insecure_port(address)
     await server.start()
     running = GrpcServer(server, bound, checks)
     await running.set_ready(False)
@@ -89,25 +86,6 @@ async def start(services: Services, host: str, port: int) -> GrpcServer:
 
 def _service_names() -> list[str]:
     return [f"{PACKAGE}.{name}" for name in sorted({call.service for call in CALLS})]
-
-
-def _check_free(host: str, port: int) -> None:
-    """Find out before gRPC does, which logs an alarm of its own."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise _taken(host, port) from error
-
-
-def _taken(host: str, port: int) -> PortTaken:
-    return PortTaken(
-        f"grpc_port: {host}:{port} is taken by another process; choose another with --grpc-port",
-        field="grpc_port",
-        value=port,
-    )
 
 
 def _handler(services: Services, call: Call[Any]) -> Any:

@@ -87,8 +87,10 @@ def _explain(data: bytes, error: orjson.JSONDecodeError) -> InputError:
             f"body: the byte 0x{byte:02x} at {broken.start} is not UTF-8.", field="body", value=byte
         )
     where = text[error.pos : error.pos + 20]
-    for word in ("NaN", "Infinity", "-Infinity"):
-        if where.startswith(word):
+    for word in ("NaN", "Infinity"):
+        if where.removeprefix("-").startswith(word):
+            if text[error.pos] == "-" or text[: error.pos].endswith("-"):
+                word = f"-{word}"
             return InputError(
                 f"body: {word} at character {error.pos} (line {error.lineno}) is not JSON; numbers "
                 "must be finite.",
