@@ -1,6 +1,19 @@
-"""What holds for every test: one thread an operation, no model hub, GPU tests only beside a GPU."""
+"""What holds for every test: one thread an operation, no model hub, GPU tests only beside a GPU.
 
+And what several kinds of tests share: a store with an untrained pair, and a running server.
+"""
+
+import json
 import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +34,100 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def store_with_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store's own root with minilm-l6 and ``oscar-mini``: small, untrained, of fixed weights.
+
+    Its answers mean nothing, and are the same each time: enough for whatever asks how an answer
+    travels rather than whether it is right.
+    """
+    import torch
+    from transformers import BertConfig
+
+    from condensery.networks.oscar import OscarPair
+    from condensery.networks.oscar_shape import OscarShape
+    from condensery.runtime.pair import word_embeddings
+    from condensery.store.importing import import_minilm
+    from condensery.store.manifest import Manifest
+    from condensery.store.store import ModelStore
+    from condensery.store.weights import save_state
+
+    root = tmp_path_factory.mktemp("store")
+    store = ModelStore(None, root / "models")
+    base = import_minilm(store)
+    files = root / "pair"
+    files.mkdir()
+    shape = OscarShape(generator_layers=1)
+    config = BertConfig.from_json_file(base.path / "config.json")
+    config.num_hidden_layers = 2
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        pair = OscarPair(config, shape, word_embeddings(base.path))
+    save_state(files, pair.own_state(), int8_names=[])
+    (files / "config.json").write_text(json.dumps(config.to_dict()))
+    shutil.copy(base.path / "tokenizer.json", files)
+    manifest = Manifest(
+        name="oscar-mini",
+        kind="oscar-pair",
+        method="oscar",
+        base=base.name,
+        max_tokens=shape.query_tokens + shape.passage_tokens + 3,
+        shape=shape.to_dict(),
+    )
+    store.publish(files, manifest)
+    return store.own
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """A real ``condensery serve`` on loopback."""
+
+    url: str
+    grpc: str
+    data_dir: Path
+    log: Path
+    pid: int
+
+
+@pytest.fixture(scope="session")
+def live_server(
+    store_with_pair: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """One server for all tests that do not break it; it must end by itself, and with 0."""
+    folder = tmp_path_factory.mktemp("live")
+    data_dir, log = folder / "data", folder / "log"
+    command = [str(Path(sys.executable).with_name("condensery")), "serve", "--port", "0"]
+    command += ["--grpc-port", "0", "--data-dir", str(data_dir), "--store", str(store_with_pair)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        text = wait_for(log, "condensery: ready in", process)
+        rest = re.search(r"REST on (http://\S+)", text)
+        grpc = re.search(r"gRPC on (\S+)", text)
+        assert rest, text
+        yield LiveServer(rest[1], grpc[1] if grpc else "", data_dir, log, process.pid)
+        assert process.poll() is None, f"the server died:\n{log.read_text()}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            status = process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+    assert status == 0, log.read_text()
+
+
+def wait_for(log: Path, line: str, process: "subprocess.Popen[bytes]", seconds: float = 90) -> str:
+    """Return a process's output once it holds ``line`` and what is said in one go with it."""
+    deadline = time.monotonic() + seconds
+    while line not in (text := log.read_text()):
+        assert process.poll() is None, f"it ended with {process.returncode}:\n{text}"
+        assert time.monotonic() < deadline, f"not in {seconds} s:\n{text}"
+        time.sleep(0.05)
+    while "condensery: try:" not in text and time.monotonic() < deadline:
+        time.sleep(0.02)
+        text = log.read_text()
+    return text

@@ -1,0 +1,199 @@
+"""The service over gRPC: a blocking and an async client, with the methods of the REST ones.
+
+from condensery.client.grpc import GrpcClient
+
+with GrpcClient("127.0.0.1:8081") as client:
+    vectors = client.embed(["a question", "a passage"])  # (2, dims), float32
+    for event in client.answer_stream("Who discovered radium?", index="samples"):
+        print(event)
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Self, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from condensery.client import grpc_calls as calls
+from condensery.client.calls import awaiting, blocking, streaming, streaming_async
+from condensery.client.faults import Retries
+from condensery.client.grpc_calls import RpcCall
+from condensery.client.grpc_faults import read_fault
+from condensery.errors import Unavailable
+
+T = TypeVar("T")
+ADDRESS = "127.0.0.1:8081"
+# The server has limits of its own, and names them where they are passed.
+OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+
+
+def _write(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+class GrpcClient:
+    """Blocking gRPC client, usable from several threads; ``close`` it, or use ``with``.
+
+    Args:
+        address: Where the service listens, host:port.
+        timeout: Seconds a call may take.
+        retries: How patient to be with a server that is full or not ready.
+
+    Raises:
+        CondenseryError: By each method: the server's own error, by class and message.
+            Unavailable also where nobody listens, DeadlineExceeded after ``timeout``.
+    """
+
+    def __init__(
+        self, address: str = ADDRESS, *, timeout: float = 120.0, retries: Retries | None = None
+    ) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._retries = retries or Retries()
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+
+    embed = blocking(calls.embed)
+    rerank = blocking(calls.rerank)
+    answer = blocking(calls.answer)
+    answer_stream = streaming(calls.answer_stream)
+    create_index = blocking(calls.create_index)
+    list_indexes = blocking(calls.list_indexes)
+    drop_index = blocking(calls.drop_index)
+    upsert = blocking(calls.upsert)
+    delete = blocking(calls.delete)
+    query = blocking(calls.query)
+    count = blocking(calls.count)
+    models = blocking(calls.models)
+
+    def ready(self) -> bool:
+        """Tell whether the service is there and ready to serve."""
+        try:
+            check = self._channel.unary_unary(calls.HEALTH, bytes, bytes)
+            return bool(check(b"", timeout=self._timeout) == calls.SERVING)
+        except grpc.RpcError as error:
+            fault = read_fault(error, self.address)
+        if isinstance(fault.error, Unavailable):
+            return False
+        raise fault.error
+
+    def send(self, call: RpcCall[T]) -> T:
+        """Send ``call`` and read its reply."""
+        method = self._channel.unary_unary(call.method, _write, call.reply_type.FromString)
+        for attempt in itertools.count(1):
+            try:
+                reply = method(call.request, timeout=self._timeout)
+                break
+            except grpc.RpcError as error:
+                fault = read_fault(error, self.address)
+            time.sleep(self._retries.pause(attempt, fault))
+        return call.read(reply)
+
+    def stream(self, call: RpcCall[Iterable[T]]) -> Iterator[T]:
+        """Send ``call`` and read each message of its reply as it comes."""
+        method = self._channel.unary_stream(call.method, _write, call.reply_type.FromString)
+        for attempt in itertools.count(1):
+            replies = method(call.request, timeout=self._timeout)
+            begun = False
+            try:
+                for reply in replies:
+                    begun = True
+                    yield from call.read(reply)
+                return
+            except grpc.RpcError as error:
+                fault = read_fault(error, self.address)
+            finally:
+                replies.cancel()  # of no effect once it has ended
+            if begun:
+                raise fault.error
+            time.sleep(self._retries.pause(attempt, fault))
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncGrpcClient:
+    """Async gRPC client; otherwise as ``GrpcClient``. Make it where the event loop runs."""
+
+    def __init__(
+        self, address: str = ADDRESS, *, timeout: float = 120.0, retries: Retries | None = None
+    ) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._retries = retries or Retries()
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+
+    embed = awaiting(calls.embed)
+    rerank = awaiting(calls.rerank)
+    answer = awaiting(calls.answer)
+    answer_stream = streaming_async(calls.answer_stream)
+    create_index = awaiting(calls.create_index)
+    list_indexes = awaiting(calls.list_indexes)
+    drop_index = awaiting(calls.drop_index)
+    upsert = awaiting(calls.upsert)
+    delete = awaiting(calls.delete)
+    query = awaiting(calls.query)
+    count = awaiting(calls.count)
+    models = awaiting(calls.models)
+
+    async def ready(self) -> bool:
+        """Tell whether the service is there and ready to serve."""
+        try:
+            check = self._channel.unary_unary(calls.HEALTH, bytes, bytes)
+            return bool(await check(b"", timeout=self._timeout) == calls.SERVING)
+        except grpc.aio.AioRpcError as error:
+            fault = read_fault(error, self.address)
+        if isinstance(fault.error, Unavailable):
+            return False
+        raise fault.error
+
+    async def send(self, call: RpcCall[T]) -> T:
+        """Send ``call`` and read its reply."""
+        method = self._channel.unary_unary(call.method, _write, call.reply_type.FromString)
+        for attempt in itertools.count(1):
+            try:
+                reply = await method(call.request, timeout=self._timeout)
+                break
+            except grpc.aio.AioRpcError as error:
+                fault = read_fault(error, self.address)
+            await asyncio.sleep(self._retries.pause(attempt, fault))
+        return call.read(reply)
+
+    async def stream(self, call: RpcCall[Iterable[T]]) -> AsyncIterator[T]:
+        """Send ``call`` and read each message of its reply as it comes."""
+        method = self._channel.unary_stream(call.method, _write, call.reply_type.FromString)
+        for attempt in itertools.count(1):
+            replies = method(call.request, timeout=self._timeout)
+            begun = False
+            try:
+                async for reply in replies:
+                    begun = True
+                    for event in call.read(reply):
+                        yield event
+                return
+            except grpc.aio.AioRpcError as error:
+                fault = read_fault(error, self.address)
+            finally:
+                replies.cancel()  # of no effect once it has ended
+            if begun:
+                raise fault.error
+            await asyncio.sleep(self._retries.pause(attempt, fault))
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

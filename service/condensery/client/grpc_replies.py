@@ -1,0 +1,199 @@
+"""gRPC replies as values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.values import (
+    Answer,
+    AnswerEvent,
+    Citation,
+    Compression,
+    Delta,
+    Floats,
+    Hit,
+    IndexInfo,
+    ModelInfo,
+    Passage,
+    Ranked,
+    Retrieved,
+    Timings,
+    Upserted,
+    Usage,
+)
+
+
+def read_vectors(reply: pb.EmbedBatchResponse) -> Floats:
+    """Return the vectors, (texts, dims), float32."""
+    flat = np.frombuffer(reply.vectors, dtype="<f4")
+    return flat.reshape(-1, reply.dims).astype(np.float32, copy=False)
+
+
+def read_ranked(reply: pb.RerankResponse, texts: Sequence[str]) -> list[Ranked]:
+    """Return the passages in order; ``texts`` are those that were sent."""
+    return [Ranked(one.index, one.score, texts[one.index]) for one in reply.results]
+
+
+def read_answer(reply: pb.AnswerResponse) -> Answer:
+    """Return a whole answer."""
+    return Answer(
+        id=reply.id,
+        model=reply.model,
+        text=reply.answer,
+        finish_reason=_literal(reply.finish_reason),
+        citations=_citations(reply.citations),
+        compression=_compression(reply.compression),
+        usage=Usage(
+            prompt_tokens=reply.usage.prompt_tokens,
+            context_vectors=reply.usage.context_vectors,
+            completion_tokens=reply.usage.completion_tokens,
+        ),
+        timings=Timings(
+            retrieve_ms=reply.timings.retrieve_ms,
+            compress_ms=reply.timings.compress_ms,
+            generate_ms=reply.timings.generate_ms,
+            ttft_ms=reply.timings.ttft_ms,
+            total_ms=reply.timings.total_ms,
+        ),
+    )
+
+
+def read_event(reply: pb.AnswerEvent) -> list[AnswerEvent]:
+    """Return what one message of a streamed answer says that is new."""
+    match reply.WhichOneof("event"):
+        case "retrieved":
+            found = reply.retrieved
+            compression = _compression(found.compression)
+            return [Retrieved(found.id, found.model, _citations(found.citations), compression)]
+        case "delta":
+            return [Delta(reply.delta)]
+        case "final":
+            return [read_answer(reply.final)]
+        case _:
+            return []  # what a newer server may add
+
+
+def read_index(reply: pb.IndexInfo) -> IndexInfo:
+    """Return what describes one index."""
+    return IndexInfo(
+        name=reply.name,
+        encoder=reply.encoder,
+        fingerprint=reply.fingerprint,
+        dims=reply.dims,
+        kind=reply.kind,
+        metric=reply.metric,
+        documents=reply.documents,
+        passages=reply.passages,
+    )
+
+
+def read_indexes(reply: pb.ListIndexesResponse) -> list[IndexInfo]:
+    """Return the indexes."""
+    return [read_index(one) for one in reply.indexes]
+
+
+def read_upserted(reply: pb.UpsertResponse) -> Upserted:
+    """Return what an upsert wrote."""
+    return Upserted(reply.documents, reply.passages, reply.tokens)
+
+
+def read_hits(reply: pb.QueryResponse) -> list[Hit]:
+    """Return the passages found."""
+    return [
+        Hit(
+            Passage(
+                id=one.id,
+                document_id=one.document_id,
+                text=one.text,
+                start=one.start,
+                end=one.end,
+                metadata=plain(one.metadata),
+            ),
+            one.score,
+        )
+        for one in reply.hits
+    ]
+
+
+def read_counts(reply: pb.CountResponse) -> tuple[int, int]:
+    """Return (documents, passages)."""
+    return reply.documents, reply.passages
+
+
+def read_models(reply: pb.ListModelsResponse) -> list[ModelInfo]:
+    """Return the models."""
+    return [
+        ModelInfo(
+            name=one.name,
+            kind=_literal(one.kind),
+            method=one.method,
+            fingerprint=one.fingerprint,
+            dims=one.dims or None,
+            max_tokens=one.max_tokens,
+            dtype=one.dtype,
+            device=one.device,
+            licence=one.licence,
+            created=0,
+            pooling=one.pooling or None,
+        )
+        for one in reply.models
+    ]
+
+
+def plain(struct: Any) -> dict[str, Any]:
+    """Return a Struct as JSON has it: its numbers are all floats, whole ones become int."""
+    return {name: _plain(value) for name, value in struct.fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    match value.WhichOneof("kind"):
+        case "number_value":
+            number: float = value.number_value
+            return int(number) if number.is_integer() else number
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case "struct_value":
+            return plain(value.struct_value)
+        case "list_value":
+            return [_plain(one) for one in value.list_value.values]
+        case _:
+            return None
+
+
+def _citations(items: Any) -> tuple[Citation, ...]:
+    return tuple(
+        Citation(
+            index=one.index,
+            id=one.id,
+            document_id=one.document_id,
+            text=one.text,
+            start=one.start,
+            end=one.end,
+            relevance_score=one.relevance_score,
+            metadata=plain(one.metadata),
+        )
+        for one in items
+    )
+
+
+def _compression(block: pb.Compression) -> Compression:
+    return Compression(
+        mode=_literal(block.mode),
+        status=_literal(block.status),
+        docs=block.docs,
+        tokens_in=block.tokens_in,
+        vectors_out=block.vectors_out,
+        flops_plain=block.flops_plain,
+        flops_used=block.flops_used,
+        compress_ms=block.compress_ms,
+        reason=block.reason or None,
+    )
+
+
+def _literal(word: str) -> Any:
+    """Return a word that the contract limits to some; a newer server's new one is no error."""
+    return word

@@ -1,0 +1,182 @@
+"""The service over REST: a blocking and an async client.
+
+from condensery.client.rest import Client
+
+with Client("http://127.0.0.1:8080") as client:
+    vectors = client.embed(["a question", "a passage"])  # (2, dims), float32
+    print(client.answer("Who discovered radium?", index="samples").text)
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from condensery.client import rest_calls as calls
+from condensery.client.calls import awaiting, blocking, streaming, streaming_async
+from condensery.client.events import EventReader
+from condensery.client.faults import Retries
+from condensery.client.rest_calls import RestCall
+from condensery.client.rest_faults import read_fault, reading, sending, write_body
+from condensery.errors import Unavailable
+
+T = TypeVar("T")
+URL = "http://127.0.0.1:8080"
+ONCE = Retries(attempts=1)
+JSON = {"content-type": "application/json"}
+
+
+class Client:
+    """Blocking REST client, usable from several threads; ``close`` it, or use ``with``.
+
+    Args:
+        url: Where the service listens.
+        timeout: Seconds until a silent server is given up.
+        retries: How patient to be with a server that is full or not ready.
+
+    Raises:
+        CondenseryError: By each method: the server's own error, by class and message.
+            Unavailable also where nobody listens, DeadlineExceeded after ``timeout``.
+    """
+
+    def __init__(
+        self, url: str = URL, *, timeout: float = 120.0, retries: Retries | None = None
+    ) -> None:
+        self.url = url
+        self._retries = retries or Retries()
+        with sending(url):
+            self._http = httpx.Client(base_url=url, timeout=timeout, headers=JSON)
+
+    embed = blocking(calls.embed)
+    rerank = blocking(calls.rerank)
+    answer = blocking(calls.answer)
+    answer_stream = streaming(calls.answer_stream)
+    create_index = blocking(calls.create_index)
+    list_indexes = blocking(calls.list_indexes)
+    drop_index = blocking(calls.drop_index)
+    upsert = blocking(calls.upsert)
+    delete = blocking(calls.delete)
+    query = blocking(calls.query)
+    count = blocking(calls.count)
+    models = blocking(calls.models)
+
+    def ready(self) -> bool:
+        """Tell whether the service is there and ready to serve."""
+        try:
+            with self._open(calls.ready(), ONCE):
+                return True
+        except Unavailable:
+            return False
+
+    def send(self, call: RestCall[T]) -> T:
+        """Send ``call`` and read its reply."""
+        with self._open(call, self._retries) as reply, reading(self.url):
+            return call.read(json.loads(reply.read()))
+
+    def stream(self, call: RestCall[Iterable[T]]) -> Iterator[T]:
+        """Send ``call`` and read each event of its reply as it comes."""
+        events = EventReader(self.url)
+        with self._open(call, self._retries) as reply:
+            for chunk in reply.iter_bytes():
+                yield from events.feed(chunk, call.read)
+        events.finish()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _open(self, call: RestCall[Any], retries: Retries) -> Iterator[httpx.Response]:
+        """Send ``call`` until it is taken, and hold the reply open."""
+        content = write_body(call.body)
+        with sending(self.url):
+            for attempt in itertools.count(1):
+                with self._http.stream(call.method, call.path, content=content) as reply:
+                    if reply.is_success:
+                        yield reply
+                        return
+                    reply.read()
+                time.sleep(retries.pause(attempt, read_fault(reply)))
+
+
+class AsyncClient:
+    """Async REST client; otherwise as ``Client``. ``await close()`` it, or use ``async with``."""
+
+    def __init__(
+        self, url: str = URL, *, timeout: float = 120.0, retries: Retries | None = None
+    ) -> None:
+        self.url = url
+        self._retries = retries or Retries()
+        with sending(url):
+            self._http = httpx.AsyncClient(base_url=url, timeout=timeout, headers=JSON)
+
+    embed = awaiting(calls.embed)
+    rerank = awaiting(calls.rerank)
+    answer = awaiting(calls.answer)
+    answer_stream = streaming_async(calls.answer_stream)
+    create_index = awaiting(calls.create_index)
+    list_indexes = awaiting(calls.list_indexes)
+    drop_index = awaiting(calls.drop_index)
+    upsert = awaiting(calls.upsert)
+    delete = awaiting(calls.delete)
+    query = awaiting(calls.query)
+    count = awaiting(calls.count)
+    models = awaiting(calls.models)
+
+    async def ready(self) -> bool:
+        """Tell whether the service is there and ready to serve."""
+        try:
+            async with self._open(calls.ready(), ONCE):
+                return True
+        except Unavailable:
+            return False
+
+    async def send(self, call: RestCall[T]) -> T:
+        """Send ``call`` and read its reply."""
+        async with self._open(call, self._retries) as reply:
+            content = await reply.aread()
+        with reading(self.url):
+            return call.read(json.loads(content))
+
+    async def stream(self, call: RestCall[Iterable[T]]) -> AsyncIterator[T]:
+        """Send ``call`` and read each event of its reply as it comes."""
+        events = EventReader(self.url)
+        async with self._open(call, self._retries) as reply:
+            async for chunk in reply.aiter_bytes():
+                for event in events.feed(chunk, call.read):
+                    yield event
+        events.finish()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def _open(self, call: RestCall[Any], retries: Retries) -> AsyncIterator[httpx.Response]:
+        """Send ``call`` until it is taken, and hold the reply open."""
+        content = write_body(call.body)
+        with sending(self.url):
+            for attempt in itertools.count(1):
+                async with self._http.stream(call.method, call.path, content=content) as reply:
+                    if reply.is_success:
+                        yield reply
+                        return
+                    await reply.aread()
+                await asyncio.sleep(retries.pause(attempt, read_fault(reply)))

@@ -1,0 +1,290 @@
+"""The service's operations as REST calls."""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+
+from condensery.client import rest_replies as replies
+from condensery.client.calls import Call
+from condensery.errors import InputError
+from condensery.values import (
+    Answer,
+    AnswerEvent,
+    CompressionMode,
+    Document,
+    Floats,
+    Hit,
+    IndexInfo,
+    ModelInfo,
+    Ranked,
+    Upserted,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RestCall(Call[T], Generic[T]):
+    """A request with a JSON body or none; ``read`` gets the reply's JSON (or an event's)."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+
+
+def embed(
+    texts: Sequence[str],
+    *,
+    model: str | None = None,
+    prompt_name: str | None = None,
+    normalize: bool | None = None,
+    truncate: bool = True,
+) -> RestCall[Floats]:
+    """Embed each text.
+
+    Args:
+        texts: At least one, at most 2,048.
+        model: Name of an encoder; None takes the server's default.
+        prompt_name: Name of one of the model's prompts, put before each text.
+        normalize: Whether vectors get length 1; None leaves it to the model.
+        truncate: Cut texts that are too long (else they are an error).
+
+    Returns:
+        Vectors, (texts, dims), float32.
+    """
+    body = _body(
+        input=list(texts),
+        encoding_format="base64",
+        model=model,
+        prompt_name=prompt_name,
+        normalize=normalize,
+        truncate=truncate,
+    )
+    return RestCall(_read_vectors, "POST", "/v1/embeddings", body)
+
+
+def rerank(
+    query: str,
+    passages: Sequence[str],
+    *,
+    model: str | None = None,
+    top_n: int | None = None,
+    raw_scores: bool = False,
+    truncate: bool = True,
+) -> RestCall[list[Ranked]]:
+    """Order passages by their relevance to ``query``, the best first.
+
+    Args:
+        query: What the passages should answer.
+        passages: At least one.
+        model: Name of a reranker or pair; None takes the server's default.
+        top_n: How many to return; None returns all.
+        raw_scores: Logits instead of their sigmoid.
+        truncate: Cut passages that are too long (else they are an error).
+    """
+    texts = list(passages)
+    body = _body(
+        query=query,
+        documents=texts,
+        model=model,
+        top_n=top_n,
+        raw_scores=raw_scores,
+        truncate=truncate,
+    )
+    return RestCall(lambda reply: replies.read_ranked(reply, texts), "POST", "/v1/rerank", body)
+
+
+def answer(
+    question: str,
+    *,
+    documents: Sequence[str | Document] | None = None,
+    index: str | None = None,
+    top_k: int = 20,
+    top_n: int | None = 5,
+    model: str | None = None,
+    mode: CompressionMode = "auto",
+    max_tokens: int = 64,
+) -> RestCall[Answer]:
+    """Answer a question from passages.
+
+    Args:
+        question: What to answer.
+        documents: The passages to read; or else ``index``.
+        index: Name of the index to find the passages in.
+        top_k: How many passages to take from the index and compress.
+        top_n: How many of them, the most relevant, the answer is generated from; None is all.
+        model: Name of a pair; None takes the server's default.
+        mode: Whether passages are compressed; ``off`` reads them plain.
+        max_tokens: Most tokens to generate.
+    """
+    body = _answer_body(question, documents, index, top_k, top_n, model, mode, max_tokens)
+    return RestCall(replies.read_answer, "POST", "/v1/rag/answer", body)
+
+
+def answer_stream(
+    question: str,
+    *,
+    documents: Sequence[str | Document] | None = None,
+    index: str | None = None,
+    top_k: int = 20,
+    top_n: int | None = 5,
+    model: str | None = None,
+    mode: CompressionMode = "auto",
+    max_tokens: int = 64,
+) -> RestCall[Iterable[AnswerEvent]]:
+    """Answer a question as ``answer`` does, while it is generated.
+
+    Yields:
+        First ``Retrieved``, then ``Delta`` by ``Delta``, at last the whole ``Answer``, whose text
+        is what the deltas join to.
+    """
+    body = _answer_body(question, documents, index, top_k, top_n, model, mode, max_tokens)
+    return RestCall(replies.read_event, "POST", "/v1/rag/answer", {**body, "stream": True})
+
+
+def create_index(
+    name: str, *, encoder: str | None = None, kind: str = "flat", metric: str = "ip"
+) -> RestCall[IndexInfo]:
+    """Create an index; with the same settings again, it stays as it is.
+
+    Args:
+        name: Letters, digits, dots, dashes, underscores.
+        encoder: Name of the encoder of its vectors; None takes the server's default.
+        kind: ``flat``, ``hnsw`` or ``ivf_pq``.
+        metric: ``ip`` (inner product) or ``l2``.
+    """
+    body = _body(encoder=encoder, kind=kind, metric=metric)
+    return RestCall(replies.read_index, "PUT", _index(name), body)
+
+
+def list_indexes() -> RestCall[list[IndexInfo]]:
+    """List the indexes and what they hold."""
+    return RestCall(replies.read_indexes, "GET", "/v1/indexes")
+
+
+def drop_index(name: str) -> RestCall[None]:
+    """Delete an index and all it holds."""
+    return RestCall(_read_nothing, "DELETE", _index(name))
+
+
+def upsert(
+    name: str,
+    documents: Sequence[Document],
+    *,
+    vectors: Floats | None = None,
+    fingerprint: str | None = None,
+) -> RestCall[Upserted]:
+    """Write documents, replacing those of the same ids; they are on disk when this returns.
+
+    Args:
+        name: The index.
+        documents: Split into passages and embedded by the server, unless there are
+        vectors: of whole documents, (documents, dims), made by
+        fingerprint: the index's own encoder, as ``models`` tells.
+    """
+    items: list[dict[str, Any]] = [_document(document) for document in documents]
+    if vectors is not None:
+        if len(vectors) != len(items):
+            raise InputError(f"vectors: {len(vectors)} for {len(items)} documents", field="vectors")
+        for item, vector in zip(items, np.asarray(vectors), strict=True):
+            item["vector"] = vector.tolist()
+    body = _body(documents=items, fingerprint=fingerprint)
+    return RestCall(replies.read_upserted, "POST", f"{_index(name)}/documents", body)
+
+
+def delete(name: str, ids: Sequence[str]) -> RestCall[int]:
+    """Delete documents by id; returns how many were there."""
+    return RestCall(
+        replies.read_deleted, "POST", f"{_index(name)}/documents/delete", {"ids": list(ids)}
+    )
+
+
+def query(
+    name: str,
+    text: str | None = None,
+    *,
+    vector: Floats | None = None,
+    fingerprint: str | None = None,
+    top_k: int = 10,
+) -> RestCall[list[Hit]]:
+    """Find the passages nearest to a text, or to a vector, the best first.
+
+    Args:
+        name: The index.
+        text: What to look for; or
+        vector: its vector, (dims,), made by
+        fingerprint: the index's own encoder, as ``models`` tells.
+        top_k: How many passages to find.
+    """
+    body = _body(
+        query=text,
+        vector=None if vector is None else np.asarray(vector).tolist(),
+        fingerprint=fingerprint,
+        top_k=top_k,
+    )
+    return RestCall(replies.read_hits, "POST", f"{_index(name)}/query", body)
+
+
+def count(name: str) -> RestCall[tuple[int, int]]:
+    """Count an index's documents and passages."""
+    return RestCall(replies.read_counts, "POST", f"{_index(name)}/documents/count", {})
+
+
+def models() -> RestCall[list[ModelInfo]]:
+    """List the models that serve, defaults first."""
+    return RestCall(replies.read_models, "GET", "/v1/models")
+
+
+def ready() -> RestCall[None]:
+    """Ask whether the service is ready; an error says that it is not."""
+    return RestCall(_read_nothing, "GET", "/readyz")
+
+
+def _body(**fields: Any) -> dict[str, Any]:
+    """Leave out what is None, so that the server's defaults hold."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _answer_body(
+    question: str,
+    documents: Sequence[str | Document] | None,
+    index: str | None,
+    top_k: int,
+    top_n: int | None,
+    model: str | None,
+    mode: CompressionMode,
+    max_tokens: int,
+) -> dict[str, Any]:
+    return _body(
+        query=question,
+        documents=None
+        if documents is None
+        else [one if isinstance(one, str) else _document(one) for one in documents],
+        index=None if index is None else {"name": index, "top_k": top_k},
+        rerank={"top_n": top_n},
+        compression={"mode": mode},
+        model=model,
+        max_tokens=max_tokens,
+    )
+
+
+def _document(document: Document) -> dict[str, Any]:
+    return {"id": document.id, "text": document.text, "metadata": dict(document.metadata)}
+
+
+def _index(name: str) -> str:
+    return f"/v1/indexes/{quote(name, safe='')}"
+
+
+def _read_vectors(reply: Any) -> Floats:
+    rows = [base64.b64decode(item["embedding"]) for item in reply["data"]]
+    flat = np.frombuffer(b"".join(rows), dtype="<f4")
+    return flat.reshape(len(rows), -1).astype(np.float32, copy=False)
+
+
+def _read_nothing(reply: Any) -> None:
+    del reply

@@ -1,0 +1,108 @@
+"""REST replies as values. Fields that a newer server adds are ignored."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from condensery.client.faults import rebuild
+from condensery.errors import CondenseryError
+from condensery.values import (
+    Answer,
+    AnswerEvent,
+    Citation,
+    Compression,
+    Delta,
+    Hit,
+    IndexInfo,
+    ModelInfo,
+    Passage,
+    Ranked,
+    Retrieved,
+    Timings,
+    Upserted,
+    Usage,
+)
+
+V = TypeVar("V")
+
+
+def build(kind: type[V], data: dict[str, Any], **more: Any) -> V:
+    """Make a ``kind`` (a dataclass) of what ``data`` holds of its fields, and ``more``."""
+    known = {entry.name for entry in fields(kind) if entry.init}  # type: ignore[arg-type]  # V is a dataclass
+    return kind(**{name: value for name, value in data.items() if name in known}, **more)
+
+
+def read_ranked(reply: Any, texts: Sequence[str]) -> list[Ranked]:
+    """Read a rerank reply, in its order; ``texts`` are those that were sent."""
+    return [
+        Ranked(item["index"], item["relevance_score"], texts[item["index"]])
+        for item in reply["results"]
+    ]
+
+
+def read_answer(reply: Any) -> Answer:
+    """Read a whole answer."""
+    return Answer(
+        id=reply["id"],
+        model=reply["model"],
+        text=reply["answer"],
+        finish_reason=reply["finish_reason"],
+        citations=tuple(build(Citation, item) for item in reply["citations"]),
+        compression=build(Compression, reply["compression"]),
+        usage=build(Usage, reply["usage"]),
+        timings=build(Timings, reply["timings"]),
+    )
+
+
+def read_index(reply: Any) -> IndexInfo:
+    """Read what describes one index."""
+    return build(IndexInfo, reply)
+
+
+def read_indexes(reply: Any) -> list[IndexInfo]:
+    """Read a list of indexes."""
+    return [build(IndexInfo, item) for item in reply["data"]]
+
+
+def read_upserted(reply: Any) -> Upserted:
+    """Read what an upsert wrote."""
+    return build(Upserted, reply)
+
+
+def read_deleted(reply: Any) -> int:
+    """Read how many documents were deleted."""
+    return int(reply["deleted"])
+
+
+def read_hits(reply: Any) -> list[Hit]:
+    """Read the passages found."""
+    return [Hit(build(Passage, item), item["score"]) for item in reply["results"]]
+
+
+def read_counts(reply: Any) -> tuple[int, int]:
+    """Read (documents, passages)."""
+    return reply["documents"], reply["passages"]
+
+
+def read_models(reply: Any) -> list[ModelInfo]:
+    """Read the list of models."""
+    return [build(ModelInfo, item, name=item["id"]) for item in reply["data"]]
+
+
+def read_event(event: tuple[str, Any]) -> list[AnswerEvent]:
+    """Read one event of a streamed answer; raises the error that it may be."""
+    name, data = event
+    if name == "search_results":
+        citations = tuple(build(Citation, item) for item in data["data"]["citations"])
+        compression = build(Compression, data["data"]["compression"])
+        return [Retrieved(data["id"], data["model"], citations, compression)]
+    if name == "message":
+        return [Delta(part["payload"]["value"]) for part in data["delta"]["content"]]
+    if name == "final_answer":
+        return [read_answer({**data, "answer": data["generated_answer"]})]
+    if name == "error":
+        told = data["error"]
+        raise rebuild(
+            told.get("code"), CondenseryError, told["message"], field=told.get("param")
+        ).error
+    return []  # what a newer server may add; the compression block comes with the answer too

@@ -1,0 +1,227 @@
+"""``condensery index``: make, fill, ask and empty indexes."""
+
+import argparse
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from condensery.commands.connecting import Connection, add_server, connect
+from condensery.commands.documents import STDIN, guess_format, open_lines, parse
+from condensery.commands.printing import Parsers, say, shorten_line, table
+from condensery.errors import CondenseryError, InputError
+from condensery.values import Document
+
+# A request: enough texts to fill the server's batches, and well under its limit of bytes.
+BATCH_DOCUMENTS = 128
+BATCH_CHARS = 500_000
+
+
+def add_parser(parsers: Parsers) -> None:
+    """Add ``index`` and its actions."""
+    index = parsers.add_parser(
+        "index", help="make, fill, ask and empty indexes", description="Work with indexes."
+    )
+    actions = index.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    create = actions.add_parser("create", help="make an index")
+    create.add_argument("name", metavar="NAME")
+    create.add_argument("--encoder", metavar="MODEL", help="the server's default else")
+    create.add_argument("--kind", choices=("flat", "hnsw"), default="flat")
+    create.add_argument("--metric", choices=("ip", "l2"), default="ip")
+    create.set_defaults(run=run_create)
+
+    add = actions.add_parser(
+        "add",
+        help="write documents from a file into an index",
+        description="Write documents from a file into an index, which is made if it is not there."
+        " Documents of the same ids are replaced, so that a run which was cut short can simply be"
+        " repeated.",
+    )
+    add.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="the index; default: the file's name without its suffix",
+    )
+    add.add_argument(
+        "file",
+        metavar="FILE",
+        help="JSON lines with id, text and perhaps metadata (.jsonl, .ndjson); or plain text,"
+        " a document a paragraph; - is standard input",
+    )
+    add.add_argument("--format", choices=("jsonl", "text"), help="default: by the file's suffix")
+    add.set_defaults(run=run_add)
+
+    query = actions.add_parser("query", help="find the passages nearest to a text")
+    query.add_argument("name", metavar="NAME")
+    query.add_argument("text", metavar="TEXT")
+    query.add_argument("--top-k", type=int, default=10, metavar="N", help="default: %(default)s")
+    query.add_argument("--json", action="store_true", help="print one JSON object a passage")
+    query.set_defaults(run=run_query)
+
+    count = actions.add_parser("count", help="count documents and passages")
+    count.add_argument("name", metavar="NAME")
+    count.set_defaults(run=run_count)
+
+    delete = actions.add_parser("delete", help="delete documents by id")
+    delete.add_argument("name", metavar="NAME")
+    delete.add_argument("ids", nargs="+", metavar="ID")
+    delete.set_defaults(run=run_delete)
+
+    drop = actions.add_parser("drop", help="delete an index and all it holds")
+    drop.add_argument("name", metavar="NAME")
+    drop.set_defaults(run=run_drop)
+
+    listing = actions.add_parser("list", help="list the indexes")
+    listing.set_defaults(run=run_list)
+
+    for action in (create, add, query, count, delete, drop, listing):
+        add_server(action)
+
+
+def run_create(args: argparse.Namespace) -> int:
+    """Make an index."""
+    with connect(args) as client:
+        info = client.create_index(
+            args.name, encoder=args.encoder, kind=args.kind, metric=args.metric
+        )
+    print(f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}")
+    return 0
+
+
+def run_add(args: argparse.Namespace) -> int:
+    """Write a file's documents, batch by batch."""
+    name = args.name or name_index(args.file)
+    with open_lines(args.file) as lines, connect(args) as client:
+        first = next(lines, None)
+        if first is None:
+            raise InputError(f"{args.file}: is empty")
+        form = args.format or guess_format(args.file, first)
+        prefix = name if args.file == STDIN else Path(args.file).stem
+        read = parse(itertools.chain([first], lines), form, prefix)
+        make_index(client, name)
+        return write(client, name, read, file_size(args.file))
+
+
+def write(
+    client: Connection, name: str, read: Iterable[tuple[Document, int]], size: int | None
+) -> int:
+    """Write documents as they are read; what was written before an error stays, and is said."""
+    documents = passages = at = 0
+    try:
+        with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=None) as bar:
+            for batch, end in batches(read):
+                written = client.upsert(name, batch)
+                documents += written.documents
+                passages += written.passages
+                bar.set_postfix_str(f"{documents} documents", refresh=False)
+                bar.update(end - at)
+                at = end
+    except (CondenseryError, KeyboardInterrupt):
+        say(f"{name}: {documents} documents were written before this stopped")
+        raise
+    print(f"{name}: {documents} documents written, {passages} passages")
+    return 0
+
+
+def run_query(args: argparse.Namespace) -> int:
+    """Print the passages found."""
+    with connect(args) as client:
+        hits = client.query(args.name, args.text, top_k=args.top_k)
+    for hit in hits:
+        passage = hit.passage
+        if args.json:
+            entry = {
+                "score": hit.score,
+                "id": passage.id,
+                "document_id": passage.document_id,
+                "text": passage.text,
+                "start": passage.start,
+                "end": passage.end,
+                "metadata": dict(passage.metadata),
+            }
+            print(json.dumps(entry, ensure_ascii=False))
+        else:
+            print(f"{hit.score:.3f}  {passage.id}  {shorten_line(passage.text)}")
+    return 0
+
+
+def run_count(args: argparse.Namespace) -> int:
+    """Print how much an index holds."""
+    with connect(args) as client:
+        documents, passages = client.count(args.name)
+    print(f"{documents} documents, {passages} passages")
+    return 0
+
+
+def run_delete(args: argparse.Namespace) -> int:
+    """Delete documents."""
+    with connect(args) as client:
+        deleted = client.delete(args.name, args.ids)
+    print(f"{deleted} of {len(args.ids)} documents deleted")
+    return 0
+
+
+def run_drop(args: argparse.Namespace) -> int:
+    """Delete an index."""
+    with connect(args) as client:
+        client.drop_index(args.name)
+    print(f"{args.name}: dropped")
+    return 0
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print the indexes."""
+    with connect(args) as client:
+        found = client.list_indexes()
+    rows = [(i.name, str(i.documents), str(i.passages), i.kind, i.metric, i.encoder) for i in found]
+    print(table([("NAME", "DOCUMENTS", "PASSAGES", "KIND", "METRIC", "ENCODER"), *rows]))
+    return 0
+
+
+def make_index(client: Connection, name: str) -> None:
+    """Make the index unless it is there, whatever its settings."""
+    if all(info.name != name for info in client.list_indexes()):
+        client.create_index(name)
+        say(f"{name}: index created")
+
+
+def batches(
+    read: Iterable[tuple[Document, int]],
+) -> Iterator[tuple[list[Document], int]]:
+    """Yield documents by batches, with the bytes read so far.
+
+    An id that comes twice begins a new batch, so that the later document replaces the earlier.
+    """
+    batch: dict[str, Document] = {}
+    chars, at = 0, 0
+    for document, end in read:
+        full = len(batch) == BATCH_DOCUMENTS or chars + len(document.text) > BATCH_CHARS
+        if batch and (full or document.id in batch):
+            yield list(batch.values()), at
+            batch, chars = {}, 0
+        batch[document.id] = document
+        chars += len(document.text)
+        at = end
+    if batch:
+        yield list(batch.values()), at
+
+
+def name_index(file: str) -> str:
+    """Make an index's name of a file's: lower case, and nothing that a name can't hold."""
+    if file == STDIN:
+        raise InputError("standard input makes no index name; give NAME before it")
+    name = re.sub(r"[^a-z0-9._-]+", "-", Path(file).stem.lower()).strip("-._")
+    if not name:
+        raise InputError(f"{file}: makes no index name; give NAME before it")
+    return name[:64]
+
+
+def file_size(file: str) -> int | None:
+    """Return a file's bytes; None for a pipe."""
+    path = Path("/dev/stdin") if file == STDIN else Path(file)
+    return path.stat().st_size if path.is_file() else None

@@ -1,0 +1,136 @@
+"""``condensery models``: what the stores hold; nothing here needs a running server."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from condensery.commands.printing import Parsers, extra, say, table
+
+if TYPE_CHECKING:
+    from condensery.store.store import ModelStore
+
+
+def add_parser(parsers: Parsers) -> None:
+    """Add ``models`` and its actions."""
+    models = parsers.add_parser(
+        "models",
+        help="list, show, verify and import stored models",
+        description="Work with the model stores: the one that is shipped, and your own.",
+    )
+    actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    listing = actions.add_parser("list", help="list the stored models, broken ones with the reason")
+    listing.set_defaults(run=run_list)
+
+    show = actions.add_parser("show", help="print what a model says of itself, as JSON")
+    show.add_argument("name", metavar="NAME")
+    show.set_defaults(run=run_show)
+
+    verify = actions.add_parser("verify", help="hash a model's files again, or every model's")
+    verify.add_argument("name", metavar="NAME", nargs="?")
+    verify.set_defaults(run=run_verify)
+
+    take = actions.add_parser(
+        "import",
+        help="import a model's directory",
+        description="Import a sentence-transformers model, a Hugging Face encoder, or a stored"
+        " model, from its directory.",
+    )
+    take.add_argument("path", type=Path, metavar="PATH")
+    take.add_argument("--name", required=True, help="the model's name in the store")
+    take.add_argument(
+        "--pooling", choices=("mean", "cls", "last"), help="for a plain encoder (default: mean)"
+    )
+    take.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="for a plain encoder (default)",
+    )
+    take.set_defaults(run=run_import)
+
+    for action in (listing, show, verify, take):
+        action.add_argument(
+            "--store", type=Path, metavar="DIR", help="your own store (default: DATA_DIR/models)"
+        )
+        action.add_argument("--data-dir", type=Path, metavar="DIR", help="as in condensery serve")
+
+
+def open_store(args: argparse.Namespace) -> "ModelStore":
+    """Open the shipped store and the own one that ``args`` or the environment name."""
+    with extra("serve"):
+        from condensery.settings import read_settings
+        from condensery.store.store import ModelStore, shipped_store
+    settings = read_settings({"store": args.store, "data_dir": args.data_dir})
+    return ModelStore(shipped_store(), settings.own_store)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print a line a model, and on stderr a line a broken one."""
+    from condensery.store.manifest import StoredModel
+
+    store = open_store(args)
+    rows = [("NAME", "VERSION", "KIND", "METHOD", "DTYPE", "MiB", "LICENCE", "STORE")]
+    broken = []
+    for entry in store.list():
+        if not isinstance(entry, StoredModel):
+            broken.append(f"{entry.name}: refused: {entry.reason} ({entry.path})")
+            continue
+        manifest = entry.manifest
+        size = sum((entry.path / file).stat().st_size for file in manifest.files) / 2**20
+        where = "shipped" if entry.root == store.shipped else "own"
+        rows.append(
+            (
+                entry.name,
+                entry.version,
+                manifest.kind,
+                manifest.method,
+                manifest.dtype,
+                f"{size:.1f}",
+                manifest.licence,
+                where,
+            )
+        )
+    print(table(rows))
+    for line in broken:
+        say(line)
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print a manifest."""
+    stored = open_store(args).open(args.name, check=False)
+    content = stored.manifest.model_dump(mode="json") | {"path": str(stored.path)}
+    print(json.dumps(content, indent=2, ensure_ascii=False))
+    return 0
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Hash one model's files, or all; 1 if any is not whole."""
+    from condensery.store.manifest import StoredModel
+
+    store = open_store(args)
+    entries = [store.verify(args.name)] if args.name else store.list()
+    whole = True
+    for entry in entries:
+        if isinstance(entry, StoredModel):
+            files = len(entry.manifest.files)
+            print(f"{entry.name} version {entry.version}: {files} files as they should be")
+        else:
+            whole = False
+            print(f"{entry.name}: broken: {entry.reason}")
+    return 0 if whole else 1
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Import a directory."""
+    with extra("serve"):
+        from condensery.store.importing import import_model
+    stored = import_model(
+        open_store(args), args.path, args.name, pooling=args.pooling, normalize=args.normalize
+    )
+    print(f"{stored.name} version {stored.version} ({stored.manifest.kind}): {stored.path}")
+    for note in stored.manifest.provenance.notes:
+        say(f"note: {note}")
+    return 0

@@ -1,0 +1,38 @@
+"""``condensery train``, ``eval`` and ``publish``: doors to the methods' own command lines."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from condensery.commands.printing import Parsers, extra
+
+COMMANDS = (
+    ("train", "make a model"),
+    ("eval", "measure a model"),
+    ("publish", "put a model that was made into a store"),
+)
+# command, method: the module whose main(arguments) does it, and what it does
+MODULES = {
+    ("train", "oscar"): ("condensery.methods.oscar.training", "train a compressor and a generator"),
+    ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
+    ("publish", "oscar"): ("condensery.methods.oscar.publishing", "put a trained pair in a store"),
+}
+
+
+def add_parsers(parsers: Parsers) -> None:
+    """Add the commands and their methods, without importing any."""
+    for command, says in COMMANDS:
+        parser = parsers.add_parser(command, help=says, description=f"{says.capitalize()}.")
+        methods = parser.add_subparsers(dest="method", metavar="METHOD", required=True)
+        for (owner, method), (module, does) in MODULES.items():
+            if owner == command:
+                # Without help of its own: --help goes to the method, like every other argument.
+                one = methods.add_parser(method, help=does, add_help=False)
+                one.set_defaults(run=run, module=module, takes_rest=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hand over to the method's own command line."""
+    with extra("methods"):
+        main: Callable[[Sequence[str]], int | None] = import_module(args.module).main
+    return main(args.rest) or 0

@@ -1,0 +1,160 @@
+"""The command line, as processes, against a real server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+CONDENSERY = str(Path(sys.executable).with_name("condensery"))
+QUESTION = "Which lake does the Rhine pass through?"
+
+
+def run(
+    *arguments: str, given: str | bytes = b"", status: int = 0
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command line; it must end with ``status``, and never with a traceback."""
+    done = subprocess.run(
+        [CONDENSERY, *arguments],
+        input=given.encode() if isinstance(given, str) else given,
+        capture_output=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == status, err
+    assert "Traceback" not in err
+    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
+
+
+@pytest.fixture(params=["rest", "grpc"])
+def door(request: pytest.FixtureRequest, live_server: Any) -> tuple[str, str]:
+    """The arguments that choose the server, by each door."""
+    if request.param == "rest":
+        return "--url", live_server.url
+    return "--grpc", live_server.grpc
+
+
+def test_ask_prints_an_answer_its_passages_and_what_compression_did(door: tuple[str, str]) -> None:
+    arguments = ("ask", QUESTION, "--top-k", "7", "--top-n", "3", "--max-tokens", "8", *door)
+    *answer, blank, first, second, third, compression = run(*arguments).stdout.split("\n")[:-1]
+    assert blank == ""
+    assert all("#0  " in line for line in (first, second, third))
+    assert compression.startswith("compression: applied, 3 passages, ")
+
+    whole = json.loads(run(*arguments, "--json").stdout)
+    assert whole["text"] == "\n".join(answer)
+    assert [citation["id"] for citation in whole["citations"]] == [
+        line.split()[1] for line in (first, second, third)
+    ]
+
+
+def test_ask_can_read_passages_plain(door: tuple[str, str]) -> None:
+    done = run("ask", QUESTION, "--no-compress", "--no-stream", "--max-tokens", "4", *door)
+    assert done.stdout.splitlines()[-1].startswith("compression: off")
+
+
+def test_embed_prints_json_lines_or_writes_an_array(door: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "vectors"
+    texts = ["one text", "a second text", ""]
+    done = run("embed", *texts, *door)
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [entry["text"] for entry in printed] == texts
+    file = tmp_path / "texts"
+    file.write_text("\n".join(texts) + "\n\n")
+    done = run("embed", "--file", str(file), "--out", str(out), *door)
+    assert "4 vectors of 384 dimensions" in done.stderr
+    array = np.load(out)
+    assert array.dtype == np.float32
+    assert np.abs(array[:3] - [entry["vector"] for entry in printed]).max() < 5e-3
+
+
+def test_an_index_is_made_filled_asked_and_dropped(door: tuple[str, str], tmp_path: Path) -> None:
+    name = f"notes-{door[0].strip('-')}"
+    file = tmp_path / f"{name}.jsonl"
+    lines = [
+        {"id": f"n{i}", "text": f"note {i} is about {i}", "year": 1900 + i} for i in range(300)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run("index", "add", str(file), *door).stdout.strip() == (
+        f"{name}: 300 documents written, 300 passages"
+    )
+    again = run("index", "add", name, "-", *door, given=file.read_bytes())
+    assert "300 documents written" in again.stdout
+    assert run("index", "count", name, *door).stdout.strip() == "300 documents, 300 passages"
+    found = run("index", "query", name, "note 17 is about 17", "--top-k", "2", "--json", *door)
+    best = json.loads(found.stdout.splitlines()[0])
+    assert best["document_id"] == "n17"
+    assert best["metadata"] == {"year": 1917}
+    assert run("index", "delete", name, "n17", "nobody", *door).stdout.strip() == (
+        "1 of 2 documents deleted"
+    )
+    assert f"{name} " in run("index", "list", *door).stdout
+    assert run("index", "drop", name, *door).stdout.strip() == f"{name}: dropped"
+    gone = run("index", "count", name, *door, status=1)
+    assert name in gone.stderr
+    assert len(gone.stderr.splitlines()) == 1
+
+
+def test_a_bad_line_is_named_and_what_was_written_stays(live_server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "broken.jsonl"
+    good = [json.dumps({"id": f"n{i}", "text": "words"}) for i in range(200)]
+    file.write_text("\n".join([*good, '{"id": "x"}']))
+    done = run("index", "add", str(file), "--url", live_server.url, status=1)
+    *_, said, error = done.stderr.splitlines()
+    assert said == "broken: 128 documents were written before this stopped"
+    assert error == f"condensery: {file}, line 201: text: is missing"
+    count = run("index", "count", "broken", "--url", live_server.url)
+    assert count.stdout.startswith("128 documents")
+
+
+def test_rerank_prints_the_best_first(door: tuple[str, str]) -> None:
+    done = run("rerank", QUESTION, "one passage", "another passage", "a third one", *door)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert sorted(row[1] for row in rows) == ["0", "1", "2"]
+    scores = [float(row[0]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    best = run("rerank", QUESTION, "--file", "-", "--top-n", "1", *door, given="one passage\nx\n")
+    assert len(best.stdout.splitlines()) == 1
+
+
+def test_an_unknown_index_is_one_line_and_1(door: tuple[str, str]) -> None:
+    done = run("ask", QUESTION, "--index", "nowhere", *door, status=1)
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("condensery: ")
+    assert "nowhere" in line
+
+
+def test_a_reader_that_leaves_is_no_error(live_server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "texts"
+    file.write_text("some text\n" * 600)
+    command = f"'{CONDENSERY}' embed --file '{file}' --url {live_server.url} | head -c 100"
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stderr == b""
+    assert done.returncode == 141
+
+
+def test_an_interrupt_ends_quietly(live_server: Any) -> None:
+    process = subprocess.Popen(
+        [CONDENSERY, "index", "add", "x", "-", "--url", live_server.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(2.0)  # it waits for a first line that does not come
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, b"", b"")
