@@ -1,6 +1,7 @@
 """Request bodies: JSON, then the schema; what is wrong is named by its path and value."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,9 @@ from condensery.errors import InputError, shorten
 
 # Longer bodies are parsed off the loop: it gets its turn between parsing and validating.
 INLINE_BYTES = 64 * 1024
+
+# Where the parser stops may be the sign or the word after it.
+_NOT_FINITE = re.compile(r"[^-]?(?P<word>-?(?:NaN|Infinity))")
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -87,16 +91,14 @@ def _explain(data: bytes, error: orjson.JSONDecodeError) -> InputError:
             f"body: the byte 0x{byte:02x} at {broken.start} is not UTF-8.", field="body", value=byte
         )
     where = text[error.pos : error.pos + 20]
-    for word in ("NaN", "Infinity"):
-        if where.removeprefix("-").startswith(word):
-            if text[error.pos] == "-" or text[: error.pos].endswith("-"):
-                word = f"-{word}"
-            return InputError(
-                f"body: {word} at character {error.pos} (line {error.lineno}) is not JSON; numbers "
-                "must be finite.",
-                field="body",
-                value=word,
-            )
+    if number := _NOT_FINITE.match(text, max(0, error.pos - 1)):
+        word = number["word"]
+        return InputError(
+            f"body: {word} at character {error.pos} (line {error.lineno}) is not JSON; numbers "
+            "must be finite.",
+            field="body",
+            value=word,
+        )
     return InputError(
         f"body: not JSON at line {error.lineno} column {error.colno}: {error.msg}; "
         f"there stands {shorten(where)}.",

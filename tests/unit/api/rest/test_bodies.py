@@ -1,0 +1,74 @@
+import pytest
+
+from condensery.api.rest.bodies import load, validate
+from condensery.errors import InputError, TokenIdsRefused
+from condensery.schemas import AnswerRequest, OpenAIEmbedRequest, RerankRequest, UpsertRequest
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not JSON"),
+        (b'{"input": "a"', "not JSON at line 1 column 1[345]"),
+        (b'{"input": "\xff"}', "the byte 0xff at 11 is not UTF-8"),
+        (b'{"input": "\\ud800"}', "not JSON at line 1 column 1[12]: .*surrogate"),
+        (b'{"vector": [1, NaN]}', "NaN at character 15 .line 1. is not JSON; numbers must be fin"),
+        (b'{"vector": [-Infinity]}', "-Infinity at character 1[23]"),
+        (b'{"vector": [1e999]}', "not JSON at line 1"),
+        (b"[" * 5000, "not JSON at line 1"),
+    ],
+)
+def test_what_is_no_json_is_told_where(data, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load(data)
+    assert caught.value.field == "body"
+
+
+@pytest.mark.parametrize(
+    ("schema", "data", "field", "message"),
+    [
+        (OpenAIEmbedRequest, {}, "input", "input: this field is missing"),
+        (OpenAIEmbedRequest, [], "body", "body: .* is not a JSON object"),
+        (OpenAIEmbedRequest, {"input": 5}, "input", "5 is neither a string nor a list"),
+        (OpenAIEmbedRequest, {"input": None}, "input", "None is neither"),
+        (OpenAIEmbedRequest, {"input": ["a", 1.5]}, "input[1]", "1.5: .*valid string"),
+        (OpenAIEmbedRequest, {"input": ["a", None]}, "input[1]", "None"),
+        (OpenAIEmbedRequest, {"input": "a", "model": 5}, "model", "5: .*valid string"),
+        (OpenAIEmbedRequest, {"input": "a", "dimensions": "8"}, "dimensions", "'8': .*integer"),
+        (OpenAIEmbedRequest, {"input": "a", "encoding_format": "hex"}, "encoding_format", "'hex'"),
+        (RerankRequest, {"query": "q", "documents": ["a", 5]}, "documents[1]", "5"),
+        (RerankRequest, {"query": "q", "documents": [{"t": 1}]}, "documents[0].text", "missing"),
+        (
+            AnswerRequest,
+            {"query": "q", "colour": 1},
+            "colour",
+            "unknown field, with value 1; known",
+        ),
+        (AnswerRequest, {"query": "q", "index": {"name": "a", "k": 5}}, "index.k", "unknown field"),
+        (AnswerRequest, {"query": "q", "temperature": 0.7}, "temperature", "0.7"),
+        (AnswerRequest, {"query": "q", "stream": 1}, "stream", "1: .*boolean"),
+        (
+            UpsertRequest,
+            {"documents": [{"id": "a", "vector": [1, "x"]}]},
+            "documents[0].vector[1]",
+            "'x': .*number",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value(schema, data, field, message):
+    with pytest.raises(InputError, match=message) as caught:
+        validate(data, schema)
+    assert caught.value.field == field
+    assert caught.value.message.startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [[1, 2]], [[1, 2], [3]], ["text", [1]]])
+def test_token_ids_are_refused_by_the_name_of_the_clients_setting(ids):
+    with pytest.raises(TokenIdsRefused, match="check_embedding_ctx_length=False"):
+        validate({"input": ids}, OpenAIEmbedRequest)
+
+
+def test_one_text_becomes_a_list():
+    assert validate({"input": ""}, OpenAIEmbedRequest).input == [""]
+    documents = validate({"query": "q", "documents": ["a", {"text": "b"}]}, RerankRequest).documents
+    assert [one.text for one in documents] == ["a", "b"]
