@@ -1,0 +1,175 @@
+"""transformers' models as they run here: packed input, our attention, prepacked weights."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from condensery.errors import CorruptModel
+from condensery.networks.attention import PACKED, Packing
+from condensery.networks.bert import fuse_layers
+from condensery.networks.linear import prepack_linears
+
+# These count positions from padding_idx + 1 and derive them from the ids unless told.
+ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"})
+# oneDNN prepares a kernel for each new number of rows, so row totals are rounded up with filler;
+# to less where a few rows are a large part of the work.
+CPU_ROW_MULTIPLE = 32
+CPU_ROW_MULTIPLE_SMALL = 16
+SMALL_ROWS = 128
+# Packed against one by one through transformers' own attention, on random tokens. In bf16 the
+# two differ by rounding (cosine 0.999); a wrong mask or position costs far more.
+AGREEMENT = 0.99
+
+_loading = threading.Lock()
+
+
+class Backbone(nn.Module):
+    """A transformer that reads packed sequences; for inference only.
+
+    Args:
+        model: A transformers base model, in the device and dtype it will run in.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        config: Any = model.config
+        self.model = model
+        self.width: int = config.hidden_size
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.position_offset = config.pad_token_id + 1 if config.model_type in ROBERTA_LIKE else 0
+
+    def pack(self, lengths: Sequence[int]) -> Packing:
+        """Lay out sequences of these lengths for this device and dtype."""
+        multiple = 1
+        if self.device.type == "cpu":
+            small = sum(lengths) <= SMALL_ROWS
+            multiple = CPU_ROW_MULTIPLE_SMALL if small else CPU_ROW_MULTIPLE
+        return Packing.of(lengths, dtype=self.dtype, device=self.device, total_multiple=multiple)
+
+    def forward(self, input_ids: Tensor, packing: Packing) -> Tensor:
+        """Return the last hidden states (total, width) of ``input_ids`` (1, total)."""
+        hidden: Tensor = self.model(
+            input_ids=input_ids,
+            position_ids=packing.position_ids + self.position_offset,
+            packing=packing,
+        ).last_hidden_state
+        return hidden[0]
+
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that has positions, tokens; None if the config sets no bound."""
+        places = getattr(self.model.config, "max_position_embeddings", None)
+        return None if places is None else int(places) - self.position_offset
+
+    @torch.inference_mode()
+    def read(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Packing]:
+        """Pack token ids and return their last hidden states (total, width)."""
+        packing = self.pack([len(ids) for ids in sequences])
+        flat = [token for ids in sequences for token in ids]
+        return self(packing.row(flat), packing), packing
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep transformers' progress bars and load reports off the terminal meanwhile."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def load_backbone(
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Backbone:
+    """Load the transformer in ``path`` (config.json, *.safetensors) as it runs here.
+
+    Args:
+        path: A directory in transformers' layout. Nothing is fetched, and no code in it runs.
+        device: Where to run.
+        dtype: What to compute in.
+
+    Raises:
+        CorruptModel: A file is missing or unreadable, weights are missing or of other shapes, or
+            the architecture does not give the same numbers packed as alone.
+    """
+    try:
+        with _loading, _quietly():
+            config = AutoConfig.from_pretrained(path, local_files_only=True)
+            extra = {"add_pooling_layer": False} if _has_pooler(config) else {}
+            model, report = AutoModel.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                **extra,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CorruptModel(f"{path.name}: transformers can't load it: {error}") from error
+    # transformers fills what is missing with random numbers: plausible, and wrong.
+    wrong = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if wrong:
+        raise CorruptModel(f"{path.name}: weights missing or of another shape: {wrong[:5]}")
+    return run_packed(model.to(device).eval())
+
+
+def _has_pooler(config: PretrainedConfig) -> bool:
+    return config.model_type in {"bert", *ROBERTA_LIKE}
+
+
+def run_packed(model: PreTrainedModel) -> Backbone:
+    """Make ``model`` read packed input, replacing its parts by those that are faster here.
+
+    Raises:
+        CorruptModel: It does not give the same numbers packed as it gave one by one.
+    """
+    kind = model.config.model_type
+    generator = torch.Generator().manual_seed(0)
+    padding = model.config.pad_token_id  # some models skip it when they count positions
+    probes = [
+        [(token + 1) % model.config.vocab_size if token == padding else token for token in tokens]
+        for tokens in (
+            torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
+            for length in (5, 33, 16)
+        )
+    ]
+    with torch.inference_mode():
+        alone = [
+            model(input_ids=torch.tensor([ids], device=model.device)).last_hidden_state[0]
+            for ids in probes
+        ]
+    try:
+        model.set_attn_implementation(PACKED)
+        fuse_layers(model)
+        prepack_linears(model)
+        backbone = Backbone(model)
+        packed, packing = backbone.read(probes)
+    except (ValueError, TypeError) as error:
+        raise CorruptModel(f"a {kind!r} model does not run packed: {error}") from error
+    wanted = torch.cat(alone).float()
+    got = packed[: packing.cu_seqlens[-1]].float()
+    agreement = nn.functional.cosine_similarity(wanted, got).min().item()
+    # Not `<`: a NaN must be refused as well.
+    if not agreement >= AGREEMENT:
+        raise CorruptModel(
+            f"a {kind!r} model gives other numbers packed than alone (cosine {agreement:.3f})"
+        )
+    return backbone

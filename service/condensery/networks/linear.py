@@ -1,0 +1,110 @@
+"""Linear layers that hold their weights in the layout the CPU's matrix unit reads.
+
+oneDNN otherwise reorders a weight at every call: prepacking takes 8 to 13 % off MiniLM's forward
+in bf16, and the activation and residual then cost no pass over memory of their own.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Activation = Literal["none", "gelu"]
+
+
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether weights of this device and type have a prepacked form."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.bfloat16
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def prepack_linears(module: nn.Module) -> int:
+    """Replace each ``nn.Linear`` under ``module`` by its prepacked form, where there is one.
+
+    The module can only infer afterwards: the packed weights are no parameters.
+
+    Returns:
+        How many were replaced.
+    """
+    replaced = 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            # Not subclasses: they may compute something else.
+            if type(child) is nn.Linear and can_prepack(child.weight.device, child.weight.dtype):
+                setattr(parent, name, Dense.of(child))
+                replaced += 1
+    return replaced
+
+
+class Dense(nn.Module):
+    """``activation(x Wᵀ + b)``, or ``x Wᵀ + b + residual``; for inference only.
+
+    Prepacked where ``can_prepack`` says so, plain torch elsewhere.
+
+    Args:
+        weight: (out, in).
+        bias: (out,), or None.
+        activation: What follows; "gelu" is the exact one (erf).
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "none"
+    ) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.out_features, self.in_features = weight.shape
+        self.prepacked = can_prepack(weight.device, weight.dtype)
+        weight = weight.detach()
+        # Plain attributes where packed: an opaque tensor has no state dict and can't be moved.
+        if self.prepacked:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+            self.offset = None if bias is None else bias.detach()
+        else:
+            self.weight = nn.Buffer(weight)
+            self.bias = None if bias is None else nn.Buffer(bias.detach())
+
+    @classmethod
+    def of(cls, linear: nn.Linear, activation: Activation = "none") -> "Dense":
+        """Take over one linear layer's weights."""
+        return cls(linear.weight, linear.bias, activation)
+
+    @classmethod
+    def stack(cls, linears: Sequence[nn.Linear]) -> "Dense":
+        """Join linear layers of one input, outputs side by side; all have a bias, or none."""
+        weight = torch.cat([linear.weight for linear in linears])
+        if linears[0].bias is None:
+            return cls(weight, None)
+        return cls(weight, torch.cat([linear.bias for linear in linears]))
+
+    def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Map ``inputs`` (..., in) to (..., out).
+
+        Args:
+            inputs: In the weights' dtype.
+            residual: Added to the result, (..., out); only where the activation is "none".
+        """
+        assert residual is None or self.activation == "none"
+        if self.prepacked:
+            ops = torch.ops.mkldnn._linear_pointwise
+            if residual is not None:
+                output: Tensor = ops.binary(inputs, residual, self.packed, self.offset, "add")
+            elif self.activation == "gelu":
+                output = ops.default(inputs, self.packed, self.offset, "gelu", [], "none")
+            else:
+                output = ops.default(inputs, self.packed, self.offset, "none", [], "")
+            return output
+        output = F.linear(inputs, self.weight, self.bias)
+        if self.activation == "gelu":
+            return F.gelu(output)
+        return output if residual is None else output + residual
+
+    def extra_repr(self) -> str:
+        """Show the sizes, as ``nn.Linear`` does."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, activation={self.activation}, prepacked={self.prepacked}"

@@ -1,0 +1,37 @@
+"""From token vectors to one vector a sequence, in fp32 whatever the network computed in."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from condensery.networks.attention import Packing
+
+Pooling = Literal["mean", "cls", "last"]
+
+
+def pool(hidden: Tensor, packing: Packing, pooling: Pooling) -> Tensor:
+    """Pool packed token vectors.
+
+    Args:
+        hidden: (total, width), any float dtype.
+        packing: Where the sequences lie.
+        pooling: The mean over a sequence's tokens, its first, or its last token.
+
+    Returns:
+        (sequences, width), float32.
+    """
+    if pooling == "cls":
+        return hidden.index_select(0, packing.starts).float()
+    if pooling == "last":
+        return hidden.index_select(0, packing.ends).float()
+    ids = packing.sequence_ids
+    sums = torch.zeros(len(packing.lengths), hidden.shape[1], device=hidden.device)
+    sums.index_add_(0, ids, hidden[: len(ids)].float())
+    return sums / torch.diff(packing.cu_seqlens)[:, None]
+
+
+def normalise(vectors: Tensor) -> Tensor:
+    """Scale each row of ``vectors`` (rows, width) to length 1; a zero row stays zero."""
+    return F.normalize(vectors, dim=1)
