@@ -1,0 +1,216 @@
+"""Texts to token ids: limits checked, cut to length, off the event loop."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from condensery.errors import CorruptModel, InputError, shorten
+
+# A text over this many characters for each token the model reads is refused, not truncated.
+CHARACTERS_PER_TOKEN = 250
+# A long text is cut to this many characters a token before it is tokenised (prose has 4 to 5):
+# else a text 50 times too long takes 50 times the work, only to be thrown away.
+CUT_CHARACTERS_PER_TOKEN = 8
+# Fewer characters than this are tokenised in the loop itself: a hop to a thread and back takes
+# 60 us and tokenising a query 50 us. 512 characters take about 200 us.
+INLINE_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """One text as the model reads it.
+
+    Attributes:
+        ids: Token ids, special ones included, at most the tokenizer's ``max_tokens``.
+        truncated: Whether the text was cut.
+    """
+
+    ids: list[int]
+    truncated: bool
+
+    @property
+    def count(self) -> int:
+        """Tokens read, special ones included."""
+        return len(self.ids)
+
+
+class TextTokenizer:
+    """A model's tokenizer, with its limits.
+
+    Padding and truncation that its file asks for are switched off: packed sequences have no
+    padding, and truncation has to be reported.
+
+    Args:
+        tokenizer: Of the ``tokenizers`` package.
+        max_tokens: Longest sequence, tokens, special ones included.
+        threads: Where longer texts are tokenised; shared between models. None makes two.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, max_tokens: int, threads: ThreadPoolExecutor | None = None
+    ) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self._threads = threads or ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        special = tokenizer.encode("a").special_tokens_mask
+        self.special_tokens = sum(special)
+        # Special tokens stand before and after the text's: [CLS] ... [SEP].
+        self._last_special = special[::-1].index(0) if 0 in special else 0
+
+    @classmethod
+    def load(
+        cls, path: Path, max_tokens: int, threads: ThreadPoolExecutor | None = None
+    ) -> "TextTokenizer":
+        """Read ``tokenizer.json`` in the directory ``path``.
+
+        Raises:
+            CorruptModel: It is missing or unreadable.
+        """
+        try:
+            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise CorruptModel(f"{path.name}: tokenizer.json can't be read: {error}") from error
+        return cls(tokenizer, max_tokens, threads)
+
+    @property
+    def max_characters(self) -> int:
+        """The longest text that is taken at all."""
+        return self.max_tokens * CHARACTERS_PER_TOKEN
+
+    def check(self, texts: Sequence[str], field: str = "input") -> int:
+        """Check that each text can be tokenised; returns how many characters there are.
+
+        Raises:
+            InputError: One is over ``max_characters``, or no valid Unicode.
+        """
+        characters = 0
+        for place, text in enumerate(texts):
+            where = f"{field}[{place}]"
+            if not isinstance(text, str):
+                raise InputError(
+                    f"{where} is {shorten(text)}, not a text", field=where, value=shorten(text)
+                )
+            if len(text) > self.max_characters:
+                raise InputError(
+                    f"{where} has {len(text)} characters, over the limit of {self.max_characters}",
+                    field=where,
+                    value=len(text),
+                )
+            if not text.isascii():
+                _check_unicode(text, where)
+            characters += len(text)
+        return characters
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str = "",
+        truncate: bool = True,
+        field: str = "input",
+    ) -> list[Tokens]:
+        """Tokenise each text with ``prompt`` before it, in this thread.
+
+        Args:
+            texts: What to tokenise; "" is the special tokens alone.
+            prompt: Put before each text, and cut last.
+            truncate: Cut what is too long, at its end; else refuse it.
+            field: The request's field that holds the texts, for messages.
+
+        Raises:
+            InputError: A text is over the limits, no valid Unicode, or too long and
+                ``truncate`` is false.
+        """
+        self.check(texts, field)
+        return self._encode(texts, prompt, truncate, field)
+
+    async def tokenise(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str = "",
+        truncate: bool = True,
+        field: str = "input",
+    ) -> list[Tokens]:
+        """Do what ``encode`` does, in a thread of its own unless the texts are short."""
+        if self.check(texts, field) + len(prompt) * len(texts) <= INLINE_CHARACTERS:
+            return self._encode(texts, prompt, truncate, field)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._encode, texts, prompt, truncate, field
+        )
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return the character span of each token of ``text``, special tokens left out.
+
+        Raises:
+            InputError: The text is no valid Unicode.
+        """
+        if not text.isascii():
+            _check_unicode(text, "text")
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return [(int(start), int(end)) for start, end in encoding.offsets]
+
+    def _encode(
+        self, texts: Sequence[str], prompt: str, truncate: bool, field: str
+    ) -> list[Tokens]:
+        whole = [prompt + text for text in texts] if prompt else list(texts)
+        cut = self.max_tokens * CUT_CHARACTERS_PER_TOKEN if truncate else self.max_characters * 2
+        short = [text for text in whole if len(text) <= cut]
+        # The fast variant leaves out offsets, which only a cut text needs.
+        encodings = iter(self._tokenizer.encode_batch_fast(short))
+        tokens = []
+        for place, text in enumerate(whole):
+            if len(text) > cut and (head := self._head(text[:cut])) is not None:
+                tokens.append(Tokens(head, truncated=True))
+                continue
+            encoding = self._tokenizer.encode(text) if len(text) > cut else next(encodings)
+            ids: list[int] = encoding.ids
+            over = len(ids) > self.max_tokens
+            if over and not truncate:
+                where = f"{field}[{place}]"
+                raise InputError(
+                    f"{where} has {len(ids)} tokens, over the model's {self.max_tokens}, "
+                    "and truncate is false",
+                    field=where,
+                    value=len(ids),
+                )
+            tokens.append(Tokens(self._shorten(ids) if over else ids, truncated=over))
+        return tokens
+
+    def _head(self, text: str) -> list[int] | None:
+        """Return the first ``max_tokens`` ids of a text that goes on after ``text``.
+
+        None if they can't be told from ``text`` alone: it has too few tokens, or the last kept
+        belongs to the word that the cut may have gone through.
+        """
+        encoding: Any = self._tokenizer.encode(text)
+        last_kept = self.max_tokens - self._last_special - 1
+        last = len(encoding.ids) - self._last_special - 1
+        if last <= last_kept:
+            return None
+        words = encoding.word_ids
+        if words[last_kept] is None or words[last_kept] == words[last]:
+            return None
+        return self._shorten(encoding.ids)
+
+    def _shorten(self, ids: list[int]) -> list[int]:
+        end = len(ids) - self._last_special
+        return ids[: self.max_tokens - self._last_special] + ids[end:]
+
+
+def _check_unicode(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{where} holds a lone surrogate {text[error.start]!r} at character {error.start}",
+            field=where,
+            value=repr(text[error.start]),
+        ) from None
