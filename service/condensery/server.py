@@ -1,4 +1,8 @@
-"""The composition root: the one place that wires settings, pool, index and doors."""
+"""The composition root: the one place that wires settings, pool, index and doors.
+
+PyTorch and transformers take seconds to import, so that what needs them is imported late: a wrong
+setting or a taken port is told at once, and nobody waits in silence.
+"""
 
 import asyncio
 import contextlib
@@ -8,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import condensery
 from condensery.api.grpc.server import GrpcServer
@@ -20,11 +25,10 @@ from condensery.jobs.samples import NAME as SAMPLES
 from condensery.jobs.samples import ensure_samples
 from condensery.jobs.services import Limits, Services
 from condensery.metrics import Metrics
-from condensery.runtime.device import choose_device, choose_dtype, prepare_process
-from condensery.runtime.pool import RunningModels
 from condensery.settings import Settings
-from condensery.store.importing import MINILM, import_minilm
-from condensery.store.store import ModelStore, shipped_store
+
+if TYPE_CHECKING:
+    from condensery.runtime.pool import RunningModels
 
 Say = Callable[[str], None]
 
@@ -37,7 +41,6 @@ def serve(settings: Settings) -> int:
         StorageError, StoreError: A disk refused.
     """
     configure_logging(settings.log_level)
-    prepare_process()
     return asyncio.run(_serve(settings, say))
 
 
@@ -119,7 +122,14 @@ async def _start(
     return services, rest, grpc
 
 
-async def _load_models(settings: Settings, metrics: Metrics, say: Say) -> RunningModels:
+async def _load_models(settings: Settings, metrics: Metrics, say: Say) -> "RunningModels":
+    say("loading PyTorch")
+    from condensery.runtime.device import choose_device, choose_dtype, prepare_process
+    from condensery.runtime.pool import RunningModels
+    from condensery.store.importing import MINILM, import_minilm
+    from condensery.store.store import ModelStore, shipped_store
+
+    prepare_process()
     store = ModelStore(shipped_store(), settings.own_store)
     if MINILM not in store.names():
         say(f"importing {MINILM} into {settings.own_store} (the first time only)")
@@ -178,7 +188,7 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _example(url: str, pool: RunningModels) -> str:
+def _example(url: str, pool: "RunningModels") -> str:
     if any(info.kind == "oscar-pair" for info in pool.models()):
         body = '{"query": "Who composed Aida?", "index": {"name": "samples"}}'
         path = "/v1/rag/answer"

@@ -1,0 +1,144 @@
+"""``condensery serve`` as a process: how it starts, refuses to, goes on, and ends."""
+
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.conftest import wait_for
+
+CONDENSERY = str(Path(sys.executable).with_name("condensery"))
+
+
+def refused(*flags: str, **environment: str) -> str:
+    """Start a server that must not start; returns what it says."""
+    done = subprocess.run(
+        [CONDENSERY, "serve", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ready in" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_a_taken_port_is_named_with_its_setting(taken: int, tmp_path: Path) -> None:
+    said = refused("--port", str(taken), "--grpc-port", "0", "--data-dir", str(tmp_path))
+    assert f"--port: port {taken} on 127.0.0.1 is taken by another process" in said
+    assert "CONDENSERY_PORT" in said
+    said = refused("--grpc-port", str(taken), "--port", "0", "--data-dir", str(tmp_path))
+    assert f"--grpc-port: port {taken} on 127.0.0.1 is taken" in said
+
+
+def test_a_taken_data_directory_is_named_with_its_holder(live_server: Any) -> None:
+    data_dir = str(live_server.data_dir)
+    said = refused("--port", "0", "--grpc-port", "0", "--data-dir", data_dir)
+    assert data_dir in said
+    assert f"held by process {live_server.pid}" in said
+    assert httpx.get(f"{live_server.url}/readyz").status_code == 200
+
+
+def test_a_data_directory_that_can_not_be_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    said = refused("--port", "0", "--grpc-port", "0", "--data-dir", str(file / "data"))
+    assert str(file / "data") in said
+
+
+def test_a_setting_that_is_not_allowed_is_named() -> None:
+    said = refused(CONDENSERY_DTYPE="float16")
+    assert "CONDENSERY_DTYPE: 'float16' is not allowed" in said
+    assert "'auto', 'float32' or 'bfloat16'" in said
+
+
+def test_a_corrupt_model_leaves_the_rest_serving_and_sigterm_waits_for_who_is_served(
+    store_with_pair: Path, tmp_path: Path
+) -> None:
+    store, log = tmp_path / "models", tmp_path / "log"
+    shutil.copytree(store_with_pair, store)
+    (weights, *_) = (store / "oscar-mini").glob("*/*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-100])
+    command = [CONDENSERY, "serve", "--port", "0", "--grpc-port", "0", "--no-samples"]
+    command += ["--data-dir", str(tmp_path / "data"), "--store", str(store)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        text = wait_for(log, "condensery: ready in", process)
+        assert re.search(r"oscar-mini: refused: .*safetensors", text)
+        url = re.search(r"REST on (http://\S+)", text)[1]
+        assert httpx.get(f"{url}/v1/indexes").json()["data"] == []
+        reply = httpx.post(f"{url}/rerank", json={"query": "q", "texts": ["a"]})
+        assert reply.status_code == 404
+        assert "safetensors" in reply.json()["error"]
+        assert "oscar-mini" in httpx.get(f"{url}/info").json()["refused"]
+
+        replies = []
+        texts = ["a few words that take their time " * 8] * 400
+        body = {"inputs": texts}
+        caller = threading.Thread(
+            target=lambda: replies.append(httpx.post(f"{url}/embed", json=body, timeout=60))
+        )
+        caller.start()
+        wait_for_queue(url)
+        process.send_signal(signal.SIGTERM)
+        caller.join(60)
+        assert len(replies[0].json()) == 400
+        assert process.wait(30) == 0
+        assert "condensery: stopped" in log.read_text()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/livez")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_queue(url: str) -> None:
+    """Wait until texts wait for a worker: then the request is surely in flight."""
+    for _ in range(1000):
+        found = re.search(
+            r'condensery_queue_tokens{model="minilm-l6"} (\S+)', httpx.get(f"{url}/metrics").text
+        )
+        if found and float(found[1]) > 0:
+            return
+    raise AssertionError("nothing ever waited")
+
+
+def test_a_full_disk_refuses_writes_and_the_service_goes_on(live_server: Any) -> None:
+    documents = [{"id": str(place), "text": f"text number {place}"} for place in range(300)]
+    with httpx.Client(base_url=live_server.url, timeout=60) as door:
+        door.put("/v1/indexes/full").raise_for_status()
+        before = resource.prlimit(live_server.pid, resource.RLIMIT_FSIZE)
+        try:
+            # Files can't grow over this: to who writes, the same as a disk that is full.
+            resource.prlimit(live_server.pid, resource.RLIMIT_FSIZE, (100_000, before[1]))
+            reply = door.post("/v1/indexes/full/documents", json={"documents": documents})
+        finally:
+            resource.prlimit(live_server.pid, resource.RLIMIT_FSIZE, before)
+        assert reply.status_code == 507, reply.text
+        assert reply.json()["error"]["code"] == "storage_full"
+        assert reply.headers["x-should-retry"] == "false"
+        counts = door.post("/v1/indexes/full/documents/count").json()
+        assert counts == {"documents": 0, "passages": 0}
+        door.post("/v1/indexes/full/documents", json={"documents": documents}).raise_for_status()
+        assert door.post("/v1/indexes/full/documents/count").json()["documents"] == 300
+        door.delete("/v1/indexes/full").raise_for_status()
