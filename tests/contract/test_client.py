@@ -86,7 +86,7 @@ def test_both_doors_rank_and_answer_alike(live_server: Any) -> None:
         answers = [
             client.answer(QUESTION, index="samples", max_tokens=8) for client in (rest, grpc)
         ]
-        assert answers[0].text == answers[1].text
+        assert answers[0].text == answers[1].text != ""
         ids = [sorted(citation.id for citation in answer.citations) for answer in answers]
         assert ids[0] == ids[1]
         assert answers[0].compression.tokens_in == answers[1].compression.tokens_in
@@ -113,6 +113,7 @@ def test_a_streamed_answer_is_its_deltas_joined(client: Client | GrpcClient) -> 
     )
     assert isinstance(first, Retrieved)
     assert isinstance(last, Answer)
+    assert len(deltas) > 5
     assert "".join(delta.text for delta in deltas if isinstance(delta, Delta)) == last.text
     assert first.id == last.id
     assert first.citations == last.citations
@@ -210,6 +211,7 @@ async def test_the_async_clients_do_the_same(
     assert isinstance(events[0], Retrieved)
     last = events[-1]
     assert isinstance(last, Answer)
+    assert last.text
     assert "".join(event.text for event in events[1:-1] if isinstance(event, Delta)) == last.text
     with pytest.raises(ModelNotFound):
         await async_client.embed(["x"], model="nobody")
