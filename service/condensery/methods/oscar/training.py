@@ -166,7 +166,7 @@ def train(
                 out, step + 1, pair, optimizer, {"shape": shape.to_dict(), "recipe": asdict(recipe)}
             )
             pair.eval()
-            record(out, {"step": step + 1, **validate(pair, base, sets.validation, limit=100)})
+            record(out, {"step": step + 1, **validate(pair, base, sets.validation, limit=60)})
     return pair
 
 
