@@ -98,7 +98,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage found, with its score (inner product of normalised vectors, or minus squared L2)."""
+    """A passage found, with its score: inner product of normalised vectors, or minus squared L2."""
 
     passage: Passage
     score: float
