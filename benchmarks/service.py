@@ -1,0 +1,266 @@
+"""Single short queries over REST: this service against a plain FastAPI + sentence-transformers one.
+
+Both run as processes of their own, with the same model, and answer the same bodies at the same
+route (`POST /embed`). One run interleaves them: each round loads both at each concurrency, in an
+order that alternates, so that what else the machine does falls on both. Figures are medians over
+the rounds. Vectors are compared in the same run: a gain from returning something else is none.
+
+    python benchmarks/service.py [--rounds 5] [--seconds 5] [--concurrency 1 8 64]
+
+Writes docs/benchmarks/service.json and service.md.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from service_report import render
+
+ROOT = Path(__file__).resolve().parents[1]
+QUESTIONS = ROOT / "service" / "condensery" / "samples" / "questions.jsonl"
+RESULTS = ROOT / "docs" / "benchmarks"
+TICKS = os.sysconf("SC_CLK_TCK")
+COMPARED = 64  # texts whose vectors are compared
+COSINE = 0.999  # bf16 beside fp32
+START_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class Server:
+    name: str
+    process: "subprocess.Popen[bytes]"
+    port: int
+
+
+def find_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def serve(name: str, command: Sequence[str], port: int, log: Path) -> Iterator[Server]:
+    """Start a server, wait until it is ready, and stop it at the end."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not is_ready(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"{name} did not start:\n{log.read_text()[-3000:]}")
+            time.sleep(0.5)
+        yield Server(name, process, port)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return what a process and its threads used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def busy_seconds() -> float:
+    """Return what all processes of the machine used so far, all cores together."""
+    user, nice, system, _, _, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) / TICKS
+
+
+def load(server: Server, bodies: Path, connections: int, seconds: float) -> dict[str, Any]:
+    """Load one server once; adds the server's cores and everybody else's to the report."""
+    generator = str(ROOT / "benchmarks" / "load_generator.py")
+    command = [sys.executable, generator, str(server.port), "/embed", str(bodies)]
+    command += ["--connections", str(connections), "--seconds", str(seconds)]
+    command += ["--keep", str(COMPARED)]
+    busy, own, started = busy_seconds(), cpu_seconds(server.process.pid), time.monotonic()
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    took = time.monotonic() - started
+    own = cpu_seconds(server.process.pid) - own
+    if not done.stdout:
+        sys.exit(f"the load generator failed:\n{done.stderr}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    if report["failures"] or not report["requests"]:
+        sys.exit(f"{server.name}, {connections} connections: failed: {report['failures'][:3]}")
+    latencies = np.asarray(report.pop("latencies_ms"))
+    foreign = busy_seconds() - busy - own - report["cpu_seconds"]
+    return {
+        "requests_per_second": report["requests"] / report["seconds"],
+        "p50_ms": float(np.percentile(latencies, 50)),
+        "p95_ms": float(np.percentile(latencies, 95)),
+        "requests": report["requests"],
+        "server_cores": own / took,
+        "foreign_cores": max(0.0, foreign / took),
+        "replies": report["replies"],
+    }
+
+
+def compare(ours: list[str | None], theirs: list[str | None]) -> tuple[float, int]:
+    """Return the least cosine between the two servers' vectors of one text, and of how many."""
+    cosines = []
+    for one, other in zip(ours, theirs, strict=True):
+        if one is None or other is None:  # a short round did not come that far
+            continue
+        first, second = (np.asarray(json.loads(reply)[0], np.float64) for reply in (one, other))
+        cosines.append(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
+    return (min(cosines), len(cosines)) if cosines else (float("nan"), 0)
+
+
+def measure(args: argparse.Namespace, servers: Sequence[Server], bodies: Path) -> dict[str, Any]:
+    """Interleave the servers, round by round."""
+    cells: dict[int, dict[str, list[dict[str, Any]]]] = {
+        c: {server.name: [] for server in servers} for c in args.concurrency
+    }
+    worst, compared = 1.0, 0
+    for server in servers:  # warm: every length once
+        load(server, bodies, 8, args.warm_seconds)
+    for number in range(args.rounds):
+        for place, connections in enumerate(args.concurrency):
+            order = servers if (number + place) % 2 == 0 else servers[::-1]
+            replies: dict[str, list[str | None]] = {}
+            for server in order:
+                cell = load(server, bodies, connections, args.seconds)
+                replies[server.name] = cell.pop("replies")
+                cells[connections][server.name].append(cell)
+                print(
+                    f"round {number + 1}/{args.rounds}  c={connections:<3} {server.name:<10}"
+                    f" {cell['requests_per_second']:8.1f}/s  p50 {cell['p50_ms']:7.1f} ms"
+                    f"  p95 {cell['p95_ms']:7.1f} ms  foreign {cell['foreign_cores']:.2f} cores",
+                    flush=True,
+                )
+            least, texts = compare(*(replies[server.name] for server in servers))
+            if texts:
+                worst, compared = min(worst, least), max(compared, texts)
+    if not compared or worst < COSINE:
+        sys.exit(f"the servers' vectors differ: cosine {worst} over {compared} texts")
+    return {
+        "least_cosine": worst,
+        "texts_compared": compared,
+        "results": [summarise(c, by_server) for c, by_server in cells.items()],
+    }
+
+
+def summarise(connections: int, cells: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return medians over the rounds, their range, and the ratio of the medians."""
+    row: dict[str, Any] = {"concurrency": connections}
+    for name, rounds in cells.items():
+        rates = [cell["requests_per_second"] for cell in rounds]
+        row[name] = {
+            key: statistics.median(cell[key] for cell in rounds)
+            for key in ("requests_per_second", "p50_ms", "p95_ms", "server_cores", "foreign_cores")
+        } | {"lowest": min(rates), "highest": max(rates), "rounds": rounds}
+    row["ratio"] = row["condensery"]["requests_per_second"] / row["naive"]["requests_per_second"]
+    return row
+
+
+def describe_machine() -> dict[str, Any]:
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    names = ("torch", "transformers", "sentence-transformers", "fastapi", "uvicorn")
+    return {name: version(name) for name in names}
+
+
+def test_generator() -> dict[str, Any]:
+    """Measure the load generator, so that it is seen not to be the bottleneck."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "load_generator.py"), "--self-test"]
+    command += ["--seconds", "3"]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="of one round at one concurrency"
+    )
+    parser.add_argument("--warm-seconds", type=float, default=5.0)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    args = parser.parse_args()
+
+    generator = test_generator()
+    print(f"load generator: {generator['requests_per_second']:,} req/s", flush=True)
+    questions = [json.loads(line)["question"] for line in QUESTIONS.read_text().splitlines()]
+    ports = find_port(), find_port(), find_port()
+    condensery = str(Path(sys.executable).with_name("condensery"))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        scratch = Path(folder)
+        bodies = scratch / "bodies.jsonl"
+        bodies.write_text("".join(json.dumps({"inputs": text}) + "\n" for text in questions))
+        ours = [condensery, "serve", "--port", str(ports[0]), "--grpc-port", str(ports[1])]
+        ours += ["--data-dir", str(scratch / "data"), "--log-level", "warning"]
+        naive = [sys.executable, str(ROOT / "benchmarks" / "naive_server.py")]
+        naive += ["--port", str(ports[2])]
+        servers = [
+            stack.enter_context(serve("condensery", ours, ports[0], scratch / "ours.log")),
+            stack.enter_context(serve("naive", naive, ports[2], scratch / "naive.log")),
+        ]
+        report = {
+            "date": time.strftime("%Y-%m-%d"),
+            "command": " ".join(["python", "benchmarks/service.py", *sys.argv[1:]]),
+            "machine": describe_machine(),
+            "versions": versions(),
+            "rounds": args.rounds,
+            "seconds": args.seconds,
+            "queries": len(questions),
+            "generator": generator,
+            **measure(args, servers, bodies),
+        }
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "service.json").write_text(json.dumps(report, indent=1) + "\n")
+    (args.out / "service.md").write_text(render(report))
+    print(render(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
