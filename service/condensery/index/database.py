@@ -145,7 +145,9 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 def where(path: Path) -> str:
     """Name ``path`` for a caller: from the data directory down."""
-    return "/".join(path.parts[-3:])
+    parts = path.parts
+    start = len(parts) - parts[::-1].index("indexes") - 1 if "indexes" in parts else -1
+    return "/".join(parts[start:])
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -18,7 +18,7 @@ import numpy as np
 
 from condensery.errors import CondenseryError, EncoderMismatch, IndexNotFound
 from condensery.index import checks, database, passages, recovery
-from condensery.index.database import Settings, storage_errors, transaction
+from condensery.index.database import storage_errors, transaction
 from condensery.index.passages import Rows, Stamp
 from condensery.index.sharing import SharedLock
 from condensery.values import Document, Floats, Hit, IndexInfo, Passage
@@ -287,10 +287,3 @@ class Index:
 
     def _report(self, event: str, **fields: object) -> None:
         _log.warning(event, extra={"index": self.name, **fields})
-
-
-def create(directory: Path, settings: Settings) -> None:
-    """Make the files of an empty index in ``directory``, which exists."""
-    path = directory / DATABASE
-    with storage_errors(path):
-        database.create(path, settings)

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Self
 
 from condensery.errors import EmptyInput, IndexExists, IndexNotFound, InputError, StorageError
-from condensery.index import checks, index
+from condensery.index import checks, database
 from condensery.index.database import Settings, storage_errors
-from condensery.index.index import Index
+from condensery.index.index import DATABASE, Index
 from condensery.index.lock import DataDirLock
 from condensery.metrics import Metrics
 from condensery.values import Document, Floats, Hit, IndexInfo, Passage
@@ -227,7 +227,7 @@ class IndexStore:
         with storage_errors(target):
             aside = Path(tempfile.mkdtemp(prefix=".new-", dir=self._root))
             try:
-                index.create(aside, settings)
+                database.create(aside / DATABASE, settings)
                 _sync_directory(aside)
                 aside.rename(target)
             except BaseException:

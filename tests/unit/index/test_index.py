@@ -10,11 +10,11 @@ from tests.unit.index.conftest import (
     FINGERPRINT,
     SETTINGS,
     assert_agrees,
-    assert_equal_hits,
+    assert_best_hits,
     make_batch,
     make_vectors,
     read_truth,
-    search_truth,
+    score_truth,
 )
 
 from condensery.errors import (
@@ -36,7 +36,7 @@ def test_queries_find_what_brute_force_finds(
     assert len(truth) == 200
     for vector in make_vectors(20, seed=5):
         hits = store.query("other", vector, top_k=7)
-        assert_equal_hits(hits, search_truth(truth, vector, 7, metric))
+        assert_best_hits(hits, score_truth(truth, vector, metric), 7)
 
 
 def test_a_hit_carries_its_passage_as_it_was_written(store: IndexStore) -> None:

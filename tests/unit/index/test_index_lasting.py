@@ -180,25 +180,27 @@ def test_the_power_cut_test_notices_a_writer_that_does_not_sync(
 
 
 CHILD = """
-import random, sys
+import os, random, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from tests.unit.index.conftest import SETTINGS, make_batch
 from condensery.index.store import IndexStore
 store = IndexStore(Path(sys.argv[1]), cache_every=40)
 store.create("kb", **{**SETTINGS, "kind": sys.argv[4]})
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # one write: a kill can't cut it
 start = int(sys.argv[2])
 draw = random.Random(start)
-print("ready", flush=True)
+say("ready")
 for seed in range(start, start + 100_000):
     ids = [f"d{n}" for n in draw.sample(range(60), 4)]
     if draw.random() < 0.3:
-        print("delete", seed, *ids, flush=True)
+        say("delete", seed, *ids)
         store.delete("kb", ids)
     else:
-        print("upsert", seed, *ids, flush=True)
+        say("upsert", seed, *ids)
         make_batch(ids, seed=seed, tag=f" v{seed}").upsert(store)
-    print("done", seed, flush=True)
+    say("done", seed)
 """
 
 

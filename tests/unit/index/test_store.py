@@ -163,7 +163,7 @@ def test_a_full_disk_at_creation_leaves_nothing_behind(
     disk: Disk, store: IndexStore, data_dir: Path
 ) -> None:
     disk.refuse = lambda operation, path: 13 if operation == "write" else 0  # SQLITE_FULL
-    with pytest.raises(StorageFull):
+    with pytest.raises(StorageFull, match="under indexes/other is full"):
         store.create("other", **SETTINGS)
     disk.refuse = lambda operation, path: 0
     assert [one.name for one in store.list()] == ["kb"]
