@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from condensery.cli import main
+from condensery.commands.serving import SETTINGS
+from condensery.settings import Settings
 
 COMMANDS = [
     ["serve"],
@@ -86,6 +88,13 @@ def test_a_failure_is_1_and_one_line(
     (line,) = err.splitlines()
     assert line.startswith("condensery: ")
     assert says in line
+
+
+def test_serve_has_a_flag_for_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(SETTINGS) == set(Settings.model_fields)
+    _, out, _ = run(capsys, "serve", "--help")
+    for name in SETTINGS:
+        assert f"--{name.replace('_', '-')}" in out
 
 
 def test_nobody_listening_is_said_with_the_address(

@@ -8,6 +8,7 @@ from condensery.commands.printing import Parsers, extra
 SETTINGS = (
     *("host", "port", "grpc_port", "data_dir", "store"),
     *("dtype", "device", "workers", "samples", "log_level"),
+    *("max_body_bytes", "max_items", "grace_seconds"),
 )
 
 
@@ -39,6 +40,18 @@ def add_parser(parsers: Parsers) -> None:
     )
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), help="default: info"
+    )
+    parser.add_argument(
+        "--max-body-bytes", type=int, metavar="BYTES", help="longest request (default: 8 MiB)"
+    )
+    parser.add_argument(
+        "--max-items", type=int, metavar="N", help="most texts in a request (default: 2048)"
+    )
+    parser.add_argument(
+        "--grace-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="for requests in flight when it is told to stop (default: 10)",
     )
     parser.set_defaults(run=run)
 
