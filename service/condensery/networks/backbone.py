@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -122,7 +123,7 @@ def load_backbone(
                 output_loading_info=True,
                 **extra,
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CorruptModel(f"{path.name}: transformers can't load it: {error}") from error
     # transformers fills what is missing with random numbers: plausible, and wrong.
     wrong = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))

@@ -141,7 +141,7 @@ class Workers:
         """Serve ``source`` from now on."""
         with self.changed:
             self._sources.append(source)
-            self.changed.notify()
+            self.changed.notify_all()
 
     def remove(self, source: Source) -> None:
         """Serve ``source`` no more; what it gave out already runs on."""

@@ -1,0 +1,49 @@
+"""Tiny random models of several families, made on the spot."""
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
+
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 300,
+}
+
+
+def sharpen(model: PreTrainedModel) -> PreTrainedModel:
+    """Scale the weights up: with the usual small ones attention is uniform and hides mistakes."""
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.dim() > 1:
+                weights.mul_(6)
+    return model.eval()
+
+
+@pytest.fixture
+def bert() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return sharpen(BertModel(BertConfig(**SIZES), add_pooling_layer=False))
+
+
+@pytest.fixture
+def roberta() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = XLMRobertaConfig(**SIZES, pad_token_id=1, max_position_embeddings=130)
+    return sharpen(XLMRobertaModel(config, add_pooling_layer=False))
+
+
+@pytest.fixture
+def llama() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return sharpen(LlamaModel(LlamaConfig(**SIZES, num_key_value_heads=2)))

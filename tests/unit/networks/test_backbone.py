@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import MPNetConfig, MPNetModel, PreTrainedModel
+
+from condensery.errors import CorruptModel
+from condensery.networks.backbone import load_backbone, run_packed
+from condensery.networks.bert import FusedLayer
+
+SEQUENCES = [[5, 6, 7], list(range(2, 60)), [9] * 16, [4]]
+
+
+def alone(model: PreTrainedModel) -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.cat(
+            [model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES]
+        )
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "llama"])
+def test_a_loaded_backbone_gives_what_transformers_gives_alone(
+    family: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    model: PreTrainedModel = request.getfixturevalue(family)
+    model.save_pretrained(tmp_path)
+    wanted = alone(model)
+    hidden, packing = load_backbone(tmp_path).read(SEQUENCES)
+    assert packing.lengths == (3, 58, 16, 1)
+    torch.testing.assert_close(hidden[:78], wanted, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+def test_a_bert_s_layers_are_fused_whatever_its_activation(
+    bert: PreTrainedModel, activation: str, tmp_path: Path
+) -> None:
+    bert.config.hidden_act = activation
+    bert.save_pretrained(tmp_path)
+    reference = type(bert).from_pretrained(tmp_path).eval()
+    wanted = alone(reference)
+    backbone = load_backbone(tmp_path)
+    assert all(isinstance(layer, FusedLayer) for layer in backbone.model.encoder.layer)
+    torch.testing.assert_close(backbone.read(SEQUENCES)[0][:78], wanted, atol=2e-5, rtol=1e-5)
+
+
+def test_an_architecture_that_bypasses_our_attention_is_refused(tmp_path: Path) -> None:
+    config = MPNetConfig(
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=64,
+        vocab_size=300,
+    )
+    with pytest.raises(CorruptModel, match="mpnet"):
+        run_packed(MPNetModel(config, add_pooling_layer=False).eval())
+
+
+def test_missing_weights_are_refused_not_made_up(bert: PreTrainedModel, tmp_path: Path) -> None:
+    bert.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["encoder.layer.1.output.dense.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CorruptModel, match=r"encoder\.layer\.1\.output\.dense\.weight"):
+        load_backbone(tmp_path)
+
+
+def test_weights_of_another_shape_are_refused(bert: PreTrainedModel, tmp_path: Path) -> None:
+    bert.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["embeddings.LayerNorm.weight"] = torch.ones(7)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CorruptModel, match=r"can't load|another shape"):
+        load_backbone(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_a_corrupt_model(
+    bert: PreTrainedModel, tmp_path: Path, name: str
+) -> None:
+    bert.save_pretrained(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(CorruptModel, match=tmp_path.name):
+        load_backbone(tmp_path)
+
+
+def test_half_a_weights_file_is_a_corrupt_model(bert: PreTrainedModel, tmp_path: Path) -> None:
+    bert.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(CorruptModel):
+        load_backbone(tmp_path)
+
+
+def test_nan_weights_are_refused(bert: PreTrainedModel) -> None:
+    with torch.no_grad():
+        bert.get_input_embeddings().weight.fill_(torch.nan)
+    with pytest.raises(CorruptModel, match="nan"):
+        run_packed(bert)

@@ -1,0 +1,84 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from condensery.networks.linear import Dense, can_prepack, prepack_linears
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Within one rounding of ``got``'s type of the fp32 result."""
+    tolerance = 1e-5 if got.dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(got.float(), wanted, atol=tolerance, rtol=tolerance)
+
+
+def linear_of(dtype: torch.dtype, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(48, 32, bias=bias).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_a_dense_layer_equals_the_linear_layer(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    linear = linear_of(dtype, bias)
+    inputs = torch.randn(rows, 48).to(dtype)
+    offset = None if linear.bias is None else linear.bias.float()
+    with torch.inference_mode():
+        got = Dense.of(linear)(inputs)
+        assert got.dtype == dtype
+        close(got, F.linear(inputs.float(), linear.weight.float(), offset))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_and_residual_equal_their_formulas(dtype: torch.dtype) -> None:
+    linear = linear_of(dtype)
+    inputs, residual = torch.randn(5, 48).to(dtype), torch.randn(5, 32).to(dtype)
+    with torch.inference_mode():
+        plain = F.linear(inputs.float(), linear.weight.float(), linear.bias.float())
+        close(Dense.of(linear, "gelu")(inputs), F.gelu(plain))
+        kept = residual.clone()
+        close(Dense.of(linear)(inputs, residual=residual), plain + residual.float())
+        assert torch.equal(residual, kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_stacked_layers_give_their_outputs_side_by_side(dtype: torch.dtype, bias: bool) -> None:
+    first, second = linear_of(dtype, bias), nn.Linear(48, 16, bias=bias).to(dtype)
+    inputs = torch.randn(9, 48).to(dtype)
+    with torch.inference_mode():
+        wanted = torch.cat([Dense.of(first)(inputs), Dense.of(second)(inputs)], dim=-1)
+        close(Dense.stack([first, second])(inputs), wanted.float())
+
+
+def test_fp32_layers_are_left_as_they_are() -> None:
+    network = nn.Sequential(nn.Linear(4, 4))
+    assert prepack_linears(network) == 0
+    assert type(network[0]) is nn.Linear
+
+
+@pytest.mark.skipif(not can_prepack(CPU, torch.bfloat16), reason="no bf16 in this CPU's oneDNN")
+def test_bf16_layers_are_replaced_and_the_network_gives_the_same() -> None:
+    network = nn.Sequential(
+        nn.Linear(48, 48), nn.ReLU(), nn.Sequential(nn.Linear(48, 8))
+    ).bfloat16()
+    inputs = torch.randn(3, 10, 48).bfloat16()
+    with torch.inference_mode():
+        before = network(inputs)
+        assert prepack_linears(network) == 2
+        assert isinstance(network[0], Dense)
+        assert network[0].prepacked
+        close(network(inputs), before.float())
+
+
+def test_a_subclass_of_linear_is_not_replaced() -> None:
+    class Doubling(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(inputs)
+
+    network = nn.Sequential(Doubling(4, 4)).bfloat16()
+    assert prepack_linears(network) == 0

@@ -1,0 +1,337 @@
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from condensery.errors import CondenseryError, InputError, ModelFault, Overloaded, Unavailable
+from condensery.metrics import Metrics
+from condensery.runtime.batcher import Batcher, Limits
+from condensery.runtime.device import Workers
+
+WAIT = 5.0
+
+
+class Device:
+    """A forward that can be held, and remembers the batches it ran."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[object]] = []
+        self.entered = threading.Semaphore(0)
+        self.free = threading.Event()
+        self.free.set()
+        self.faulty: set[object] = set()
+
+    def forward(self, batch: list[object]) -> Sequence[object]:
+        self.batches.append(batch)
+        self.entered.release()
+        assert self.free.wait(WAIT)
+        if self.faulty & set(batch):
+            raise RuntimeError("the text said: secret")
+        return [("done", item) for item in batch]
+
+    async def held(self, batcher: Batcher[object, object]) -> "asyncio.Task[list[object]]":
+        """Keep one worker busy with an item of its own, until ``free`` is set."""
+        self.free.clear()
+        task = asyncio.create_task(batcher.submit(["held"], [1]))
+        assert await asyncio.to_thread(self.entered.acquire, timeout=WAIT)
+        return task
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def worker() -> Iterator[Workers]:
+    workers = Workers(1)
+    yield workers
+    workers.close()
+
+
+async def settled(tasks: Sequence[Awaitable[object]]) -> list[object]:
+    return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), WAIT)
+
+
+async def started(work: Awaitable[object]) -> "asyncio.Task[object]":
+    """Start ``work`` and let it come to its first wait."""
+    task = asyncio.ensure_future(work)
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_each_caller_gets_its_own_results_in_order(device: Device, workers: Workers) -> None:
+    batcher = Batcher(device.forward, workers, limits=Limits(batch_items=3))
+    requests = [[f"{caller}-{place}" for place in range(caller)] for caller in range(1, 9)]
+    answers = await settled([batcher.submit(items, [1] * len(items)) for items in requests])
+    assert answers == [[("done", item) for item in items] for items in requests]
+    assert max(map(len, device.batches)) <= 3
+
+
+async def test_an_empty_list_needs_no_forward(device: Device, worker: Workers) -> None:
+    assert await Batcher(device.forward, worker).submit([], []) == []
+    assert device.batches == []
+
+
+async def test_items_that_arrive_while_the_device_is_busy_share_a_batch(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker)
+    tasks = [await device.held(batcher)]
+    tasks += [await started(batcher.submit([name], [5])) for name in "abc"]
+    device.free.set()
+    await settled(tasks)
+    assert device.batches == [["held"], ["a", "b", "c"]]
+
+
+async def test_a_batch_keeps_to_its_tokens_and_a_longer_item_runs_alone(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker, limits=Limits(batch_tokens=100))
+    tasks = [await device.held(batcher)]
+    tasks.append(await started(batcher.submit(list("abcdef"), [60, 40, 30, 300, 70, 30])))
+    device.free.set()
+    await settled(tasks)
+    assert device.batches == [["held"], ["a", "b"], ["c"], ["d"], ["e", "f"]]
+
+
+async def test_a_lone_request_is_shared_between_idle_workers(
+    device: Device, workers: Workers
+) -> None:
+    batcher = Batcher(device.forward, workers)
+    device.free.clear()
+    task = await started(batcher.submit(list("abcd"), [100] * 4))
+    for _ in range(2):
+        assert await asyncio.to_thread(device.entered.acquire, timeout=WAIT)
+    device.free.set()
+    await settled([task])
+    assert sorted(map(len, device.batches)) == [2, 2]
+
+
+async def test_a_caller_who_has_gone_is_skipped(device: Device, worker: Workers) -> None:
+    batcher = Batcher(device.forward, worker)
+    held = await device.held(batcher)
+    gone = await started(batcher.submit(["gone", "gone too"], [10, 10]))
+    stays = await started(batcher.submit(["stays"], [10]))
+    gone.cancel()
+    with suppress(asyncio.CancelledError):
+        await gone
+    assert batcher.queued_tokens == 10
+    device.free.set()
+    await settled([held, stays])
+    assert device.batches == [["held"], ["stays"]]
+
+
+async def test_a_caller_who_goes_while_its_batch_runs_harms_nobody(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker)
+    held = await device.held(batcher)
+    held.cancel()
+    after = await started(batcher.submit(["after"], [1]))
+    device.free.set()
+    assert (await settled([held, after]))[1] == [("done", "after")]
+
+
+async def test_a_fault_is_bisected_to_its_item_and_the_neighbours_succeed(
+    device: Device, worker: Workers
+) -> None:
+    device.faulty = {"bad"}
+    batcher = Batcher(device.forward, worker, model="m")
+    tasks = [await device.held(batcher)]
+    names = ["a", "b", "bad", "c", "d"]
+    tasks += [await started(batcher.submit([name], [1])) for name in names]
+    device.free.set()
+    outcomes = (await settled(tasks))[1:]
+    assert [type(outcome) for outcome in outcomes] == [list, list, ModelFault, list, list]
+    assert "secret" not in str(outcomes[2])
+    assert "RuntimeError" in str(outcomes[2])
+
+
+async def test_a_fault_names_the_item_by_its_place_in_the_request(
+    device: Device, worker: Workers
+) -> None:
+    device.faulty = {"bad"}
+    batcher = Batcher(device.forward, worker, model="m")
+    with pytest.raises(ModelFault, match="m: failed on item 2"):
+        await batcher.submit(["a", "b", "bad"], [1, 1, 1])
+    assert await batcher.submit(["a"], [1]) == [("done", "a")]
+
+
+async def test_what_a_failed_request_still_had_queued_never_runs(
+    device: Device, worker: Workers
+) -> None:
+    device.faulty = {"bad"}
+    batcher = Batcher(device.forward, worker, limits=Limits(batch_items=1))
+    with pytest.raises(ModelFault):
+        await batcher.submit(["bad", *range(500)], [1] * 501)
+    assert batcher.queued_tokens == 0
+    await batcher.submit(["after"], [1])
+    assert len(device.batches) < 500
+
+
+async def test_an_error_in_a_result_s_place_fails_that_item_alone(worker: Workers) -> None:
+    def forward(batch: list[int]) -> list[int | CondenseryError]:
+        return [ModelFault("not finite") if item == 3 else item for item in batch]
+
+    batcher = Batcher(forward, worker)
+    outcomes = await settled([batcher.submit([item], [1]) for item in range(5)])
+    assert [outcome for outcome in outcomes if isinstance(outcome, list)] == [[0], [1], [2], [4]]
+    assert isinstance(outcomes[3], ModelFault)
+
+
+async def test_our_own_error_keeps_its_kind(worker: Workers) -> None:
+    def forward(batch: list[int]) -> list[int]:
+        raise InputError("too long for the network")
+
+    with pytest.raises(InputError, match="too long"):
+        await Batcher(forward, worker).submit([1], [1])
+
+
+async def test_a_missing_result_is_an_error_not_a_hang(worker: Workers) -> None:
+    batcher: Batcher[int, int] = Batcher(
+        lambda batch: [item for item in batch if item != 2], worker
+    )
+    with pytest.raises(ModelFault, match=r"item 1 .*0 results for 1"):
+        await asyncio.wait_for(batcher.submit([1, 2, 3], [1, 1, 1]), WAIT)
+    assert await batcher.submit([1, 3], [1, 1]) == [1, 3]
+
+
+async def test_none_is_a_result_like_any_other(worker: Workers) -> None:
+    batcher: Batcher[int, None] = Batcher(lambda batch: [None] * len(batch), worker)
+    assert await batcher.submit([1, 2], [1, 1]) == [None, None]
+
+
+async def test_a_request_that_does_not_fit_whole_leaves_nothing_behind(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker, limits=Limits(queue_tokens=100))
+    tasks = [await device.held(batcher)]
+    tasks.append(await started(batcher.submit(["first"], [90])))
+    with pytest.raises(Overloaded, match="90 tokens wait and 20 more") as refused:
+        await batcher.submit(["a", "b"], [5, 15])
+    assert 1 <= refused.value.retry_after_seconds <= 60
+    assert batcher.queued_tokens == 90
+    tasks.append(await started(batcher.submit(["fits"], [10])))
+    device.free.set()
+    await settled(tasks)
+    assert device.batches == [["held"], ["first", "fits"]]
+
+
+async def test_a_request_over_the_queue_s_size_runs_when_nothing_waits(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker, limits=Limits(queue_tokens=10, batch_tokens=64))
+    assert len(await batcher.submit(list(range(50)), [7] * 50)) == 50
+
+
+async def test_retry_after_follows_the_rate_at_which_the_queue_drains(worker: Workers) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def forward(batch: list[str]) -> list[str]:
+        if "held" in batch:
+            entered.set()
+            assert gate.wait(WAIT)
+        else:
+            time.sleep(0.1)
+        return batch
+
+    batcher = Batcher(forward, worker, limits=Limits(queue_tokens=1000))
+    await batcher.submit(["measured"], [100])  # 1,000 tokens a second
+    held = await started(batcher.submit(["held"], [1]))
+    assert await asyncio.to_thread(entered.wait, WAIT)
+    waiting = await started(batcher.submit(["waiting"], [5000]))
+    with pytest.raises(Overloaded) as a_little:
+        await batcher.submit(["more"], [100])
+    with pytest.raises(Overloaded) as a_lot:
+        await batcher.submit(["much more"], [10_000])
+    gate.set()
+    await settled([held, waiting])
+    # 4,100 tokens must go before 100 more fit; 10,000 more fit only once all 5,000 have gone.
+    assert 3 <= a_little.value.retry_after_seconds <= 10
+    assert a_lot.value.retry_after_seconds > a_little.value.retry_after_seconds
+
+
+async def test_shutdown_refuses_whoever_waits_and_finishes_what_runs(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker)
+    held = await device.held(batcher)
+    waits = await started(batcher.submit(["a", "b"], [1, 1]))
+    batcher.close()
+    device.free.set()
+    first, second = await settled([held, waits])
+    assert first == [("done", "held")]
+    assert isinstance(second, Unavailable)
+    with pytest.raises(Unavailable):
+        await batcher.submit(["late"], [1])
+    assert device.batches == [["held"]]
+    batcher.close()
+
+
+async def test_two_models_take_turns(device: Device, worker: Workers) -> None:
+    limits = Limits(batch_items=1)
+    first = Batcher(device.forward, worker, limits=limits)
+    second = Batcher(device.forward, worker, limits=limits)
+    tasks = [await device.held(first)]
+    tasks.append(await started(first.submit(["a1", "a2", "a3"], [1] * 3)))
+    tasks.append(await started(second.submit(["b1", "b2"], [1] * 2)))
+    device.free.set()
+    await settled(tasks)
+    order = [batch[0] for batch in device.batches[1:]]
+    assert order.index("b1") < order.index("a2")
+    assert order.index("b2") < order.index("a3")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 400), max_size=40), min_size=1, max_size=12))
+def test_no_item_is_lost_doubled_or_mixed_up(requests: list[list[int]]) -> None:
+    workers = Workers(2)
+    ran: list[object] = []
+
+    def forward(batch: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        ran.extend(batch)
+        return batch
+
+    async def main() -> list[object]:
+        batcher = Batcher(forward, workers, limits=Limits(batch_tokens=512, batch_items=8))
+        return await settled(
+            [
+                batcher.submit([(caller, place) for place in range(len(costs))], costs)
+                for caller, costs in enumerate(requests)
+            ]
+        )
+
+    answers = asyncio.run(main())
+    workers.close()
+    wanted = [[(caller, place) for place in range(len(c))] for caller, c in enumerate(requests)]
+    assert answers == wanted
+    assert sorted(ran) == sorted(item for items in wanted for item in items)
+
+
+async def test_metrics_count_batches_and_the_queue(device: Device, worker: Workers) -> None:
+    metrics = Metrics()
+    metrics.prepare_model("m")
+    batcher = Batcher(device.forward, worker, model="m", metrics=metrics)
+
+    def sample(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"condensery_{name}", {"model": "m"} | labels)
+
+    tasks = [await device.held(batcher)]
+    tasks.append(await started(batcher.submit(["a", "b"], [10, 20])))
+    assert sample("queue_requests") == 2
+    assert sample("queue_tokens") == 30
+    device.free.set()
+    await settled(tasks)
+    assert sample("queue_requests") == 0
+    assert sample("queue_tokens") == 0
+    assert sample("forward_passes_total") == 2
+    assert sample("batch_tokens_sum") == 31
+    assert sample("batch_items_sum") == 3
+    assert sample("stage_duration_seconds_count", stage="forward") == 2
+    assert sample("stage_duration_seconds_count", stage="queue") == 2

@@ -1,0 +1,293 @@
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoModel
+
+from condensery.errors import CorruptModel, InputError, ModelFault, Unavailable
+from condensery.metrics import Metrics
+from condensery.runtime.device import Workers
+from condensery.runtime.encoder import Encoder
+from condensery.values import Floats
+
+BF16 = torch.bfloat16
+PROSE = (
+    "The old mill above the river was sold in autumn. Nobody in the town knew the buyer, a "
+    "quiet man who paid in coins, asked for the key of the weir, and never came back for bread. "
+)
+TEXTS = [
+    "",
+    "mill",
+    "Who bought the mill?",
+    PROSE,
+    PROSE * 2,
+    PROSE * 12,
+    "Łódź, 東京 and Zürich: naïve cafés 😀",
+    "a " * 13,
+    "a " * 14,
+    "stone " * 200,
+]
+
+
+class Reference:
+    """transformers' eager fp32, padded and masked: the other way to compute the same vectors."""
+
+    def __init__(self, stored: Any) -> None:
+        self.longest = stored.manifest.max_tokens
+        self.tokenizer = Tokenizer.from_file(str(stored.path / "tokenizer.json"))
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(self.longest)
+        self.model = AutoModel.from_pretrained(
+            stored.path, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+        ).eval()
+
+    def embed(self, texts: list[str], pooling: str = "mean", normalize: bool = True) -> Floats:
+        ids = [self.tokenizer.encode(text).ids for text in texts]
+        width = max(map(len, ids))
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in ids])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids])
+        with torch.inference_mode():
+            hidden = self.model(input_ids=padded, attention_mask=mask).last_hidden_state
+        if pooling == "cls":
+            vectors = hidden[:, 0]
+        elif pooling == "last":
+            vectors = hidden[torch.arange(len(ids)), mask.sum(1) - 1]
+        else:
+            vectors = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        if normalize:
+            vectors = vectors / vectors.norm(dim=1, keepdim=True)
+        array: Floats = vectors.numpy()
+        return array
+
+
+def cosines(got: Floats, wanted: Floats) -> Floats:
+    lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
+    array: Floats = (got * wanted).sum(axis=1) / lengths
+    return array
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Any:
+    workers = Workers(2)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(scope="module")
+def reference(minilm: Any) -> Reference:
+    return Reference(minilm)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def encoder(request: pytest.FixtureRequest, minilm: Any, two_workers: Workers) -> Any:
+    loaded = Encoder.load(minilm, two_workers, dtype=getattr(torch, request.param))
+    yield loaded
+    loaded.close()
+
+
+def assert_agrees(encoder: Encoder, got: Floats, wanted: Floats) -> None:
+    """The promise: 1e-5 in fp32, a cosine of 0.9995 in bf16, and length 1 either way."""
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
+    if encoder.info.dtype == "float32":
+        np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=0)
+    else:
+        assert cosines(got, wanted).min() >= 0.9995
+
+
+async def test_minilm_alone_equals_transformers(encoder: Encoder, reference: Reference) -> None:
+    got = [(await encoder.embed([text])).vectors[0] for text in TEXTS]
+    assert_agrees(encoder, np.stack(got), reference.embed(TEXTS))
+
+
+async def test_minilm_in_one_batch_equals_transformers(
+    encoder: Encoder, reference: Reference
+) -> None:
+    embedded = await encoder.embed(TEXTS)
+    assert embedded.vectors.shape == (len(TEXTS), 384)
+    assert embedded.truncated == (5,)
+    assert_agrees(encoder, embedded.vectors, reference.embed(TEXTS))
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    callers=st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=4), min_size=1, max_size=4)
+)
+def test_minilm_in_any_batch_equals_transformers(
+    encoder: Encoder, reference: Reference, callers: list[list[int]]
+) -> None:
+    words = (PROSE * 8).split()
+    requests = [[" ".join(words[:length]) for length in lengths] for lengths in callers]
+
+    async def together() -> list[Floats]:
+        embedded = await asyncio.gather(*(encoder.embed(texts) for texts in requests))
+        return [answer.vectors for answer in embedded]
+
+    got = np.concatenate(asyncio.run(together()))
+    assert_agrees(encoder, got, reference.embed([text for texts in requests for text in texts]))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+@pytest.mark.parametrize("normalize", [True, False])
+async def test_a_random_bert_pools_and_normalises_as_declared(
+    tiny: Callable[..., Any], two_workers: Workers, pooling: str, normalize: bool
+) -> None:
+    stored = tiny(pooling=pooling, normalize=normalize)
+    encoder = Encoder.load(stored, two_workers)
+    reference = Reference(stored)
+    for wish in (None, True, False):
+        got = (await encoder.embed(TEXTS, normalize=wish)).vectors
+        wanted = reference.embed(TEXTS, pooling, normalize if wish is None else wish)
+        np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+async def test_callers_who_normalise_and_who_do_not_share_a_batch(
+    tiny: Callable[..., Any], two_workers: Workers
+) -> None:
+    stored = tiny()
+    encoder = Encoder.load(stored, two_workers)
+    answers = await asyncio.gather(
+        *(encoder.embed([text], normalize=bool(n % 2)) for n, text in enumerate(TEXTS))
+    )
+    for number, (text, answer) in enumerate(zip(TEXTS, answers, strict=True)):
+        wanted = Reference(stored).embed([text], normalize=bool(number % 2))
+        np.testing.assert_allclose(answer.vectors, wanted, atol=1e-5, rtol=1e-5)
+
+
+async def test_the_prompt_is_read_before_each_text(
+    tiny: Callable[..., Any], two_workers: Workers
+) -> None:
+    encoder = Encoder.load(tiny(), two_workers)
+    with_prompt = await encoder.embed(["mill", "town"], prompt="the old ")
+    spelled = await encoder.embed(["the old mill", "the old town"])
+    np.testing.assert_allclose(with_prompt.vectors, spelled.vectors, atol=1e-6)
+    assert with_prompt.tokens == spelled.tokens == 10
+
+
+async def test_no_text_gives_no_vector(tiny: Callable[..., Any], two_workers: Workers) -> None:
+    embedded = await Encoder.load(tiny(), two_workers).embed([])
+    assert embedded.vectors.shape == (0, 64)
+
+
+async def test_a_non_finite_vector_fails_its_own_text_only(
+    tiny: Callable[..., Any], two_workers: Workers
+) -> None:
+    encoder = Encoder.load(tiny(), two_workers)
+    backbone = encoder._batcher._forward.__self__.backbone
+    with torch.no_grad():
+        backbone.model.get_input_embeddings().weight[4] = torch.nan  # the letter a
+    outcomes = await asyncio.gather(
+        *(encoder.embed([text]) for text in ("mill", "a mill", "b")), return_exceptions=True
+    )
+    assert [type(outcome).__name__ for outcome in outcomes] == [
+        "Embedded",
+        "ModelFault",
+        "Embedded",
+    ]
+    assert "mill" not in str(outcomes[1])
+    with pytest.raises(ModelFault):
+        await encoder.embed(["b", "a"])
+
+
+async def test_bad_texts_are_input_errors(tiny: Callable[..., Any], two_workers: Workers) -> None:
+    encoder = Encoder.load(tiny(), two_workers)
+    with pytest.raises(InputError, match=r"input\[1\] has 16001 characters"):
+        await encoder.embed(["a", "a" * 16_001])
+    with pytest.raises(InputError, match=r"input\[0\] has 102 tokens"):
+        await encoder.embed(["a " * 100], truncate=False)
+    with pytest.raises(InputError, match="surrogate"):
+        await encoder.embed(["\ud800"])
+
+
+async def test_info_says_what_runs(tiny: Callable[..., Any], two_workers: Workers) -> None:
+    encoder = Encoder.load(tiny(prompts={"query": "q: "}), two_workers, dtype=BF16)
+    info = encoder.info
+    assert (info.name, info.dims, info.max_tokens) == ("tiny", 64, 64)
+    assert (info.dtype, info.device, info.pooling) == ("bfloat16", "cpu", "mean")
+    assert encoder.prompts == {"query": "q: "}
+    assert encoder.content_tokens == 62
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_tokens": 65}, "only 64 positions"),
+        ({"pooling": None}, "is no encoder"),
+        ({"kind": "reranker"}, "is no encoder"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_its_files_is_refused(
+    tiny: Callable[..., Any], two_workers: Workers, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CorruptModel, match=message):
+        Encoder.load(tiny(**wrong), two_workers)
+
+
+async def test_metrics_count_what_was_read(tiny: Callable[..., Any], two_workers: Workers) -> None:
+    metrics = Metrics()
+    metrics.prepare_model("tiny")
+    encoder = Encoder.load(tiny(), two_workers, metrics=metrics)
+    await encoder.embed(["mill", "a " * 100])
+
+    def sample(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"condensery_{name}", {"model": "tiny"} | labels)
+
+    assert sample("input_tokens_total") == 3 + 64
+    assert sample("truncated_inputs_total") == 1
+    assert sample("stage_duration_seconds_count", stage="tokenize") == 1
+    assert sample("batch_tokens_sum") == 3 + 64
+
+
+@pytest.fixture
+async def warm(tiny: Callable[..., Any], two_workers: Workers) -> AsyncIterator[Encoder]:
+    encoder = Encoder.load(tiny(), two_workers)
+    await encoder.warm_up()
+    yield encoder
+    encoder.close()
+
+
+async def test_a_closed_encoder_refuses(warm: Encoder) -> None:
+    assert (await warm.embed(["mill"])).tokens == 3
+    warm.close()
+    with pytest.raises(Unavailable):
+        await warm.embed(["mill"])
+
+
+def test_the_encoder_needs_neither_the_server_s_packages_nor_pydantic() -> None:
+    code = (
+        "import sys; import condensery.runtime.encoder;"
+        "print(*({'fastapi','faiss','pydantic','prometheus_client','grpc'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_cuda_equals_transformers(tiny: Callable[..., Any], dtype: str) -> None:
+    stored = tiny()
+    workers = Workers(device="cuda")
+    encoder = Encoder.load(stored, workers, dtype=getattr(torch, dtype))
+    together = (await encoder.embed(TEXTS)).vectors
+    alone = np.stack([(await encoder.embed([text])).vectors[0] for text in TEXTS])
+    encoder.close()
+    workers.close()
+    wanted = Reference(stored).embed(TEXTS)
+    if dtype == "float32":
+        np.testing.assert_allclose(together, wanted, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(alone, wanted, atol=1e-5, rtol=0)
+    else:
+        assert cosines(together, wanted).min() >= 0.9995
+        assert cosines(alone, wanted).min() >= 0.9995
