@@ -332,3 +332,17 @@ async def test_an_answer_reads_from_an_index(door, services):
     whole = (await door.post("/v1/rag/answer", json=body)).json()
     assert [one["document_id"] for one in whole["citations"]] == ["a"]
     assert whole["object"] == "rag.answer"
+
+
+async def test_a_disk_that_turns_read_only_refuses_writes_and_still_answers(door, services):
+    await door.put("/v1/indexes/kb")
+    await door.post("/v1/indexes/kb/documents", json={"documents": [{"id": "a", "text": "one"}]})
+    writer = services.indexes._index("kb")._writer
+    writer.execute("PRAGMA query_only = ON")
+    body = {"documents": [{"id": "b", "text": "two"}]}
+    reply = await door.post("/v1/indexes/kb/documents", json=body)
+    assert reply.status_code == 500
+    assert error_of(reply)["code"] == "storage_read_only"
+    assert (await door.post("/v1/indexes/kb/query", json={"query": "x"})).status_code == 200
+    writer.execute("PRAGMA query_only = OFF")
+    assert (await door.post("/v1/indexes/kb/documents", json=body)).status_code == 200
