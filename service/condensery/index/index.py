@@ -2,9 +2,9 @@
 
 How they agree without a query ever waiting for a disk to sync: a write (1) adds its vectors to
 FAISS, where queries meet rows that SQLite does not show them yet, and skip them; (2) commits;
-(3) makes tombstones of the rows it replaced. A query holds the shared lock from before it fixes
-its SQLite snapshot until after its FAISS search, so that (1) and (3) fall outside: whichever
-side of (2) its snapshot is on, FAISS holds all that the snapshot shows.
+(3) makes tombstones of the rows it replaced. A query does both its FAISS search and the read
+that fixes its SQLite snapshot under one hold of the shared lock, so that neither (1) nor (3)
+falls between them: whichever side of (2) its snapshot is on, FAISS holds all that it shows.
 """
 
 import logging
@@ -162,8 +162,7 @@ class Index:
             self._check_fingerprint(fingerprint)
         checks.check_query(vector, self.settings.dims, top_k)
         with storage_errors(self._database), self._sharing.shared(), self._reader() as reader:
-            reader.execute("BEGIN")
-            passages.latest_write(reader)  # the first read fixes the snapshot
+            reader.execute("BEGIN")  # one snapshot for all that follows, fixed by the first read
             wanted = top_k
             while True:
                 rows, scores = self._cache.search(vector, wanted)
