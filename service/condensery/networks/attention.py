@@ -206,11 +206,11 @@ def attend(
     Returns:
         (total, heads, size), dtype of ``query``; filler rows hold nothing of meaning.
     """
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:  # varlen_attn of torch 2.11 knows no shared key heads either
+        key, value = (rows.repeat_interleave(repeats, dim=1) for rows in (key, value))
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _attend_varlen(packing, query, key, value, scale=scale, causal=causal)
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = (rows.repeat_interleave(repeats, dim=1) for rows in (key, value))
     padded = (packing.pad(query), packing.pad(key), packing.pad(value))
     return attend_padded(packing, *padded, scale=scale, causal=causal)
 
@@ -250,7 +250,6 @@ def _attend_varlen(
         packing.longest,
         scale=scale,
         window_size=(-1, 0) if causal else (-1, -1),
-        enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(output, Tensor)  # a pair only where auxiliary outputs are asked for
     return output
