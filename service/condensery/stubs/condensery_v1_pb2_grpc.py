@@ -220,6 +220,11 @@ class IndexStub(object):
                 request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.CountRequest.SerializeToString,
                 response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.CountResponse.FromString,
                 _registered_method=True)
+        self.GetDocuments = channel.unary_unary(
+                '/condensery.v1.Index/GetDocuments',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsResponse.FromString,
+                _registered_method=True)
 
 
 class IndexServicer(object):
@@ -275,6 +280,13 @@ class IndexServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDocuments(self, request, context):
+        """Return documents by id: those found, in the order asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IndexServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -317,6 +329,11 @@ def add_IndexServicer_to_server(servicer, server):
                     servicer.Count,
                     request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.CountRequest.FromString,
                     response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.CountResponse.SerializeToString,
+            ),
+            'GetDocuments': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDocuments,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -535,6 +552,33 @@ class Index(object):
             '/condensery.v1.Index/Count',
             condensery_dot_stubs_dot_condensery__v1__pb2.CountRequest.SerializeToString,
             condensery_dot_stubs_dot_condensery__v1__pb2.CountResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDocuments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Index/GetDocuments',
+            condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

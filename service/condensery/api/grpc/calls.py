@@ -1,14 +1,15 @@
 """Each call in three lines: read the message, do the job, write the reply."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from google.protobuf.message import Message
 
 from condensery.api.grpc import messages
-from condensery.errors import InputError
 from condensery.jobs import answer as answering
 from condensery.jobs import search
 from condensery.jobs.embed import embed
@@ -16,20 +17,26 @@ from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.metrics import Task
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import CompressionMode
+from condensery.values import Answer, CompressionMode, Embedded, Reranked
 
 Given = TypeVar("Given", bound=Message)
+Found = TypeVar("Found", Embedded, Reranked, Answer)
 
-Unary = Callable[[Services, Given, str | None], Awaitable[Message]]
-Streaming = Callable[[Services, Given, str | None], AsyncIterator[Message]]
+# Given the services, the request and the model it names, the reply's bytes.
+Unary = Callable[[Services, Given, str | None], Awaitable[bytes]]
+Streaming = Callable[[Services, Given, str | None], AsyncGenerator[bytes, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Given]):
     """A method: its path, its request, and what does it.
 
-    Exactly one of ``unary`` and ``stream`` is set. ``task`` is what it counts as in the metrics;
-    None is not counted.
+    Exactly one of ``unary`` and ``stream`` is set.
+
+    Attributes:
+        task: What it counts as in the metrics; None is not counted.
+        model_field: The request's field that names the model, if it has it.
+        index_field: The one that names the index whose encoder it counts for.
     """
 
     service: str
@@ -38,11 +45,16 @@ class Call(Generic[Given]):
     task: Task | None
     unary: Unary[Given] | None = None
     stream: Streaming[Given] | None = None
+    model_field: str = "model"
+    index_field: str | None = None
+
+    @property
+    def path(self) -> str:
+        """As clients call it."""
+        return f"/{pb.DESCRIPTOR.package}.{self.service}/{self.name}"
 
 
-async def embed_batch(
-    services: Services, given: pb.EmbedBatchRequest, model: str | None
-) -> Message:
+async def embed_batch(services: Services, given: pb.EmbedBatchRequest, model: str | None) -> bytes:
     """Embed texts."""
     found = await embed(
         services,
@@ -54,12 +66,10 @@ async def embed_batch(
         dimensions=given.dimensions if given.HasField("dimensions") else None,
         field="texts",
     )
-    return messages.embedded(found)
+    return _written(services, found, messages.embedded)
 
 
-async def rerank_passages(
-    services: Services, given: pb.RerankRequest, model: str | None
-) -> Message:
+async def rerank_passages(services: Services, given: pb.RerankRequest, model: str | None) -> bytes:
     """Order passages."""
     found = await rerank(
         services,
@@ -71,75 +81,74 @@ async def rerank_passages(
         top_n=given.top_n or None,
         field="passages",
     )
-    return messages.reranked(found, with_text=given.return_text)
+    return _written(services, found, partial(messages.reranked, with_text=given.return_text))
 
 
 async def create_index(
     services: Services, given: pb.CreateIndexRequest, model: str | None
-) -> Message:
+) -> bytes:
     """Create an index."""
     info = await search.create_index(
         services,
         given.name,
-        encoder=given.encoder or model,
+        encoder=model,
         metric=given.metric or "ip",
         kind=given.kind or "flat",
+        dims=given.dims if given.HasField("dims") else None,
     )
-    return messages.index_info(info)
+    return messages.index_info(info).SerializeToString()
 
 
 async def list_indexes(
     services: Services, given: pb.ListIndexesRequest, model: str | None
-) -> Message:
+) -> bytes:
     """List indexes."""
     infos = await search.list_indexes(services)
-    return pb.ListIndexesResponse(indexes=[messages.index_info(info) for info in infos])
+    reply = pb.ListIndexesResponse(indexes=[messages.index_info(info) for info in infos])
+    return reply.SerializeToString()
 
 
-async def get_index(services: Services, given: pb.GetIndexRequest, model: str | None) -> Message:
+async def get_index(services: Services, given: pb.GetIndexRequest, model: str | None) -> bytes:
     """Describe an index."""
-    return messages.index_info(await search.index_info(services, given.name))
+    info = await search.index_info(services, given.name)
+    return messages.index_info(info).SerializeToString()
 
 
-async def drop_index(services: Services, given: pb.DropIndexRequest, model: str | None) -> Message:
+async def drop_index(services: Services, given: pb.DropIndexRequest, model: str | None) -> bytes:
     """Drop an index."""
     await search.drop_index(services, given.name)
-    return pb.DropIndexResponse()
+    return pb.DropIndexResponse().SerializeToString()
 
 
-async def upsert(services: Services, given: pb.UpsertRequest, model: str | None) -> Message:
+async def upsert(services: Services, given: pb.UpsertRequest, model: str | None) -> bytes:
     """Write documents."""
-    documents = [messages.document(one, place) for place, one in enumerate(given.documents)]
-    for place, one in enumerate(given.documents):
-        if not one.id:
-            where = f"documents[{place}].id"
-            raise InputError(f"{where} is empty", field=where, value="")
     vectors = None
     if given.vectors:
-        vectors = messages.unpack(given.vectors, "vectors", rows=max(1, len(documents)))
+        vectors = messages.unpack(given.vectors, "vectors", rows=max(1, len(given.documents)))
     found = await search.upsert(
         services,
         given.index,
-        documents,
+        # Two thousand documents' metadata takes 50 ms, in which others want their turn.
+        await asyncio.to_thread(messages.documents, given.documents),
         vectors=vectors,
         fingerprint=given.fingerprint or None,
     )
-    return pb.UpsertResponse(
+    reply = pb.UpsertResponse(
         documents=found.documents, passages=found.passages, tokens=found.tokens
     )
+    return reply.SerializeToString()
 
 
-async def delete(services: Services, given: pb.DeleteRequest, model: str | None) -> Message:
+async def delete(services: Services, given: pb.DeleteRequest, model: str | None) -> bytes:
     """Delete documents."""
-    return pb.DeleteResponse(deleted=await search.delete(services, given.index, list(given.ids)))
+    deleted = await search.delete(services, given.index, list(given.ids))
+    return pb.DeleteResponse(deleted=deleted).SerializeToString()
 
 
-async def query(services: Services, given: pb.QueryRequest, model: str | None) -> Message:
+async def query(services: Services, given: pb.QueryRequest, model: str | None) -> bytes:
     """Find the nearest passages."""
     by = given.WhichOneof("by")
-    vector = None
-    if by == "vector":
-        vector = messages.unpack(given.vector, "vector", rows=1)[0]
+    vector = messages.unpack(given.vector, "vector", rows=1)[0] if by == "vector" else None
     hits = await search.query(
         services,
         given.index,
@@ -148,28 +157,56 @@ async def query(services: Services, given: pb.QueryRequest, model: str | None) -
         fingerprint=given.fingerprint or None,
         top_k=given.top_k or 10,
     )
-    return pb.QueryResponse(hits=[messages.hit(one) for one in hits])
+    return pb.QueryResponse(hits=[messages.hit(one) for one in hits]).SerializeToString()
 
 
-async def count(services: Services, given: pb.CountRequest, model: str | None) -> Message:
+async def count(services: Services, given: pb.CountRequest, model: str | None) -> bytes:
     """Count documents and passages."""
     documents, passages = await search.count(services, given.index)
-    return pb.CountResponse(documents=documents, passages=passages)
+    return pb.CountResponse(documents=documents, passages=passages).SerializeToString()
 
 
-async def list_models(
-    services: Services, given: pb.ListModelsRequest, model: str | None
-) -> Message:
-    """List what serves."""
-    return pb.ListModelsResponse(
-        models=[messages.model_info(info) for info in services.pool.models()]
+async def get_documents(
+    services: Services, given: pb.GetDocumentsRequest, model: str | None
+) -> bytes:
+    """Return documents by id."""
+    found = await search.get(services, given.index, list(given.ids))
+    documents = await asyncio.to_thread(lambda: [messages.document(one) for one in found])
+    return pb.GetDocumentsResponse(documents=documents).SerializeToString()
+
+
+async def list_models(services: Services, given: pb.ListModelsRequest, model: str | None) -> bytes:
+    """List what serves, and what could not."""
+    reply = pb.ListModelsResponse(
+        models=[messages.model_info(info) for info in services.pool.models()],
+        refused=services.pool.refused(),
     )
+    return reply.SerializeToString()
+
+
+async def answer(services: Services, given: pb.AnswerRequest, model: str | None) -> bytes:
+    """Answer a question."""
+    found = await answering.answered(services, given.query, **_arguments(given, model))
+    return _written(services, found, messages.answer)
+
+
+async def answer_stream(
+    services: Services, given: pb.AnswerRequest, model: str | None
+) -> AsyncGenerator[bytes, None]:
+    """Answer a question as it happens."""
+    events: Any = answering.answer(services, given.query, **_arguments(given, model))
+    async with aclosing(events) as stream:
+        async for event in stream:
+            yield messages.event(event).SerializeToString()
 
 
 def _arguments(given: pb.AnswerRequest, model: str | None) -> dict[str, Any]:
+    documents = [
+        one if one.id else replace(one, id=str(place))
+        for place, one in enumerate(messages.documents(given.documents))
+    ]
     return {
-        "documents": [messages.document(one, place) for place, one in enumerate(given.documents)]
-        or (None if given.index else []),
+        "documents": documents or (None if given.index else []),
         "index": given.index or None,
         "top_k": given.top_k or 20,
         "top_n": given.top_n if given.HasField("top_n") else 5,
@@ -180,34 +217,26 @@ def _arguments(given: pb.AnswerRequest, model: str | None) -> dict[str, Any]:
     }
 
 
-async def answer(services: Services, given: pb.AnswerRequest, model: str | None) -> Message:
-    """Answer a question."""
-    return messages.answer(
-        await answering.answered(services, given.query, **_arguments(given, model))
-    )
-
-
-async def answer_stream(
-    services: Services, given: pb.AnswerRequest, model: str | None
-) -> AsyncIterator[Message]:
-    """Answer a question as it happens."""
-    events = answering.answer(services, given.query, **_arguments(given, model))
-    async with aclosing(events) as stream:  # type: ignore[type-var]  # an async generator
-        async for event in stream:
-            yield messages.event(event)
+def _written(services: Services, found: Found, message_of: Callable[[Found], Message]) -> bytes:
+    with services.metrics.stage(found.model, "serialize"):
+        return message_of(found).SerializeToString()
 
 
 CALLS: tuple[Call[Any], ...] = (
     Call("Embedding", "EmbedBatch", pb.EmbedBatchRequest, "embed", embed_batch),
     Call("Rerank", "Rerank", pb.RerankRequest, "rerank", rerank_passages),
-    Call("Index", "Create", pb.CreateIndexRequest, "index", create_index),
+    Call("Index", "Create", pb.CreateIndexRequest, "index", create_index, model_field="encoder"),
     Call("Index", "List", pb.ListIndexesRequest, "index", list_indexes),
-    Call("Index", "Get", pb.GetIndexRequest, "index", get_index),
-    Call("Index", "Drop", pb.DropIndexRequest, "index", drop_index),
-    Call("Index", "Upsert", pb.UpsertRequest, "index", upsert),
-    Call("Index", "Delete", pb.DeleteRequest, "index", delete),
-    Call("Index", "Query", pb.QueryRequest, "index", query),
-    Call("Index", "Count", pb.CountRequest, "index", count),
+    Call("Index", "Get", pb.GetIndexRequest, "index", get_index, index_field="name"),
+    Call("Index", "Drop", pb.DropIndexRequest, "index", drop_index, index_field="name"),
+    Call("Index", "Upsert", pb.UpsertRequest, "index", upsert, index_field="index"),
+    Call("Index", "Delete", pb.DeleteRequest, "index", delete, index_field="index"),
+    Call("Index", "Query", pb.QueryRequest, "index", query, index_field="index"),
+    Call("Index", "Count", pb.CountRequest, "index", count, index_field="index"),
+    Call(
+        *("Index", "GetDocuments", pb.GetDocumentsRequest, "index", get_documents),
+        index_field="index",
+    ),
     Call("Rag", "Answer", pb.AnswerRequest, "answer", answer),
     Call("Rag", "AnswerStream", pb.AnswerRequest, "answer", stream=answer_stream),
     Call("Models", "List", pb.ListModelsRequest, None, list_models),

@@ -1,11 +1,17 @@
 """Our errors as gRPC statuses."""
 
+import math
+
 from grpc import StatusCode
 
 from condensery import errors
 from condensery.errors import CondenseryError, Overloaded
 
 Trailer = tuple[str, str | bytes]
+
+# Clients read 8 KiB of headers for sure. gRPC writes details percent-encoded.
+MAX_DETAILS_BYTES = 4096
+MAX_FIELD_CHARS = 256
 
 CODES: dict[type[CondenseryError], StatusCode] = {
     errors.CondenseryError: StatusCode.INTERNAL,
@@ -47,8 +53,24 @@ def trailers(error: CondenseryError) -> tuple[Trailer, ...]:
     ``grpc-retry-pushback-ms`` when to come back.
     """
     found: list[Trailer] = [("x-error", type(error).__name__)]
-    if error.field is not None and error.field.isascii() and error.field.isprintable():
+    if error.field is not None and _is_header(error.field):
         found.append(("x-field", error.field))
     if isinstance(error, Overloaded):
-        found.append(("grpc-retry-pushback-ms", str(round(error.retry_after_seconds * 1000))))
+        milliseconds = math.ceil(error.retry_after_seconds * 1000)
+        found.append(("grpc-retry-pushback-ms", str(milliseconds)))
     return tuple(found)
+
+
+def fit(message: str) -> str:
+    """Return the message, cut if headers would not hold it."""
+    message = message.encode("utf-8", "replace").decode()
+    size = 0
+    for place, char in enumerate(message):
+        size += 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode())
+        if size > MAX_DETAILS_BYTES:
+            return message[:place] + "…"
+    return message
+
+
+def _is_header(text: str) -> bool:
+    return text.isascii() and text.isprintable() and len(text) <= MAX_FIELD_CHARS

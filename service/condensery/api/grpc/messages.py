@@ -1,11 +1,11 @@
 """Our values as protobuf messages, and back. No decisions here."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from google.protobuf import json_format
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import Struct, Value
 
 from condensery import values
 from condensery.errors import InputError
@@ -22,7 +22,7 @@ def unpack(data: bytes, field: str, *, rows: int) -> values.Floats:
     """
     if not data or len(data) % (LITTLE.itemsize * rows):
         raise InputError(
-            f"{field}: {len(data)} bytes are not {rows} vectors of float32",
+            f"{field}: {len(data)} bytes are not {rows} vectors of float32.",
             field=field,
             value=len(data),
         )
@@ -34,34 +34,62 @@ def pack(vectors: values.Floats) -> bytes:
     return vectors.astype(LITTLE, copy=False).tobytes()
 
 
-def metadata_of(struct: Struct) -> dict[str, Any]:
-    """Return a Struct's object; whole numbers come back as ints, as they do over REST."""
-    found: dict[str, Any] = json_format.MessageToDict(struct)
-    return {key: _whole(value) for key, value in found.items()}
+def metadata_of(struct: Struct, field: str) -> dict[str, Any]:
+    """Return a Struct's object; whole numbers come back as ints, as they do over REST.
+
+    Args:
+        struct: It knows one kind of number, the double.
+        field: Its name in messages.
+
+    Raises:
+        InputError: A number is none, or a value holds nothing; it is named by its path.
+    """
+    return {key: _plain(value, f"{field}.{key}") for key, value in struct.fields.items()}
 
 
-def _whole(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, dict):
-        return {key: _whole(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_whole(one) for one in value]
-    return value
+def _plain(value: Value, field: str) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind == "string_value":
+        return value.string_value
+    if kind == "number_value":
+        return _number(value.number_value, field)
+    if kind == "bool_value":
+        return value.bool_value
+    if kind == "null_value":
+        return None
+    if kind == "struct_value":
+        return metadata_of(value.struct_value, field)
+    if kind == "list_value":
+        items = value.list_value.values
+        return [_plain(one, f"{field}[{place}]") for place, one in enumerate(items)]
+    raise InputError(f"{field}: the value is of no kind.", field=field)
+
+
+def _number(number: float, field: str) -> int | float:
+    if not math.isfinite(number):
+        raise InputError(f"{field}: {number} is not a finite number.", field=field, value=number)
+    # Over 2^53 not every whole number is a double: it may have been another one.
+    return int(number) if number.is_integer() and abs(number) <= 2**53 else number
 
 
 def struct_of(metadata: Mapping[str, Any]) -> Struct:
     """Return an object as a Struct."""
     struct = Struct()
-    json_format.ParseDict(dict(metadata), struct)
+    struct.update(dict(metadata))
     return struct
 
 
-def document(message: pb.Document, place: int) -> values.Document:
-    """Read a document; one without an id is called by its place."""
-    return values.Document(
-        message.id or f"doc_{place}", message.text, metadata_of(message.metadata)
-    )
+def documents(given: Iterable[pb.Document]) -> list[values.Document]:
+    """Read documents."""
+    return [
+        values.Document(one.id, one.text, metadata_of(one.metadata, f"documents[{place}].metadata"))
+        for place, one in enumerate(given)
+    ]
+
+
+def document(stored: values.Document) -> pb.Document:
+    """Write a document."""
+    return pb.Document(id=stored.id, text=stored.text, metadata=struct_of(stored.metadata))
 
 
 def embedded(found: values.Embedded) -> pb.EmbedBatchResponse:
@@ -204,4 +232,5 @@ def model_info(info: values.ModelInfo) -> pb.ModelInfo:
         device=info.device,
         licence=info.licence,
         pooling=info.pooling or "",
+        created=info.created,
     )

@@ -1,0 +1,91 @@
+"""Health checks, ``grpc.health.v1``: asked once, or watched.
+
+Not the servicer of grpcio-health-checking: when one of a service's watchers leaves, the others of
+that service hear no more there, and a watcher holds up the server's end until the grace is over.
+"""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from condensery.errors import shorten
+
+SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+Context = grpc.aio.ServicerContext[Any, Any]
+_Reply = health_pb2.HealthCheckResponse
+
+
+class Health:
+    """Tells whether the services are ready: all of them, or none.
+
+    Args:
+        services: Their full names; the server as a whole is called "".
+    """
+
+    def __init__(self, services: Collection[str]) -> None:
+        self._services = frozenset(("", *services))
+        self._ready = False
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def set_ready(self, ready: bool) -> None:
+        """Change what is told, and tell those who watch."""
+        self._ready = ready and not self._closed
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def close(self) -> None:
+        """Be ready no more; whoever watches hears that, and that the server goes."""
+        self._closed = True
+        self.set_ready(False)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the service, for a server."""
+        methods: dict[str, Any] = {
+            "Check": grpc.unary_unary_rpc_method_handler(self._check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def _check(self, data: bytes, context: Context) -> bytes:
+        service = await _read(data, context)
+        if service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {shorten(service)} here")
+        return self._told(service)
+
+    async def _watch(self, data: bytes, context: Context) -> None:
+        service = await _read(data, context)
+        last = b""
+        while True:
+            changed = self._changed
+            if (told := self._told(service)) != last:
+                await context.write(told)
+                last = told
+            if self._closed:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+            await changed.wait()
+
+    def _told(self, service: str) -> bytes:
+        if service not in self._services:
+            reply = _Reply(status=_Reply.SERVICE_UNKNOWN)
+        else:
+            reply = _Reply(status=_Reply.SERVING if self._ready else _Reply.NOT_SERVING)
+        return reply.SerializeToString()
+
+
+async def _read(data: bytes, context: Context) -> str:
+    try:
+        return health_pb2.HealthCheckRequest.FromString(data).service
+    except DecodeError:
+        await _refuse(context)
+
+
+async def _refuse(context: Context) -> NoReturn:
+    await context.abort(
+        grpc.StatusCode.INVALID_ARGUMENT, "the message is no grpc.health.v1.HealthCheckRequest"
+    )
+    raise AssertionError  # abort raises
