@@ -1,5 +1,6 @@
 """Stand-ins for models, exact enough to foretell every number; the index and metrics are real."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,12 +45,17 @@ def vector_of(text: str) -> Floats:
 
 @dataclass
 class StandInEncoder:
-    """A text's vector hangs on its characters alone; a token is a word."""
+    """A text's vector hangs on its characters alone; a token is a word.
+
+    A forward pass takes ``delay`` seconds; ``waiting`` is how many are under way.
+    """
 
     info: ModelInfo
     prompts: Mapping[str, str] = field(default_factory=lambda: {"query": "query: "})
     asked: list[tuple[str, str, bool | None]] = field(default_factory=list)
     fails: CondenseryError | Exception | None = None
+    delay: float = 0
+    waiting: int = 0
 
     async def embed(
         self,
@@ -63,6 +69,11 @@ class StandInEncoder:
         if self.fails is not None:
             raise self.fails
         self.asked += [(text, prompt, normalize) for text in texts]
+        self.waiting += 1
+        try:
+            await asyncio.sleep(self.delay)
+        finally:
+            self.waiting -= 1
         counts = [len(text.split()) for text in texts]
         return Embedded(
             model=self.info.name,

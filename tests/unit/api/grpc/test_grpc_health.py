@@ -1,0 +1,110 @@
+"""Health over gRPC: asked once, or watched."""
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from condensery.api.grpc.server import GrpcServer, start
+from condensery.jobs.services import Services
+from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.stubs import condensery_v1_pb2_grpc as stubs
+
+Reply = health_pb2.HealthCheckResponse
+
+
+def watch(channel: grpc.aio.Channel, service: str = "") -> Any:
+    return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
+
+
+async def next_of(watching: Any) -> int:
+    reply = await asyncio.wait_for(watching.read(), 5)
+    return int(reply.status)
+
+
+async def test_health_is_told_for_the_whole_and_each_service(
+    server: GrpcServer, channel: grpc.aio.Channel
+) -> None:
+    check = health_pb2_grpc.HealthStub(channel).Check
+    services = [f"condensery.v1.{name}" for name in pb.DESCRIPTOR.services_by_name]
+    assert len(services) == 5
+    for name in ("", *services):
+        found = await check(health_pb2.HealthCheckRequest(service=name))
+        assert found.status == Reply.SERVING
+    await server.set_ready(False)
+    for name in ("", *services):
+        found = await check(health_pb2.HealthCheckRequest(service=name))
+        assert found.status == Reply.NOT_SERVING
+
+
+async def test_a_server_is_not_serving_until_it_is_said_to_be(services: Services) -> None:
+    server = await start(services, "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        found = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert found.status == Reply.NOT_SERVING
+    await server.stop(0)
+
+
+async def test_an_unknown_service_is_not_found_and_watched_as_unknown(
+    channel: grpc.aio.Channel,
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(service="nope")
+        )
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "nope" in (caught.value.details() or "")
+    watching = watch(channel, "nope")
+    assert await next_of(watching) == Reply.SERVICE_UNKNOWN
+    watching.cancel()
+
+
+async def test_a_malformed_health_check_is_refused(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff\xff")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_every_watcher_hears_each_change_also_after_another_left(
+    server: GrpcServer, channel: grpc.aio.Channel
+) -> None:
+    leaving, staying = watch(channel), watch(channel)
+    for one in (leaving, staying):
+        assert await next_of(one) == Reply.SERVING
+    leaving.cancel()
+    await asyncio.sleep(0.1)
+    late = watch(channel)
+    assert await next_of(late) == Reply.SERVING
+    await server.set_ready(False)
+    for one in (staying, late):
+        assert await next_of(one) == Reply.NOT_SERVING
+        one.cancel()
+
+
+async def test_watchers_hear_the_end_and_do_not_hold_it_up(services: Services) -> None:
+    server = await start(services, "127.0.0.1", 0)
+    await server.set_ready(True)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        watching = watch(channel)
+        assert await next_of(watching) == Reply.SERVING
+        started = time.perf_counter()
+        stopping = asyncio.create_task(server.stop(20))
+        assert await next_of(watching) == Reply.NOT_SERVING
+        await stopping
+        assert time.perf_counter() - started < 5
+
+
+async def test_what_is_in_flight_at_the_end_is_finished(services: Services, pool: Any) -> None:
+    pool.encoders["words"].delay = 0.5
+    server = await start(services, "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = stubs.EmbeddingStub(channel).EmbedBatch(pb.EmbedBatchRequest(texts=["a"]))
+        for _ in range(500):
+            if pool.encoders["words"].waiting:
+                break
+            await asyncio.sleep(0.01)
+        await server.stop(10)
+        assert (await call).dims == 8
