@@ -2,13 +2,14 @@
 
 NO_SPACE_BEFORE = frozenset(".,;:!?%)]}'’”-–—/°")
 NO_SPACE_AFTER = frozenset("([{$£€#-–—/'’“")
+AFTER_APOSTROPHE = frozenset({"s", "t", "d", "m", "re", "ve", "ll"})
 
 
 class Detokenizer:
     """Decides each blank from the pieces before it alone: what was emitted never changes.
 
-    BERT's pieces are lower-case and know no blanks: "african - american", "1 . 5". Hyphens,
-    apostrophes and numbers are put together again.
+    BERT's pieces are lower-case and know no blanks: "african - american", "1 . 5", "u . s .".
+    Hyphens, apostrophes, numbers and initials are put together again.
     """
 
     def __init__(self) -> None:
@@ -29,14 +30,20 @@ class Detokenizer:
 
     def _closes(self, piece: str) -> bool:
         """Return whether ``piece`` follows the last one without a blank."""
-        last = self._last
-        if piece == '"':
-            return self._quoted
-        if last == '"':
-            return self._quoted
-        if last in {".", ","}:  # inside a number: "1 . 5", "10 , 000"
-            return self._before_last.isdigit() and piece.isdigit()
-        return piece in NO_SPACE_BEFORE or last in NO_SPACE_AFTER
+        last, before = self._last, self._before_last
+        if '"' in {piece, last} and self._quoted:
+            return True  # opened: its text follows, or its end
+        if piece in NO_SPACE_BEFORE:
+            return True
+        if last == ",":  # "10 , 000" and "53 , 42 ##3", but "may 7 , 2016"
+            return before.isdigit() and piece.isdigit() and max(len(before), len(piece)) <= 3
+        if last in {".", ":"} and before[-1:].isdigit() and piece[:1].isdigit():
+            return True  # "1 . 5", "11 : 28"
+        if last == ".":  # "u . s . army"
+            return len(before) == len(piece) == 1 and before.isalpha() and piece.isalpha()
+        if last in {"'", "’"} and before.endswith("s"):  # "the mongols ' army", "ross ' s"
+            return piece in AFTER_APOSTROPHE
+        return last in NO_SPACE_AFTER
 
 
 def detokenize(pieces: list[str]) -> str:
