@@ -261,8 +261,8 @@ class Reader:
         used = self._cost.generate(vectors + separators + text, completion_tokens)
         for passage in compressed:
             # A passage in several windows: each is full, so the windows' tokens can be told.
-            size = min(passage.tokens_in, shape.passage_tokens) + asked + 3 + shape.slots
-            used += passage.windows * (self._cost.compressor.sequence(size) + self._cost.passage)
+            size = min(passage.tokens_in, shape.passage_tokens)
+            used += passage.windows * self._cost.compress(asked, size)
         return ReadingCost(text, vectors, tokens, used, flops_plain, whole, shape.query_tokens)
 
     async def warm_up(self) -> None:

@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+import torch
+from tiny_pair import POSITIONS, SPECIALS, VOCABULARY, tiny_pair
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache
+
+from condensery.methods.oscar.batches import Row, pad_rows
+from condensery.networks.accounting import LayerCost, PairCost
+from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_shape import OscarShape
+
+SMALL = OscarShape(memory_tokens=2, mapping_size=5, generator_layers=3, generator_mlp_size=7)
+
+
+def cost_of(pair: OscarPair) -> PairCost:
+    return PairCost.of(
+        pair.shape, hidden_size=32, mlp_size=48, layers=2, vocabulary=len(VOCABULARY)
+    )
+
+
+def test_a_sequence_costs_its_matrices_and_all_its_scores() -> None:
+    # 2 layers of 10 weights, 3 tokens: 2*(2*10*3) + scores and mix 2*(2*2*3*3*4).
+    assert LayerCost(10, 2, 4).sequence(3) == 120 + 288
+
+
+def test_a_causal_token_sees_itself_and_those_before() -> None:
+    # Prompt of 3 and 2 generated: 4 positions read (the last one is not), 1 + 2 + 3 + 4 seen.
+    assert LayerCost(10, 2, 4).causal(3, 2) == 2 * (2 * 10 * 4) + 2 * (4 * 4 * 10)
+    assert LayerCost(10, 2, 4).causal(3, 1) == LayerCost(10, 2, 4).causal(3, 0)
+
+
+def test_a_pair_costs_what_its_matrices_say() -> None:
+    cost = PairCost.of(SMALL, hidden_size=4, mlp_size=6, layers=2, vocabulary=11)
+    assert cost.compressor == LayerCost(4 * 16 + 2 * 24, 2, 4)
+    assert cost.generator == LayerCost(4 * 16 + 3 * 28, 3, 4)
+    assert cost.token == 2 * (16 + 44)
+    assert cost.generate(3, 2) == 3 * (2 * 148 * 4 + 4 * 4 * 10) + 2 * 120
+    # A question of 1 and a passage of 2: 9 positions with 3 special tokens and 3 slots.
+    layers = 2 * (2 * 112 * 9 + 4 * 4 * 81)
+    mapping, rerank = 2 * 2 * (4 * 5 + 5 * 4), 2 * 4
+    pointer = 2 * 2 * 16 + 3 * 2 * 16 + 2 * (2 * 2 * 3 * 4) + 2 * 2 * 4
+    assert cost.compress(1, 2) == layers + mapping + rerank + pointer
+
+
+def test_without_the_copy_path_no_pointer_is_counted() -> None:
+    shape = OscarShape(memory_tokens=2, mapping_size=5, copy=False)
+    cost = PairCost.of(shape, hidden_size=4, mlp_size=6, layers=2, vocabulary=11)
+    assert cost.compress(1, 2) == cost.compressor.sequence(9) + 2 * 2 * (20 + 20) + 2 * 4
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_the_compressors_figure_is_what_torch_counts(copy: bool) -> None:
+    pair = tiny_pair(copy=copy)
+    pair.compressor.backbone.set_attn_implementation("eager")  # its products are counted, all
+    question, passage = 8, 17  # 8 + 17 + 3 and 4 slots: a row of 32 without padding
+    row = Row(np.arange(5, 5 + question), np.arange(5, 5 + passage), None)
+    given, _ = pad_rows([row], pair.shape, SPECIALS, POSITIONS)
+    assert given.input_ids.shape == (1, 32)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        pair.compressor(given, pair.generator.words)
+    assert cost_of(pair).compress(question, passage) == counter.get_total_flops()
+
+
+def test_the_generators_figure_is_what_torch_counts_but_for_masked_scores() -> None:
+    pair = tiny_pair()
+    pair.generator.backbone.set_attn_implementation("eager")
+    prompt, generated = 7, 4
+    embeds, cache = torch.randn(1, prompt, 32), DynamicCache()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        for _ in range(generated):
+            out = pair.generator(embeds, past_key_values=cache, use_cache=True)
+            pair.generator.logits(out.last_hidden_state[:, -1])
+            embeds = torch.randn(1, 1, 32)
+    # torch computes the whole square of the prompt's scores, half of which the mask then hides.
+    masked = 2 * 4 * 32 * (prompt * prompt - prompt * (prompt + 1) // 2)
+    assert cost_of(pair).generate(prompt, generated) == counter.get_total_flops() - masked
