@@ -42,7 +42,10 @@ class OscarPair(nn.Module):
         Raises:
             ValueError: A tensor is missing, unknown, or of another shape.
         """
-        missing, unexpected = self.load_state_dict(state, strict=False)
+        try:
+            missing, unexpected = self.load_state_dict(state, strict=False)
+        except RuntimeError as error:  # names each tensor of another shape
+            raise ValueError(f"not this pair's weights: {error}") from error
         if unexpected or set(missing) != {WORDS}:
             raise ValueError(
                 f"not this pair's weights: missing {sorted(set(missing) - {WORDS})}, "

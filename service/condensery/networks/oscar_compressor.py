@@ -89,11 +89,19 @@ class Compressor(nn.Module):
     Memory token ``i`` and the rerank token are learned embeddings after the text; their last
     hidden states, through the mapping MLP and through a linear head, are the memory vectors and
     the relevance score: one forward pass for both (OSCAR, arXiv:2504.07109, §3.2 and §3.3).
+
+    Raises:
+        ValueError: The backbone has fewer positions than the shape needs.
     """
 
     def __init__(self, config: BertConfig, shape: OscarShape, generator_size: int) -> None:
         super().__init__()
         hidden = config.hidden_size
+        if shape.positions > config.max_position_embeddings:  # else text stands on the slots'
+            raise ValueError(
+                f"the shape needs {shape.positions} positions, the backbone has "
+                f"{config.max_position_embeddings}"
+            )
         self.shape = shape
         self.backbone = BertModel(config, add_pooling_layer=False)
         self.slots = nn.Embedding(shape.slots, hidden)

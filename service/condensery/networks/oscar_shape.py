@@ -33,7 +33,10 @@ class OscarShape:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name != "copy" and (not isinstance(value, int) or value < 1):
+            if name == "copy":
+                if not isinstance(value, bool):
+                    raise ValueError(f"copy must be true or false, not {value!r}")
+            elif type(value) is not int or value < 1:  # True is an int too
                 raise ValueError(f"{name} must be a positive integer, not {value!r}")
 
     @property
@@ -45,6 +48,11 @@ class OscarShape:
     def from_dict(cls, values: Mapping[str, Any]) -> "OscarShape":
         """Build from a manifest's ``shape``; unknown names raise TypeError."""
         return cls(**values)
+
+    @property
+    def positions(self) -> int:
+        """Positions that the longest question with the longest window takes, slots included."""
+        return self.query_tokens + self.passage_tokens + 3 + self.slots
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``from_dict`` reads."""

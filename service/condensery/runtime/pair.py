@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import safe_open
 from torch import Tensor
 from transformers import BertConfig
@@ -48,7 +49,7 @@ def load_pair(
         config = BertConfig.from_json_file(stored.path / "config.json")
         pair = OscarPair(config, shape, word_embeddings(base.path))
         pair.load_own_state(load_state(stored))
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, StrictDataclassError) as error:
         raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
     return make_ready(pair.to(device=device, dtype=dtype).eval())
 

@@ -1,0 +1,193 @@
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from tiny_pair import SPECIALS, VOCABULARY, tiny_pair
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from condensery.errors import ModelFault, Unavailable
+from condensery.networks.oscar import OscarPair
+from condensery.runtime.detokenizing import detokenize
+from condensery.runtime.device import Workers
+from condensery.runtime.generator import Generator, Token
+from condensery.runtime.pair import make_ready
+from condensery.values import Floats
+
+Prompt = list[Floats | list[int]]
+NEVER = -1  # no token stops
+
+
+@pytest.fixture(scope="module")
+def pair() -> OscarPair:
+    return make_ready(tiny_pair(seed=3))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    started = Workers(2)
+    yield started
+    started.close()
+
+
+def make(pair: OscarPair, workers: Workers, stop_id: int = NEVER) -> Generator:
+    return Generator(pair.generator, VOCABULARY.__getitem__, stop_id, workers, model="tiny")
+
+
+def prompt_of(seed: int, passages: int = 2, question: int = 4) -> Prompt:
+    generator = torch.Generator().manual_seed(seed)
+    memory = [torch.randn(3, 32, generator=generator).numpy() for _ in range(passages)]
+    ids = torch.randint(4, len(VOCABULARY), (question,), generator=generator).tolist()
+    return [*memory, [SPECIALS.start, *ids, SPECIALS.end]]
+
+
+def embeds_of(prompt: Prompt, pair: OscarPair) -> Tensor:
+    """Embed a prompt anew: parts in order, a separator after each but the last."""
+    rows: list[Tensor] = []
+    for number, part in enumerate(prompt):
+        if number:
+            rows.append(pair.generator.separator[None])
+        if isinstance(part, np.ndarray):
+            rows.append(torch.from_numpy(part))
+        else:
+            rows.append(pair.generator.words[part])
+    return torch.cat(rows)[None].detach()
+
+
+def reference(prompt: Prompt, pair: OscarPair, count: int) -> list[int]:
+    """Decode greedily by reading everything again at each step, in transformers' eager fp32."""
+    network = pair.generator
+    llama = type(network.backbone)(network.backbone.config)
+    del llama.embed_tokens
+    llama.load_state_dict(network.backbone.state_dict())
+    llama.set_attn_implementation("eager")
+    embeds, chosen = embeds_of(prompt, pair), []
+    with torch.inference_mode():
+        for _ in range(count):
+            last = llama.eval()(inputs_embeds=embeds).last_hidden_state[0, -1]
+            scores = network.output_scale * (network.words @ (network.output.weight @ last))
+            chosen.append(int((scores + network.output_bias).argmax()))
+            embeds = torch.cat([embeds, network.words[chosen[-1]][None, None]], dim=1)
+    return chosen
+
+
+def text_of(ids: list[int]) -> str:
+    return detokenize([VOCABULARY[i] for i in ids])
+
+
+async def collect(generator: Generator, prompt: Prompt, max_tokens: int) -> list[Token]:
+    return [token async for token in generator.generate(prompt, max_tokens=max_tokens)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_cached_steps_choose_what_reading_it_all_again_chooses(
+    pair: OscarPair, workers: Workers, seed: int
+) -> None:
+    prompt = prompt_of(seed, passages=seed, question=1 + seed)
+    tokens = await collect(make(pair, workers), prompt, 12)
+    wanted = reference(prompt, pair, 12)
+    assert len(set(wanted)) > 2, "a weak test: one token over and over"
+    assert "".join(token.text for token in tokens) == text_of(wanted)
+
+
+async def test_answers_are_those_of_transformers_generate(
+    pair: OscarPair, workers: Workers
+) -> None:
+    network = pair.generator
+    config = LlamaConfig(**{**network.backbone.config.to_dict(), "vocab_size": len(VOCABULARY)})
+    config.use_cache = True
+    model = LlamaForCausalLM(config).eval()
+    model.model.load_state_dict(
+        {**network.backbone.state_dict(), "embed_tokens.weight": network.words}
+    )
+    head = torch.nn.Linear(32, len(VOCABULARY))
+    with torch.no_grad():
+        head.weight.copy_(network.output_scale * network.words @ network.output.weight)
+        head.bias.copy_(network.output_bias)
+    model.lm_head = head
+    prompt = prompt_of(11)
+    ids = model.generate(
+        inputs_embeds=embeds_of(prompt, pair), max_new_tokens=10, do_sample=False, pad_token_id=0
+    )
+    tokens = await collect(make(pair, workers), prompt, 10)
+    assert "".join(token.text for token in tokens) == text_of(ids[0].tolist())
+
+
+async def test_sequences_side_by_side_get_what_each_gets_alone(
+    pair: OscarPair, workers: Workers
+) -> None:
+    generator = make(pair, workers)
+    prompts = [prompt_of(seed, passages=seed % 3) for seed in range(6)]
+    alone = [await collect(generator, prompt, 8) for prompt in prompts]
+    together = await asyncio.gather(*(collect(generator, prompt, 8) for prompt in prompts))
+    assert list(together) == alone
+    assert len({tuple(tokens) for tokens in alone}) == len(prompts)
+
+
+async def test_an_answer_ends_at_the_stop_token_which_is_not_part_of_it(
+    pair: OscarPair, workers: Workers
+) -> None:
+    prompt = prompt_of(2)
+    ids = reference(prompt, pair, 12)
+    place = next(i for i in range(1, 12) if ids[i] not in ids[:i])
+    tokens = await collect(make(pair, workers, stop_id=ids[place]), prompt, 12)
+    assert [token.finish for token in tokens] == [None] * place + ["stop"]
+    assert tokens[-1] == Token("", place, "stop")
+    assert "".join(token.text for token in tokens) == text_of(ids[:place])
+
+
+async def test_an_answer_ends_at_its_most_tokens(pair: OscarPair, workers: Workers) -> None:
+    tokens = await collect(make(pair, workers), prompt_of(2), 5)
+    assert [token.count for token in tokens] == [1, 2, 3, 4, 5]
+    assert [token.finish for token in tokens] == [None] * 4 + ["length"]
+
+
+async def test_a_nan_fails_its_own_sequence_and_the_others_go_on(
+    pair: OscarPair, workers: Workers
+) -> None:
+    generator = make(pair, workers)
+    good, bad = prompt_of(1), prompt_of(1)
+    bad[0] = np.full((3, 32), np.nan, np.float32)
+    found = await asyncio.gather(
+        *(collect(generator, prompt, 6) for prompt in (good, bad, good)), return_exceptions=True
+    )
+    assert isinstance(found[1], ModelFault)
+    assert "tiny" in found[1].message
+    assert found[0] == found[2] == await collect(generator, good, 6)
+
+
+async def test_who_leaves_early_is_not_generated_for_any_more(
+    pair: OscarPair, workers: Workers
+) -> None:
+    steps = []
+    hook = pair.generator.register_forward_hook(lambda *_: steps.append(1))
+    generator = make(pair, workers)
+    try:
+        stream = generator.generate(prompt_of(1), max_tokens=50)
+        async for token in stream:
+            if token.count == 3:
+                break
+        await asyncio.sleep(0.05)
+        assert len(steps) == 3
+
+        task = asyncio.create_task(collect(generator, prompt_of(1), 5000))
+        while len(steps) < 6:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.05)
+        left = len(steps)
+        await asyncio.sleep(0.05)
+        assert len(steps) == left < 1000
+    finally:
+        hook.remove()
+
+
+async def test_a_closed_generator_refuses(pair: OscarPair, workers: Workers) -> None:
+    generator = make(pair, workers)
+    generator.close()
+    with pytest.raises(Unavailable, match="tiny"):
+        await collect(generator, prompt_of(1), 2)
