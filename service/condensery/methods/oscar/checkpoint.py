@@ -28,8 +28,8 @@ def save_checkpoint(
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
     old = out / f"{NAME}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if (out / NAME).exists():
+    if (out / NAME).exists():  # else a kill came between the renames, and .old is all there is
+        shutil.rmtree(old, ignore_errors=True)
         (out / NAME).rename(old)
     aside.rename(out / NAME)
     shutil.rmtree(old, ignore_errors=True)

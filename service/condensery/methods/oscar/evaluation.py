@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import random
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -91,11 +92,16 @@ def beside(rows: Sequence[Row], count: int, rng: random.Random) -> list[tuple[li
 
     Returns:
         For each row its passages in random order, and where the gold one stands.
+
+    Raises:
+        ValueError: The rows have fewer than ``count`` passages in all.
     """
     by_title: dict[str, list[str]] = defaultdict(list)
     for context, title in {row["context"]: row["title"] for row in rows}.items():
         by_title[title].append(context)
     everything = sorted({row["context"] for row in rows})
+    if len(everything) < count:
+        raise ValueError(f"{len(everything)} passages can't make {count} for a question")
     placed = []
     for row in rows:
         near = [context for context in by_title[row["title"]] if context != row["context"]]
@@ -110,19 +116,31 @@ def beside(rows: Sequence[Row], count: int, rng: random.Random) -> list[tuple[li
 
 
 def of_others(rows: Sequence[Row], count: int, rng: random.Random) -> list[list[str]]:
-    """Give each question ``count`` passages of other articles, none holding an answer of it."""
-    everything = sorted({(row["context"], row["title"]) for row in rows})
+    """Give each question ``count`` passages of other articles, none holding an answer of it.
+
+    Raises:
+        ValueError: Too few passages are free of a question's answers.
+    """
+    everything = sorted({(row["context"], row["context"].lower(), row["title"]) for row in rows})
     chosen = []
     for row in rows:
         golds = [gold.lower() for gold in row["answers"]]
-        passages: list[str] = []
-        while len(passages) < count:
-            context, title = rng.choice(everything)
-            lower = context.lower()
-            if title != row["title"] and not any(gold in lower for gold in golds):
-                passages.append(context)
-        chosen.append(passages)
+        free = [
+            context
+            for context, lower, title in everything
+            if title != row["title"] and not any(says(lower, gold) for gold in golds)
+        ]
+        if len(free) < count:
+            raise ValueError(
+                f"only {len(free)} passages hold no answer to {row['question']!r}, not {count}"
+            )
+        chosen.append(rng.sample(free, count))
     return chosen
+
+
+def says(text: str, words: str) -> bool:
+    """Return whether ``words`` stand in ``text``, not within a word ("l" is in every text)."""
+    return words in text and bool(re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text))
 
 
 def replaced(rows: Sequence[Row], rng: random.Random) -> list[Row]:
@@ -142,7 +160,7 @@ def replaced(rows: Sequence[Row], rng: random.Random) -> list[Row]:
             for text in by_sort[sort_of(old)]
             if text.lower() not in row["context"].lower() and old.lower() not in text.lower()
         ]
-        if new and old.lower() not in row["question"].lower():
+        if new and old in row["context"] and old.lower() not in row["question"].lower():
             pick = rng.choice(new)
             context = row["context"].replace(old, pick)
             swapped.append({**row, "context": context, "answers": [pick], "old": row["answers"]})

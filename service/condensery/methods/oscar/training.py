@@ -134,7 +134,7 @@ def train(
     optimizer = MasterAdamW(groups(pair, recipe))
     start = load_checkpoint(out, optimizer)
     mix = mix or Mix()
-    started, seen, sums = time.monotonic(), 0, torch.zeros(4)
+    started, seen, sums, shown = time.monotonic(), 0, torch.zeros(4), start
     for step in range(start, recipe.steps):
         # Chance depends on the step alone: a resumed run sees what the first would have seen.
         rng = random.Random(f"{recipe.seed} {step}")
@@ -153,14 +153,14 @@ def train(
             [t.detach().float() for t in (total, terms.answer, terms.relevance, terms.pointer)]
         )
         if (step + 1) % 50 == 0:
-            row = dict(
-                zip(("total", "answer", "relevance", "pointer"), (sums / 50).tolist(), strict=True)
-            )
+            means = (sums / (step + 1 - shown)).tolist()
+            row = dict(zip(("total", "answer", "relevance", "pointer"), means, strict=True))
             rate = seen / (time.monotonic() - started)
             record(
                 out, {"step": step + 1, **row, "norm": norm, "examples": seen, "per_second": rate}
             )
             sums.zero_()
+            shown = step + 1
         if (step + 1) % every == 0 or step + 1 == recipe.steps:
             save_checkpoint(
                 out, step + 1, pair, optimizer, {"shape": shape.to_dict(), "recipe": asdict(recipe)}
