@@ -161,24 +161,28 @@ async def test_a_nan_fails_its_own_sequence_and_the_others_go_on(
 async def test_who_leaves_early_is_not_generated_for_any_more(
     pair: OscarPair, workers: Workers
 ) -> None:
-    steps = []
-    hook = pair.generator.register_forward_hook(lambda *_: steps.append(1))
+    loop, six, steps = asyncio.get_running_loop(), asyncio.Event(), []
+
+    def count(*_: object) -> None:
+        steps.append(1)
+        if len(steps) == 6:
+            loop.call_soon_threadsafe(six.set)
+
+    hook = pair.generator.register_forward_hook(count)
     generator = make(pair, workers)
     try:
-        stream = generator.generate(prompt_of(1), max_tokens=50)
-        async for token in stream:
+        async for token in generator.generate(prompt_of(1), max_tokens=50):
             if token.count == 3:
                 break
         await asyncio.sleep(0.05)
         assert len(steps) == 3
 
         task = asyncio.create_task(collect(generator, prompt_of(1), 5000))
-        while len(steps) < 6:
-            await asyncio.sleep(0)
+        await six.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # a step under way ends
         left = len(steps)
         await asyncio.sleep(0.05)
         assert len(steps) == left < 1000
