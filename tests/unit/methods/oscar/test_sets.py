@@ -1,0 +1,85 @@
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_pair import tiny_tokenizer
+
+from condensery.methods.oscar.sets import load_sets, paragraphs
+
+TOKENIZER = tiny_tokenizer()
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with gzip.open(path, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def test_sets_come_with_shares_that_sum_to_one(data_folder: Path) -> None:
+    sets = load_sets(data_folder, TOKENIZER, cloze=25, seed=3)
+    assert sum(share for _, share in sets.sets) == pytest.approx(1)
+    assert [len(data.examples) for data, _ in sets.sets] == [24, 10, 10, 25]
+    assert sets.report["cloze_examples"] == 25
+
+
+def test_four_articles_are_held_out_whole_for_validation(data_folder: Path) -> None:
+    sets = load_sets(data_folder, TOKENIZER, cloze=1, seed=3)
+    titles = {row["title"] for row in sets.validation}
+    assert len(titles) == 4
+    assert len(sets.validation) == 24
+    trained = {tuple(passage.tolist()) for data, _ in sets.sets for passage in data.passages}
+    assert not trained & {tuple(ids_of(row["context"])) for row in sets.validation}
+    others = {row["title"] for row in load_sets(data_folder, TOKENIZER, cloze=1, seed=4).validation}
+    assert titles != others
+
+
+def test_text_of_the_evaluation_set_is_left_out_everywhere(data_folder: Path) -> None:
+    sets = load_sets(data_folder, TOKENIZER, cloze=200, seed=3)
+    assert sets.report["qamr_left_out"] == 1
+    assert sets.report["wikipedia_left_out"] == 1
+    assert sets.report["wikipedia_kept"] == 20  # neither of the dev article nor of squad_dev
+    (dev,) = read(data_folder / "squad_v1" / "dev.jsonl.gz")
+    words = dev["context"].removesuffix(".").split()[1:]
+    runs = {tuple(ids_of(" ".join(words[i : i + 10]))) for i in range(len(words) - 9)}
+    assert runs
+    for data, _ in sets.sets:
+        for passage in data.passages:
+            text = " ".join(map(str, passage))
+            assert not any(" ".join(map(str, run)) in text for run in runs)
+    names = {tuple(ids_of("Brenn Hollow"))}
+    answers = {
+        tuple(data.passages[e.passage][e.start : e.end].tolist())
+        for data, _ in sets.sets
+        for e in data.examples
+    }
+    assert not names & answers
+
+
+def test_the_same_seed_gives_the_same_sets(data_folder: Path) -> None:
+    first, again = (load_sets(data_folder, TOKENIZER, cloze=10, seed=3) for _ in range(2))
+    for (a, _), (b, _) in zip(first.sets, again.sets, strict=True):
+        assert len(a.examples) == len(b.examples)
+        for x, y in zip(a.examples, b.examples, strict=True):
+            assert (x.passage, x.start, x.end) == (y.passage, y.start, y.end)
+            assert np.array_equal(x.question, y.question)
+
+
+def test_paragraphs_are_neither_titles_nor_too_short_nor_too_long(tmp_path: Path) -> None:
+    good = "word " * 30
+    (tmp_path / "text.txt").write_text(f"= {good}=\n{good}\nshort\n{'word ' * 251}\n")
+    assert list(paragraphs(tmp_path / "text.txt")) == [good.strip()]
+
+
+def test_a_bad_line_of_a_set_is_named(data_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(data_folder, tmp_path / "data"))
+    path = folder / "qamr" / "train.jsonl.gz"
+    with gzip.open(path, "at") as file:
+        file.write("{broken\n")
+    with pytest.raises(ValueError, match=r"qamr.train\.jsonl\.gz, line 12"):
+        load_sets(folder, TOKENIZER, cloze=1, seed=3)

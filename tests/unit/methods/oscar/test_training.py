@@ -1,0 +1,190 @@
+import json
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_pair import POSITIONS, SPECIALS, tiny_shape, tiny_tokenizer
+
+from condensery.methods.oscar.batches import collate
+from condensery.methods.oscar.losses import losses
+from condensery.methods.oscar.sampling import Mix, Sampler
+from condensery.methods.oscar.sets import load_sets
+from condensery.methods.oscar.training import Recipe, groups, new_pair, train
+from condensery.networks.oscar import WORDS, OscarPair
+
+SHAPE = tiny_shape(query_tokens=24, passage_tokens=48)
+RECIPE = Recipe(steps=6, tokens=300, warmup=2, cloze_only=2, cloze=20, new_rate=3e-3)
+MIX = Mix(smallest=16)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sum in one order: the same steps then give the same bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def finished(
+    base_folder: Path, data_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[OscarPair, Path]:
+    """A run that nothing interrupted, with a checkpoint every two steps."""
+    out = tmp_path_factory.mktemp("whole")
+    return train(base_folder, data_folder, out, SHAPE, RECIPE, mix=MIX, every=2), out
+
+
+class Interrupt(logging.Handler):
+    """Press Ctrl-C when the run tells of a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(logging.INFO)
+        self.step = step
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if f'"step": {self.step},' in record.getMessage():
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
+    base_folder: Path,
+    data_folder: Path,
+    tmp_path: Path,
+    finished: tuple[OscarPair, Path],
+    caplog: pytest.LogCaptureFixture,
+    step: int,
+) -> None:
+    logger, handler = logging.getLogger("condensery.methods.oscar.training"), Interrupt(step)
+    caplog.set_level(logging.INFO, logger.name)
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(base_folder, data_folder, tmp_path, SHAPE, RECIPE, mix=MIX, every=2)
+    finally:
+        logger.removeHandler(handler)
+    assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["step"] == step
+
+    resumed = train(base_folder, data_folder, tmp_path, SHAPE, RECIPE, mix=MIX, every=2)
+    whole, out = finished
+    for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    for file in ("pair.safetensors", "optimizer.safetensors"):
+        wanted, found = (load_file(d / "checkpoint" / file) for d in (out, tmp_path))
+        assert wanted.keys() == found.keys()
+        assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+def test_a_finished_run_has_nothing_left_to_do(
+    base_folder: Path, data_folder: Path, finished: tuple[OscarPair, Path]
+) -> None:
+    whole, out = finished
+    lines = (out / "log.jsonl").read_text()
+    again = train(base_folder, data_folder, out, SHAPE, RECIPE, mix=MIX, every=2)
+    assert (out / "log.jsonl").read_text() == lines
+    for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_run_leaves_a_checkpoint_its_log_and_what_data_it_saw(
+    finished: tuple[OscarPair, Path],
+) -> None:
+    pair, out = finished
+    state = json.loads((out / "checkpoint" / "state.json").read_text())
+    assert state["step"] == 6
+    assert state["shape"] == SHAPE.to_dict()
+    assert Recipe(**state["recipe"]) == RECIPE
+    saved = load_file(out / "checkpoint" / "pair.safetensors")
+    assert WORDS not in saved
+    assert all(torch.equal(saved[name], value) for name, value in pair.own_state().items())
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4, 6]
+    assert all(0 <= row["gold"]["em"] <= 100 for row in rows)
+    assert json.loads((out / "data.json").read_text())["cloze_examples"] == 20
+    assert {path.name for path in out.iterdir()} == {"checkpoint", "data.json", "log.jsonl"}
+
+
+def test_another_seed_trains_other_weights(
+    base_folder: Path, data_folder: Path, tmp_path: Path, finished: tuple[OscarPair, Path]
+) -> None:
+    recipe = replace(RECIPE, seed=14, steps=2)
+    other = train(base_folder, data_folder, tmp_path, SHAPE, recipe, mix=MIX)
+    assert not torch.equal(other.compressor.slots.weight, finished[0].compressor.slots.weight)
+
+
+def test_training_lowers_the_loss(base_folder: Path, data_folder: Path, tmp_path: Path) -> None:
+    sets = load_sets(data_folder, tiny_tokenizer(), cloze=20, seed=13)
+    items = Sampler(sets.sets[:1], SHAPE, MIX, random.Random(0)).batch(2000)
+    batch = collate(items, SHAPE, SPECIALS, POSITIONS)
+
+    @torch.no_grad()
+    def measure(pair: OscarPair) -> dict[str, float]:
+        found = losses(pair.eval(), batch)
+        return {k: float(getattr(found, k)) for k in ("answer", "relevance", "pointer")}
+
+    torch.manual_seed(RECIPE.seed)
+    before = measure(new_pair(base_folder, SHAPE, torch.bfloat16))
+    recipe = replace(RECIPE, steps=60, tokens=600)
+    after = measure(train(base_folder, data_folder, tmp_path, SHAPE, recipe, mix=MIX, every=100))
+    assert after["answer"] < 0.7 * before["answer"]
+    assert after["pointer"] < 0.9 * before["pointer"]
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert rows[0]["step"] == 50
+    # 50 steps' mean lies between where the losses began and where they ended, about.
+    assert after["answer"] < rows[0]["answer"] < before["answer"]
+
+
+def test_a_new_pair_starts_from_the_encoder_and_the_words_are_shared(base_folder: Path) -> None:
+    pair = new_pair(base_folder, SHAPE, torch.float32)
+    base = load_file(base_folder / "model.safetensors")
+    state = pair.compressor.backbone.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in base.items())
+    words = base["embeddings.word_embeddings.weight"]
+    assert torch.equal(
+        torch.cosine_similarity(pair.generator.words, words - words.mean(0)).round(decimals=4),
+        torch.ones(len(words)),
+    )
+    assert all(
+        p.dtype == torch.bfloat16 for p in new_pair(base_folder, SHAPE, torch.bfloat16).parameters()
+    )
+
+
+def test_every_trained_weight_is_in_one_group_and_the_encoders_learn_slower(
+    base_folder: Path,
+) -> None:
+    pair = new_pair(base_folder, SHAPE, torch.float32)
+    found = groups(pair, RECIPE)
+    rate = {id(p): group for group in found for p in group.parameters}
+    assert sum(len(group.parameters) for group in found) == len(rate)
+    for name, parameter in pair.named_parameters():
+        assert (id(parameter) in rate) == parameter.requires_grad == (name != WORDS)
+        if parameter.requires_grad:
+            group = rate[id(parameter)]
+            old = name.startswith("compressor.backbone.")
+            assert group.learning_rate == (RECIPE.backbone_rate if old else RECIPE.new_rate)
+            assert group.weight_decay == (RECIPE.weight_decay if parameter.ndim > 1 else 0)
+
+
+def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
+    recipe = Recipe(steps=100, warmup=10, decay=0.4)
+    rates = [recipe.rate(step) for step in range(100)]
+    assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
+    assert rates[9:61] == [1.0] * 52
+    assert rates[80] == pytest.approx(0.5)
+    assert rates[99] == pytest.approx(1 / 40)
+    assert Recipe(steps=10, warmup=100).rate(0) == pytest.approx(0.01)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(
+    base_folder: Path, data_folder: Path, tmp_path: Path
+) -> None:
+    recipe = replace(RECIPE, new_rate=float("inf"))
+    with pytest.raises(FloatingPointError, match=r"step 1: gradient norm nan"):
+        train(base_folder, data_folder, tmp_path, SHAPE, recipe, mix=MIX, every=4)
+    assert not (tmp_path / "checkpoint").exists()
