@@ -24,6 +24,7 @@ from condensery.methods.oscar.sets import load_sets
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape
+from condensery.runtime.device import tune_allocator
 
 log = logging.getLogger(__name__)
 
@@ -191,6 +192,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.add_argument(flag, type=type(default), default=default, help=f"({default})")
     args = vars(parser.parse_args(argv))
     torch.set_num_threads(args.pop("threads"))
+    tune_allocator()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     base, data, out, every = (args.pop(k) for k in ("base", "data", "out", "every"))
     train(base, data, out, OscarShape(), Recipe(**args), every=every)
