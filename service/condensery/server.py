@@ -202,7 +202,10 @@ def _in_url(host: str) -> str:
 
 def _example(url: str, pool: "RunningModels") -> str:
     if any(info.kind == "oscar-pair" for info in pool.models()):
-        body = '{"query": "Who composed Aida?", "index": {"name": "samples"}}'
+        body = (
+            '{"query": "How many traits did Mendel study?", "index": {"name": "samples"}, '
+            '"rerank": {"top_n": 1}}'
+        )
         path = "/v1/rag/answer"
     else:
         body, path = '{"input": "a text"}', "/v1/embeddings"
