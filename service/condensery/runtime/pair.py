@@ -15,7 +15,6 @@ from condensery.networks.bert import fuse_layers
 from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_shape import OscarShape
-from condensery.store.weights import load_state
 
 if TYPE_CHECKING:
     from condensery.store.manifest import StoredModel
@@ -44,6 +43,9 @@ def load_pair(
     Raises:
         CorruptModel: The files don't make a pair.
     """
+    # Late: the store needs pydantic, absent where only forward passes run.
+    from condensery.store.weights import load_state
+
     try:
         shape = OscarShape.from_dict(stored.manifest.shape)
         config = BertConfig.from_json_file(stored.path / "config.json")
