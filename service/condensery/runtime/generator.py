@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,9 +13,7 @@ from condensery.networks.oscar_generator import Generator as Network
 from condensery.runtime.batcher import Batcher, Limits
 from condensery.runtime.detokenizing import Detokenizer
 from condensery.runtime.device import Workers
-from condensery.values import Floats
-
-FinishReason = Literal["stop", "length", "timeout"]
+from condensery.values import FinishReason, Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from condensery.errors import CorruptModel
 from condensery.networks.oscar_packing import Specials
 from condensery.runtime.tokenizing import INLINE_CHARACTERS, TextTokenizer
@@ -35,9 +33,7 @@ class PieceTokenizer:
 
     def __init__(self, path: Path, max_tokens: int, threads: ThreadPoolExecutor) -> None:
         self._limits = TextTokenizer.load(path, max_tokens, threads)
-        self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = self._limits.tokenizer
         self._threads = threads
         try:
             self.specials = Specials.of(self._tokenizer)

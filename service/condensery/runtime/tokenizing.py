@@ -56,7 +56,7 @@ class TextTokenizer:
     ) -> None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self._threads = threads or ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         special = tokenizer.encode("a").special_tokens_mask
@@ -154,7 +154,7 @@ class TextTokenizer:
         """
         if not text.isascii():
             _check_unicode(text, "text")
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
         return [(int(start), int(end)) for start, end in encoding.offsets]
 
     def _encode(
@@ -164,13 +164,13 @@ class TextTokenizer:
         cut = self.max_tokens * CUT_CHARACTERS_PER_TOKEN if truncate else self.max_characters * 2
         short = [text for text in whole if len(text) <= cut]
         # The fast variant leaves out offsets, which only a cut text needs.
-        encodings = iter(self._tokenizer.encode_batch_fast(short))
+        encodings = iter(self.tokenizer.encode_batch_fast(short))
         tokens = []
         for place, text in enumerate(whole):
             if len(text) > cut and (head := self._head(text[:cut])) is not None:
                 tokens.append(Tokens(head, truncated=True))
                 continue
-            encoding = self._tokenizer.encode(text) if len(text) > cut else next(encodings)
+            encoding = self.tokenizer.encode(text) if len(text) > cut else next(encodings)
             ids: list[int] = encoding.ids
             over = len(ids) > self.max_tokens
             if over and not truncate:
@@ -190,7 +190,7 @@ class TextTokenizer:
         None if they can't be told from ``text`` alone: it has too few tokens, or the last kept
         belongs to the word that the cut may have gone through.
         """
-        encoding: Any = self._tokenizer.encode(text)
+        encoding: Any = self.tokenizer.encode(text)
         last_kept = self.max_tokens - self._last_special - 1
         last = len(encoding.ids) - self._last_special - 1
         if last <= last_kept:
