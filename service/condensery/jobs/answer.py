@@ -108,7 +108,8 @@ async def answer(
     reading = await _read(services, reader, question, hits, top_n, mode)
     reading.retrieve_ms = retrieve_ms
     citations = _cite(reading)
-    yield Retrieved(identity, name, citations, _block(reader, question, reading, mode, 0))
+    cost = _cost(reader, question, reading, mode, 0)
+    yield Retrieved(identity, name, citations, _block(reading, mode, cost))
 
     text: list[str] = []
     count, ttft_ms = 0, 0.0
@@ -126,16 +127,14 @@ async def answer(
     generate_ms = _since(generating)
     services.metrics.stage_seconds.labels(name, "generate").observe(generate_ms / 1000)
     services.metrics.output_tokens.labels(name).inc(count)
-    cost = reader.cost(
-        question, reading.compressed, reading.texts, plain=mode == "off", completion_tokens=count
-    )
+    cost = _cost(reader, question, reading, mode, count)
     yield Answer(
         id=identity,
         model=name,
         text="".join(text),
         finish_reason=finish,
         citations=citations,
-        compression=_block(reader, question, reading, mode, count),
+        compression=_block(reading, mode, cost),
         usage=Usage(cost.prompt_tokens, cost.context_vectors, count),
         timings=Timings(
             retrieve_ms=reading.retrieve_ms,
@@ -264,17 +263,20 @@ def _generate(
     return reader.generate(question, memory, max_tokens=max_tokens)
 
 
-def _block(
+def _cost(
     reader: Reader, question: str, reading: Reading, mode: CompressionMode, completion: int
-) -> Compression:
-    """Say what compression did to the passages in context; FLOPs count every passage read."""
-    cost = reader.cost(
+) -> ReadingCost:
+    return reader.cost(
         question,
         reading.compressed,
         reading.texts,
         plain=mode == "off",
         completion_tokens=completion,
     )
+
+
+def _block(reading: Reading, mode: CompressionMode, cost: ReadingCost) -> Compression:
+    """Say what compression did to the passages in context; FLOPs count every passage read."""
     return Compression(
         mode=mode,
         status="off" if mode == "off" or not reading.found else "applied",
