@@ -8,10 +8,9 @@ import torch
 from tokenizers import Tokenizer
 
 from condensery.networks.attention import Packing
+from condensery.networks.backbone import CPU_ROW_MULTIPLE
 from condensery.networks.oscar_compressor import TEXT, CompressorInput
 from condensery.networks.oscar_shape import OscarShape
-
-CPU_ROW_MULTIPLE = 32  # as for encoders: few distinct row counts
 
 
 @dataclass(frozen=True, slots=True)
