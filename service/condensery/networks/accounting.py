@@ -1,29 +1,190 @@
-"""FLOPs from dimensions alone: two for each multiply-add of every matrix product."""
+"""FLOPs from dimensions alone: two for each multiply-add of every matrix product.
 
+What is looked up (embeddings) and what is no matrix product (norms, rotations, softmax) is left
+out, as ``torch.profiler`` leaves it out. Attention scores are counted where a token sees another.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from condensery.networks.oscar_shape import OscarShape
 
 
+class ReadingCosts(Protocol):
+    """What any pair's cost can tell; ``flops_*`` in replies come from here."""
+
+    def compress(self, question: int, passage: int) -> int:
+        """FLOPs of reading one window of ``passage`` tokens for ``question`` tokens."""
+        ...
+
+    def generate(self, prompt: int, generated: int) -> int:
+        """FLOPs of answering with ``generated`` tokens to ``prompt`` positions."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """A transformer's cost: weights of a layer's matrices, layers, and the hidden size."""
+    """A transformer's cost: weights of a layer's matrices, layers, and the width of attention.
+
+    Attributes:
+        layer_weights: Weights of one layer's matrices.
+        layers: How many.
+        attention_size: Heads times a head's size, which need not be the hidden size.
+    """
 
     layer_weights: int
     layers: int
-    hidden_size: int
+    attention_size: int
+
+    def matrices(self, tokens: int) -> int:
+        """FLOPs of the layers' matrices over ``tokens``, without attention scores."""
+        return 2 * self.layer_weights * self.layers * tokens
 
     def sequence(self, tokens: int) -> int:
         """FLOPs of one bidirectional pass over ``tokens``, attention scores included."""
-        return self.layers * (
-            2 * self.layer_weights * tokens + 4 * self.hidden_size * tokens * tokens
-        )
+        return self.matrices(tokens) + self.layers * 4 * self.attention_size * tokens * tokens
 
     def causal(self, prompt: int, generated: int) -> int:
         """FLOPs of reading ``prompt`` positions and then ``generated`` more, one at a time."""
         read = prompt + max(0, generated - 1)  # the last token is not read again
-        scores = 4 * self.hidden_size * read * (read + 1) // 2
-        return self.layers * (2 * self.layer_weights * read + scores)
+        seen = read * (read + 1) // 2
+        return self.matrices(read) + self.layers * 4 * self.attention_size * seen
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Dimensions of a Llama-like decoder: grouped key heads, a gated MLP.
+
+    Attributes:
+        hidden_size: Features of the residual stream.
+        layers: Of them.
+        heads: Query heads of a layer.
+        key_heads: Key (and value) heads of a layer.
+        head_size: Features of a head.
+        mlp_size: Neurons of each of the gated MLP's two branches.
+        vocabulary: Tokens that the head scores.
+        tied: Whether the head is the embedding table; counts for parameters, not for FLOPs.
+    """
+
+    hidden_size: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_size: int
+    mlp_size: int
+    vocabulary: int
+    tied: bool = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "DecoderShape":
+        """Read the dimensions out of a transformers ``config.json``.
+
+        Raises:
+            ValueError: A dimension is missing, or is no positive integer; it is named.
+        """
+        heads = _positive(config, "num_attention_heads")
+        hidden = _positive(config, "hidden_size")
+        return cls(
+            hidden_size=hidden,
+            layers=_positive(config, "num_hidden_layers"),
+            heads=heads,
+            key_heads=_positive(config, "num_key_value_heads", heads),
+            head_size=_positive(config, "head_dim", hidden // heads),
+            mlp_size=_positive(config, "intermediate_size"),
+            vocabulary=_positive(config, "vocab_size"),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer's matrices: q and o, k and v, gate, up and down."""
+        attention = 2 * (self.heads + self.key_heads) * self.head_size
+        return self.hidden_size * (attention + 3 * self.mlp_size)
+
+    @property
+    def table(self) -> int:
+        """Weights of the embedding table, or of the head."""
+        return self.vocabulary * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all matrices, head included; norms and biases are left out."""
+        return self.layers * self.layer_weights + self.table * (1 if self.tied else 2)
+
+    def body(self, layers: int | None = None) -> LayerCost:
+        """Return the cost of the first ``layers``, or of all."""
+        return LayerCost(
+            self.layer_weights,
+            self.layers if layers is None else layers,
+            self.heads * self.head_size,
+        )
+
+
+def mapping_flops(vectors: int, read: int, hidden: int, written: int) -> int:
+    """FLOPs of taking ``vectors`` through a two-layer mapping of these sizes; 0 hidden is none."""
+    return 2 * vectors * hidden * (read + written)
+
+
+@dataclass(frozen=True, slots=True)
+class CausalPairCost:
+    """Cost of a pair whose halves are both causal language models.
+
+    Attributes:
+        compressor: The compressor's layers; it has no head.
+        generator: The generator's.
+        head: FLOPs of scoring the next token.
+        vector: FLOPs of mapping a memory vector.
+        score: FLOPs of the rerank head; 0 without one.
+        memory: Memory vectors of a window, where ``rate`` is 0.
+        rate: If not 0, a text of n tokens becomes ``n // rate + 1`` vectors.
+        specials: Positions of a compressor's prompt that are neither question nor passage.
+    """
+
+    compressor: LayerCost
+    generator: LayerCost
+    head: int
+    vector: int
+    score: int
+    memory: int
+    rate: int
+    specials: int
+
+    @classmethod
+    def of(
+        cls,
+        compressor: DecoderShape,
+        generator: DecoderShape,
+        *,
+        memory_tokens: int,
+        memory_rate: int = 0,
+        mapping_size: int = 0,
+        rerank: bool = False,
+        specials: int = 0,
+    ) -> "CausalPairCost":
+        """Work the cost out; ``compressor.layers`` are those it runs, no mapping is size 0."""
+        sizes = (compressor.hidden_size, mapping_size, generator.hidden_size)
+        return cls(
+            compressor=compressor.body(),
+            generator=generator.body(),
+            head=2 * generator.table,
+            vector=mapping_flops(1, *sizes),
+            score=2 * compressor.hidden_size * rerank,
+            memory=memory_tokens,
+            rate=memory_rate,
+            specials=specials,
+        )
+
+    def compress(self, question: int, passage: int) -> int:
+        """FLOPs of reading one window of ``passage`` tokens for ``question`` tokens."""
+        text = question + passage + self.specials
+        memory = text // self.rate + 1 if self.rate else self.memory
+        read = self.compressor.causal(text + memory + bool(self.score), 0)
+        return read + memory * self.vector + self.score
+
+    def generate(self, prompt: int, generated: int) -> int:
+        """FLOPs of answering with ``generated`` tokens to ``prompt`` positions."""
+        return self.generator.causal(prompt, generated) + self.head * generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +213,7 @@ class PairCost:
     ) -> "PairCost":
         """Work the cost out; sizes are the compressor backbone's, and the shared vocabulary's."""
         memory = shape.memory_tokens
-        mapping = 2 * memory * 2 * hidden_size * shape.mapping_size
+        mapping = mapping_flops(memory, hidden_size, shape.mapping_size, hidden_size)
         attention = 4 * hidden_size * hidden_size
         queries = keys = 0
         if shape.copy:
@@ -79,3 +240,11 @@ class PairCost:
     def generate(self, prompt: int, generated: int) -> int:
         """FLOPs of answering with ``generated`` tokens to ``prompt`` positions."""
         return self.generator.causal(prompt, generated) + self.token * generated
+
+
+def _positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or value < 1:  # True is an int too
+        raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    return value

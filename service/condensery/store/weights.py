@@ -1,7 +1,7 @@
 """Weights in safetensors shards, some of them int8 with a float32 scale for each output row."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -67,6 +67,20 @@ def load_state(
         name.removeprefix(prefix): _restore(stored.name, name, tensor, scales.get(name), dtype)
         for name, tensor in state.items()
     }
+
+
+def each_tensor(stored: StoredModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield a stored model's tensors one at a time, as stored, each mapped from its file.
+
+    Whoever puts each in its place before asking for the next needs no second copy of the model.
+
+    Args:
+        stored: Its files checked by the store; it is not quantised.
+    """
+    for path in stored.weights:
+        with safe_open(path, framework="pt") as shard:
+            for name in shard.keys():  # noqa: SIM118  # a shard can be iterated in no other way
+                yield name, shard.get_tensor(name)
 
 
 def save_state(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensery.runtime.windows import windows
+from condensery.networks.windows import windows
 
 
 @pytest.mark.parametrize(

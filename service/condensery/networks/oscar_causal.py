@@ -1,0 +1,271 @@
+"""An OSCAR pair of causal language models: Mistral, Llama, Qwen2 and what is built like them.
+
+Source: OSCAR, "Online Soft Compression And Reranking", arXiv:2504.07109, sections 3.2 and 3.3.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from condensery.networks.adapters import Adapters
+from condensery.networks.attention import PACKED, Packing
+from condensery.networks.backbone import CPU_ROW_MULTIPLE
+from condensery.networks.decoders import build, fill_buffers, headless, put
+from condensery.networks.linear import prepack_linears
+from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
+from condensery.networks.oscar_interface import Memories, Part, Reading
+
+CPU = torch.device("cpu")
+HALVES = ("compressor", "generator")
+
+
+class CausalCompressor(nn.Module):
+    """A headless causal language model with memory tokens, and perhaps a mapping and a head.
+
+    Memory tokens follow the text, the rerank token follows them, so that under the causal rule
+    memory is the same with and without it.
+
+    Args:
+        backbone: Built by ``decoders.headless``.
+        shape: How it reads.
+        written: The generator's hidden size.
+
+    Raises:
+        ValueError: There is no mapping, and the hidden sizes differ.
+    """
+
+    def __init__(self, backbone: PreTrainedModel, shape: CompressorShape, written: int) -> None:
+        super().__init__()
+        hidden: int = backbone.config.hidden_size
+        if not shape.mapping_size and hidden != written:
+            raise ValueError(
+                f"halves that don't match: the compressor gives {hidden} features, the generator "
+                f"reads {written}, and there is no mapping"
+            )
+        self.shape = shape
+        self.backbone = backbone
+        self.slots = nn.Embedding(shape.memory_rows + shape.rerank, hidden)
+        self.mapping: nn.Module = nn.Identity()
+        if shape.mapping_size:
+            self.mapping = nn.Sequential(
+                nn.Linear(hidden, shape.mapping_size),
+                nn.ReLU(),
+                nn.Linear(shape.mapping_size, written),
+            )
+        self.rerank = nn.Linear(hidden, 1) if shape.rerank else None
+
+    def cost(self, reading: Reading) -> int:
+        """Return the positions a reading takes, memory and rerank tokens included."""
+        return len(reading.ids) + reading.memory + self.shape.rerank
+
+    def compress(self, readings: Sequence[Reading]) -> Memories:
+        """Compress and score all of them in one forward pass, without padding."""
+        words = self.backbone.get_input_embeddings()
+        table = cast(Tensor, words.weight)
+        device, shape = table.device, self.shape
+        lengths = [self.cost(reading) for reading in readings]
+        multiple = CPU_ROW_MULTIPLE if device.type == "cpu" else 1
+        packing = Packing.of(lengths, dtype=table.dtype, device=device, total_multiple=multiple)
+        ids, places = (np.zeros(packing.total, dtype=np.int64) for _ in range(2))
+        slots_at: list[np.ndarray[Any, Any]] = []
+        slot_ids: list[np.ndarray[Any, Any]] = []
+        start = 0
+        for reading, length in zip(readings, lengths, strict=True):
+            text, end = start + len(reading.ids), start + length
+            ids[start:text] = reading.ids
+            places[start:text] = np.arange(text - start)
+            first = shape.slots_at or text - start
+            places[text:end] = np.arange(first, first + end - text)
+            slots_at.append(np.arange(text, end))
+            rows = np.arange(reading.memory) % shape.memory_rows
+            slot_ids.append(np.append(rows, shape.memory_rows) if shape.rerank else rows)
+            start = end
+        at = torch.from_numpy(np.concatenate(slots_at)).to(device)
+        embeds = words(torch.from_numpy(ids).to(device))
+        embeds[at] = self.slots(torch.from_numpy(np.concatenate(slot_ids)).to(device))
+        hidden = self.backbone(
+            inputs_embeds=embeds[None],
+            position_ids=torch.from_numpy(places).to(device)[None],
+            packing=packing,
+            use_cache=False,
+        ).last_hidden_state[0]
+        counts = tuple(reading.memory for reading in readings)
+        if self.rerank is None:
+            return Memories(self.mapping(hidden[at]), counts, None)
+        last = packing.ends
+        is_memory = torch.isin(at, last, invert=True)
+        relevance = self.rerank(hidden[last]).squeeze(-1).float()
+        return Memories(self.mapping(hidden[at[is_memory]]), counts, relevance)
+
+
+class CausalGenerator(nn.Module):
+    """A causal language model whose prompt holds memory vectors among its token embeddings."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
+        self.network = network
+
+    @property
+    def backbone(self) -> PreTrainedModel:
+        """The model without its head."""
+        return cast(PreTrainedModel, self.network.base_model)
+
+    @property
+    def words(self) -> Tensor:
+        """The embedding table, (vocabulary, hidden)."""
+        return cast(Tensor, self.network.get_input_embeddings().weight)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the embeddings."""
+        return self.words.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.words.device
+
+    def embed(self, parts: Sequence[Part]) -> Tensor:
+        """Return a prompt's embeddings, (1, positions, hidden)."""
+        rows = [
+            part.to(self.words) if isinstance(part, Tensor) else self._look_up(part)
+            for part in parts
+        ]
+        return torch.cat(rows)[None]
+
+    def _look_up(self, ids: Sequence[int]) -> Tensor:
+        tokens = torch.tensor(list(ids), dtype=torch.long, device=self.device)
+        return cast(Tensor, self.network.get_input_embeddings()(tokens))
+
+    def forward(self, embeds: Tensor, **backbone: Any) -> Any:
+        """Run the backbone over (batch, positions, hidden); extras go to transformers."""
+        return self.backbone(inputs_embeds=embeds, **backbone)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Score every token after the given states, (..., hidden) to (..., vocabulary)."""
+        scores: Tensor = self.network.get_output_embeddings()(hidden)
+        return scores
+
+
+class CausalPair(nn.Module):
+    """Both halves, their weights still nowhere; ``load`` fills them.
+
+    Args:
+        shape: The pair's dimensions and prompts.
+        compressor: Configuration of the compressor's backbone, with the layers it runs.
+        generator: The generator's.
+
+    Raises:
+        ValueError: The halves don't match.
+    """
+
+    def __init__(
+        self, shape: CausalShape, compressor: PretrainedConfig, generator: PretrainedConfig
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        backbone = headless(build(compressor), final_norm=shape.compressor.final_norm)
+        with torch.device("meta"):
+            self.compressor = CausalCompressor(
+                backbone, shape.compressor, written=generator.hidden_size
+            )
+        self.generator = CausalGenerator(build(generator))
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each weight that a stored pair holds, adapters left out.
+
+        What one weight is tied to is not there twice; what the compressor shares with the
+        generator is the generator's.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        for name, weight in self.named_parameters():  # a tied one comes once
+            if not (self.shape.compressor.shared and name.startswith(SHARED)):
+                found[name] = tuple(weight.shape)
+        return found
+
+    def load(
+        self,
+        tensors: Iterable[tuple[str, Tensor]],
+        *,
+        compressor: torch.device = CPU,
+        generator: torch.device = CPU,
+        dtype: torch.dtype = torch.float32,
+    ) -> "CausalPair":
+        """Fill the pair, one tensor at a time, and make it ready for inference.
+
+        Args:
+            tensors: By name, as ``expected`` has them, and adapters.
+            compressor: Where that half is to run.
+            generator: Where the other is.
+            dtype: What to compute in.
+
+        Returns:
+            The pair itself.
+
+        Raises:
+            ValueError: Weights are missing, unknown, or of another shape; they are named.
+        """
+        devices = {"compressor": compressor, "generator": generator}
+        expected, adapters = self.expected(), {half: Adapters() for half in HALVES}
+        wrong: list[str] = []
+        for name, tensor in tensors:
+            half, _, rest = name.partition(".")
+            if half in adapters and adapters[half].take(rest, tensor):
+                continue
+            shape = expected.pop(name, None)
+            if shape != tuple(tensor.shape):
+                what = "unknown" if shape is None else f"expected {shape}"
+                wrong.append(f"{name}: {tuple(tensor.shape)}, {what}")
+                continue
+            put(self, name, tensor.to(devices[half], dtype))
+        wrong += [f"{name}: missing" for name in expected]
+        if not wrong:
+            self._finish(devices, adapters)
+            wrong = [
+                f"{half}.{problem}"
+                for half in HALVES
+                for problem in adapters[half].problems(self.get_submodule(half))
+            ]
+        scales = {
+            "compressor": self.shape.compressor.adapter_scale,
+            "generator": self.shape.generator.adapter_scale,
+        }
+        wrong += [
+            f"{half}: has adapters, and an adapter_scale of 0"
+            for half in HALVES
+            if adapters[half].layers and not scales[half]
+        ]
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise ValueError(f"not this pair's weights: {'; '.join(wrong[:5])}{more}")
+        for half in HALVES:
+            adapters[half].merge(self.get_submodule(half), scales[half])
+        self.compressor.backbone.set_attn_implementation(PACKED)
+        prepack_linears(self)
+        return self.eval()
+
+    def _finish(self, devices: dict[str, torch.device], adapters: dict[str, Adapters]) -> None:
+        """Tie, share, and make what no file holds."""
+        network = self.generator.network
+        network.tie_weights()
+        if self.shape.compressor.shared:
+            own = adapters["compressor"].layers | {
+                name.replace("network.model.", "backbone.", 1)
+                for name in adapters["generator"].layers
+            }
+            theirs = dict(network.base_model.named_parameters())
+            for name, _ in list(self.compressor.backbone.named_parameters()):
+                weight = theirs[name].data.to(devices["compressor"])
+                # Adapted by one half or the other, it is no longer the same for both.
+                adapted = f"backbone.{name.removesuffix('.weight')}" in own
+                put(self.compressor.backbone, name, weight.clone() if adapted else weight)
+        rounded = self.shape.compressor.rounded_rope
+        fill_buffers(self.compressor.backbone, devices["compressor"], rounded=rounded)
+        fill_buffers(network, devices["generator"])
+
+
+SHARED = "compressor.backbone."

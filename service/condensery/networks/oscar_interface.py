@@ -1,0 +1,137 @@
+"""What running a pair needs of it, whatever its halves are made of.
+
+A pair is three parts: texts (tokens and prompts, no tensors but memory), a compressor and a
+generator. ``oscar_bert`` and ``oscar_causal`` have them.
+
+    for reading in texts.readings(question, passages): ...   # windows of each passage
+    memories = compressor.compress(readings)                 # one forward pass
+    embeds = generator.embed(texts.prompt(question, kept))   # then forward and logits, step by step
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+# Of a prompt: token ids, or the vectors (vectors, hidden) that stand in the place of some.
+Part: TypeAlias = Sequence[int] | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One window of a passage as the compressor reads it, without its memory tokens.
+
+    Attributes:
+        ids: Of the whole text.
+        head: Tokens before the passage's own: special ones and the question.
+        tail: Tokens after it.
+        memory: Vectors it becomes.
+        start: First character of the passage that the window holds.
+        end: After the last one.
+    """
+
+    ids: Sequence[int]
+    head: int
+    tail: int
+    memory: int
+    start: int
+    end: int
+
+    @property
+    def tokens(self) -> int:
+        """The passage's own tokens in this window."""
+        return len(self.ids) - self.head - self.tail
+
+
+@dataclass(frozen=True, slots=True)
+class Memories:
+    """What one forward pass gives for several readings.
+
+    Attributes:
+        vectors: Of all readings, one after another, (sum of counts, generator hidden size).
+        counts: Vectors of each reading.
+        relevance: Raw score of each, (readings,), fp32; None where the pair has no rerank head.
+    """
+
+    vectors: Tensor
+    counts: tuple[int, ...]
+    relevance: Tensor | None
+
+    def split(self) -> tuple[Tensor, ...]:
+        """Return each reading's vectors, (its count, generator hidden size)."""
+        found: tuple[Tensor, ...] = self.vectors.split(self.counts)
+        return found
+
+
+class PairTexts(Protocol):
+    """A pair's tokenizers and prompts; safe to use from several threads."""
+
+    @property
+    def stop(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        ...
+
+    @property
+    def positions(self) -> int:
+        """Longest prompt with its answer."""
+        ...
+
+    def cut(self, question: str) -> tuple[str, int]:
+        """Return the question as far as it is read, and how many tokens it has in whole."""
+        ...
+
+    def readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
+        """Return the windows of each passage, for a question that ``cut`` returned."""
+        ...
+
+    def prompt(self, question: str, memories: Sequence[Tensor]) -> list[Part]:
+        """Return the generator's prompt with these memory vectors, in order."""
+        ...
+
+    def plain_prompt(self, question: str, passages: Sequence[str]) -> list[Part]:
+        """Return the generator's prompt with the passages' own text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return an answer's text, special tokens left out."""
+        ...
+
+
+class CompressorNetwork(Protocol):
+    """Passages, read for a question, to vectors and scores."""
+
+    def compress(self, readings: Sequence[Reading]) -> Memories:
+        """Compress and score all of them in one forward pass, without padding."""
+        ...
+
+    def cost(self, reading: Reading) -> int:
+        """Return the positions a reading takes, memory tokens included."""
+        ...
+
+
+class GeneratorNetwork(Protocol):
+    """A causal language model over embeddings."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its embeddings."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        ...
+
+    def embed(self, parts: Sequence[Part]) -> Tensor:
+        """Return a prompt's embeddings, separators included, (1, positions, hidden)."""
+        ...
+
+    def __call__(self, embeds: Tensor, **backbone: Any) -> Any:
+        """Run the backbone over (batch, positions, hidden); extras go to transformers."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Score every token after the given states, (..., hidden) to (..., vocabulary)."""
+        ...

@@ -1,0 +1,221 @@
+"""A causal pair's texts: what the compressor reads, and the generator's prompt."""
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from tokenizers import Encoding, Tokenizer
+from torch import Tensor
+
+from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
+from condensery.networks.oscar_interface import Part, Reading
+from condensery.networks.windows import windows
+
+FULL_WIDTH = 0xFEE0  # from an ASCII character to its full-width twin
+
+
+class Neutral:
+    """Keeps special tokens out of callers' texts: ``<MEM0>`` in a passage must stay a text.
+
+    Their first character becomes its full-width twin, so that offsets stay as they were.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        names = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
+        names.sort(key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, names))) if names else None
+
+    def __call__(self, text: str) -> str:
+        """Return ``text`` without special tokens, as long as it was."""
+        return text if self._pattern is None else self._pattern.sub(self._disguise, text)
+
+    @staticmethod
+    def _disguise(found: re.Match[str]) -> str:
+        first = ord(found[0][0])
+        twin = chr(first + FULL_WIDTH) if 0x21 <= first <= 0x7E else "\ufffd"
+        return twin + found[0][1:]
+
+
+class CompressorTexts:
+    """Question and passages as the compressor's tokenizer reads them.
+
+    Args:
+        tokenizer: The compressor's, without truncation or padding.
+        shape: The compressor's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, shape: CompressorShape) -> None:
+        self._tokenizer = tokenizer
+        self._shape = shape
+        self._neutral = Neutral(tokenizer)
+        # Special tokens that follow the second text of a pair.
+        numbers = tokenizer.encode("a", "a").sequence_ids
+        self._trailing = next((i for i, n in enumerate(reversed(numbers)) if n is not None), 0)
+
+    def cut(self, question: str) -> tuple[str, int]:
+        """Return the question as far as it is read, and how many tokens it has in whole."""
+        found = self._tokenizer.encode(self._neutral(question), add_special_tokens=False)
+        if len(found.ids) <= self._shape.query_tokens:
+            return question, len(found.ids)
+        return question[: found.offsets[self._shape.query_tokens - 1][1]], len(found.ids)
+
+    def readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
+        """Return the windows of each passage.
+
+        Raises:
+            ValueError: The question leaves no room for a passage.
+        """
+        asked = self._neutral(question)
+        texts = [self._neutral(passage) for passage in passages]
+        if self._shape.layout == "pair" and self._shape.question:
+            found = self._tokenizer.encode_batch([(asked, text) for text in texts])
+            spans = [_second(encoding, self._trailing) for encoding in found]
+            return [self._cut(*one, 0) for one in zip(found, spans, strict=True)]
+        before, after = self._around(asked)
+        special = self._shape.layout != "enclosed"  # which names its special tokens itself
+        found = self._tokenizer.encode_batch(
+            [f"{before}{text}{after}" for text in texts], add_special_tokens=special
+        )
+        start = len(before)
+        spans = [_inner(e, start, start + len(t)) for e, t in zip(found, texts, strict=True)]
+        return [self._cut(*one, start) for one in zip(found, spans, strict=True)]
+
+    def _around(self, question: str) -> tuple[str, str]:
+        before = after = ""
+        if self._shape.question:
+            if self._shape.layout == "lines":
+                before = f"Query: {question}\n Document: "
+            elif self._shape.layout != "pair":
+                # No line break before "Document": the reference has none.
+                before = f"\nQuery:\n{question}Document:\n"
+        if self._shape.layout == "enclosed":
+            before, after = f"{self._shape.text_before}{before}", self._shape.text_after
+        return before, after
+
+    def _cut(self, encoding: Encoding, span: tuple[int, int], shift: int) -> list[Reading]:
+        """Cut an encoding into windows.
+
+        Args:
+            encoding: Of the whole text.
+            span: The passage's tokens in it.
+            shift: Characters before the passage.
+        """
+        ids, offsets, (first, last) = encoding.ids, encoding.offsets, span
+        head, tail = ids[:first], ids[last:]
+        room = self._shape.text_tokens - len(head) - len(tail)
+        if room < 1:
+            raise ValueError(
+                f"the question leaves no room for a passage: {len(head) + len(tail)} tokens "
+                f"of {self._shape.text_tokens}"
+            )
+        readings = []
+        for a, b in windows(last - first, room):
+            text = [*head, *ids[first + a : first + b], *tail]
+            start = offsets[first + a][0] - shift if b > a else 0
+            end = offsets[first + b - 1][1] - shift if b > a else 0
+            readings.append(
+                Reading(
+                    ids=text,
+                    head=len(head),
+                    tail=len(tail),
+                    memory=self._shape.memory_of(len(text)),
+                    # The first token may hold characters from before the passage too.
+                    start=max(start, 0),
+                    end=end,
+                )
+            )
+        return readings
+
+
+def _second(encoding: Encoding, trailing: int) -> tuple[int, int]:
+    """Return which tokens are the second text of a pair, which ``trailing`` tokens follow."""
+    end = len(encoding.ids) - trailing
+    return end - encoding.sequence_ids.count(1), end
+
+
+def _inner(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
+    """Return which tokens hold characters ``start`` to ``end``."""
+    own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
+    before = [i for i in own if encoding.offsets[i][1] <= start]
+    inside = [i for i in own if encoding.offsets[i][1] > start and encoding.offsets[i][0] < end]
+    if inside:
+        return inside[0], inside[-1] + 1
+    leading = next((i for i, s in enumerate(encoding.special_tokens_mask) if not s), len(encoding))
+    place = before[-1] + 1 if before else leading
+    return place, place
+
+
+class GeneratorTexts:
+    """The generator's prompt, and its answers' text.
+
+    Args:
+        tokenizer: The generator's, the memory tokens and separators among its special tokens.
+        shape: The generator's.
+
+    Raises:
+        ValueError: The tokenizer lacks a memory token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, shape: GeneratorShape) -> None:
+        self._tokenizer = tokenizer
+        self._shape = shape
+        self._neutral = Neutral(tokenizer)
+        ids = {name: tokenizer.token_to_id(name) for name in shape.memory}
+        if missing := sorted(name for name, number in ids.items() if number is None):
+            raise ValueError(f"the generator's tokenizer has no {', '.join(missing)}")
+        self._memory = frozenset(ids.values())
+
+    def prompt(self, question: str, memories: Sequence[Tensor]) -> list[Part]:
+        """Return the prompt with these memory vectors, each (vectors, hidden), in order."""
+        names = self._shape.memory
+        slots = ("".join(names[i % len(names)] for i in range(len(memory))) for memory in memories)
+        ids = self._encode(question, [f"{text}{self._shape.passage_after}" for text in slots])
+        vectors = (vector for memory in memories for vector in memory)
+        parts: list[Part] = []
+        for is_slot, run in groupby(ids, key=self._memory.__contains__):
+            tokens = list(run)
+            parts.append(torch.stack([next(vectors) for _ in tokens]) if is_slot else tokens)
+        return parts
+
+    def plain_prompt(self, question: str, passages: Sequence[str]) -> list[Part]:
+        """Return the prompt with the passages' own text."""
+        texts = [f"{self._neutral(text)}{self._shape.plain_after}" for text in passages]
+        return [self._encode(question, texts)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return an answer's text, special tokens left out."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def _encode(self, question: str, passages: Sequence[str]) -> list[int]:
+        shape = self._shape
+        numbered = (
+            f"{shape.passage_before.replace('{number}', str(number))}{text}"
+            for number, text in enumerate(passages)
+        )
+        asked = self._neutral(question.strip() if shape.strip else question)
+        text = f"{shape.before}{''.join(numbered)}{shape.between}{asked}{shape.after}"
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+class CausalTexts:
+    """Both halves' texts; see ``oscar_interface.PairTexts``."""
+
+    def __init__(
+        self,
+        compressor: CompressorTexts,
+        generator: GeneratorTexts,
+        shape: CausalShape,
+    ) -> None:
+        self._compressor = compressor
+        self._generator = generator
+        self._shape = shape
+        self.stop = frozenset(shape.generator.stop)
+        self.positions = shape.generator.positions
+        self.cut = compressor.cut
+        self.readings = compressor.readings
+        self.prompt = generator.prompt
+        self.plain_prompt = generator.plain_prompt
+        self.decode = generator.decode

@@ -1,0 +1,134 @@
+"""A causal backbone that is run in steps over many sequences, its keys and values cached by us."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from condensery.errors import CorruptModel
+from condensery.networks.caching import CACHED, Cache, Span, Step
+from condensery.networks.oscar_interface import GeneratorNetwork
+
+# In steps against transformers' own attention, on random input. In bf16 the two differ by
+# rounding (cosine 0.999); a wrong mask or position costs far more.
+AGREEMENT = 0.99
+# Their angles hang on the longest sequence of a batch.
+BATCH_BOUND_ROPES = frozenset({"dynamic", "longrope"})
+
+
+class Network(GeneratorNetwork, Protocol):
+    """A generator whose backbone is a transformers model."""
+
+    @property
+    def backbone(self) -> PreTrainedModel:
+        """The model without its head."""
+        ...
+
+
+class Stepper:
+    """Runs a generator in steps.
+
+    Args:
+        network: In the device and dtype it runs in; its backbone's attention is replaced.
+
+    Raises:
+        CorruptModel: The backbone does not give the same numbers in steps as at once.
+    """
+
+    def __init__(self, network: Network) -> None:
+        backbone = network.backbone
+        config: Any = backbone.config
+        self._network = network
+        self.layers: int = config.num_hidden_layers
+        heads: int = config.num_attention_heads
+        self._heads: int = getattr(config, "num_key_value_heads", None) or heads
+        self._size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self._width: int = config.hidden_size
+        self.longest: int = config.max_position_embeddings
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") in BATCH_BOUND_ROPES:
+            raise CorruptModel(
+                f"a backbone of rope type {rope['rope_type']!r} does not run in steps: its angles "
+                "hang on what else is in the batch"
+            )
+        self._take_over(backbone)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._network.device
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Memory that one cached position takes."""
+        return 2 * self.layers * self._heads * self._size * self._network.dtype.itemsize
+
+    def cache(self, positions: int) -> Cache:
+        """Make room for so many positions."""
+        return Cache(
+            *(self.layers, positions, self._heads, self._size),
+            dtype=self._network.dtype,
+            device=self._network.device,
+        )
+
+    def embed(self, parts: Sequence[Sequence[int] | Tensor]) -> Tensor:
+        """Return a prompt's embeddings, (positions, hidden)."""
+        return self._network.embed(parts)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Score every token after the given states, (rows, hidden) to (rows, vocabulary), fp32."""
+        return self._network.logits(hidden).float()
+
+    def run(self, embeds: Tensor, step: Step) -> Tensor:
+        """Run a step's rows (total, hidden); returns their last hidden states.
+
+        Raises:
+            ValueError: The backbone's attention is not ours any more.
+        """
+        visits = step.visits
+        hidden: Tensor = self._network(
+            embeds[None], position_ids=step.position_ids, step=step, use_cache=False
+        ).last_hidden_state[0]
+        if step.visits - visits != self.layers:
+            raise ValueError(f"{step.visits - visits} of {self.layers} layers used the cache")
+        return hidden
+
+    @torch.inference_mode()
+    def _take_over(self, backbone: PreTrainedModel) -> None:
+        """Replace the attention, and see that nothing has changed: read at once, and in pieces."""
+        kind = backbone.config.model_type
+        source = torch.Generator().manual_seed(0)
+        rows = [torch.randn(n, self._width, generator=source) for n in (9, 21)]
+        probes = [one.to(device=self.device, dtype=self._network.dtype) for one in rows]
+        backbone.set_attn_implementation("sdpa")
+        wanted = [self._network(one[None], use_cache=False).last_hidden_state[0] for one in probes]
+        backbone.set_attn_implementation(CACHED)
+        cache = self.cache(48)
+        places = [np.arange(start, start + 24) for start in (24, 0)]
+        found: list[list[Tensor]] = [[], []]
+        # The second is a chunk behind, so that chunks and single tokens meet.
+        for first, second in (
+            ((0, 8), None),
+            ((8, 9), (0, 16)),
+            (None, (16, 20)),
+            (None, (20, 21)),
+        ):
+            which = [(i, part) for i, part in enumerate((first, second)) if part is not None]
+            spans = [Span(places[i], a, b - a) for i, (a, b) in which]
+            out = self.run(torch.cat([probes[i][a:b] for i, (a, b) in which]), Step(cache, spans))
+            for (i, _), part in zip(which, out.split([s.count for s in spans]), strict=True):
+                found[i].append(part)
+        pairs = zip(wanted, found, strict=True)
+        agreement = min(
+            nn.functional.cosine_similarity(a.float(), torch.cat(b).float()).min().item()
+            for a, b in pairs
+        )
+        # Not `<`: a NaN must be refused as well.
+        if not agreement >= AGREEMENT:
+            raise CorruptModel(
+                f"a {kind!r} backbone gives other numbers in steps than at once "
+                f"(cosine {agreement:.3f})"
+            )

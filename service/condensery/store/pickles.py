@@ -1,0 +1,83 @@
+"""Tensors out of ``.pth`` files, read once, on import: no code in them is run."""
+
+import pickletools
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from condensery.errors import CorruptModel, StoreError
+from condensery.store.refusals import PickledCode
+
+# What torch.save itself writes beside storages, as "module name".
+HARMLESS = ("torch", "collections OrderedDict")
+
+
+def read_pickle(path: Path) -> dict[str, Any]:
+    """Read a file that ``torch.save`` wrote: a dict of tensors, or of such dicts.
+
+    Tensors are on the CPU whatever device they were saved on, and mapped from the file where its
+    format allows.
+
+    Raises:
+        StoreError: It is missing, or holds something else than tensors by name.
+        PickledCode: It names code to be run.
+        CorruptModel: It can't be read.
+    """
+    if not path.is_file():
+        raise StoreError(f"{_name(path)}: there is no such file")
+    zipped = zipfile.is_zipfile(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, on pickles that it then refuses
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except Exception as error:  # a broken pickle can raise nearly anything
+        if any(not name.startswith(HARMLESS) for name in _named(path, zipped)):
+            raise PickledCode(
+                f"{_name(path)}: names code beside tensors, which is never run"
+            ) from error
+        raise CorruptModel(f"{_name(path)}: can't be read: it is cut short or altered") from error
+    if not _only_tensors(content):
+        raise StoreError(f"{_name(path)}: holds something else than tensors by name")
+    found: dict[str, Any] = content
+    return found
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file that holds tensors by name, with no further nesting; raises as above."""
+    content = read_pickle(path)
+    if not all(isinstance(value, Tensor) for value in content.values()):
+        raise StoreError(f"{_name(path)}: holds more than tensors by name")
+    return content
+
+
+def _named(path: Path, zipped: bool) -> Iterator[str]:
+    """Yield what a pickle would import, as far as it can be taken apart, without running it."""
+    try:
+        content = path.read_bytes()
+        if zipped:
+            with zipfile.ZipFile(path) as archive:
+                inner = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+                content = archive.read(inner)
+        for operation, argument, _ in pickletools.genops(content):
+            if operation.name in ("GLOBAL", "INST"):
+                yield str(argument)
+            elif operation.name == "STACK_GLOBAL":  # torch.save writes none
+                yield "what its stack names"
+    except (ValueError, StopIteration, zipfile.BadZipFile, OSError):
+        return
+
+
+def _only_tensors(content: object) -> bool:
+    return isinstance(content, dict) and all(
+        isinstance(name, str) and (isinstance(value, Tensor) or _only_tensors(value))
+        for name, value in content.items()
+    )
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"

@@ -1,0 +1,129 @@
+"""``PISCO`` directories, as the code of naver/pisco (2026) writes them.
+
+``config.json`` (``model_type`` PISCO), ``decoder_state.pt``, ``connector.pt``, ``compressor/`` (a
+whole causal language model), ``compressor_tokenizer/`` and ``decoder_tokenizer/``. The decoder's
+base is not part of it. A passage becomes one vector for every ``compr_rate`` tokens, and one more.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from condensery.errors import StoreError
+from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
+from condensery.store.language_models import CONTEXT, QUESTION, LanguageModel
+from condensery.store.pair_options import Options
+from condensery.store.pickles import read_tensors
+from condensery.store.published_pairs import (
+    EMBED,
+    HEAD,
+    SCALE,
+    SYSTEM,
+    PublishedPair,
+    adapters_of,
+    base_of,
+    chain,
+    generator_tensors,
+    is_tied,
+    plain,
+    positive,
+    renamed,
+    vocabulary,
+)
+from condensery.store.refusals import MissingTensors
+from condensery.store.writing import read_json
+
+MEMORY = "<MEM>"
+USER = f"\n\nBackground:{CONTEXT}\n Question: {QUESTION}"
+LENGTH = 192  # 128 of a passage and 64 of a question; the directory does not say
+TABLE = "compressor.backbone.embed_tokens.weight"
+
+
+def read_pisco(path: Path, options: Options) -> PublishedPair:
+    """Read a directory whose ``config.json`` says PISCO.
+
+    Raises:
+        StoreError: A file or the base model is missing, or a value is not one we know.
+        CorruptModel: A file can't be read, or holds other tensors than it should.
+    """
+    config = read_json(path / "config.json")
+    rate, rank = positive(config, "compr_rate"), positive(config, "lora_r_decoder", 64)
+    adapted = bool(config.get("lora_decoder", True))
+    base = base_of(
+        options.generator_base, config.get("decoder_model_name"), "generator_base", path.parent
+    )
+    decoder = LanguageModel(path / "decoder_tokenizer", "decoder_tokenizer")
+    tokenizer = decoder.tokenizer()
+    state = read_tensors(path / "decoder_state.pt")
+    ends = _ends(state)
+    generator = vocabulary(base.config, len(ends[EMBED]), tokenizer, "decoder_state.pt")
+    compressor = LanguageModel(path / "compressor", "compressor")
+    reading = LanguageModel(path / "compressor_tokenizer", "compressor_tokenizer").tokenizer()
+    slot = reading.token_to_id(MEMORY)
+    if slot is None:
+        raise StoreError(f"compressor_tokenizer: has no {MEMORY}")
+    weights = dict(renamed(compressor.tensors()))
+    if TABLE not in weights:
+        raise MissingTensors("compressor: embed_tokens.weight is missing")
+    connector = read_tensors(path / "connector.pt")
+    length = options.max_length or LENGTH
+    prompt = decoder.prompt(SYSTEM, USER)
+    shape = CausalShape(
+        CompressorShape(
+            layout="lines",
+            question=options.questions,
+            text_tokens=length + 8,
+            query_tokens=max(1, length // 3),
+            memory_tokens=1,
+            memory_rate=rate,
+            memory_rows=1,
+            mapping_size=positive(config, "compressor_mlp_hidden_dim", 4096),
+            rounded_rope=options.rounded_rope,
+        ),
+        GeneratorShape(
+            before=prompt.before,
+            between=prompt.between,
+            after=prompt.after,
+            strip=prompt.strip,
+            memory=(MEMORY,),
+            stop=base.stop,
+            passage_before="Document {number}:",
+            positions=int(generator.get("max_position_embeddings") or 2048),
+            adapter_scale=SCALE if adapted else 0.0,
+        ),
+    )
+    adapters = ((name, tensor) for name, tensor in state.items() if ".lora_" in name)
+    return PublishedPair(
+        shape=shape,
+        configs=(
+            vocabulary(compressor.config, len(weights[TABLE]), reading, "compressor"),
+            generator,
+        ),
+        tokenizers=(reading, tokenizer),
+        tensors=chain(
+            iter(weights.items()),
+            iter([("compressor.slots.weight", weights[TABLE][[slot]])]),
+            ((f"compressor.mapping.{name}", tensor) for name, tensor in connector.items()),
+            generator_tensors(base, ends, tied=is_tied(generator)),
+            adapters_of(adapters, "generator.network.", model=True),
+        ),
+        ranks=(0, rank if adapted else 0),
+        notes=(f"The generator's base was read from {base.path.resolve()}.",),
+    )
+
+
+def _ends(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the generator's embeddings and head, as trained, by their own names."""
+    found = dict(_trained(state))
+    if EMBED not in found:
+        raise MissingTensors(f"decoder_state.pt: {EMBED} is missing")
+    return found
+
+
+def _trained(state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    # PEFT keeps what it trains whole beside what was there before, ``original_module``.
+    for name, tensor in state.items():
+        short = plain(name).replace(".modules_to_save.default", "")
+        if short in (EMBED, HEAD):
+            yield short, tensor

@@ -1,0 +1,306 @@
+"""What the two published layouts of OSCAR pairs have in common, and how a pair is written.
+
+The layouts themselves are in ``cocom`` and ``pisco``.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from condensery.errors import StoreError, shorten
+from condensery.networks.adapters import Adapters
+from condensery.networks.decoders import build, read_config, resized, with_layers
+from condensery.networks.oscar_causal import HALVES, CausalPair
+from condensery.networks.oscar_causal_shape import CausalShape
+from condensery.store.language_models import LanguageModel
+from condensery.store.refusals import (
+    HalvesMismatch,
+    MisshapenTensors,
+    MissingTensors,
+    UnknownTensors,
+    listed,
+)
+
+SHARD_BYTES = 2 * 2**30
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SCALE = 2.0  # alpha is twice the rank wherever these were trained
+SYSTEM = (
+    "You are a helpful assistant. Your task is to extract relevant information from provided "
+    "documents and to answer to questions as briefly as possible."
+)
+ADAPTER = re.compile(r"^(.+)\.lora_([AB])(?:\.[^.]+)?\.weight$")
+PREFIXES = ("base_model.model.", "custom_model.")
+
+Named = Iterator[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPair:
+    """A published pair in our words; ``tensors`` are read as they are asked for.
+
+    Attributes:
+        shape: The pair's.
+        configs: Of the compressor's backbone, with the layers it runs, and of the generator.
+        tokenizers: In the same order.
+        tensors: By the names that ``CausalPair`` has, adapters among them.
+        ranks: Of the adapters that each half must have on every linear layer; 0 is none.
+        notes: What was decided or ignored, one sentence each.
+    """
+
+    shape: CausalShape
+    configs: tuple[dict[str, Any], dict[str, Any]]
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    tensors: Named
+    ranks: tuple[int, int] = (0, 0)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Written:
+    """What ``write_pair`` wrote: files by the name to store them under, and what they hold."""
+
+    files: dict[str, Path] = field(default_factory=dict)
+    parameters: int = 0
+    dtypes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def dtype(self) -> str:
+        """Of most weights."""
+        return self.dtypes.most_common(1)[0][0]
+
+
+def write_pair(pair: PublishedPair, directory: Path) -> Written:
+    """Check a pair's weights against its networks, and write all of it as we store it.
+
+    Raises:
+        StoreError: A configuration is of no network that we can run.
+        HalvesMismatch: The compressor's vectors are not what the generator reads.
+        MissingTensors: Weights are missing; likewise UnknownTensors and MisshapenTensors.
+    """
+    configs = [configuration(config) for config in pair.configs]
+    try:
+        network = CausalPair(pair.shape, *configs)
+    except ValueError as error:
+        raise HalvesMismatch(str(error)) from error
+    written = Written()
+    tensors = _checked(pair, network, written)
+    for number, path in enumerate(_write_shards(tensors, directory), start=1):
+        written.files[f"model-{number:05}.safetensors"] = path
+    for half, config, tokenizer in zip(HALVES, configs, pair.tokenizers, strict=True):
+        contents = {
+            "config.json": json.dumps(config.to_dict(), indent=2, sort_keys=True),
+            "tokenizer.json": tokenizer.to_str(),
+        }
+        for name, content in contents.items():
+            path = directory / f"{half}-{name}"
+            path.write_text(content, encoding="utf-8")
+            written.files[f"{half}/{name}"] = path
+    return written
+
+
+def _checked(pair: PublishedPair, network: CausalPair, written: Written) -> Named:
+    """Hand tensors on; after the last, say what was wrong with them."""
+    expected = network.expected()
+    adapters = {half: Adapters() for half in HALVES}
+    misshapen, unknown = [], []
+    for name, tensor in pair.tensors:
+        if not bool(torch.isfinite(tensor).all()):
+            raise StoreError(f"{name}: holds values that are not finite")
+        half, _, rest = name.partition(".")
+        if not adapters[half].take(rest, tensor):
+            shape = expected.pop(name, None)
+            if shape is None:
+                unknown.append(name)
+            elif shape != tuple(tensor.shape):
+                misshapen.append(f"{name} is {tuple(tensor.shape)}, not {shape}")
+        written.parameters += tensor.numel()
+        written.dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+        yield name, tensor
+    missing = list(expected)
+    for half, rank in zip(HALVES, pair.ranks, strict=True):
+        found, module = adapters[half], network.get_submodule(half)
+        missing += [f"{half}.{layer}.lora_*" for layer in _lacking(found, module, rank)]
+        misshapen += [f"{half}.{problem}" for problem in found.problems(module)]
+        misshapen += [
+            f"{half}.{layer}.lora_A has rank {len(down)}, not {rank}"
+            for layer, down in found.down.items()
+            if len(down) != rank
+        ]
+    for kind, names in (
+        (MisshapenTensors, misshapen),
+        (UnknownTensors, [f"{name}: the network has no place for it" for name in unknown]),
+        (MissingTensors, [f"{name} is missing" for name in missing]),
+    ):
+        if names:
+            raise kind(f"the checkpoint does not fit its network: {listed(names)}")
+
+
+def _lacking(adapters: Adapters, module: torch.nn.Module, rank: int) -> list[str]:
+    """Return the layers that should have an adapter and have not: all linear ones, or none."""
+    if not rank:
+        return []
+    return [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, torch.nn.Linear)
+        and ".layers." in f".{name}"
+        and name not in adapters.layers
+    ]
+
+
+def _write_shards(tensors: Named, directory: Path) -> Iterator[Path]:
+    """Write files of at most ``SHARD_BYTES``, or of one tensor that is larger."""
+    shard: dict[str, Tensor] = {}
+    count = size = 0
+
+    def write() -> Path:
+        path = directory / f"weights-{count}.safetensors"
+        save_file(shard, path, metadata={"format": "pt"})
+        return path
+
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            yield write()
+            shard, count, size = {}, count + 1, 0
+        # A copy: safetensors refuses tensors that share memory, such as views of one table.
+        shard[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        size += tensor.nbytes
+    yield write()
+
+
+def base_of(given: Path | None, named: object, field: str, beside: Path) -> LanguageModel:
+    """Find a base model's directory: the one that was given, or the one the layout names.
+
+    Raises:
+        StoreError: Neither is there.
+    """
+    if given is None and isinstance(named, str):
+        for place in (Path(named), beside / named):
+            if place.is_dir():
+                given = place
+                break
+    if given is None:
+        raise StoreError(
+            f"the base model {shorten(named)} is not part of the directory, and nothing is "
+            f"downloaded: name its own directory by --{field.replace('_', '-')}",
+            field=field,
+            value=named,
+        )
+    return LanguageModel(given, field)
+
+
+def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a positive integer of a ``config.json``; raises StoreError if it is none."""
+    value = config.get(name, default)
+    if type(value) is not int or value < 1:  # True is an int too
+        raise StoreError(f"config.json: {name} {shorten(value)} is no positive integer")
+    return value
+
+
+def plain(name: str) -> str:
+    """Return a weight's name without what wrapped its network: PEFT, or a trimmed model."""
+    while found := next((p for p in PREFIXES if name.startswith(p)), None):
+        name = name.removeprefix(found)
+    return name
+
+
+def adapters_of(content: Iterable[tuple[str, Any]], prefix: str, *, model: bool) -> Named:
+    """Yield adapters by our names, whatever their adapter was called.
+
+    Args:
+        content: A file's tensors.
+        prefix: Of the network they adapt.
+        model: Whether that network's names begin with ``model.``.
+
+    Raises:
+        UnknownTensors: A tensor is no adapter's.
+    """
+    for name, tensor in content:
+        found = ADAPTER.match(plain(name))
+        if found is None:
+            raise UnknownTensors(f"{name}: is no adapter's tensor")
+        layer = found[1] if model else found[1].removeprefix("model.")
+        yield f"{prefix}{layer}.lora_{found[2]}", tensor
+
+
+def renamed(tensors: Iterable[tuple[str, Tensor]]) -> Named:
+    """Yield a compressor's weights by our names; its head, if it has one, is left out."""
+    for name, tensor in tensors:
+        short = plain(name).removeprefix("model.")
+        if short != HEAD:
+            yield f"compressor.backbone.{short}", tensor
+
+
+def generator_tensors(base: LanguageModel, ends: dict[str, Tensor], *, tied: bool) -> Named:
+    """Yield the generator's weights: its base's, but for both ends, which were trained.
+
+    Raises:
+        MissingTensors: The head is not tied to the embeddings, and not among the ends.
+    """
+    for name in (EMBED,) if tied else (EMBED, HEAD):
+        if name not in ends:
+            raise MissingTensors(f"{name} is missing: the vocabulary has grown, and it with it")
+        yield f"generator.network.{name}", ends[name]
+    for name, tensor in base.tensors():
+        if name not in (EMBED, HEAD):
+            yield f"generator.network.{name}", tensor
+
+
+def chain(*streams: Named) -> Named:
+    """Yield what each stream has, in turn."""
+    for stream in streams:
+        yield from stream
+
+
+def vocabulary(
+    config: dict[str, Any], rows: int, tokenizer: Tokenizer, what: str
+) -> dict[str, Any]:
+    """Return a configuration for a table of so many rows, which its tokenizer must fit.
+
+    Raises:
+        MisshapenTensors: The tokenizer has another number of tokens.
+        StoreError: The configuration is of no causal language model.
+    """
+    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    if rows != tokens:
+        raise MisshapenTensors(
+            f"{what} has {rows} rows, and its tokenizer {tokens} tokens with the added ones"
+        )
+    values: dict[str, Any] = resized(configuration(config), rows).to_dict()
+    return values
+
+
+def configuration(
+    values: Mapping[str, Any], kept: Callable[[int], Sequence[int]] | None = None
+) -> PretrainedConfig:
+    """Make a causal language model's configuration.
+
+    Args:
+        values: Its ``config.json``.
+        kept: Which layers are left, told how many there are; None is all.
+
+    Raises:
+        StoreError: It is of no causal language model that we can run, or has no such layers.
+    """
+    try:
+        config = read_config(values)
+        return with_layers(config, (kept or range)(config.num_hidden_layers))
+    except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+        raise StoreError(f"config.json: {error}") from error
+
+
+def is_tied(config: dict[str, Any]) -> bool:
+    """Tell whether a network's head is its embedding table."""
+    model = build(configuration(config))
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight

@@ -1,0 +1,44 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from condensery.cli import main
+
+
+def test_the_papers_table_shows_its_figures_beside_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cost", "oscar", "--paper"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (llama,) = (ln.split() for ln in lines if ln.startswith("Mistral-7B") and "OSCAR-llama" in ln)
+    assert llama[2:14] == [
+        *("3.49", "3.484", "-0.2%", "3.500"),
+        *("2.66", "2.655", "-0.2%", "5.251"),
+        *("6.15", "6.139", "-0.2%", "8.752"),
+    ]
+    assert llama[14:] == ["3.3", "2.4"]  # the paper prints 3.3x
+    for name in ("Mistral-7B", "Llama-1B", "Qwen2-7B", "Mistral-24B"):
+        assert any(line.startswith(name) and " none " in line for line in lines)
+    assert "26.55" in lines[-1]
+
+
+def test_the_table_as_json_has_flops_of_both_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", "oscar", "--paper", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == 12
+    last = records[-1]
+    assert (last["generator"], last["compressor"]) == ("Mistral-24B", "OSCAR-llama")
+    assert last["total"]["paper"] == 13.37e12
+    assert last["total"]["as_counted"] == pytest.approx(13.37e12, rel=1e-3)
+    assert last["total"]["true"] > last["total"]["as_counted"]
+
+
+def test_the_table_needs_no_torch() -> None:
+    code = (
+        "import sys; from condensery.cli import main\n"
+        "main(['cost', 'oscar', '--paper'])\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

@@ -1,0 +1,73 @@
+import copy
+
+import torch
+from tiny_pair import SPECIALS, VOCABULARY, text_of, tiny_pair, tiny_tokenizer
+
+from condensery.networks.oscar_bert import BertCompressor, BertTexts
+from condensery.networks.oscar_interface import CompressorNetwork, GeneratorNetwork, PairTexts
+from condensery.networks.oscar_packing import Pairing, length, pack
+from condensery.runtime.pair import make_ready
+
+PAIR = make_ready(copy.deepcopy(tiny_pair()))
+TEXTS: PairTexts = BertTexts(tiny_tokenizer(), PAIR.shape)
+COMPRESSOR: CompressorNetwork = BertCompressor(PAIR, SPECIALS)
+GENERATOR: GeneratorNetwork = PAIR.generator
+QUESTION = text_of(5)
+
+
+def ids_of(text: str) -> list[int]:
+    return tiny_tokenizer().encode(text, add_special_tokens=False).ids
+
+
+def test_readings_compress_to_what_the_pairs_own_packing_gives() -> None:
+    passages = [text_of(9, seed=1), "", text_of(24, seed=2)]
+    readings = [reading for (reading,) in TEXTS.readings(QUESTION, passages)]
+    pairings = [Pairing(ids_of(QUESTION), ids_of(passage)) for passage in passages]
+    places = PAIR.compressor.slot_positions
+    given = pack(
+        pairings,
+        PAIR.shape,
+        SPECIALS,
+        places,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    with torch.inference_mode():
+        found = COMPRESSOR.compress(readings)
+        wanted = PAIR.compressor(given, PAIR.generator.words)
+    assert found.counts == (3, 3, 3)
+    assert torch.equal(torch.stack(found.split()), wanted.memory)
+    assert found.relevance is not None
+    assert torch.equal(found.relevance, wanted.relevance)
+    costs = [COMPRESSOR.cost(reading) for reading in readings]
+    assert costs == [length(pairing, PAIR.shape) for pairing in pairings]
+
+
+def test_a_long_passage_becomes_windows_and_a_long_question_is_cut() -> None:
+    passage = text_of(60, seed=3)
+    (windows,) = TEXTS.readings(text_of(30), [passage])
+    assert len(windows) == 3
+    assert {reading.tokens for reading in windows} == {24}
+    assert {reading.head for reading in windows} == {PAIR.shape.query_tokens + 2}
+    assert (windows[0].start, windows[-1].end) == (0, len(passage))
+    assert TEXTS.cut(text_of(30)) == (text_of(30), 30)
+
+
+def test_separators_stand_between_the_parts_of_a_prompt() -> None:
+    memories = [torch.randn(3, 32), torch.randn(3, 32)]
+    words, separator = PAIR.generator.words, PAIR.generator.separator[None]
+    asked = words[[2, *ids_of(QUESTION), 3]]
+    with torch.inference_mode():
+        found = GENERATOR.embed(TEXTS.prompt(QUESTION, memories))
+        plain = GENERATOR.embed(TEXTS.plain_prompt(QUESTION, ["river", ""]))
+    rows = [memories[0], separator, memories[1], separator, asked]
+    assert torch.equal(found[0], torch.cat(rows))
+    rows = [words[[VOCABULARY.index("river")]], separator, separator, asked]
+    assert torch.equal(plain[0], torch.cat(rows))
+
+
+def test_an_answer_ends_with_sep() -> None:
+    assert TEXTS.stop == {3}
+    assert TEXTS.positions == 96
+    assert TEXTS.decode([VOCABULARY.index("river")]) == "river"
+    assert (GENERATOR.dtype, GENERATOR.device.type) == (torch.float32, "cpu")

@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+import torch
+from tiny_generators import KINDS, Reference, tiny_causal
+
+from condensery.errors import CorruptModel
+from condensery.networks.caching import Span, Step
+from condensery.networks.oscar_causal import CausalGenerator
+from condensery.networks.stepping import Stepper
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_gives_in_steps_what_it_gives_at_once(kind: str) -> None:
+    reference = Reference(kind)
+    stepper = Stepper(reference.network)
+    ids = torch.randint(97, (40,), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        wanted = reference.copy(ids[None]).logits[0]
+        cache, places, found = stepper.cache(64), np.arange(64)[::-1].copy(), []
+        for first, last in ((0, 13), (13, 14), (14, 39), (39, 40)):
+            step = Step(cache, [Span(places, first, last - first)])
+            hidden = stepper.run(stepper.embed([ids[first:last].tolist()]), step)
+            found.append(stepper.logits(hidden))
+    torch.testing.assert_close(torch.cat(found), wanted, atol=2e-4, rtol=2e-4)
+
+
+def test_what_a_position_takes_is_what_the_cache_takes() -> None:
+    stepper = Stepper(CausalGenerator(tiny_causal()))
+    keys, values = stepper.cache(10).layer(2)
+    assert stepper.bytes_per_position == 3 * (keys.nbytes + values.nbytes) // 10
+
+
+def test_a_backbone_that_gives_other_numbers_in_steps_is_refused() -> None:
+    model = tiny_causal()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3] = torch.nan
+    with pytest.raises(CorruptModel, match=r"'llama' backbone gives other numbers in steps"):
+        Stepper(CausalGenerator(model))
+    model = tiny_causal()
+    for layer in model.model.layers:
+        layer.self_attn.layer_idx = 0  # each overwrites what the one before has cached
+    with pytest.raises(CorruptModel, match="in steps"):
+        Stepper(CausalGenerator(model))
+
+
+def test_a_rope_that_hangs_on_the_batch_is_refused() -> None:
+    model = tiny_causal()
+    model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    with pytest.raises(CorruptModel, match="dynamic"):
+        Stepper(CausalGenerator(model))
+
+
+def test_an_attention_that_was_put_back_is_noticed() -> None:
+    network = CausalGenerator(tiny_causal())
+    stepper = Stepper(network)
+    network.backbone.set_attn_implementation("sdpa")
+    step = Step(stepper.cache(16), [Span(np.arange(16), 0, 4)])
+    with torch.inference_mode(), pytest.raises(ValueError, match="0 of 3 layers"):
+        stepper.run(torch.zeros(4, 32), step)

@@ -1,0 +1,512 @@
+import json
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_published import Cocom, Pisco, write_base
+from torch import Tensor
+from transformers import DynamicCache
+
+from condensery.errors import CorruptModel, StoreError
+from condensery.networks.oscar_causal import CausalPair
+from condensery.networks.oscar_causal_shape import CausalShape
+from condensery.networks.oscar_opening import open_networks, open_texts
+from condensery.networks.oscar_texts import CausalTexts
+from condensery.store.importing import import_model
+from condensery.store.manifest import StoredModel
+from condensery.store.pair_options import Options
+from condensery.store.refusals import (
+    HalvesMismatch,
+    MisshapenTensors,
+    MissingTensors,
+    PickledCode,
+    UnknownTensors,
+)
+from condensery.store.store import ModelStore
+from condensery.store.weights import each_tensor
+
+QUESTION = "How long is the river?"
+PASSAGES = ["The mill stands by the river.", "", "It is 1,200 kilometres long; the bread market."]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("bases")
+    return {
+        "mistral": write_base(root / "mistral", "mistral", seed=1),
+        "qwen2": write_base(root / "qwen2", "qwen2", seed=2),
+        "llama": write_base(root / "llama", "llama", seed=3, tie_word_embeddings=True),
+        "wide": write_base(root / "wide", "mistral", seed=4, hidden_size=64),
+    }
+
+
+Opened = tuple[CausalPair, CausalTexts]
+
+
+def open_pair(stored: StoredModel) -> Opened:
+    shape = CausalShape.from_dict(stored.manifest.shape)
+    pair = open_networks(stored.path, shape, each_tensor(stored))
+    return pair, open_texts(stored.path, shape)
+
+
+def import_as(store: ModelStore, path: Path, **options: Any) -> StoredModel:
+    return import_model(store, path, "pair", pair=Options(**options))
+
+
+@torch.inference_mode()
+def compress(opened: Opened, question: str, passages: list[str]) -> list[Tensor]:
+    """Compress all passages in one packed batch, each of them one window."""
+    pair, texts = opened
+    readings = [reading for (reading,) in texts.readings(question, passages)]
+    return list(pair.compressor.compress(readings).split())
+
+
+@torch.inference_mode()
+def answer(opened: Opened, embeds: Tensor, tokens: int) -> list[int]:
+    pair, texts = opened
+    said: list[int] = []
+    cache = DynamicCache()
+    while len(said) < tokens and not (said and said[-1] in texts.stop):
+        out = pair.generator(embeds, past_key_values=cache, use_cache=True)
+        said.append(int(pair.generator.logits(out.last_hidden_state[:, -1]).argmax()))
+        embeds = pair.generator.embed([[said[-1]]])
+    return said
+
+
+def close(got: Tensor, wanted: Tensor) -> bool:
+    scale = max(1.0, float(wanted.abs().max()))
+    return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=0, atol=5e-5 * scale)
+
+
+KINDS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "a small model for Mistral": ("wide", "llama", "small", {}),
+    "a small model for Qwen2, whose table shrinks": ("qwen2", "llama", "small", {}),
+    "a small model for a tied Llama": ("llama", "qwen2", "small", {}),
+    "a small model with adapters": ("wide", "llama", "small", {"lora_compressor": True}),
+    "the first two layers": ("mistral", "mistral", "trimmed", {}),
+    "every second layer, padded on the right": (
+        *("qwen2", "qwen2", "trimmed"),
+        {"compr_n_layers": None, "compr_every_n_layer": 2},
+    ),
+    "the first layers with their norm": ("mistral", "mistral", "trimmed", {"compr_rms_norm": True}),
+    "the first layers with adapters": (
+        *("mistral", "mistral", "trimmed"),
+        {"lora_compressor": True, "compr_n_layers": 3},
+    ),
+    "the decoder itself": ("mistral", "mistral", "shared", {}),
+    "without separators": ("mistral", "mistral", "trimmed", {"sep": False}),
+    "one memory token for all": ("wide", "llama", "small", {"different_mem_tokens": False}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("asked", [True, False], ids=["with the question", "without it"])
+def test_a_published_pair_computes_what_its_own_code_would(
+    bases: dict[str, Path], store: ModelStore, tmp_path: Path, kind: str, asked: bool
+) -> None:
+    decoder, compressor, form, changes = KINDS[kind]
+    published = Cocom(tmp_path / "naver", (bases[decoder], bases[compressor]), form, **changes)
+    stored = import_as(store, published.path, questions=asked, max_length=None)
+    opened = open_pair(store.open(stored.name))
+    length = 192 if asked else 128
+    wanted = published.compress(QUESTION if asked else None, PASSAGES, length)
+    found = compress(opened, QUESTION, PASSAGES)
+    assert close(torch.stack(found), wanted)
+    assert (wanted[0] - wanted[2]).abs().max() > 0.1
+
+    pair, texts = opened
+    with torch.inference_mode():
+        embeds = pair.generator.embed(texts.prompt(QUESTION, found))
+    theirs = published.embed(QUESTION, wanted)
+    assert close(embeds, theirs)
+    said = published.answer(theirs, 16)
+    assert answer(opened, embeds, 16) == said
+    assert len(set(said)) > 1
+    skip = published.tokenizer.decode(said, skip_special_tokens=True)
+    assert texts.decode(said) == skip
+
+
+def test_a_pair_of_the_rewritten_code_computes_what_that_would(
+    bases: dict[str, Path], store: ModelStore, tmp_path: Path
+) -> None:
+    published = Pisco(tmp_path / "pisco", bases["wide"], bases["llama"])
+    stored = import_as(store, published.path)
+    opened = open_pair(stored)
+    wanted = published.compress(QUESTION, PASSAGES)
+    found = compress(opened, QUESTION, PASSAGES)
+    assert len({len(vectors) for vectors in found}) > 1
+    assert all(close(one, other) for one, other in zip(found, wanted, strict=True))
+    pair, texts = opened
+    with torch.inference_mode():
+        embeds = pair.generator.embed(texts.prompt(QUESTION, found))
+    theirs = published.embed(QUESTION, wanted)
+    assert close(embeds, theirs)
+    assert answer(opened, embeds, 16) == published.answer(theirs, 16)
+    assert stored.manifest.licence == "unknown"
+    assert any("No licence is stated" in note for note in stored.manifest.provenance.notes)
+
+
+@pytest.fixture(scope="module")
+def small(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Cocom:
+    path = tmp_path_factory.mktemp("small") / "naver"
+    return Cocom(path, (bases["wide"], bases["llama"]), "small")
+
+
+@pytest.fixture
+def published(small: Cocom, tmp_path: Path) -> Path:
+    """Return a copy of the small directory, free to be changed."""
+    return Path(shutil.copytree(small.path, tmp_path / "published"))
+
+
+def test_the_card_and_its_licence_are_kept_and_no_code_is(
+    store: ModelStore, published: Path
+) -> None:
+    stored = import_as(store, published)
+    manifest = store.verify(stored.name).manifest
+    assert (manifest.kind, manifest.method) == ("oscar-pair", "oscar")
+    assert manifest.licence == "cc-by-nc-4.0"
+    assert "license: cc-by-nc-4.0" in (stored.path / "card.md").read_text()
+    assert set(manifest.files) == {
+        "card.md",
+        *(f"{half}/config.json" for half in ("compressor", "generator")),
+        *(f"{half}/tokenizer.json" for half in ("compressor", "generator")),
+        "model-00001.safetensors",
+    }
+    assert manifest.max_tokens == 195
+    assert manifest.cost == {"parameters": sum(t.numel() for _, t in each_tensor(stored))}
+    assert manifest.shape["family"] == "causal"
+    assert [p for p in store.own.iterdir() if p.name.startswith(".")] == []
+
+
+def test_weights_keep_the_type_they_are_published_in(store: ModelStore, published: Path) -> None:
+    tensors = dict(each_tensor(import_as(store, published)))
+    for name in ("compressor.mapping.0.weight", "generator.network.model.embed_tokens.weight"):
+        assert tensors[name].dtype == torch.bfloat16
+
+
+def test_a_base_model_is_taken_from_where_one_is_told(
+    bases: dict[str, Path], store: ModelStore, published: Path, change_json: Callable[..., None]
+) -> None:
+    change_json(
+        published / "config.json",
+        decoder_model_name="mistralai/Mistral-7B-Instruct-v0.2",
+        compr_model_name="meta-llama/Llama-3.2-1B-Instruct",
+    )
+    with pytest.raises(StoreError, match=r"Mistral-7B-Instruct-v0.2.* --generator-base"):
+        import_as(store, published)
+    with pytest.raises(StoreError, match=r"Llama-3.2-1B-Instruct.* --compressor-base"):
+        import_as(store, published, generator_base=bases["wide"])
+    told = import_as(store, published, generator_base=bases["wide"], compressor_base=bases["llama"])
+    assert told.version == "1"
+
+
+def test_a_base_in_shards_or_in_pickles_is_read_too(
+    bases: dict[str, Path], store: ModelStore, published: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    whole = dict(each_tensor(import_as(store, published)))
+    model = AutoModelForCausalLM.from_pretrained(bases["wide"])
+    for name in ("shards", "pickles"):
+        base = tmp_path / name
+        shutil.copytree(bases["wide"], base)
+        (base / "model.safetensors").unlink()
+        if name == "shards":
+            model.save_pretrained(base, max_shard_size="60KB")
+            assert len(list(base.glob("*.safetensors"))) > 2
+        else:
+            torch.save(model.state_dict(), base / "pytorch_model.bin")
+        again = dict(each_tensor(import_as(store, published, generator_base=base)))
+        assert whole.keys() == again.keys()
+        assert all(torch.equal(whole[key], again[key]) for key in whole)
+
+
+def test_a_large_pair_is_written_in_several_files(
+    store: ModelStore, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = dict(each_tensor(import_as(store, published)))
+    monkeypatch.setattr("condensery.store.published_pairs.SHARD_BYTES", 40_000)
+    stored = import_as(store, published)
+    assert len(stored.weights) > 3
+    again = dict(each_tensor(stored))
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
+
+
+def test_tensors_saved_on_a_gpu_are_read_where_there_is_none(
+    store: ModelStore, published: Path, tmp_path: Path
+) -> None:
+    path = published / "compressor" / "mlp.pth"
+    moved = tmp_path / "moved.pth"
+    cpu, cuda = b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(moved, "w", zipfile.ZIP_STORED) as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name.endswith("data.pkl"):
+                assert cpu in content
+                content = content.replace(cpu, cuda)
+            new.writestr(name, content)
+    shutil.move(moved, path)
+    assert import_as(store, published).version == "1"
+
+
+def test_both_ends_may_stand_among_the_adapters(
+    small: Cocom, store: ModelStore, published: Path
+) -> None:
+    whole = dict(each_tensor(import_as(store, published)))
+    ends = torch.load(published / "decoder_first_last_layers.pth", weights_only=True)
+    adapters = torch.load(published / "adapters.pth", weights_only=True)
+    adapters["decoder_adapter"] |= ends
+    torch.save(adapters, published / "adapters.pth")
+    both = dict(each_tensor(import_as(store, published)))
+    (published / "decoder_first_last_layers.pth").unlink()
+    alone = dict(each_tensor(import_as(store, published)))
+    for again in (both, alone):
+        assert all(torch.equal(whole[key], again[key]) for key in whole)
+
+
+def test_a_rerank_head_beside_the_compressor_is_taken(
+    bases: dict[str, Path], store: ModelStore, tmp_path: Path
+) -> None:
+    pair = Cocom(tmp_path / "plain", (bases["wide"], bases["llama"]), "small")
+    path = Path(shutil.copytree(pair.path, tmp_path / "ranking"))
+    config = json.loads((path / "config.json").read_text()) | {"joint_reranking": True}
+    (path / "config.json").write_text(json.dumps(config))
+    state = torch.load(path / "compressor" / "compressor.pth", weights_only=True)
+    row = torch.randn(1, 32).bfloat16()
+    state["embed_tokens.weight"] = torch.cat([state["embed_tokens.weight"], row])
+    torch.save(state, path / "compressor" / "compressor.pth")
+    head = {"weight": torch.randn(1, 32).bfloat16(), "bias": torch.randn(1).bfloat16()}
+    torch.save(head, path / "compressor" / "ranking_head.pth")
+    opened, without = (open_pair(import_as(store, p)) for p in (path, pair.path))
+    readings = [r for (r,) in opened[1].readings(QUESTION, PASSAGES)]
+    with torch.inference_mode():
+        found = opened[0].compressor.compress(readings)
+        plain = without[0].compressor.compress(readings)
+    assert close(found.vectors, plain.vectors)
+    assert plain.relevance is None
+    assert found.relevance is not None
+    # The token follows the memory tokens, the head reads its last state, before the mapping.
+    tokens = opened[1].readings(QUESTION, PASSAGES)[0][0].ids
+    table = pair.compressor.get_input_embeddings().weight
+    slots = pair.reader.convert_tokens_to_ids(pair.names)
+    embeds = torch.cat([table[[*tokens, *slots]], row.float()])[None]
+    with torch.inference_mode():
+        last = pair.compressor(inputs_embeds=embeds).last_hidden_state[0, -1]
+    wanted = last @ head["weight"][0].float() + head["bias"].float()
+    assert found.relevance[0].item() == pytest.approx(wanted.item(), abs=2e-4)
+
+
+def test_a_long_passages_first_window_is_what_the_published_code_reads_of_it(
+    small: Cocom, store: ModelStore
+) -> None:
+    long = " ".join(PASSAGES * 12)
+    opened = open_pair(import_as(store, small.path, max_length=128))
+    (windows,) = opened[1].readings(QUESTION, [long])
+    assert len(windows) > 2
+    with torch.inference_mode():
+        found = opened[0].compressor.compress(windows).split()
+    assert close(found[0], small.compress(QUESTION, [long], 128)[0])
+
+
+def test_frequencies_are_rounded_only_where_that_is_asked_for(
+    bases: dict[str, Path], store: ModelStore, tmp_path: Path
+) -> None:
+    pair = Cocom(tmp_path / "naver", (bases["mistral"], bases["mistral"]), "trimmed")
+    rotary = pair.compressor.rotary_emb
+    rotary.inv_freq = rotary.inv_freq.bfloat16().float()  # as .bfloat16() on the whole leaves it
+    wanted = pair.compress(QUESTION, PASSAGES, 192)
+    for rounded in (True, False):
+        stored = import_as(store, pair.path, rounded_rope=rounded)
+        found = torch.stack(compress(open_pair(stored), QUESTION, PASSAGES))
+        assert close(found, wanted) == rounded
+        shape = CausalShape.from_dict(stored.manifest.shape)
+        assert shape.compressor.rounded_rope == rounded
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        import os
+
+        return os.system, ("touch /tmp/condensery-was-run",)
+
+
+@pytest.mark.parametrize("file", ["adapters.pth", "compressor/mlp.pth"])
+def test_a_pickle_that_names_code_is_refused_and_not_run(
+    store: ModelStore, published: Path, file: str
+) -> None:
+    content = torch.load(published / file, weights_only=True)
+    torch.save(content | {"extra": Evil()}, published / file)
+    with pytest.raises(PickledCode, match=f"{Path(file).name}: names code"):
+        import_as(store, published)
+    (published / file).write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(PickledCode, match=f"{Path(file).name}: names code"):
+        import_as(store, published)
+    assert not Path("/tmp/condensery-was-run").exists()
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, -50])
+def test_a_file_that_is_cut_short_is_refused_by_name(
+    store: ModelStore, published: Path, cut: int
+) -> None:
+    path = published / "compressor" / "compressor.pth"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(CorruptModel, match=r"compressor/compressor.pth: can't be read"):
+        import_as(store, published)
+
+
+def change(path: Path, name: str, tensor: Tensor | None, inside: str | None = None) -> None:
+    content = torch.load(path, weights_only=True)
+    tensors = content[inside] if inside else content
+    tensors.pop(name, None)
+    if tensor is not None:
+        tensors[name] = tensor
+    torch.save(content, path)
+
+
+DOWN = "model.layers.1.mlp.up_proj.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "tensor", "error", "says"),
+    [
+        (
+            *("compressor/compressor.pth", "layers.0.mlp.up_proj.weight", None),
+            *(MissingTensors, r"compressor.backbone.layers.0.mlp.up_proj.weight is missing"),
+        ),
+        (
+            *("compressor/compressor.pth", "norm.bias", torch.zeros(32)),
+            *(UnknownTensors, "compressor.backbone.norm.bias: the network has no place"),
+        ),
+        (
+            *("compressor/compressor.pth", "norm.weight", torch.zeros(33)),
+            *(MisshapenTensors, r"norm.weight is \(33,\), not \(32,\)"),
+        ),
+        (
+            *("compressor/compressor.pth", "norm.weight", torch.full((32,), torch.nan)),
+            *(StoreError, "compressor.backbone.norm.weight: holds values that are not finite"),
+        ),
+        (
+            *("compressor/mlp.pth", "2.bias", None),
+            *(MissingTensors, "compressor.mapping.2.bias is missing"),
+        ),
+        (
+            *("decoder_first_last_layers.pth", "lm_head.weight", None),
+            *(MissingTensors, "lm_head.weight is missing"),
+        ),
+        (
+            *("decoder_first_last_layers.pth", "model.embed_tokens.weight", torch.zeros(9, 64)),
+            *(MisshapenTensors, "has 9 rows, and its tokenizer 264 tokens"),
+        ),
+        (
+            *("adapters.pth", DOWN, None),
+            *(MisshapenTensors, r"layers.1.mlp.up_proj: .lora_A is missing"),
+        ),
+        (
+            *("adapters.pth", DOWN, torch.zeros(5, 64)),
+            *(MisshapenTensors, r"layers.1.mlp.up_proj: \(5, 64\) and \(48, 4\) don't adapt"),
+        ),
+        (
+            *("adapters.pth", "model.layers.9.mlp.up_proj.lora_A.weight", torch.zeros(4, 64)),
+            *(MisshapenTensors, "layers.9.mlp.up_proj: there is no such linear layer"),
+        ),
+        (
+            *("adapters.pth", "model.layers.0.mlp.up_proj.bias", torch.zeros(4)),
+            *(UnknownTensors, "model.layers.0.mlp.up_proj.bias: is no adapter's"),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_tensors_that_do_not_fit_are_each_their_own_error(
+    store: ModelStore,
+    published: Path,
+    file: str,
+    name: str,
+    tensor: Tensor | None,
+    error: type[StoreError],
+    says: str,
+) -> None:
+    inside = "decoder_adapter" if file == "adapters.pth" else None
+    change(published / file, name, tensor, inside)
+    with pytest.raises(error, match=says) as caught:
+        import_as(store, published)
+    assert type(caught.value) is error
+    assert not store.own.exists() or list(store.own.iterdir()) == []
+
+
+def test_a_layer_without_its_adapter_is_missing(store: ModelStore, published: Path) -> None:
+    for half in "AB":
+        name = f"model.layers.1.mlp.up_proj.lora_{half}.weight"
+        change(published / "adapters.pth", name, None, "decoder_adapter")
+    with pytest.raises(MissingTensors, match=r"layers.1.mlp.up_proj.lora_\* is missing"):
+        import_as(store, published)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"compr_use_mlp": False}, HalvesMismatch, "gives 32 features, the generator reads 64"),
+        ({"compr_mlp_hidden_dim": 47}, MisshapenTensors, "mapping.0.weight is .* not .47, 32."),
+        ({"compr_rate": 0}, StoreError, "compr_rate 0 is no positive integer"),
+        ({"compr_rate": 129}, StoreError, "compr_rate is larger than doc_max_length"),
+        ({"compr_rate": 32}, MisshapenTensors, r"embed_tokens.*|decoder_first_last_layers"),
+        ({"compr_bidirectional": True}, StoreError, "compr_bidirectional True is not supported"),
+        ({"lora": False}, StoreError, "lora False is not supported"),
+        ({"lora_r": 8}, MisshapenTensors, "lora_A has rank 4, not 8"),
+        ({"doc_max_length": "128"}, StoreError, "doc_max_length '128' is no positive integer"),
+        ({"compr_model_name": "mistral_trimmed"}, StoreError, "one of compr_n_layers and compr_ev"),
+        (
+            {"compr_model_name": "mistral_trimmed", "compr_n_layers": 5},
+            *(StoreError, "of a model that has 4"),
+        ),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_is_not_the_checkpoints_is_refused_by_name(
+    bases: dict[str, Path],
+    store: ModelStore,
+    published: Path,
+    changes: dict[str, Any],
+    error: type[StoreError],
+    says: str,
+) -> None:
+    path = published / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(error, match=says) as caught:
+        import_as(store, published)
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("remove", "says"),
+    [
+        ("adapters.pth", "adapters.pth: there is no such file"),
+        ("compressor/mlp.pth", "compressor/mlp.pth: there is no such file"),
+        ("base/tokenizer.json", "generator_base: base holds no tokenizer.json"),
+        ("base/model.safetensors", "generator_base: base holds no weights"),
+        ("base/chat_template.jinja", "generator_base: base holds no chat template"),
+    ],
+)
+def test_a_file_that_is_missing_is_named(
+    bases: dict[str, Path], store: ModelStore, published: Path, remove: str, says: str
+) -> None:
+    shutil.copytree(bases["wide"], published / "base")
+    (published / remove).unlink()
+    with pytest.raises(StoreError, match=says):
+        import_as(store, published, generator_base=published / "base")
+
+
+def test_an_encoder_where_a_generators_base_should_be_is_refused(
+    store: ModelStore, published: Path, trained_bert: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(trained_bert, tmp_path / "base"))
+    content = json.loads((base / "config.json").read_text()) | {"model_type": "t5"}
+    (base / "config.json").write_text(json.dumps(content))
+    with pytest.raises(StoreError, match="'t5' is no causal language model"):
+        import_as(store, published, compressor_base=base)
