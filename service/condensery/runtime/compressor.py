@@ -9,10 +9,10 @@ import torch
 from condensery.errors import CondenseryError, ModelFault
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_packing import Pairing, length, pack
+from condensery.networks.windows import windows
 from condensery.runtime.batcher import Batcher, Limits
-from condensery.runtime.device import Workers
 from condensery.runtime.pieces import Pieces, PieceTokenizer
-from condensery.runtime.windows import windows
+from condensery.runtime.workers import Workers
 from condensery.values import CompressedPassage, Floats
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Compressor:
         self._specials = tokenizer.specials
         self._model = model
         self._batcher: Batcher[Pairing, Window] = Batcher(
-            self._forward, workers, limits=limits, model=model, metrics=metrics
+            self._forward, workers, limits=limits, model=model, stage="compress", metrics=metrics
         )
 
     async def compress(

@@ -1,9 +1,9 @@
 """A running encoder: texts to vectors, batched with whoever else asks."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,17 +13,21 @@ from torch import Tensor
 from condensery.errors import CondenseryError, CorruptModel, ModelFault
 from condensery.networks.backbone import Backbone, load_backbone
 from condensery.networks.pooling import Pooling, normalise, pool
-from condensery.runtime.batcher import Batcher, Limits
-from condensery.runtime.device import Workers
-from condensery.runtime.tokenizing import TextTokenizer
+from condensery.runtime.batcher import Batcher, Limits, Part
+from condensery.runtime.tokenizing import TextTokenizer, Tokens
+from condensery.runtime.workers import Workers
 from condensery.values import Embedded, Floats, ModelInfo
 
 if TYPE_CHECKING:  # neither is there on a machine that only runs forward passes
     from condensery.metrics import Metrics
     from condensery.store.manifest import StoredModel
 
-# On CUDA a small forward costs what a large one does, and its memory holds many tokens.
-CUDA_LIMITS = Limits(batch_tokens=65_536, batch_items=1024, queue_tokens=16_000_000)
+# A longer list is tokenised in parts, so that the device starts on the first while the rest is
+# read, and nobody waits for a long list to be tokenised.
+PART_TEXTS = 64
+# About what prose has; a request's cost is guessed by it before it is tokenised.
+CHARACTERS_PER_TOKEN = 4
+
 WARM_UP_TOKENS = (8, 16, 120, 480)
 
 
@@ -91,8 +95,6 @@ class Encoder:
         self._tokenizer = tokenizer
         self._normalize = normalize
         self._metrics = metrics
-        if limits is None:
-            limits = CUDA_LIMITS if network.backbone.device.type == "cuda" else Limits()
         self._batcher: Batcher[Text, Floats] = Batcher(
             network.forward, workers, limits=limits, model=info.name, metrics=metrics
         )
@@ -164,6 +166,7 @@ class Encoder:
         prompt: str = "",
         normalize: bool | None = None,
         truncate: bool = True,
+        field: str = "input",
     ) -> Embedded:
         """Embed each text, with ``prompt`` put before it.
 
@@ -172,6 +175,7 @@ class Encoder:
             prompt: Put before each text.
             normalize: Scale vectors to length 1; None does what the model declares.
             truncate: Cut what is over the model's length; else refuse it.
+            field: The request's field that holds the texts, for messages.
 
         Raises:
             InputError: A text is over the limits, is too long and ``truncate`` is false, or is
@@ -180,17 +184,25 @@ class Encoder:
             Overloaded: Too much waits already.
             Unavailable: Closed.
         """
-        stage = (
-            nullcontext()
-            if self._metrics is None
-            else self._metrics.stage(self.info.name, "tokenize")
-        )
-        with stage:
-            tokens = await self._tokenizer.tokenise(texts, prompt=prompt, truncate=truncate)
+        characters = self._tokenizer.check(texts, field)
         wanted = self._normalize if normalize is None else normalize
-        rows = await self._batcher.submit(
-            [Text(text.ids, wanted) for text in tokens], [text.count for text in tokens]
-        )
+        tokens: list[Tokens] = []
+
+        async def parts() -> AsyncGenerator[Part[Text], None]:
+            for start in range(0, len(texts), PART_TEXTS):
+                with self._tokenizing():
+                    part = await self._tokenizer.tokenise(
+                        texts[start : start + PART_TEXTS],
+                        prompt=prompt,
+                        truncate=truncate,
+                        field=field,
+                        first=start,
+                    )
+                tokens.extend(part)
+                yield [Text(text.ids, wanted) for text in part], [text.count for text in part]
+
+        cost = (characters + len(prompt) * len(texts)) // CHARACTERS_PER_TOKEN + 2 * len(texts)
+        rows = await self._batcher.submit_parts(parts(), len(texts), cost)
         truncated = tuple(place for place, text in enumerate(tokens) if text.truncated)
         count = sum(text.count for text in tokens)
         if self._metrics is not None:
@@ -204,6 +216,11 @@ class Encoder:
             tokens=count,
             truncated=truncated,
         )
+
+    def _tokenizing(self) -> AbstractContextManager[None]:
+        if self._metrics is None:
+            return nullcontext()
+        return self._metrics.stage(self.info.name, "tokenize")
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return the character span of each token of ``text``, special tokens left out.

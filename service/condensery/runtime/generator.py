@@ -1,117 +1,159 @@
-"""A running generator: greedy decoding, one step at a time on the shared workers."""
+"""A running generator: prompts to text, token by token."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import DynamicCache
 
-from condensery.errors import CondenseryError, ModelFault
-from condensery.networks.oscar_generator import Generator as Network
-from condensery.runtime.batcher import Batcher, Limits
-from condensery.runtime.detokenizing import Detokenizer
-from condensery.runtime.device import Workers
+from condensery.callers import Call, current
+from condensery.errors import CondenseryError, DeadlineExceeded
+from condensery.networks.oscar_interface import Part
+from condensery.networks.stepping import Network, Stepper
+from condensery.runtime.batcher import Limits
+from condensery.runtime.deltas import Deltas, StopStrings
+from condensery.runtime.engine import Engine
+from condensery.runtime.room import Room
+from condensery.runtime.sampling import GREEDY, Sampling
+from condensery.runtime.sequences import Chosen, Generation, Order
+from condensery.runtime.workers import Workers
 from condensery.values import FinishReason, Floats
+
+if TYPE_CHECKING:
+    from condensery.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One step: the text it adds (may be empty), tokens so far, and why it was the last."""
+    """One step: the text it adds (may be empty), tokens so far, and why it was the last.
+
+    Attributes:
+        text: What may be shown now; a token that begins a stop string shows nothing yet.
+        count: Tokens so far, one that stops left out.
+        finish: Why it was the last.
+        id: The token's; None where nothing was chosen.
+        logprob: Its log-probability, if it was asked for.
+        top: The likeliest tokens' ids and log-probabilities, best first.
+    """
 
     text: str
     count: int
     finish: FinishReason | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Stream:
-    """A sequence being generated: what its next step reads, and its key/value cache."""
-
-    embeds: Tensor
-    cache: DynamicCache = field(default_factory=DynamicCache)
+    id: int | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Generator:
-    """Streams answers. Sequences take turns step by step, so none waits for a whole other.
+    """Streams answers; all that are under way share each step (``Engine``).
 
     Args:
-        network: The pair's generator.
-        piece_of: Word piece of an id.
-        stop_id: The id that ends an answer.
+        network: The pair's generator; its backbone's attention is replaced.
+        deltas: Makes one answer's text of its tokens.
+        stop_ids: Tokens that end an answer.
         workers: Where steps run.
         model: Name in metrics and messages.
+        limits: Of the queue and of steps.
+        room: What may run at the same time.
+        metrics: Where to count.
+
+    Raises:
+        CorruptModel: The backbone does not run in steps.
     """
 
     def __init__(
         self,
         network: Network,
-        piece_of: Callable[[int], str],
-        stop_id: int,
+        deltas: Callable[[], Deltas],
+        stop_ids: frozenset[int],
         workers: Workers,
         *,
         model: str,
+        limits: Limits | None = None,
+        room: Room | None = None,
+        metrics: "Metrics | None" = None,
     ) -> None:
-        self._network = network
-        self._piece_of = piece_of
-        self._stop_id = stop_id
-        self._model = model
-        self._batcher: Batcher[Stream, int] = Batcher(
-            self._step, workers, limits=Limits(batch_items=1), model=model
+        self._deltas = deltas
+        self._stop_ids = stop_ids
+        self._engine = Engine(
+            *(Stepper(network), workers), model=model, limits=limits, room=room, metrics=metrics
         )
 
     async def generate(
-        self, prompt: Sequence[Floats | Sequence[int]], *, max_tokens: int
-    ) -> AsyncIterator[Token]:
-        """Continue a prompt greedily.
+        self,
+        prompt: Sequence[Floats | Part],
+        *,
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
+    ) -> AsyncGenerator[Token, None]:
+        """Continue a prompt.
 
         Args:
-            prompt: Parts in order: memory vectors (vectors, hidden), or word-piece ids; a
-                separator follows every part but the last.
+            prompt: Parts in order: memory vectors (vectors, hidden), or token ids.
             max_tokens: Most tokens generated.
+            sampling: How they are chosen.
+            stop: Strings that end the answer; neither they nor what follows is shown.
+
+        Raises:
+            InputError: A stop string is empty, or the answer would not fit.
+            Overloaded: Too much waits before it.
+            DeadlineExceeded: The caller's time ran out, before or between steps.
+            ModelFault: A step failed.
+            Unavailable: Closed.
         """
-        sequence = Stream(self._embed(prompt))
-        detokenizer = Detokenizer()
-        cost = sequence.embeds.shape[1]
-        for count in range(1, max_tokens + 1):
-            (chosen,) = await self._batcher.submit([sequence], [cost])
-            cost = 1
-            if chosen == self._stop_id:
-                yield Token("", count - 1, "stop")
-                return
-            text = detokenizer.push(self._piece_of(chosen))
-            yield Token(text, count, "length" if count == max_tokens else None)
-
-    @torch.inference_mode()
-    def _embed(self, prompt: Sequence[Floats | Sequence[int]]) -> Tensor:
-        words = self._network.words
-        separator = self._network.separator.to(words.dtype)[None]
-        parts: list[Tensor] = []
-        for part in prompt:
-            if isinstance(part, np.ndarray):
-                parts.append(torch.from_numpy(part).to(words))
-            else:
-                parts.append(words[torch.tensor(part, dtype=torch.long, device=words.device)])
-            parts.append(separator)
-        return torch.cat(parts[:-1])[None]
-
-    @torch.inference_mode()
-    def _step(self, sequences: list[Stream]) -> list[int | CondenseryError]:
-        return [self._next(sequence) for sequence in sequences]
-
-    def _next(self, sequence: Stream) -> int | CondenseryError:
-        """Read what is new of a sequence and choose its next token."""
-        out = self._network(
-            sequence.embeds, past_key_values=sequence.cache, use_cache=True
-        ).last_hidden_state
-        logits = self._network.logits(out[:, -1])
-        best, chosen = logits.float().max(dim=-1)
-        if not torch.isfinite(best).item():
-            return ModelFault(f"{self._model}: the next token's scores are NaN or infinite")
-        sequence.embeds = self._network.words[chosen][None]
-        return int(chosen)
+        stops, deltas, call = StopStrings(stop), self._deltas(), current()
+        parts = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in prompt]
+        generation = self._engine.begin(Order(parts, max_tokens, self._stop_ids, sampling))
+        try:
+            while True:
+                token = _show(await _next(generation, call), deltas, stops)
+                if token.finish is not None:  # by a stop string, perhaps: the engine knows of none
+                    self._engine.leave(generation)
+                yield token
+                if token.finish is not None:
+                    return
+        except DeadlineExceeded:
+            self._engine.leave(generation, "deadline")
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            self._engine.leave(generation, "deadline" if call.seconds_left <= 0 else "client")
+            raise
+        finally:
+            self._engine.leave(generation)
 
     def close(self) -> None:
-        """Refuse new steps."""
-        self._batcher.close()
+        """Refuse new answers, and end those under way."""
+        self._engine.close()
+
+
+async def _next(generation: Generation, call: Call) -> Chosen:
+    """Wait for a sequence's next token, no longer than its caller has time."""
+    loop = asyncio.get_running_loop()
+    until = None if math.isinf(call.deadline) else loop.time() + call.seconds_left
+    try:
+        async with asyncio.timeout_at(until):
+            told = await generation.news.get()
+    except TimeoutError:
+        raise call.expired() from None
+    if isinstance(told, CondenseryError):
+        raise told
+    return told
+
+
+def _show(chosen: Chosen, deltas: Deltas, stops: StopStrings) -> Token:
+    """Turn a token into what may be shown once it is there."""
+    finish, text, stopped = chosen.finish, "", False
+    if finish != "stop":  # what stops is no part of the answer
+        text, stopped = stops.push(deltas.push(chosen.choice.id))
+    if finish is not None and not stopped:
+        rest, stopped = stops.push(deltas.rest())
+        text += rest if stopped else rest + stops.rest()
+    choice = chosen.choice
+    return Token(
+        *(text, chosen.count, "stop" if stopped else finish),
+        *(choice.id, choice.logprob, choice.top),
+    )

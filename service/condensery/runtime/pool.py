@@ -3,14 +3,16 @@
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from condensery.errors import CondenseryError, ModelNotFound, shorten
-from condensery.runtime.device import Workers
+from condensery.runtime.batcher import default_limits
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.reader import Reader
+from condensery.runtime.workers import Workers
 from condensery.store.store import ModelStore
 from condensery.values import ModelInfo
 
@@ -48,6 +50,11 @@ class RunningModels:
         self._workers = workers
         self._threads = threads
 
+    @property
+    def workers(self) -> Workers:
+        """What the models run on."""
+        return self._workers
+
     @classmethod
     def load(
         cls,
@@ -56,6 +63,8 @@ class RunningModels:
         device: torch.device,
         dtype: torch.dtype,
         workers: int | None = None,
+        queue_tokens: int | None = None,
+        queue_seconds: float = 10.0,
         metrics: "Metrics | None" = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> "RunningModels":
@@ -66,10 +75,15 @@ class RunningModels:
             device: Where to run them.
             dtype: What to compute in.
             workers: Threads for forward passes; None is one a core on a CPU.
+            queue_tokens: Tokens that may wait for each model; None is what suits the device.
+            queue_seconds: How long a request may have to wait for its turn.
             metrics: Where to count.
             say: Called with a line of progress for each model.
         """
         team = Workers(workers, device)
+        limits = replace(default_limits(device), queue_seconds=queue_seconds)
+        if queue_tokens is not None:
+            limits = replace(limits, queue_tokens=queue_tokens)
         threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         encoders: dict[str, Encoder] = {}
         readers: dict[str, Reader] = {}
@@ -80,13 +94,14 @@ class RunningModels:
                 stored = store.open(name)
                 if stored.manifest.kind == "encoder":
                     encoders[name] = Encoder.load(
-                        stored, team, dtype=dtype, metrics=metrics, threads=threads
+                        stored, team, dtype=dtype, limits=limits, metrics=metrics, threads=threads
                     )
                 elif stored.manifest.kind == "oscar-pair":
                     readers[name] = Reader.load(
                         *(stored, store.open_base(stored), team),
                         dtype=dtype,
                         threads=threads,
+                        limits=limits,
                         metrics=metrics,
                     )
                 else:
@@ -129,12 +144,12 @@ class RunningModels:
         """Name each stored model that was refused at load, with the reason."""
         return self._refused
 
-    def close(self) -> None:
-        """Refuse new work, finish what runs."""
+    def close(self, seconds: float = 10.0) -> None:
+        """Refuse new work, and finish what runs; what takes over ``seconds`` is left behind."""
         for model in self._all():
             model.close()
-        self._workers.close()
-        self._threads.shutdown()
+        self._workers.close(seconds)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _all(self) -> list[Encoder | Reader]:
         return [*self._encoders.values(), *self._readers.values()]

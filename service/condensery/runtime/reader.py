@@ -1,8 +1,8 @@
 """A running OSCAR pair: compress, score, answer."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +13,13 @@ import torch
 from condensery.errors import InputError
 from condensery.networks.accounting import PairCost
 from condensery.networks.oscar import OscarPair
+from condensery.runtime.batcher import Limits
 from condensery.runtime.compressor import Compressor
-from condensery.runtime.device import Workers
+from condensery.runtime.deltas import PieceDeltas
 from condensery.runtime.generator import Generator, Token
 from condensery.runtime.pair import load_pair
 from condensery.runtime.pieces import Pieces, PieceTokenizer
+from condensery.runtime.workers import Workers
 from condensery.values import CompressedPassage, Floats, ModelInfo, Scored
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class Reader:
         workers: Where batches and steps run.
         info: What ``/v1/models`` shows.
         cost: The pair's FLOPs.
+        limits: Of batches and of the queue.
         metrics: Where to count.
     """
 
@@ -70,6 +73,7 @@ class Reader:
         *,
         info: ModelInfo,
         cost: PairCost,
+        limits: Limits | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
         self.info = info
@@ -78,9 +82,17 @@ class Reader:
         self._cost = cost
         self._metrics = metrics
         name = info.name
-        self._compressor = Compressor(pair, tokenizer, workers, model=name, metrics=metrics)
+        self._compressor = Compressor(
+            pair, tokenizer, workers, model=name, limits=limits, metrics=metrics
+        )
         self._generator = Generator(
-            pair.generator, tokenizer.piece, tokenizer.specials.end, workers, model=name
+            pair.generator,
+            lambda: PieceDeltas(tokenizer.piece),
+            frozenset({tokenizer.specials.end}),
+            workers,
+            model=name,
+            limits=limits,
+            metrics=metrics,
         )
 
     @classmethod
@@ -92,6 +104,7 @@ class Reader:
         *,
         dtype: torch.dtype,
         threads: ThreadPoolExecutor,
+        limits: Limits | None = None,
         metrics: "Metrics | None" = None,
     ) -> "Reader":
         """Load a stored pair; ``base`` is the encoder whose word embeddings it shares.
@@ -109,6 +122,7 @@ class Reader:
             fingerprint=manifest.fingerprint,
             licence=manifest.licence,
             created=manifest.created,
+            limits=limits,
             metrics=metrics,
         )
 
@@ -124,6 +138,7 @@ class Reader:
         fingerprint: str = "",
         licence: str = "",
         created: int = 0,
+        limits: Limits | None = None,
         metrics: "Metrics | None" = None,
     ) -> "Reader":
         """Run networks that are ready for packed inference; ``directory`` has the tokenizer."""
@@ -149,18 +164,32 @@ class Reader:
             vocabulary=config.vocab_size,
         )
         tokenizer = PieceTokenizer(directory, info.max_tokens, threads)
-        return cls(pair, tokenizer, workers, info=info, cost=cost, metrics=metrics)
+        return cls(pair, tokenizer, workers, info=info, cost=cost, limits=limits, metrics=metrics)
 
-    async def score(self, query: str, passages: Sequence[str], *, truncate: bool = True) -> Scored:
+    async def score(
+        self,
+        query: str,
+        passages: Sequence[str],
+        *,
+        truncate: bool = True,
+        field: str = "documents",
+    ) -> Scored:
         """Score each passage for ``query``; order kept. Passages of any length: windows.
+
+        Args:
+            query: What is asked; cut to the pair's ``query_tokens``.
+            passages: What is scored.
+            truncate: Cut the query where it is too long; else refuse it.
+            field: The request's field that holds the passages, for messages.
 
         Raises:
             InputError: A text is over the limits, or the query is too long and ``truncate`` is
                 false.
         """
-        question, texts = await self._read(query, passages)
+        question, texts = await self._read(query, passages, field)
         limit = self._shape.query_tokens
-        if len(question.ids) > limit and not truncate:
+        cut = len(question.ids) > limit
+        if cut and not truncate:
             raise InputError(
                 f"query has {len(question.ids)} tokens, over the model's {limit}, and truncate "
                 "is false",
@@ -170,7 +199,7 @@ class Reader:
         found = await self._compressor.compress(question.ids[:limit], texts)
         scores: Floats = np.array([p.relevance for p in found], dtype=np.float32)
         tokens = min(len(question.ids), limit) + sum(len(t.ids) for t in texts)
-        return Scored(self.info.name, scores, tokens)
+        return Scored(self.info.name, scores, tokens, query_truncated=cut)
 
     async def compress(self, question: str, passages: Sequence[str]) -> list[CompressedPassage]:
         """Compress and score each passage in one forward pass; order and count kept."""
@@ -179,22 +208,25 @@ class Reader:
 
     async def generate(
         self, question: str, memory: Sequence[Floats], *, max_tokens: int
-    ) -> AsyncIterator[Token]:
+    ) -> AsyncGenerator[Token, None]:
         """Answer greedily from the memory vectors of the passages kept, best first."""
-        async for token in self._generate(question, memory, max_tokens):
-            yield token
+        async with aclosing(self._generate(question, memory, max_tokens)) as tokens:
+            async for token in tokens:
+                yield token
 
     async def generate_plain(
         self, question: str, passages: Sequence[str], *, max_tokens: int
-    ) -> AsyncIterator[Token]:
+    ) -> AsyncGenerator[Token, None]:
         """Answer greedily from the passages' own tokens, uncompressed."""
         texts = await self._tokenizer.encode(passages, "documents")
-        async for token in self._generate(question, [t.ids for t in texts], max_tokens):
-            yield token
+        context = [text.ids for text in texts]
+        async with aclosing(self._generate(question, context, max_tokens)) as tokens:
+            async for token in tokens:
+                yield token
 
     async def _generate(
         self, question: str, context: Sequence[Floats | list[int]], max_tokens: int
-    ) -> AsyncIterator[Token]:
+    ) -> AsyncGenerator[Token, None]:
         (asked,) = await self._tokenizer.encode([question], "query")
         ids = asked.ids[: self._shape.query_tokens]
         specials = self._tokenizer.specials
@@ -208,10 +240,13 @@ class Reader:
                 field="rerank.top_n",
                 value=len(context),
             )
-        async for token in self._generator.generate(prompt, max_tokens=max_tokens):
-            yield token
+        async with aclosing(self._generator.generate(prompt, max_tokens=max_tokens)) as tokens:
+            async for token in tokens:
+                yield token
 
-    async def _read(self, question: str, passages: Sequence[str]) -> tuple[Pieces, list[Pieces]]:
+    async def _read(
+        self, question: str, passages: Sequence[str], field: str = "documents"
+    ) -> tuple[Pieces, list[Pieces]]:
         stage = (
             nullcontext()
             if self._metrics is None
@@ -219,7 +254,7 @@ class Reader:
         )
         with stage:
             (asked,) = await self._tokenizer.encode([question], "query")
-            texts = await self._tokenizer.encode(passages, "documents")
+            texts = await self._tokenizer.encode(passages, field)
         if self._metrics is not None:
             name = self.info.name
             count = len(asked.ids) + sum(len(t.ids) for t in texts)

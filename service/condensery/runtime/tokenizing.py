@@ -138,12 +138,17 @@ class TextTokenizer:
         prompt: str = "",
         truncate: bool = True,
         field: str = "input",
+        first: int = 0,
     ) -> list[Tokens]:
-        """Do what ``encode`` does, in a thread of its own unless the texts are short."""
-        if self.check(texts, field) + len(prompt) * len(texts) <= INLINE_CHARACTERS:
-            return self._encode(texts, prompt, truncate, field)
+        """Do what ``encode`` does, in a thread of its own unless the texts are short.
+
+        Texts must have passed ``check``; ``first`` is the place of the first one in the request.
+        """
+        characters = sum(map(len, texts)) + len(prompt) * len(texts)
+        if characters <= INLINE_CHARACTERS:
+            return self._encode(texts, prompt, truncate, field, first)
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._encode, texts, prompt, truncate, field
+            self._threads, self._encode, texts, prompt, truncate, field, first
         )
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
@@ -158,7 +163,7 @@ class TextTokenizer:
         return [(int(start), int(end)) for start, end in encoding.offsets]
 
     def _encode(
-        self, texts: Sequence[str], prompt: str, truncate: bool, field: str
+        self, texts: Sequence[str], prompt: str, truncate: bool, field: str, first: int = 0
     ) -> list[Tokens]:
         whole = [prompt + text for text in texts] if prompt else list(texts)
         cut = self.max_tokens * CUT_CHARACTERS_PER_TOKEN if truncate else self.max_characters * 2
@@ -174,7 +179,7 @@ class TextTokenizer:
             ids: list[int] = encoding.ids
             over = len(ids) > self.max_tokens
             if over and not truncate:
-                where = f"{field}[{place}]"
+                where = f"{field}[{first + place}]"
                 raise InputError(
                     f"{where} has {len(ids)} tokens, over the model's {self.max_tokens}, "
                     "and truncate is false",

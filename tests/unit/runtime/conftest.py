@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel
 
-from condensery.runtime.device import Workers
+from condensery.runtime.workers import Workers
 
 WORDS = "the a of in on mill river town bread stone old new market ##s ##ed , . un ##aff ##able"
 

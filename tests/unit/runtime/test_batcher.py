@@ -1,17 +1,27 @@
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from condensery.errors import CondenseryError, InputError, ModelFault, Overloaded, Unavailable
+from condensery.callers import Call, calling
+from condensery.errors import (
+    CondenseryError,
+    DeadlineExceeded,
+    ExpiredInQueue,
+    InputError,
+    ModelFault,
+    Overloaded,
+    Unavailable,
+)
 from condensery.metrics import Metrics
 from condensery.runtime.batcher import Batcher, Limits
-from condensery.runtime.device import Workers
+from condensery.runtime.workers import Workers
 
 WAIT = 5.0
 
@@ -52,6 +62,13 @@ def worker() -> Iterator[Workers]:
     workers = Workers(1)
     yield workers
     workers.close()
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 async def settled(tasks: Sequence[Awaitable[object]]) -> list[object]:
@@ -335,3 +352,223 @@ async def test_metrics_count_batches_and_the_queue(device: Device, worker: Worke
     assert sample("batch_items_sum") == 3
     assert sample("stage_duration_seconds_count", stage="forward") == 2
     assert sample("stage_duration_seconds_count", stage="queue") == 2
+
+
+def sampler(metrics: Metrics) -> Callable[..., float | None]:
+    def sample(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"condensery_{name}", labels)
+
+    return sample
+
+
+async def under(call: Call, work: Awaitable[object]) -> object:
+    with calling(call):
+        return await work
+
+
+async def test_time_that_runs_out_in_the_queue_costs_no_forward(
+    device: Device, worker: Workers
+) -> None:
+    metrics = Metrics()
+    batcher = Batcher(device.forward, worker, model="m", metrics=metrics)
+    held = await device.held(batcher)
+    call = Call(deadline=time.monotonic() + 0.05)
+    with pytest.raises(ExpiredInQueue):
+        await asyncio.wait_for(under(call, batcher.submit(["late"], [10])), WAIT)
+    assert batcher.queued_tokens == 0
+    device.free.set()
+    await settled([held, batcher.submit(["after"], [1])])
+    assert device.batches == [["held"], ["after"]]
+    sample = sampler(metrics)
+    assert sample("cancelled_total", model="m", stage="queue", cause="deadline") == 1
+
+
+async def test_time_that_runs_out_while_its_batch_runs_harms_no_batch_mate(
+    device: Device, worker: Workers, gate: threading.Event
+) -> None:
+    metrics = Metrics()
+    ran: list[list[str]] = []
+
+    def forward(batch: list[str]) -> list[str]:
+        ran.append(batch)
+        device.entered.release()
+        assert gate.wait(WAIT) if "late" in batch else device.free.wait(WAIT)
+        return batch
+
+    batcher = Batcher(forward, worker, model="m", metrics=metrics)
+    held = await device.held(batcher)
+    call = Call(deadline=time.monotonic() + 0.5)
+    late = await started(under(call, batcher.submit(["late"], [1])))
+    mate = await started(batcher.submit(["mate"], [1]))
+    device.free.set()
+    await asyncio.wait([late], timeout=WAIT)
+    error = late.exception()
+    assert isinstance(error, DeadlineExceeded)
+    assert not isinstance(error, ExpiredInQueue)
+    gate.set()
+    assert await settled([held, mate]) == [["held"], ["mate"]]
+    assert ran == [["held"], ["late", "mate"]]
+    sample = sampler(metrics)
+    assert sample("cancelled_total", model="m", stage="forward", cause="deadline") == 1
+
+
+async def test_what_comes_too_late_is_not_even_queued(device: Device, worker: Workers) -> None:
+    batcher = Batcher(device.forward, worker)
+    with pytest.raises(ExpiredInQueue):
+        await under(Call(deadline=time.monotonic() - 1), batcher.submit(["late"], [1]))
+    assert device.batches == []
+
+
+async def test_a_caller_who_goes_is_counted_by_how_far_its_work_had_come(
+    device: Device, worker: Workers
+) -> None:
+    metrics = Metrics()
+    batcher = Batcher(device.forward, worker, model="m", metrics=metrics)
+    held = await device.held(batcher)
+    waits = await started(batcher.submit(["waits"], [1]))
+    for task in (waits, held):
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    device.free.set()
+    sample = sampler(metrics)
+    assert sample("cancelled_total", model="m", stage="queue", cause="client") == 1
+    assert sample("cancelled_total", model="m", stage="forward", cause="client") == 1
+
+
+async def test_short_requests_do_not_wait_behind_a_long_one(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker, limits=Limits(batch_tokens=1000))
+    held = await device.held(batcher)
+    bulk = await started(batcher.submit([f"bulk{place}" for place in range(10)], [500] * 10))
+    short = await started(batcher.submit(["short"], [10]))
+    device.free.set()
+    await settled([held, bulk, short])
+    assert device.batches[1] == ["short"]
+    assert [len(batch) for batch in device.batches[2:]] == [2] * 5
+
+
+async def test_a_long_request_gets_its_half_under_a_flood_of_short_ones(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker, limits=Limits(batch_tokens=500, batch_items=100))
+    held = await device.held(batcher)
+    tasks = [await started(batcher.submit(["bulk"] * 10, [100] * 10))]
+    tasks += [await started(batcher.submit(["short"], [100])) for _ in range(30)]
+    # Taken here, not by the workers: the express one would add short batches at any time.
+    with worker.changed:
+        jobs = [batcher.take(1, express=False) for _ in range(4)]
+    assert [job.long for job in jobs if job is not None] == [False, True, False, True]
+    device.free.set()
+    for job in jobs:
+        assert job is not None
+        job.run()
+    await settled([held, *tasks])
+
+
+async def test_a_short_request_overtakes_a_long_batch_that_runs_already(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker, limits=Limits(batch_tokens=2048))
+    device.free.clear()
+    bulk = await started(batcher.submit(["bulk"], [2000]))
+    assert await asyncio.to_thread(device.entered.acquire, timeout=WAIT)
+    short = await started(batcher.submit(["short"], [10]))
+    assert await asyncio.to_thread(device.entered.acquire, timeout=WAIT), "the express worker"
+    assert device.batches == [["bulk"], ["short"]]
+    device.free.set()
+    await settled([bulk, short])
+
+
+async def measured(batcher: Batcher[str, str]) -> None:
+    """Let the batcher learn its rate: a thousand tokens a second."""
+    assert await batcher.submit(["measured"], [100]) == ["measured"]
+
+
+def paced(gate: threading.Event) -> Callable[[list[str]], list[str]]:
+    def forward(batch: list[str]) -> list[str]:
+        if "held" in batch:
+            assert gate.wait(WAIT)
+        else:
+            time.sleep(0.1)
+        return batch
+
+    return forward
+
+
+async def test_who_would_wait_too_long_is_refused_and_others_are_not(
+    worker: Workers, gate: threading.Event
+) -> None:
+    metrics = Metrics()
+    limits = Limits(queue_seconds=2.0)
+    batcher = Batcher(paced(gate), worker, limits=limits, model="m", metrics=metrics)
+    await measured(batcher)
+    flood = Call(caller="flood")
+    tasks = [await started(batcher.submit(["held"], [600]))]
+    more: list[asyncio.Task[object]] = []
+    while not (more and more[-1].done()):  # about three fit; fewer, where the machine is slow
+        assert len(more) < 50
+        more.append(await started(under(flood, batcher.submit(["more"], [900]))))
+    with pytest.raises(Overloaded, match="would wait") as refused:
+        await more.pop()
+    assert more
+    assert 1 <= refused.value.retry_after_seconds <= 60
+    tasks += more
+    # Another caller's turn comes long before: after one turn of the flood's.
+    tasks.append(await started(under(Call(caller="meek"), batcher.submit(["short"], [10]))))
+    # Nor is what has begun refused in the middle.
+    step = under(flood, batcher.submit(["step"], [900], admitted=True))
+    tasks.append(await started(step))
+    gate.set()
+    assert all(isinstance(outcome, list) for outcome in await settled(tasks))
+    assert sampler(metrics)("rejected_total", reason="queue_seconds") == 1
+
+
+async def test_a_batch_that_runs_out_of_memory_is_split_and_tried_again(worker: Workers) -> None:
+    metrics = Metrics()
+    metrics.prepare_model("m")
+    ran: list[int] = []
+
+    def forward(batch: list[str]) -> list[str]:
+        ran.append(len(batch))
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+    batcher = Batcher(forward, worker, model="m", metrics=metrics)
+    names = [f"text{place}" for place in range(8)]
+    assert await batcher.submit(names, [1] * 8) == names
+    assert ran == [8, 4, 2, 2, 4, 2, 2]
+    assert sampler(metrics)("oom_total", model="m", action="split") == 3
+    assert sampler(metrics)("oom_total", model="m", action="failed") == 0
+
+
+async def test_an_item_too_large_for_memory_fails_alone(worker: Workers) -> None:
+    metrics = Metrics()
+
+    def forward(batch: list[str]) -> list[str]:
+        if "large" in batch:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+        return batch
+
+    batcher = Batcher(forward, worker, model="m", metrics=metrics)
+    with pytest.raises(ModelFault, match="failed on item 0"):
+        await batcher.submit(["large"], [1])
+    assert await batcher.submit(["small"], [1]) == ["small"]
+    assert sampler(metrics)("oom_total", model="m", action="failed") == 1
+
+
+async def test_a_batch_whose_worker_is_lost_fails_and_the_next_runs(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker, model="m")
+    held = await device.held(batcher)
+    waits = await started(batcher.submit(["waits"], [1]))
+    lost = next(one for one in worker.team() if one.job is not None)
+    worker.replace(lost, "the device worker hung")
+    outcome = (await settled([held]))[0]
+    assert isinstance(outcome, ModelFault)
+    assert "hung" in str(outcome)
+    device.free.set()
+    assert await settled([waits]) == [[("done", "waits")]]

@@ -1,25 +1,11 @@
-import asyncio
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 
 from condensery.errors import SettingError
-from condensery.runtime.device import Job, Workers, choose_device, choose_dtype
-
-
-class Queue:
-    """A source that hands out the jobs it is given."""
-
-    def __init__(self, jobs: list[Job]) -> None:
-        self.jobs = jobs
-        self.idle: list[int] = []
-
-    def take(self, idle: int) -> Job | None:
-        self.idle.append(idle)
-        return self.jobs.pop(0) if self.jobs else None
+from condensery.runtime.device import choose_device, choose_dtype
 
 
 def test_settings_name_the_dtype() -> None:
@@ -56,56 +42,6 @@ def test_without_cuda_auto_is_the_cpu_and_asking_for_cuda_fails() -> None:
     assert choose_device("auto") == torch.device("cpu")
     with pytest.raises(SettingError, match="no CUDA device"):
         choose_device("cuda")
-
-
-def test_every_worker_holds_one_thread() -> None:
-    threads: list[int] = []
-    done = threading.Barrier(3)
-
-    def job() -> None:
-        threads.append(torch.get_num_threads())
-        done.wait(5)
-
-    workers = Workers(2)
-    workers.add(Queue([job, job]))
-    done.wait(5)
-    workers.close()
-    assert threads == [1, 1]
-
-
-def test_closing_waits_for_the_work_in_hand() -> None:
-    begun, finish, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def job() -> None:
-        begun.set()
-        finish.wait(5)
-        ended.set()
-
-    workers = Workers(1)
-    workers.add(Queue([job]))
-    assert begun.wait(5)
-    threading.Timer(0.05, finish.set).start()
-    workers.close()
-    assert ended.is_set()
-
-
-def test_no_worker_is_an_error() -> None:
-    with pytest.raises(SettingError, match="workers=0"):
-        Workers(0)
-
-
-async def test_a_source_that_was_removed_is_asked_no_more() -> None:
-    workers = Workers(1)
-    source = Queue([])
-    workers.add(source)
-    workers.remove(source)
-    ran = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    source.jobs.append(ran.set)
-    workers.add(Queue([lambda: loop.call_soon_threadsafe(ran.set) and None]))
-    await asyncio.wait_for(ran.wait(), 5)
-    workers.close()
-    assert len(source.jobs) == 1
 
 
 def test_a_prepared_process_holds_one_thread_and_can_allocate() -> None:

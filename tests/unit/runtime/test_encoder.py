@@ -1,7 +1,8 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from transformers import AutoModel
 
 from condensery.errors import CorruptModel, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
-from condensery.runtime.device import Workers
-from condensery.runtime.encoder import Encoder
+from condensery.runtime.encoder import PART_TEXTS, Encoder
+from condensery.runtime.workers import Workers
 from condensery.values import Floats
 
 BF16 = torch.bfloat16
@@ -209,6 +210,15 @@ async def test_bad_texts_are_input_errors(tiny: Callable[..., Any], two_workers:
         await encoder.embed(["\ud800"])
 
 
+async def test_a_text_at_fault_is_named_as_the_door_calls_it(
+    tiny: Callable[..., Any], two_workers: Workers
+) -> None:
+    encoder = Encoder.load(tiny(), two_workers)
+    with pytest.raises(InputError, match=r"^texts\[1\] has 102 tokens") as caught:
+        await encoder.embed(["a", "a " * 100], truncate=False, field="texts")
+    assert caught.value.field == "texts[1]"
+
+
 async def test_info_says_what_runs(tiny: Callable[..., Any], two_workers: Workers) -> None:
     encoder = Encoder.load(tiny(prompts={"query": "q: "}), two_workers, dtype=BF16)
     info = encoder.info
@@ -291,3 +301,41 @@ async def test_cuda_equals_transformers(tiny: Callable[..., Any], dtype: str) ->
     else:
         assert cosines(together, wanted).min() >= 0.9995
         assert cosines(alone, wanted).min() >= 0.9995
+
+
+async def test_a_long_list_is_on_the_device_before_its_end_is_tokenised(
+    tiny: Callable[..., Any], workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder.load(tiny(), workers)
+    begun = threading.Event()
+    parts: list[int] = []
+    run, tokenise = encoder._batcher._forward, encoder._tokenizer.tokenise
+
+    def counted(batch: Any) -> Any:
+        begun.set()
+        return run(batch)
+
+    async def watched(texts: Sequence[str], **options: Any) -> Any:
+        parts.append(options["first"])
+        if len(parts) == 5:
+            assert await asyncio.to_thread(begun.wait, 5)
+        return await tokenise(texts, **options)
+
+    monkeypatch.setattr(encoder._batcher, "_forward", counted)
+    monkeypatch.setattr(encoder._tokenizer, "tokenise", watched)
+    texts = [f"the {letter} mill" for letter in "abcde" for _ in range(PART_TEXTS)]
+    found = await encoder.embed(texts)
+    assert parts == [0, 64, 128, 192, 256]
+    alone = np.stack([(await encoder.embed([text])).vectors[0] for text in texts[::PART_TEXTS]])
+    np.testing.assert_allclose(found.vectors[::PART_TEXTS], alone, atol=1e-5)
+
+
+async def test_a_text_too_long_far_down_a_list_is_named_by_its_place(
+    tiny: Callable[..., Any], workers: Workers
+) -> None:
+    encoder = Encoder.load(tiny(), workers)
+    texts = ["the mill"] * (2 * PART_TEXTS) + ["the mill " * 100]
+    with pytest.raises(InputError, match=rf"texts\[{2 * PART_TEXTS}\] has"):
+        await encoder.embed(texts, truncate=False, field="texts")
+    assert encoder._batcher.queued_tokens == 0, "what was queued of it is dropped"
+    assert (await encoder.embed(texts)).truncated == (2 * PART_TEXTS,)

@@ -1,5 +1,8 @@
 import asyncio
+import copy
+import time
 from collections.abc import Iterator
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -8,12 +11,16 @@ from tiny_pair import SPECIALS, VOCABULARY, tiny_pair
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from condensery.errors import ModelFault, Unavailable
+from condensery.callers import Call, calling
+from condensery.errors import DeadlineExceeded, InputError, ModelFault, Unavailable
+from condensery.metrics import Metrics
 from condensery.networks.oscar import OscarPair
+from condensery.runtime.deltas import PieceDeltas
 from condensery.runtime.detokenizing import detokenize
-from condensery.runtime.device import Workers
 from condensery.runtime.generator import Generator, Token
 from condensery.runtime.pair import make_ready
+from condensery.runtime.sampling import Sampling
+from condensery.runtime.workers import Workers
 from condensery.values import Floats
 
 Prompt = list[Floats | list[int]]
@@ -32,8 +39,19 @@ def workers() -> Iterator[Workers]:
     started.close()
 
 
-def make(pair: OscarPair, workers: Workers, stop_id: int = NEVER) -> Generator:
-    return Generator(pair.generator, VOCABULARY.__getitem__, stop_id, workers, model="tiny")
+def make(
+    pair: OscarPair, workers: Workers, stop_id: int = NEVER, metrics: Metrics | None = None
+) -> Generator:
+    return Generator(
+        *(
+            pair.generator,
+            lambda: PieceDeltas(VOCABULARY.__getitem__),
+            frozenset({stop_id}),
+            workers,
+        ),
+        model="tiny",
+        metrics=metrics,
+    )
 
 
 def prompt_of(seed: int, passages: int = 2, question: int = 4) -> Prompt:
@@ -59,7 +77,7 @@ def embeds_of(prompt: Prompt, pair: OscarPair) -> Tensor:
 def reference(prompt: Prompt, pair: OscarPair, count: int) -> list[int]:
     """Decode greedily by reading everything again at each step, in transformers' eager fp32."""
     network = pair.generator
-    llama = type(network.backbone)(network.backbone.config)
+    llama = type(network.backbone)(copy.deepcopy(network.backbone.config))
     del llama.embed_tokens
     llama.load_state_dict(network.backbone.state_dict())
     llama.set_attn_implementation("eager")
@@ -134,7 +152,7 @@ async def test_an_answer_ends_at_the_stop_token_which_is_not_part_of_it(
     place = next(i for i in range(1, 12) if ids[i] not in ids[:i])
     tokens = await collect(make(pair, workers, stop_id=ids[place]), prompt, 12)
     assert [token.finish for token in tokens] == [None] * place + ["stop"]
-    assert tokens[-1] == Token("", place, "stop")
+    assert tokens[-1] == Token("", place, "stop", id=ids[place])
     assert "".join(token.text for token in tokens) == text_of(ids[:place])
 
 
@@ -161,33 +179,85 @@ async def test_a_nan_fails_its_own_sequence_and_the_others_go_on(
 async def test_who_leaves_early_is_not_generated_for_any_more(
     pair: OscarPair, workers: Workers
 ) -> None:
-    loop, six, steps = asyncio.get_running_loop(), asyncio.Event(), []
+    metrics = Metrics()
+    generator = make(pair, workers, metrics=metrics)
 
-    def count(*_: object) -> None:
-        steps.append(1)
-        if len(steps) == 6:
-            loop.call_soon_threadsafe(six.set)
+    def sample(name: str, **labels: str) -> float:
+        found = metrics.registry.get_sample_value(f"condensery_{name}", {"model": "tiny", **labels})
+        return found or 0.0
 
-    hook = pair.generator.register_forward_hook(count)
-    generator = make(pair, workers)
-    try:
-        async for token in generator.generate(prompt_of(1), max_tokens=50):
+    async def until(runs: bool) -> None:
+        last = time.monotonic() + 30
+        while bool(sample("cache_positions", state="used")) != runs:
+            assert time.monotonic() < last
+            await asyncio.sleep(0.001)  # not 0: a loop that spins keeps the worker from its turn
+
+    async with aclosing(generator.generate(prompt_of(1), max_tokens=80)) as tokens:
+        async for token in tokens:
             if token.count == 3:
                 break
-        await asyncio.sleep(0.05)
-        assert len(steps) == 3
+    await until(runs=False)
+    assert sample("cancelled_total", stage="generate", cause="client") == 1
+    assert sample("step_tokens_count") < 80
 
-        task = asyncio.create_task(collect(generator, prompt_of(1), 5000))
-        await six.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.sleep(0.05)  # a step under way ends
-        left = len(steps)
-        await asyncio.sleep(0.05)
-        assert len(steps) == left < 1000
-    finally:
-        hook.remove()
+    task = asyncio.create_task(collect(generator, prompt_of(1), 80))
+    await until(runs=True)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(runs=False)
+    assert sample("cancelled_total", stage="generate", cause="client") == 2
+
+    await collect(generator, prompt_of(1), 5)
+    assert sample("cancelled_total", stage="generate", cause="client") == 2, "it ended by itself"
+
+
+async def test_an_answer_whose_time_runs_out_ends_and_is_counted_once(
+    pair: OscarPair, workers: Workers
+) -> None:
+    metrics = Metrics()
+    generator = make(pair, workers, metrics=metrics)
+    with pair.generator.register_forward_pre_hook(lambda *_: time.sleep(0.02)):
+        began = time.monotonic()
+        with calling(Call(deadline=began + 0.1)), pytest.raises(DeadlineExceeded):
+            await collect(generator, prompt_of(1), 80)
+        assert time.monotonic() - began < 0.4
+    labels = {"model": "tiny", "stage": "generate", "cause": "deadline"}
+    assert metrics.registry.get_sample_value("condensery_cancelled_total", labels) == 1
+
+
+async def test_an_answer_ends_before_a_stop_string(pair: OscarPair, workers: Workers) -> None:
+    metrics = Metrics()
+    generator = make(pair, workers, metrics=metrics)
+    whole = "".join([token.text for token in await collect(generator, prompt_of(2), 30)])
+    stop = whole[len(whole) // 2 :][:5]
+    found = generator.generate(prompt_of(2), max_tokens=30, stop=["never", stop])
+    tokens = [token async for token in found]
+    assert "".join([token.text for token in tokens]) == whole[: whole.index(stop)]
+    assert [token.finish for token in tokens] == [None] * (len(tokens) - 1) + ["stop"]
+    assert len(tokens) < 30
+    async with aclosing(generator.generate(prompt_of(2), max_tokens=30, stop=[stop])) as again:
+        async for token in again:
+            if token.finish:
+                break
+    left = {"model": "tiny", "stage": "generate", "cause": "client"}
+    assert not metrics.registry.get_sample_value("condensery_cancelled_total", left)
+    found = generator.generate(prompt_of(2), max_tokens=30, stop=[whole + "x", whole[-2:] + "x"])
+    assert "".join([token.text async for token in found]) == whole, "held back, and shown at last"
+    with pytest.raises(InputError, match=r"stop\[0\]"):
+        await anext(generator.generate(prompt_of(2), max_tokens=30, stop=[""]))
+
+
+async def test_log_probabilities_come_with_their_tokens(pair: OscarPair, workers: Workers) -> None:
+    generator = make(pair, workers)
+    wish = Sampling(logprobs=3)
+    tokens = [t async for t in generator.generate(prompt_of(2), max_tokens=5, sampling=wish)]
+    plain = await collect(generator, prompt_of(2), 5)
+    assert [token.id for token in tokens] == [token.id for token in plain]
+    for token in tokens:
+        assert token.top[0] == (token.id, token.logprob), "greedy: the likeliest"
+        assert [logprob for _, logprob in token.top] == sorted((p for _, p in token.top))[::-1]
+    assert plain[0].logprob is None
 
 
 async def test_a_closed_generator_refuses(pair: OscarPair, workers: Workers) -> None:

@@ -11,10 +11,10 @@ from tiny_pair import pair_files, tiny_pair, tiny_shape, write_base
 
 from condensery.errors import ModelNotFound, Unavailable
 from condensery.metrics import Metrics
-from condensery.runtime.device import Workers
 from condensery.runtime.pair import make_ready
 from condensery.runtime.pool import RunningModels
 from condensery.runtime.reader import Reader
+from condensery.runtime.workers import Workers
 from condensery.store.manifest import Manifest
 from condensery.store.store import ModelStore
 from condensery.store.weights import save_state

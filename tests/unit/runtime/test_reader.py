@@ -13,11 +13,11 @@ from tiny_pair import pair_files, text_of, tiny_pair, tiny_tokenizer
 
 from condensery.errors import CorruptModel, InputError, ModelFault, Unavailable
 from condensery.networks.oscar import OscarPair
-from condensery.runtime.device import Workers
+from condensery.networks.windows import windows
 from condensery.runtime.generator import Token
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
-from condensery.runtime.windows import windows
+from condensery.runtime.workers import Workers
 
 QUESTION = "who is in the old mill?"
 PASSAGES = ["the old mill", "", text_of(24, seed=1), "bread of stone, and new bread", text_of(9)]
@@ -98,6 +98,7 @@ async def test_a_question_over_the_limit_is_cut(reader: Reader) -> None:
     whole, cut = [await reader.score(q, PASSAGES) for q in (question, head)]
     np.testing.assert_allclose(whole.scores, cut.scores, atol=1e-4)
     assert whole.tokens == cut.tokens
+    assert (whole.query_truncated, cut.query_truncated) == (True, False)
     memory = [p.memory for p in await reader.compress(head, PASSAGES)]
     same = [await join(reader.generate(q, memory, max_tokens=6)) for q in (question, head)]
     assert same[0] == same[1]
@@ -111,6 +112,12 @@ async def test_a_question_over_the_limit_is_refused_where_nothing_may_be_cut(
     assert caught.value.field == "query"
     assert caught.value.value == 40
     await reader.score(text_of(12), [text_of(200)], truncate=False)  # passages become windows
+
+
+async def test_a_passage_at_fault_is_named_as_the_door_calls_it(reader: Reader) -> None:
+    with pytest.raises(InputError, match=r"^passages\[1\] holds a lone surrogate") as caught:
+        await reader.score(QUESTION, ["fine", "\ud800"], field="passages")
+    assert caught.value.field == "passages[1]"
 
 
 async def test_a_context_too_long_for_the_generator_is_refused_with_the_remedy(

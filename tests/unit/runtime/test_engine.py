@@ -1,0 +1,614 @@
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_generators import KINDS, VOCABULARY, Reference
+from torch import Tensor
+
+from condensery.callers import Call, calling
+from condensery.errors import (
+    CondenseryError,
+    DeadlineExceeded,
+    InputError,
+    ModelFault,
+    Overloaded,
+    Unavailable,
+)
+from condensery.metrics import Metrics
+from condensery.networks.stepping import Stepper
+from condensery.runtime.batcher import Limits
+from condensery.runtime.blocks import BLOCK
+from condensery.runtime.engine import Engine
+from condensery.runtime.room import Room, default_room
+from condensery.runtime.sampling import GREEDY, Sampling
+from condensery.runtime.sequences import Generation, Order
+from condensery.runtime.workers import Workers
+
+WAIT = 10.0
+REFERENCES = {kind: Reference(kind) for kind in KINDS}
+STEPPERS = {kind: Stepper(reference.network) for kind, reference in REFERENCES.items()}
+LLAMA = STEPPERS["llama-grouped"]
+ANSWER = REFERENCES["llama-grouped"]
+
+
+def prompt_of(seed: int, size: int = 9) -> list[int]:
+    draws = random.Random(seed)
+    return [draws.randrange(VOCABULARY) for _ in range(size)]
+
+
+class Served:
+    """An engine with workers and metrics of its own, and what its steps are doing."""
+
+    def __init__(
+        self,
+        stepper: Stepper = LLAMA,
+        *,
+        workers: int = 1,
+        room: Room | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.workers = Workers(workers)
+        self.metrics = Metrics()
+        self.stepper = stepper
+        self.engine = Engine(
+            *(stepper, self.workers),
+            model="m",
+            limits=limits,
+            room=room or Room(64, 4096, 256),
+            metrics=self.metrics,
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+        self.workers.close()
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"condensery_{name}", labels) or 0.0
+
+    @property
+    def used(self) -> float:
+        return self.sample("cache_positions", model="m", state="used")
+
+    def running(self, state: str = "running") -> float:
+        return self.sample("sequences", model="m", state=state)
+
+    def dropped(self, stage: str, cause: str) -> float:
+        return self.sample("cancelled_total", model="m", stage=stage, cause=cause)
+
+    async def empty(self) -> None:
+        """Wait until nothing is left of anybody."""
+        until = time.monotonic() + WAIT
+        while self.used or self.running() or self.running("waiting"):
+            assert time.monotonic() < until, "something was never given back"
+            await asyncio.sleep(0.002)
+
+    def begin(self, prompt: list[int], count: int, **order: object) -> Generation:
+        return self.engine.begin(Order([prompt], count, **order))
+
+    async def rest(self, generation: Generation) -> list[int]:
+        """Return the ids that come until the last one."""
+        found: list[int] = []
+        while True:
+            told = await asyncio.wait_for(generation.news.get(), WAIT)
+            if isinstance(told, CondenseryError):
+                raise told
+            if told.finish != "stop":
+                found.append(told.choice.id)
+            if told.finish:
+                return found
+
+    async def answer(self, prompt: list[int], count: int, **order: object) -> list[int]:
+        return await self.rest(self.begin(prompt, count, **order))
+
+    @contextmanager
+    def before_each_step(self, action: Callable[[Tensor], object]) -> Iterator[None]:
+        def hooked(_: torch.nn.Module, args: tuple[Tensor]) -> None:
+            action(args[0][0])
+
+        hook = self.stepper._network.register_forward_pre_hook(hooked)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    made = Served()
+    yield made
+    made.close()
+
+
+class Gate:
+    """Holds the first step until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, _: Tensor) -> None:
+        if not self.reached.is_set():
+            self.reached.set()
+            assert self.opened.wait(WAIT)
+
+    async def wait(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, WAIT)
+
+
+MIXES = st.lists(
+    st.tuples(
+        st.integers(0, 30),  # whose prompt
+        st.integers(1, 40),  # its tokens
+        st.integers(1, 12),  # tokens generated
+        st.integers(0, 20),  # milliseconds before it joins
+        st.one_of(st.none(), st.integers(0, 10)),  # tokens after which it leaves
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    mix=MIXES,
+    room=st.sampled_from([Room(64, 4096, 256), Room(3, 4096, 7), Room(64, 112, 20)]),
+    workers=st.sampled_from([1, 3]),
+)
+def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
+    kind: str, mix: list[tuple[int, int, int, int, int | None]], room: Room, workers: int
+) -> None:
+    async def one(served: Served, seed: int, size: int, count: int, after: int, leaves: int | None):
+        prompt = prompt_of(seed, size)
+        await asyncio.sleep(after / 1000)
+        generation = served.begin(prompt, count)
+        if leaves is None:
+            assert await served.rest(generation) == REFERENCES[kind](prompt, count)
+            return
+        for _ in range(min(leaves, count)):
+            told = await asyncio.wait_for(generation.news.get(), WAIT)
+            assert told.choice.id == REFERENCES[kind](prompt, count)[told.count - 1]
+        served.engine.leave(generation, "client")
+
+    async def all_of_them() -> None:
+        limits = Limits(batch_tokens=50)
+        served = Served(STEPPERS[kind], workers=workers, room=room, limits=limits)
+        try:
+            await asyncio.gather(*(one(served, *each) for each in mix))
+            await served.empty()
+        finally:
+            served.close()
+
+    asyncio.run(all_of_them())
+
+
+async def test_sequences_share_steps_and_join_those_that_run(served: Served) -> None:
+    sizes: list[int] = []
+    gate = Gate()
+    with (
+        served.before_each_step(gate),
+        served.before_each_step(lambda rows: sizes.append(len(rows))),
+    ):
+        first = served.begin(prompt_of(0, 5), 4)
+        await gate.wait()
+        others = [served.begin(prompt_of(i, 5), 3) for i in (1, 2)]
+        gate.opened.set()
+        await asyncio.gather(*(served.rest(one) for one in (first, *others)))
+    # Its prompt; its token and two prompts; three tokens, twice.
+    assert sizes == [5, 1 + 5 + 5, 3, 3]
+    assert served.sample("step_tokens_sum", model="m") == sum(sizes)
+    assert served.sample("step_tokens_count", model="m") == 4
+    assert served.sample("inter_token_seconds_count", model="m") == 3 + 2 + 2
+
+
+async def test_prompts_of_one_token_share_a_step_with_longer_ones(served: Served) -> None:
+    sizes: list[int] = []
+    with served.before_each_step(lambda rows: sizes.append(len(rows))):
+        with served.workers.changed:  # no worker takes one without the others
+            asked = [served.begin(prompt_of(i, size), 2) for i, size in enumerate((5, 1, 3))]
+        found = await asyncio.gather(*map(served.rest, asked))
+    assert found == [ANSWER(prompt_of(i, size), 2) for i, size in enumerate((5, 1, 3))]
+    assert sizes == [9, 3], "one that fails is tried again in halves"
+
+
+async def test_a_long_prompt_is_read_in_pieces_and_stalls_no_stream() -> None:
+    served = Served(room=Room(64, 4096, 10), limits=Limits(batch_tokens=40))
+    sizes: list[int] = []
+    gate = Gate()
+    try:
+        with (
+            served.before_each_step(gate),
+            served.before_each_step(lambda rows: sizes.append(len(rows))),
+        ):
+            stream = served.begin(prompt_of(0, 4), 8)
+            await gate.wait()
+            late = served.begin(prompt_of(1, 60), 2)
+            gate.opened.set()
+            found = await asyncio.gather(served.rest(stream), served.rest(late))
+        # A token of the stream in each step, and a piece of the prompt; none once it has ended.
+        assert sizes == [4, *[10] * 6, 1 + 6, 1]
+        assert list(found) == [ANSWER(prompt_of(0, 4), 8), ANSWER(prompt_of(1, 60), 2)]
+        sizes.clear()
+        with served.before_each_step(lambda rows: sizes.append(len(rows))):
+            await served.answer(prompt_of(2, 100), 1)
+        assert sizes == [40, 40, 20], "nobody waits: larger pieces"
+    finally:
+        served.close()
+
+
+async def test_what_ends_makes_room_for_what_waits() -> None:
+    served = Served(room=Room(64, 4 * BLOCK, 256))
+    gate = Gate()
+    try:
+        with served.before_each_step(gate):
+            one = served.begin(prompt_of(0, 40), 8)  # 47 and a separator's place: 3 blocks
+            await gate.wait()
+            two = served.begin(prompt_of(1, 20), 4)
+            assert served.used == 3 * BLOCK
+            assert (served.running(), served.running("waiting")) == (1, 1)
+            gate.opened.set()
+            found = await asyncio.gather(served.rest(one), served.rest(two))
+        assert list(found) == [ANSWER(prompt_of(0, 40), 8), ANSWER(prompt_of(1, 20), 4)]
+        await served.empty()
+    finally:
+        served.close()
+
+
+async def test_what_could_never_fit_is_refused_naming_the_field() -> None:
+    served = Served(room=Room(64, 4 * BLOCK, 256))
+    try:
+        served.begin(prompt_of(0, 40), 4 * BLOCK - 40)
+        with pytest.raises(InputError, match=r"max_tokens=25 .* room for: 64") as caught:
+            served.begin(prompt_of(0, 40), 4 * BLOCK - 39)
+        assert (caught.value.field, caught.value.value) == ("max_tokens", 25)
+    finally:
+        served.close()
+
+
+async def test_what_the_model_has_no_positions_for_is_refused(served: Served) -> None:
+    assert len(await served.answer(prompt_of(0, 250), 7)) == 7
+    with pytest.raises(InputError, match="256 that m reads"):
+        await served.answer(prompt_of(0, 250), 8)
+    await served.empty()
+
+
+async def test_an_answer_ends_at_a_stop_token_which_is_not_part_of_it(served: Served) -> None:
+    wanted = ANSWER(prompt_of(3), 12)
+    stop = next(
+        token for place, token in enumerate(wanted) if place and token not in wanted[:place]
+    )
+    generation = served.begin(prompt_of(3), 12, stop_ids=frozenset({stop}))
+    assert await served.rest(generation) == wanted[: wanted.index(stop)]
+    await served.empty()
+
+
+async def test_callers_take_turns_for_room() -> None:
+    served = Served(room=Room(1, 4096, 256))
+    gate, order = Gate(), []
+
+    async def ask(name: str, seed: int) -> None:
+        with calling(Call(caller=name)):
+            generation = served.begin(prompt_of(seed), 2)
+        await served.rest(generation)
+        order.append(name)
+
+    try:
+        with served.before_each_step(gate):
+            asked = [asyncio.create_task(ask("greedy", 0))]
+            await gate.wait()
+            for seed in range(1, 5):
+                asked.append(asyncio.create_task(ask("greedy", seed)))
+                await asyncio.sleep(0)
+            asked.append(asyncio.create_task(ask("meek", 9)))
+            await asyncio.sleep(0)
+            gate.opened.set()
+            await asyncio.gather(*asked)
+        assert order.index("meek") == 2, order
+    finally:
+        served.close()
+
+
+async def test_too_much_waiting_is_refused_by_positions_and_by_time() -> None:
+    limits = Limits(queue_tokens=3 * BLOCK, queue_seconds=0.5)
+    served = Served(room=Room(1, 4096, 256), limits=limits)
+    gate = Gate()
+    try:
+        with served.before_each_step(gate):
+            running = served.begin(prompt_of(0, 200), 4)
+            await gate.wait()
+            big = served.begin(prompt_of(1, 200), 4)  # nobody waits: no size is refused
+            with pytest.raises(Overloaded, match="over the limit of 48") as caught:
+                served.begin(prompt_of(2), 4)
+            assert caught.value.retry_after_seconds == 1
+            served.engine.leave(big)
+            served.begin(prompt_of(2), 4)
+            await asyncio.sleep(0.6)
+            gate.opened.set()
+            await served.rest(running)
+        await served.empty()
+        gate = Gate()
+        with served.before_each_step(gate):
+            # 208 positions in 0.6 s or more: of 512, a turn's worth, it takes longer than 0.5 s.
+            left = [served.begin(prompt_of(0, 20), 4)]
+            await gate.wait()
+            left.append(served.begin(prompt_of(1, 200), 4))
+            served.engine._limits = Limits(queue_seconds=0.1)
+            with pytest.raises(Overloaded, match="would wait 1 s for room"):
+                served.begin(prompt_of(2), 4)
+            gate.opened.set()
+            await asyncio.gather(*(served.rest(one) for one in left))
+        assert served.sample("rejected_total", reason="queue_tokens") == 1
+        assert served.sample("rejected_total", reason="queue_seconds") == 1
+    finally:
+        served.close()
+
+
+async def test_who_leaves_frees_its_room_wherever_it_is(served: Served) -> None:
+    gate = Gate()
+    served.engine._room = Room(2, 4096, 256)
+    with served.before_each_step(gate):
+        stays = served.begin(prompt_of(0), 6)
+        await gate.wait()  # flying
+        flies = served.begin(prompt_of(1), 200)
+        waits = served.begin(prompt_of(2), 200)
+        served.engine.leave(waits, "client")
+        assert served.running("waiting") == 1, "flies: it joins at the next step"
+        served.engine.leave(waits, "client")  # twice is once
+        gate.opened.set()
+        await flies.news.get()
+        served.engine.leave(flies, "deadline")
+        await served.rest(stays)
+    await served.empty()
+    assert (served.dropped("queue", "client"), served.dropped("generate", "deadline")) == (1, 1)
+    assert served.sample("step_tokens_count", model="m") < 50
+
+
+async def test_a_sequence_that_leaves_in_mid_step_keeps_its_room_until_the_step_ends(
+    served: Served,
+) -> None:
+    gate = Gate()
+    with served.before_each_step(gate):
+        leaves = served.begin(prompt_of(0), 6)
+        await gate.wait()
+        served.engine.leave(leaves, "client")
+        assert served.running() == 0
+        assert served.used == BLOCK, "the step writes there"
+        gate.opened.set()
+        await served.empty()
+    assert leaves.news.empty()
+
+
+async def test_a_sequence_whose_time_is_over_leaves_at_the_next_step(served: Served) -> None:
+    call = Call(deadline=time.monotonic() + 0.2)
+    with calling(call):
+        late = served.begin(prompt_of(0), 200)
+    with served.before_each_step(lambda _: time.sleep(0.02)):
+        with pytest.raises(DeadlineExceeded, match="while it was being served"):
+            await served.rest(late)
+        await served.empty()
+    served.engine.leave(late, "deadline")  # its caller's own clock: counted already
+    assert served.dropped("generate", "deadline") == 1
+    assert served.sample("step_tokens_count", model="m") < 30
+    with calling(call), pytest.raises(DeadlineExceeded):
+        served.begin(prompt_of(0), 1)
+
+
+async def test_a_step_that_fails_is_halved_until_the_one_at_fault_stands_alone(
+    served: Served,
+) -> None:
+    bad = prompt_of(7, 13)
+    marker = served.stepper.embed([bad[3:4]])[0]
+
+    def fail(rows: Tensor) -> None:
+        if (rows == marker).all(dim=-1).any():
+            raise RuntimeError("a secret of the user's")
+
+    good = [[t for t in prompt_of(i, 11) if t != bad[3]] for i in range(3)]
+    gate = Gate()
+    with served.before_each_step(gate):
+        first = served.begin(good[0], 5)
+        await gate.wait()
+        with served.before_each_step(fail):
+            asked = [first, *(served.begin(p, 5) for p in (good[1], bad, good[2]))]
+            gate.opened.set()
+            found = await asyncio.gather(*map(served.rest, asked), return_exceptions=True)
+    assert [found[i] for i in (0, 1, 3)] == [ANSWER(p, 5) for p in good]
+    assert isinstance(found[2], ModelFault)
+    assert found[2].message == "m: a step failed (RuntimeError)"
+    await served.empty()
+
+
+async def test_memory_that_runs_out_is_counted_and_the_halves_are_tried(served: Served) -> None:
+    def run_out(rows: Tensor) -> None:
+        if len(rows) > 12:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    gate = Gate()
+    with served.before_each_step(gate), served.before_each_step(run_out):
+        first = served.begin(prompt_of(0), 3)
+        await gate.wait()
+        asked = [first, *(served.begin(prompt_of(i), 3) for i in (1, 2))]
+        gate.opened.set()
+        found = await asyncio.gather(*map(served.rest, asked))
+    assert found == [ANSWER(prompt_of(i), 3) for i in range(3)]
+    assert served.sample("oom_total", model="m", action="split") == 2  # 1 + 9 + 9, then 9 + 9
+    assert served.sample("oom_total", model="m", action="failed") == 0
+
+
+async def test_scores_that_are_nan_fail_their_own_sequence_only(served: Served) -> None:
+    vectors = torch.full((3, 32), torch.nan)
+    asked = [
+        served.begin(prompt_of(0), 6),
+        served.engine.begin(Order([vectors, prompt_of(0)], 6)),
+        served.begin(prompt_of(1), 6),
+    ]
+    found = await asyncio.gather(*map(served.rest, asked), return_exceptions=True)
+    assert isinstance(found[1], ModelFault)
+    assert "NaN or infinite" in found[1].message
+    assert [found[0], found[2]] == [ANSWER(prompt_of(i), 6) for i in (0, 1)]
+    await served.empty()
+    # The next ones are given the same blocks.
+    assert await served.answer(prompt_of(2, 30), 6) == ANSWER(prompt_of(2, 30), 6)
+
+
+async def test_a_lost_worker_fails_its_step_and_keeps_its_room_until_it_comes_back() -> None:
+    served = Served(workers=2, room=Room(64, 6 * BLOCK, 256))
+    gate = Gate()
+    try:
+        with served.before_each_step(gate):
+            lost = served.begin(prompt_of(0, 40), 8)
+            await gate.wait()
+            other = served.begin(prompt_of(1, 20), 8)
+            (worker,) = [one for one in served.workers.team() if one.job is not None]
+            served.workers.replace(worker, "it hung")
+            with pytest.raises(ModelFault, match="m: it hung"):
+                await served.rest(lost)
+            assert await served.rest(other) == ANSWER(prompt_of(1, 20), 8), "it goes on"
+            assert served.running() == 0
+            assert served.used == 3 * BLOCK, "it may still write there"
+            with pytest.raises(ModelFault, match="no room, since a worker was lost"):
+                await served.answer(prompt_of(2, 60), 8)
+            assert await served.answer(prompt_of(1, 20), 8) == ANSWER(prompt_of(1, 20), 8)
+            gate.opened.set()
+            await served.empty()
+        assert lost.news.empty(), "what it brings home is dropped"
+        assert await served.answer(prompt_of(2, 60), 8) == ANSWER(prompt_of(2, 60), 8)
+    finally:
+        gate.opened.set()
+        served.close()
+
+
+# A thread that ends by an exception is what is tested.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_worker_that_dies_gives_back_the_room_it_held() -> None:
+    served = Served(room=Room(64, 6 * BLOCK, 256))
+
+    def die(_: Tensor) -> None:
+        raise SystemExit
+
+    try:
+        with served.before_each_step(die):
+            dead = served.begin(prompt_of(0, 40), 8)
+            (worker, _) = served.workers.team()
+            assert worker.thread is not None
+            await asyncio.to_thread(worker.thread.join, WAIT)
+        served.workers.replace(worker, "it died")  # as its watchdog does
+        with pytest.raises(ModelFault, match="it died"):
+            await served.rest(dead)
+        await served.empty()
+        assert await served.answer(prompt_of(1, 60), 8) == ANSWER(prompt_of(1, 60), 8)
+    finally:
+        served.close()
+
+
+async def test_idle_workers_share_the_sequences_and_a_busy_one_leaves_them_all(
+    served: Served,
+) -> None:
+    sizes: list[int] = []
+
+    def steps(*idle: int) -> list[int]:
+        """Take steps with so many idle workers each, then run them; returns their rows."""
+        taken = [served.engine.take(count, express=False) for count in idle]
+        sizes.clear()
+        for job in taken:
+            if job is not None:
+                job.run()
+        return list(sizes)
+
+    with (
+        served.before_each_step(lambda rows: sizes.append(len(rows))),
+        served.workers.changed,  # no worker takes them meanwhile
+    ):
+        asked = [served.begin(prompt_of(i, 10), 20) for i in range(9)]
+        assert steps(2, 1) == [50, 40], "prompts"
+        assert steps(2, 1, 1) == [5, 4]
+        assert steps(1, 1) == [9], "the other one is busy elsewhere"
+        for one in asked[7:]:
+            served.engine.leave(one)
+        assert steps(2, 1) == [7], "too few to read all weights twice"
+
+
+async def test_an_idle_worker_is_woken_for_what_the_first_one_leaves() -> None:
+    served = Served(workers=2)
+    both = threading.Barrier(2)
+    try:
+        with served.workers.changed:
+            asked = [served.begin(prompt_of(i), 2) for i in range(8)]
+            prompts = served.engine.take(1, express=False)
+        assert prompts is not None
+        await asyncio.sleep(0.05)  # the workers find nothing, and sleep
+        prompts.run()
+        with served.before_each_step(lambda _: both.wait(2)):
+            with served.workers.changed:
+                served.workers.changed.notify()  # one of them
+            await asyncio.gather(*map(served.rest, asked))
+    finally:
+        both.abort()
+        served.close()
+
+
+async def test_while_all_workers_are_busy_the_express_worker_goes_on_with_streams(
+    served: Served,
+) -> None:
+    engine = served.engine
+    with served.workers.changed:  # nobody else takes them meanwhile
+        served.begin(prompt_of(0), 5)
+        assert engine.take(0, express=True) is None, "a prompt is not short"
+        step = engine.take(1, express=False)
+        assert step is not None
+        assert engine.take(1, express=False) is None, "one step at a time for a sequence"
+        step.run()
+        tokens = engine.take(0, express=True)
+        assert tokens is not None
+        assert not tokens.long
+        tokens.run()
+
+
+async def test_a_seed_gives_the_same_answer_whatever_else_runs(served: Served) -> None:
+    warm = Sampling(temperature=1.5, top_p=0.95, seed=11)
+    alone = await served.answer(prompt_of(0), 12, sampling=warm)
+    others = [
+        served.begin(prompt_of(i), 3 + i, sampling=wish)
+        for i, wish in enumerate((GREEDY, Sampling(temperature=1.0), GREEDY))
+    ]
+    assert await served.answer(prompt_of(0), 12, sampling=warm) == alone
+    await asyncio.gather(*map(served.rest, others))
+    assert alone != ANSWER(prompt_of(0), 12)
+    other = await served.answer(prompt_of(0), 12, sampling=Sampling(1.5, 0.95, seed=12))
+    assert other != alone
+
+
+async def test_closing_ends_what_waits_and_what_runs(served: Served) -> None:
+    served.engine._room = Room(1, 4096, 256)
+    gate = Gate()
+    with served.before_each_step(gate):
+        running = served.begin(prompt_of(0), 200)
+        await gate.wait()
+        waiting = served.begin(prompt_of(1), 200)
+        served.engine.close()
+        for one in (running, waiting):
+            with pytest.raises(Unavailable, match="m: shutting down"):
+                await served.rest(one)
+        gate.opened.set()
+        await served.empty()
+    with pytest.raises(Unavailable):
+        served.begin(prompt_of(0), 1)
+
+
+async def test_bf16_runs_and_holds_one_long_sequence_at_least() -> None:
+    stepper = Stepper(Reference().network.bfloat16())
+    room = default_room(stepper)
+    assert room.positions >= stepper.longest
+    served = Served(stepper, workers=2, room=room)
+    try:
+        prompts = [prompt_of(i, 5 * i + 1) for i in range(6)]
+        found = await asyncio.gather(*(served.answer(one, 6) for one in prompts))
+        assert [len(one) for one in found] == [6] * 6
+    finally:
+        served.close()

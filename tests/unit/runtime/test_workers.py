@@ -1,0 +1,178 @@
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from condensery.errors import SettingError
+from condensery.runtime.workers import BATCH_NICENESS, Job, Workers
+
+WAIT = 5.0
+
+
+class Queue:
+    """A source that hands out the jobs it is given; short ones to the express worker too."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs = jobs
+
+    def take(self, idle: int, *, express: bool) -> Job | None:
+        for place, job in enumerate(self.jobs):
+            if not (express and job.long):
+                return self.jobs.pop(place)
+        return None
+
+
+def job(run: Callable[[], object], *, long: bool = False) -> Job:
+    return Job(run=lambda: run() and None, fail=lambda reason: None, long=long)
+
+
+def test_every_worker_holds_one_thread() -> None:
+    threads: list[int] = []
+    done = threading.Barrier(3)
+
+    def run() -> None:
+        threads.append(torch.get_num_threads())
+        done.wait(WAIT)
+
+    workers = Workers(2)
+    workers.add(Queue([job(run), job(run)]))
+    done.wait(WAIT)
+    workers.close()
+    assert threads == [1, 1]
+
+
+def test_closing_waits_for_the_work_in_hand() -> None:
+    begun, finish, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        begun.set()
+        finish.wait(WAIT)
+        ended.set()
+
+    workers = Workers(1)
+    workers.add(Queue([job(run)]))
+    assert begun.wait(WAIT)
+    threading.Timer(0.05, finish.set).start()
+    assert workers.close()
+    assert ended.is_set()
+
+
+def test_closing_does_not_wait_for_ever() -> None:
+    begun, finish = threading.Event(), threading.Event()
+    workers = Workers(1)
+    workers.add(Queue([job(lambda: (begun.set(), finish.wait(WAIT)))]))
+    assert begun.wait(WAIT)
+    started = time.monotonic()
+    assert not workers.close(0.1)
+    assert time.monotonic() - started < 2
+    finish.set()
+
+
+def test_no_worker_is_an_error() -> None:
+    with pytest.raises(SettingError, match="workers=0"):
+        Workers(0)
+
+
+async def test_a_source_that_was_removed_is_asked_no_more() -> None:
+    workers = Workers(1)
+    source = Queue([])
+    workers.add(source)
+    workers.remove(source)
+    ran = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    source.jobs.append(job(ran.set))
+    workers.add(Queue([job(lambda: loop.call_soon_threadsafe(ran.set))]))
+    await asyncio.wait_for(ran.wait(), WAIT)
+    workers.close()
+    assert len(source.jobs) == 1
+
+
+def test_short_work_overtakes_long_work_that_runs_already() -> None:
+    finish, ran = threading.Event(), threading.Event()
+    begun = threading.Barrier(3)
+    workers = Workers(2)
+    source = Queue([])
+    workers.add(source)
+    hold = job(lambda: (begun.wait(WAIT), finish.wait(WAIT)), long=True)
+    with workers.changed:
+        source.jobs.extend([hold, hold, job(finish.wait, long=True)])
+        workers.wake(3, short=False)
+    begun.wait(WAIT)
+    with workers.changed:
+        source.jobs.append(job(ran.set))
+        workers.wake(1, short=True)
+    assert ran.wait(WAIT), "both workers are busy for long: the express one takes it"
+    assert len(source.jobs) == 1, "it takes no long work"
+    finish.set()
+    workers.close()
+
+
+def test_the_express_worker_keeps_off_while_another_is_free_soon() -> None:
+    finish, begun, by = threading.Event(), threading.Event(), list[str]()
+    workers = Workers(1)
+    source = Queue([job(lambda: (begun.set(), finish.wait(WAIT)))])
+    workers.add(source)
+    assert begun.wait(WAIT)
+    done = threading.Event()
+    with workers.changed:
+        source.jobs.append(job(lambda: (by.append(threading.current_thread().name), done.set())))
+        workers.wake(1, short=True)
+    assert not done.wait(0.1)
+    finish.set()
+    assert done.wait(WAIT)
+    workers.close()
+    assert by == ["device-worker-0"]
+
+
+def test_a_worker_that_is_replaced_fails_its_batch_and_another_goes_on() -> None:
+    finish, begun, after = threading.Event(), threading.Event(), threading.Event()
+    told: list[str] = []
+    hung = Job(run=lambda: begun.set() or (finish.wait(WAIT) and None), fail=told.append)
+    workers = Workers(1)
+    source = Queue([hung])
+    workers.add(source)
+    assert begun.wait(WAIT)
+    lost = next(worker for worker in workers.team() if worker.job is hung)
+    workers.replace(lost, "it hung")
+    with workers.changed:
+        source.jobs.append(job(after.set))
+        workers.wake(1, short=False)
+    assert after.wait(WAIT)
+    assert told == ["it hung"]
+    finish.set()
+    assert lost.thread is not None
+    lost.thread.join(WAIT)
+    assert not lost.thread.is_alive(), "what was given up ends once it comes back"
+    assert workers.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have a niceness of their own on Linux")
+def test_who_runs_batches_lets_the_loop_and_the_express_worker_go_first() -> None:
+    finish = threading.Event()
+    niceness: dict[str, int] = {}
+    told = threading.Barrier(3)
+
+    def tell() -> None:
+        niceness[threading.current_thread().name] = os.getpriority(os.PRIO_PROCESS, 0)
+        told.wait(WAIT)
+        finish.wait(WAIT)
+
+    workers = Workers(1)
+    source = Queue([job(tell, long=True)])
+    workers.add(source)
+    with workers.changed:
+        source.jobs.append(job(tell))
+        workers.wake(1, short=True)
+    told.wait(WAIT)
+    finish.set()
+    workers.close()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert niceness == {
+        "device-worker-express": own,
+        "device-worker-0": min(19, own + BATCH_NICENESS),
+    }
