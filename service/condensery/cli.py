@@ -6,7 +6,17 @@ import sys
 from collections.abc import Sequence
 
 from condensery import __version__
-from condensery.commands import asking, embedding, indexing, models, serving, training
+from condensery.commands import (
+    asking,
+    costing,
+    embedding,
+    indexing,
+    keys,
+    models,
+    serving,
+    settings,
+    training,
+)
 from condensery.commands.printing import say
 from condensery.errors import CondenseryError, InputError, shorten
 
@@ -64,5 +74,8 @@ def make_parser() -> argparse.ArgumentParser:
     embedding.add_parsers(parsers)
     indexing.add_parser(parsers)
     models.add_parser(parsers)
+    settings.add_parser(parsers)
+    keys.add_parser(parsers)
     training.add_parsers(parsers)
+    costing.add_parser(parsers)
     return parser

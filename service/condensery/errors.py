@@ -4,7 +4,10 @@ CondenseryError
 ├── InputError                 a field of the request is wrong
 │   ├── EmptyInput             a list that must hold something is empty
 │   ├── PayloadTooLarge        the body, or the whole request, is over a limit
+│   │   └── HeadersTooLarge    the headers or metadata are
 │   └── TokenIdsRefused        token ids where text is expected
+├── Unauthenticated            no key, or an unknown one
+├── Forbidden                  the key lacks the scope
 ├── NotFound
 │   ├── ModelNotFound
 │   └── IndexNotFound
@@ -13,7 +16,8 @@ CondenseryError
 │   └── EncoderMismatch        vectors or an index of another encoder
 ├── Overloaded                 the queue is full; come back later
 ├── Unavailable                not ready, or draining
-├── DeadlineExceeded
+├── DeadlineExceeded           the caller's time ran out
+│   └── ExpiredInQueue         before any work on it had begun
 ├── ModelFault                 the model failed on this item
 ├── StoreError                 a model store or a stored model can't be read or written
 │   └── CorruptModel
@@ -60,8 +64,20 @@ class PayloadTooLarge(InputError):
     """The body, or the request as a whole, is over a limit."""
 
 
+class HeadersTooLarge(PayloadTooLarge):
+    """The request's headers, or its metadata, are over a limit."""
+
+
 class TokenIdsRefused(InputError):
     """Token ids came where text is expected."""
+
+
+class Unauthenticated(CondenseryError):
+    """No key came with the request, or one that is not known."""
+
+
+class Forbidden(CondenseryError):
+    """The key is known, and lacks the scope that the call needs."""
 
 
 class NotFound(CondenseryError):
@@ -106,7 +122,11 @@ class Unavailable(CondenseryError):
 
 
 class DeadlineExceeded(CondenseryError):
-    """The caller's time ran out."""
+    """The caller's time ran out while it was being served."""
+
+
+class ExpiredInQueue(DeadlineExceeded):
+    """The caller's time ran out before any work on it had begun; trying again costs nothing."""
 
 
 class ModelFault(CondenseryError):

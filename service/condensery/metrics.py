@@ -24,6 +24,9 @@ STAGES: tuple[Stage, ...] = (
     "serialize",
 )
 PROTOCOLS = ("rest", "grpc")
+DROP_STAGES: tuple[Stage, ...] = ("queue", "forward", "compress", "generate")
+CAUSES = ("client", "deadline")
+REASONS = ("queue_tokens", "queue_seconds", "requests", "bytes")
 
 # Seconds, 0.1 ms to 60 s: a CPU query takes milliseconds, a long answer seconds.
 SECONDS = (
@@ -91,6 +94,34 @@ class Metrics:
         self.forwards = Counter(
             "condensery_forward_passes_total", "Forward passes run.", ["model"], registry=reg
         )
+        self.rejected = Counter(
+            "condensery_rejected_total",
+            "Requests refused for want of room, by the limit that was reached.",
+            ["reason"],
+            registry=reg,
+        )
+        self.cancelled = Counter(
+            "condensery_cancelled_total",
+            "Work dropped because its caller left or its time ran out, by how far it had come.",
+            ["model", "stage", "cause"],
+            registry=reg,
+        )
+        self.oom = Counter(
+            "condensery_oom_total",
+            "Batches that ran out of memory: split and tried again, or failed alone.",
+            ["model", "action"],
+            registry=reg,
+        )
+        self.worker_restarts = Counter(
+            "condensery_worker_restarts_total",
+            "Device workers replaced because they hung or died.",
+            registry=reg,
+        )
+        self.heartbeat_age = Gauge(
+            "condensery_heartbeat_age_seconds",
+            "How long the oldest forward pass has been running.",
+            registry=reg,
+        )
         self.compressed_docs = Counter(
             "condensery_compressed_docs_total",
             "Passages that answers were generated from, as vectors.",
@@ -116,6 +147,32 @@ class Metrics:
             buckets=SECONDS,
             registry=reg,
         )
+        self.inter_token_seconds = Histogram(
+            "condensery_inter_token_seconds",
+            "Time between two tokens of an answer.",
+            ["model"],
+            buckets=SECONDS,
+            registry=reg,
+        )
+        self.step_tokens = Histogram(
+            "condensery_step_tokens",
+            "Positions in one step of a generator: a token a sequence, and pieces of prompts.",
+            ["model"],
+            buckets=TOKENS,
+            registry=reg,
+        )
+        self.sequences = Gauge(
+            "condensery_sequences",
+            "Answers being generated, and those that wait for room.",
+            ["model", "state"],
+            registry=reg,
+        )
+        self.cache_positions = Gauge(
+            "condensery_cache_positions",
+            "Positions of the key/value cache that are taken, and how many there are.",
+            ["model", "state"],
+            registry=reg,
+        )
         self.index_passages = Gauge(
             "condensery_index_passages", "Passages in an index.", ["index", "model"], registry=reg
         )
@@ -128,6 +185,8 @@ class Metrics:
         self.build_info = Gauge(
             "condensery_build_info", "Always 1; the version is a label.", ["version"], registry=reg
         )
+        for reason in REASONS:
+            self.rejected.labels(reason)
 
     def prepare_model(self, model: str) -> None:
         """Create every label set of ``model`` at zero."""
@@ -137,6 +196,15 @@ class Metrics:
                 self.request_seconds.labels(model, task, protocol)
         for stage in STAGES:
             self.stage_seconds.labels(model, stage)
+        for dropped in DROP_STAGES:
+            for cause in CAUSES:
+                self.cancelled.labels(model, dropped, cause)
+        for state in ("running", "waiting"):
+            self.sequences.labels(model, state)
+        for state in ("used", "limit"):
+            self.cache_positions.labels(model, state)
+        for action in ("split", "failed"):
+            self.oom.labels(model, action)
         for family in (
             self.batch_tokens,
             self.batch_items,
@@ -150,6 +218,8 @@ class Metrics:
             self.context_tokens_in,
             self.context_vectors_out,
             self.ttft_seconds,
+            self.inter_token_seconds,
+            self.step_tokens,
             self.model_loaded,
         ):
             family.labels(model)

@@ -5,9 +5,17 @@ they don't know. Ours refuse it, so that a misspelt option is not silently witho
 Types are strict: "5" is not 5, and 1 is not true.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, JsonValue
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    model_validator,
+)
 
 from condensery.errors import InputError, TokenIdsRefused, shorten
 
@@ -16,6 +24,15 @@ TOKEN_IDS_HINT = (
     "sign of it: send text. With LangChain's OpenAIEmbeddings set "
     "`check_embedding_ctx_length=False`."
 )
+
+
+# Of many wrong items the first is told; to find them all takes seconds where they are a million.
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+Texts = str | list[str]
+
+# No body of ours has more; unknown ones are named, which takes seconds where they are a million.
+MOST_FIELDS = 64
 
 
 def one_or_many(value: Any, field: str) -> Any:
@@ -27,16 +44,14 @@ def one_or_many(value: Any, field: str) -> Any:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):
-        for place, item in enumerate(value):
-            if isinstance(item, str):
-                continue
-            if _are_token_ids(item):
-                # [1, 2] is one text's ids, [[1, 2]] those of several.
-                where = field if isinstance(item, int) else f"{field}[{place}]"
-                ids = value if isinstance(item, int) else item
-                raise TokenIdsRefused(
-                    f"{where}: {shorten(ids)}: {TOKEN_IDS_HINT}", field=where, value=ids
-                )
+        place = next((i for i, item in enumerate(value) if not isinstance(item, str)), None)
+        if place is not None and _are_token_ids(value[place]):
+            # [1, 2] is one text's ids, [[1, 2]] those of several.
+            one = isinstance(value[place], int)
+            where, ids = (field, value) if one else (f"{field}[{place}]", value[place])
+            raise TokenIdsRefused(
+                f"{where}: {shorten(ids)}: {TOKEN_IDS_HINT}", field=where, value=ids
+            )
         return value
     raise InputError(
         f"{field}: {shorten(value)} is neither a string nor a list of strings.",
@@ -66,13 +81,25 @@ class Ours(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_small(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MOST_FIELDS:
+            raise InputError(
+                f"body: an object of {len(data)} fields; none here has more than {MOST_FIELDS}.",
+                field="body",
+                value=len(data),
+            )
+        return data
+
 
 class OpenAIEmbedRequest(Lenient):
     """``POST /v1/embeddings``."""
 
-    input: Annotated[list[str], BeforeValidator(lambda value: one_or_many(value, "input"))] = Field(
-        description="A string, or a list of strings.", examples=["What is a near twin?"]
-    )
+    input: Annotated[
+        Many[str],
+        BeforeValidator(lambda value: one_or_many(value, "input"), json_schema_input_type=Texts),
+    ] = Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
     model: str | None = Field(default=None, description="An encoder; by default the default one.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
@@ -87,9 +114,10 @@ class OpenAIEmbedRequest(Lenient):
 class TeiEmbedRequest(Lenient):
     """``POST /embed``."""
 
-    inputs: Annotated[list[str], BeforeValidator(lambda value: one_or_many(value, "inputs"))] = (
-        Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
-    )
+    inputs: Annotated[
+        Many[str],
+        BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
+    ] = Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
     normalize: bool | None = True
     truncate: bool | None = None
     prompt_name: str | None = None
@@ -101,7 +129,7 @@ class TeiRerankRequest(Lenient):
     """``POST /rerank`` with ``texts``."""
 
     query: str
-    texts: list[str]
+    texts: Many[str]
     truncate: bool | None = None
     raw_scores: bool = False
     return_text: bool = False
@@ -118,9 +146,12 @@ class RerankRequest(Lenient):
     """``POST /v1/rerank``, and ``/rerank`` with ``documents``."""
 
     query: str
-    documents: list[Annotated[RerankDocument, BeforeValidator(_as_document)]] = Field(
-        description='Strings, or objects `{"text"}`.'
-    )
+    documents: Many[
+        Annotated[
+            RerankDocument,
+            BeforeValidator(_as_document, json_schema_input_type=str | RerankDocument),
+        ]
+    ] = Field(description='Strings, or objects `{"text"}`.')
     model: str | None = None
     top_n: int | None = Field(default=None, ge=1)
     return_documents: bool | None = None
@@ -132,8 +163,16 @@ class CreateIndexRequest(Ours):
     """``PUT /v1/indexes/{name}``."""
 
     encoder: str | None = Field(default=None, description="By default the default encoder.")
-    metric: str = Field(default="ip", description="`ip` (inner product) or `l2`.")
-    kind: str = Field(default="flat", description="`flat` (exact) or `hnsw`.")
+    metric: str = Field(
+        default="ip",
+        description="`ip` (inner product) or `l2`.",
+        json_schema_extra={"enum": ["ip", "l2"]},
+    )
+    kind: str = Field(
+        default="flat",
+        description="`flat` (exact) or `hnsw`.",
+        json_schema_extra={"enum": ["flat", "hnsw"]},
+    )
     dims: int | None = Field(default=None, description="Refused unless it is the encoder's.")
 
 
@@ -142,7 +181,7 @@ class NewDocument(Ours):
 
     id: str
     text: str = ""
-    vector: list[float] | None = Field(
+    vector: Many[float] | None = Field(
         default=None, description="Of the whole text; else the text is split and embedded."
     )
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
@@ -151,7 +190,7 @@ class NewDocument(Ours):
 class UpsertRequest(Ours):
     """``POST /v1/indexes/{name}/documents``."""
 
-    documents: list[NewDocument]
+    documents: Many[NewDocument]
     fingerprint: str | None = Field(
         default=None, description="Of the encoder that made the vectors, if vectors are given."
     )
@@ -160,7 +199,7 @@ class UpsertRequest(Ours):
 class IdsRequest(Ours):
     """``POST /v1/indexes/{name}/documents/get`` and ``.../delete``."""
 
-    ids: list[str]
+    ids: Many[str]
 
 
 class CountRequest(Ours):
@@ -171,7 +210,7 @@ class QueryRequest(Ours):
     """``POST /v1/indexes/{name}/query``: a text, or a vector with its encoder's fingerprint."""
 
     query: str | None = None
-    vector: list[float] | None = None
+    vector: Many[float] | None = None
     fingerprint: str | None = None
     top_k: int = 10
 
@@ -207,9 +246,15 @@ class AnswerRequest(Ours):
     """``POST /v1/rag/answer``: a question with ``documents``, or with an ``index``."""
 
     query: str
-    documents: list[Annotated[AnswerDocument, BeforeValidator(_as_document)]] | None = Field(
-        default=None, description="Strings, or objects `{id, text, metadata}`."
-    )
+    documents: (
+        Many[
+            Annotated[
+                AnswerDocument,
+                BeforeValidator(_as_document, json_schema_input_type=str | AnswerDocument),
+            ]
+        ]
+        | None
+    ) = Field(default=None, description="Strings, or objects `{id, text, metadata}`.")
     index: AnswerIndex | None = None
     rerank: AnswerRerank = Field(default_factory=AnswerRerank)
     compression: AnswerCompression = Field(default_factory=AnswerCompression)

@@ -7,30 +7,41 @@ setting or a taken port is told at once, and nobody waits in silence.
 import asyncio
 import contextlib
 import logging
-import signal
+import math
+import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import condensery
 from condensery.api.grpc.server import GrpcServer
 from condensery.api.grpc.server import start as start_grpc
-from condensery.api.ports import check_free, listen
+from condensery.api.ports import Tls, check_free, listen
 from condensery.api.rest.server import RestServer
 from condensery.errors import CondenseryError, StartError
 from condensery.index.store import IndexStore
+from condensery.jobs.admission import Admission
 from condensery.jobs.samples import NAME as SAMPLES
 from condensery.jobs.samples import ensure_samples
 from condensery.jobs.services import Limits, Services
+from condensery.keys import Keys, reload
+from condensery.logs import configure_logging
 from condensery.metrics import Metrics
 from condensery.settings import Settings
+from condensery.signals import Signals
 
 if TYPE_CHECKING:
     from condensery.runtime.pool import RunningModels
 
 Say = Callable[[str], None]
+
+FAULT = 70  # the exit status of a process that broke inside: EX_SOFTWARE of sysexits.h
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+FATAL_GRACE_SECONDS = 1.0  # for requests in flight then
+
+_log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> int:
@@ -63,75 +74,196 @@ def say(line: str) -> None:
 
 
 async def _serve(settings: Settings, say: Say) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    signals = Signals(asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(settings, stack, say))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            say("stopping before it was ready")
+        server = Server(settings, signals, say)
+        starting = asyncio.create_task(server.start(stack))
+        if not await _first(starting, signals.stop, seconds=settings.start_timeout_seconds):
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting
+            if not signals.stop.is_set():
+                raise StartError(
+                    f"Not ready within {settings.start_timeout_seconds:g} s "
+                    "(start_timeout_seconds)."
+                )
+            say("stopped before it was ready")
             return 0
-        try:
-            services, rest, grpc = await starting
-        finally:
-            stopping.cancel()
-        running = asyncio.create_task(stop.wait())
+        await starting
+        await server.run()
+    say("stopped" if not server.fatal else f"ended: {server.fatal}")
+    return server.status
+
+
+async def _first(task: "asyncio.Task[Any]", event: asyncio.Event, *, seconds: float) -> bool:
+    """Wait for a task, an event or ``seconds``; returns whether the task is done."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return task.done()
+    finally:
+        waiting.cancel()
+
+
+class Server:
+    """The running parts, from start to end.
+
+    Attributes:
+        status: The process's, once ``run`` has returned.
+        fatal: Why nothing but a new process helps; "" while all is well.
+    """
+
+    def __init__(self, settings: Settings, signals: Signals, say: Say) -> None:
+        self.status = 0
+        self.fatal = ""
+        self._settings = settings
+        self._signals = signals
+        self._say = say
+        self._ended = asyncio.Event()
+        self._services: Services
+        self._rest: RestServer
+        self._grpc: GrpcServer
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Start everything, the cheap checks first; ``stack`` closes it in reverse."""
+        began = time.perf_counter()
+        settings, say = self._settings, self._say
+        listener = listen(settings.host, settings.port)
+        stack.callback(listener.close)
+        check_free(settings.host, settings.grpc_port, "grpc_port")
+        keys = Keys()
+        self._read_keys(keys)
+        metrics = Metrics()
+        metrics.build_info.labels(condensery.__version__).set(1)
+        say(f"data in {settings.data_dir}")
+        indexes = await asyncio.to_thread(IndexStore, settings.data_dir, metrics=metrics)
+        stack.callback(indexes.close)
+        for name, reason in indexes.broken.items():
+            say(f"index {name}: refused: {reason}")
+        pool = await _load_models(settings, metrics, say)
+        stack.callback(self._close_pool, pool)
+        self._services = services = Services(
+            pool=pool,
+            indexes=indexes,
+            metrics=metrics,
+            limits=_limits(settings),
+            admission=Admission(settings.max_requests, settings.max_inflight_bytes, metrics),
+            keys=keys,
+        )
+        self._watch(stack, pool, metrics)
+        if settings.samples and any(info.kind == "encoder" for info in pool.models()):
+            try:
+                await ensure_samples(services, say)
+            except CondenseryError as error:  # a full disk: searching what is there still works
+                say(f"index {SAMPLES}: not made: {error.message}")
+        tls = None
+        if settings.tls_cert and settings.tls_key:
+            tls = Tls(settings.tls_cert, settings.tls_key)
+        self._grpc = await start_grpc(services, settings.host, settings.grpc_port, tls=tls)
+        self._rest = RestServer(services, listener, tls=tls)
+        await self._rest.started()
+        services.health.start()
+        self._greet(listener.getsockname()[1], time.perf_counter() - began, pool)
+
+    async def run(self) -> None:
+        """Serve until told to end, or until something breaks that can't be mended; then end."""
         # The REST server ends by itself only when it fails.
-        await asyncio.wait({running, rest.task}, return_when=asyncio.FIRST_COMPLETED)
-        running.cancel()
-        services.health.set(False, "draining")
-        say(f"stopping: requests in flight have {settings.grace_seconds:g} s")
-        await asyncio.gather(rest.stop(), grpc.stop(settings.grace_seconds))
-    say("stopped")
-    return 0 if stop.is_set() else 1
+        self._rest.task.add_done_callback(lambda task: self._ended.set())
+        stopping = asyncio.create_task(self._signals.stop.wait())
+        ending = asyncio.create_task(self._ended.wait())
+        await asyncio.wait({stopping, ending}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        ending.cancel()
+        if self._signals.stop.is_set():
+            await self._drain()
+        else:
+            self.fatal = self.fatal or "the REST server ended by itself"
+            self.status = FAULT
+            self._services.health.refusing = True
+            await self._stop_doors(FATAL_GRACE_SECONDS)
+
+    async def _drain(self) -> None:
+        """Unready, settle, refuse new, finish what was accepted; a second signal hurries."""
+        settings, health, hurry = self._settings, self._services.health, self._signals.hurry
+        health.drain()
+        if self._signals.settle and settings.settle_seconds:
+            self._say(f"stopping: unready, and serving for {settings.settle_seconds:g} s more")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(hurry.wait(), settings.settle_seconds)
+        health.refusing = True
+        self._say(f"stopping: requests in flight have {settings.grace_seconds:g} s")
+        stopping = asyncio.create_task(self._stop_doors(settings.grace_seconds))
+        if not await _first(stopping, hurry, seconds=math.inf):
+            self._say("stopping at once")
+            self._rest.hurry()
+            await self._grpc.stop(0)
+        await stopping
+
+    async def _stop_doors(self, grace: float) -> None:
+        await asyncio.gather(self._rest.stop(grace), self._grpc.stop(grace))
+
+    def _watch(self, stack: AsyncExitStack, pool: "RunningModels", metrics: Metrics) -> None:
+        from condensery.runtime.watchdog import FAREWELL_SECONDS, Watchdog
+
+        loop, health = asyncio.get_running_loop(), self._services.health
+
+        def fatal(reason: str) -> None:
+            self.fatal = reason
+            health.fault(reason, fatal=True)
+            loop.call_later(FAREWELL_SECONDS, self._ended.set)
+
+        watchdog = Watchdog(
+            pool.workers,
+            loop,
+            on_fault=health.fault,
+            on_fatal=fatal,
+            end_process=lambda: os._exit(FAULT),  # nothing acknowledged is lost: it is synced
+            stall_seconds=self._settings.worker_stall_seconds,
+            metrics=metrics,
+        )
+        stack.callback(watchdog.close)
+
+    def _close_pool(self, pool: "RunningModels") -> None:
+        pool.close(FATAL_GRACE_SECONDS if self.fatal else self._settings.grace_seconds)
+
+    def _read_keys(self, keys: Keys) -> None:
+        path, key = self._settings.keys_file, self._settings.api_key
+
+        def again() -> None:
+            try:
+                reload(keys, path, key)
+            except CondenseryError as error:
+                _log.error("keys_not_reloaded", extra={"reason": error.message})
+            else:
+                _log.info("keys_reloaded")
+
+        reload(keys, path, key)
+        self._signals.on_hangup(again)
+
+    def _greet(self, port: int, seconds: float, pool: "RunningModels") -> None:
+        say, host = self._say, self._settings.host
+        scheme = "https" if self._settings.tls_cert else "http"
+        url = f"{scheme}://{_in_url(host)}:{port}"
+        say(f"ready in {seconds:.1f} s")
+        say(f"REST on {url} (description at {url}/docs, metrics at {url}/metrics)")
+        say(f"gRPC on {host}:{self._grpc.port}")
+        keyed = not self._services.keys.open
+        if keyed:
+            say("a key is needed for everything but health checks")
+        elif host not in LOOPBACK:
+            say(f"warning: no key is set, and whoever reaches {host} can use and change everything")
+        say(_example(url, pool, keyed=keyed))
 
 
-async def _start(
-    settings: Settings, stack: AsyncExitStack, say: Say
-) -> tuple[Services, RestServer, GrpcServer]:
-    """Start everything, the cheap checks first; ``stack`` closes it in reverse."""
-    began = time.perf_counter()
-    listener = listen(settings.host, settings.port)
-    stack.callback(listener.close)
-    check_free(settings.host, settings.grpc_port, "grpc_port")
-    metrics = Metrics()
-    metrics.build_info.labels(condensery.__version__).set(1)
-    say(f"data in {settings.data_dir}")
-    indexes = await asyncio.to_thread(IndexStore, settings.data_dir, metrics=metrics)
-    stack.callback(indexes.close)
-    for name, reason in indexes.broken.items():
-        say(f"index {name}: refused: {reason}")
-    pool = await _load_models(settings, metrics, say)
-    stack.callback(pool.close)
-    services = Services(
-        pool=pool,
-        indexes=indexes,
-        metrics=metrics,
-        limits=Limits(max_items=settings.max_items, max_body_bytes=settings.max_body_bytes),
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        max_items=settings.max_items,
+        max_body_bytes=settings.max_body_bytes,
+        max_header_bytes=settings.max_header_bytes,
+        max_json_depth=settings.max_json_depth,
+        request_seconds=settings.request_timeout_seconds,
+        open_metrics=settings.open_metrics,
     )
-    if settings.samples and any(info.kind == "encoder" for info in pool.models()):
-        try:
-            await ensure_samples(services, say)
-        except CondenseryError as error:  # a full disk: searching what is there still works
-            say(f"index {SAMPLES}: not made: {error.message}")
-    grpc = await start_grpc(services, settings.host, settings.grpc_port)
-    rest = RestServer(services, listener, settings.grace_seconds)
-    await rest.started()
-    services.health.set(True, "ready")
-    await grpc.set_ready(True)
-    port = listener.getsockname()[1]
-    say(f"ready in {time.perf_counter() - began:.1f} s")
-    url = f"http://{_in_url(settings.host)}:{port}"
-    say(f"REST on {url} (description at {url}/docs, metrics at {url}/metrics)")
-    say(f"gRPC on {settings.host}:{grpc.port}")
-    say(_example(url, pool))
-    return services, rest, grpc
 
 
 async def _load_models(settings: Settings, metrics: Metrics, say: Say) -> "RunningModels":
@@ -158,40 +290,18 @@ async def _load_models(settings: Settings, metrics: Metrics, say: Say) -> "Runni
         device=device,
         dtype=dtype,
         workers=settings.workers or None,
+        queue_tokens=settings.max_queue_tokens,
+        queue_seconds=settings.max_queue_seconds,
         metrics=metrics,
         say=say,
     )
     if not pool.models():
         reasons = "; ".join(f"{name}: {reason}" for name, reason in pool.refused().items())
-        pool.close()
+        pool.close(0)
         raise StartError(f"No model serves. {reasons or 'The store is empty.'}")
     say("warming up")
     await pool.warm_up()
     return pool
-
-
-def configure_logging(level: str) -> None:
-    """Write events to stderr as ``time level event key=value ...``; no text of users is logged."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_EventFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    # Uvicorn's own lines ("Started server process") say what we say already.
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
-
-
-class _EventFormatter(logging.Formatter):
-    _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return one line, and the traceback under it if there is one."""
-        fields = [
-            f"{name}={value!r}" for name, value in vars(record).items() if name not in self._OWN
-        ]
-        stamp = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
-        line = " ".join([stamp, record.levelname.lower(), record.getMessage(), *fields])
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def _in_url(host: str) -> str:
@@ -200,7 +310,7 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _example(url: str, pool: "RunningModels") -> str:
+def _example(url: str, pool: "RunningModels", *, keyed: bool) -> str:
     if any(info.kind == "oscar-pair" for info in pool.models()):
         body = (
             '{"query": "How many traits did Mendel study?", "index": {"name": "samples"}, '
@@ -209,4 +319,5 @@ def _example(url: str, pool: "RunningModels") -> str:
         path = "/v1/rag/answer"
     else:
         body, path = '{"input": "a text"}', "/v1/embeddings"
-    return f"try: curl {url}{path} -d '{body}'"
+    key = ' -H "authorization: Bearer $CONDENSERY_API_KEY"' if keyed else ""
+    return f"try: curl {url}{path}{key} -d '{body}'"

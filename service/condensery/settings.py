@@ -1,16 +1,47 @@
 """Settings, read once from the command line and the environment."""
 
+import difflib
 import os
+import re
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args, get_origin
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from condensery.errors import SettingError, shorten
+from condensery.keys import LEAST_CHARACTERS, parse_key
 
 PREFIX = "CONDENSERY_"
+# Read by the commands that talk to a server, and not by the server.
+CLIENT_VARIABLES = frozenset({"CONDENSERY_URL"})
+
+# Where --help, `condensery settings` and docs/operating.md list a setting.
+_ADDRESSES: JsonDict = {"group": "addresses"}
+_MODELS: JsonDict = {"group": "models and data"}
+_LIMITS: JsonDict = {"group": "limits"}
+_KEYS: JsonDict = {"group": "keys and TLS"}
+_LIFE: JsonDict = {"group": "start and shutdown"}
+_LOGGING: JsonDict = {"group": "logging"}
+
+# Kubernetes tells every pod of each Service, by variables named after it. Beside a Service called
+# condensery they look like ours; nobody has set them, and CONDENSERY_PORT=tcp://... is no port.
+_SERVICE_LINK = re.compile(
+    rf"{PREFIX}(\w+_)?"
+    r"(SERVICE_(HOST|PORT(_\w+)?)=.*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=.*|PORT=\w+://.*)",
+    re.DOTALL,
+)
 
 
 def default_data_dir() -> Path:
@@ -19,49 +50,153 @@ def default_data_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "share") / "condensery"
 
 
-class Settings(BaseSettings):
-    """How the server runs. Each field is ``--name`` on the command line too."""
+class Settings(BaseModel):
+    """How the server runs.
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid"
+    Each is ``CONDENSERY_<NAME>`` in the environment, and ``--<name>`` on the command line unless it
+    is a secret: command lines are seen by all users of a machine.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
     )
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int = Field(default=8080, ge=0, le=65535, description="REST port; 0 takes a free one.")
-    grpc_port: int = Field(
-        default=8081, ge=0, le=65535, description="gRPC port; 0 takes a free one."
+    host: str = Field(default="127.0.0.1", min_length=1, json_schema_extra=_ADDRESSES)
+    """Address that both doors listen on; 0.0.0.0 is every one of this machine."""
+    port: int = Field(default=8080, ge=0, le=65535, json_schema_extra=_ADDRESSES)
+    """REST port; 0 takes a free one."""
+    grpc_port: int = Field(default=8081, ge=0, le=65535, json_schema_extra=_ADDRESSES)
+    """gRPC port; 0 takes a free one."""
+
+    data_dir: Path = Field(default_factory=default_data_dir, json_schema_extra=_MODELS)
+    """Indexes and own models; by default condensery/ in $XDG_DATA_HOME or in ~/.local/share."""
+    store: Path | None = Field(default=None, json_schema_extra=_MODELS)
+    """Own model store; by default models/ in the data directory."""
+    device: str = Field(
+        default="auto",
+        pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
+        examples=["auto", "cpu", "cuda", "cuda:1"],
+        json_schema_extra=_MODELS,
     )
-    data_dir: Path = Field(
-        default_factory=default_data_dir, description="Where indexes and own models live."
+    """What computes; auto is CUDA where there is one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", json_schema_extra=_MODELS)
+    """What models compute in; auto is bfloat16 where the hardware is fast at it."""
+    workers: int = Field(default=0, ge=0, le=1024, json_schema_extra=_MODELS)
+    """Threads for forward passes; 0 decides by the device."""
+    samples: bool = Field(default=True, json_schema_extra=_MODELS)
+    """Make the index `samples` on first start."""
+
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024, le=2**30, json_schema_extra=_LIMITS)
+    """Longest request, REST body and gRPC message alike."""
+    max_header_bytes: int = Field(default=16 * 2**10, ge=1024, le=2**20, json_schema_extra=_LIMITS)
+    """Longest headers, or metadata, of one request."""
+    max_json_depth: int = Field(default=64, ge=4, le=512, json_schema_extra=_LIMITS)
+    """Most objects and lists within each other in one body."""
+    max_items: int = Field(default=2048, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    """Most texts in one request."""
+    max_requests: int = Field(default=4096, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    """Most requests inside at once; more are told to come back later."""
+    max_inflight_bytes: int = Field(
+        default=64 * 2**20, ge=1024, le=2**40, json_schema_extra=_LIMITS
     )
-    store: Path | None = Field(
-        default=None, description="Own model store; by default <data-dir>/models."
+    """Most bytes of requests inside at once, at least max_body_bytes; more come back later."""
+    max_queue_tokens: int = Field(default=1_000_000, ge=1, le=10**12, json_schema_extra=_LIMITS)
+    """Most tokens that wait for one model; more come back later."""
+    max_queue_seconds: float = Field(default=10.0, ge=0.01, le=3600, json_schema_extra=_LIMITS)
+    """Longest wait for one model; who would wait longer is told at once to come back later."""
+    request_timeout_seconds: float = Field(
+        default=300.0, ge=0.01, le=86_400, json_schema_extra=_LIMITS
     )
-    device: str = Field(default="auto", description="auto, cpu, cuda, or cuda:<number>.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="What models compute in."
-    )
-    workers: int = Field(
-        default=0, ge=0, le=1024, description="Threads for forward passes; 0 is one a core."
-    )
-    max_body_bytes: int = Field(
-        default=8 * 2**20, ge=1024, le=2**30, description="Longest request, REST and gRPC."
-    )
-    max_items: int = Field(
-        default=2048, ge=1, le=1_000_000, description="Most texts in one request."
-    )
-    samples: bool = Field(default=True, description="Make the sample index on first start.")
-    grace_seconds: float = Field(
-        default=10.0, ge=0, le=3600, description="For requests in flight, at shutdown."
-    )
+    """A request's time, where its caller names none or a longer one."""
+
+    api_key: SecretStr | None = Field(default=None, json_schema_extra=_KEYS)
+    """A key that may do everything, under the name `default`; as it is, or sha256: and its hash."""
+    keys_file: Path | None = Field(default=None, json_schema_extra=_KEYS)
+    """File of keys and what each may do; read again on SIGHUP."""
+    open_metrics: bool = Field(default=False, json_schema_extra=_KEYS)
+    """Answer /metrics without a key even where keys are set."""
+    tls_cert: Path | None = Field(default=None, json_schema_extra=_KEYS)
+    """Certificate chain, PEM; both doors then speak TLS only."""
+    tls_key: Path | None = Field(default=None, json_schema_extra=_KEYS)
+    """The certificate's private key, PEM, without a password."""
+
+    start_timeout_seconds: float = Field(default=300.0, ge=1, le=86_400, json_schema_extra=_LIFE)
+    """Longest start: ready by then, or the process ends."""
+    worker_stall_seconds: float = Field(default=1.5, ge=0.1, le=3600, json_schema_extra=_LIFE)
+    """A forward pass that takes longer, and five times what it should, makes the server unready."""
+    settle_seconds: float = Field(default=5.0, ge=0, le=3600, json_schema_extra=_LIFE)
+    """After SIGTERM: unready, and still serving, until all who send requests have seen it."""
+    grace_seconds: float = Field(default=30.0, ge=0, le=3600, json_schema_extra=_LIFE)
+    """After that: new requests are refused, and those in flight have this long to finish."""
+
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least level that is logged."
+        default="info", json_schema_extra=_LOGGING
     )
+    """Least level that is logged."""
 
     @property
     def own_store(self) -> Path:
         """The root that imported and own models go to."""
         return self.store or self.data_dir / "models"
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None:
+            try:
+                parse_key(key.get_secret_value())
+            except ValueError as error:
+                raise _wrong(str(error)) from None
+        return key
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.port and self.port == self.grpc_port:
+            raise self._clash("grpc_port", "other than", "port", "other than")
+        if self.max_inflight_bytes < self.max_body_bytes:
+            raise self._clash("max_inflight_bytes", "at least", "max_body_bytes", "at most")
+        if self.tls_cert and self.tls_key:
+            try:
+                read_pair(self.tls_cert, self.tls_key)
+            except SettingError as error:
+                raise _wrong(error.message, error.field) from None
+        elif self.tls_cert or self.tls_key:
+            given, missing = "tls_cert", "tls_key"
+            if self.tls_key:
+                given, missing = missing, given
+            raise _wrong(f"it needs {missing} beside it", given)
+        return self
+
+    def _clash(self, name: str, rule: str, other: str, reverse: str) -> PydanticCustomError:
+        if name not in self.model_fields_set:  # so that what is blamed is what somebody set
+            name, rule, other = other, reverse, name
+        return _wrong(f"it must be {rule} {other}, {getattr(self, other)}", name)
+
+
+def read_pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
+    """Return a certificate and its private key, as they are in their files.
+
+    Raises:
+        SettingError: A file can't be read, or the two make no pair; the message is the bare
+            problem, the field ``tls_cert`` or ``tls_key``.
+    """
+    found = []
+    for field, path in (("tls_cert", cert), ("tls_key", key)):
+        try:
+            found.append(path.read_bytes())
+        except OSError as error:
+            raise SettingError(f"it can't be read: {error.strerror}", field=field) from error
+    try:
+        # Without a password of ours OpenSSL would ask for one at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:  # which says little: "PEM lib"
+        problem = f"it must be the key of the certificate in {cert}, both PEM, without a password"
+        raise SettingError(problem, field="tls_key") from error
+    return found[0], found[1]
+
+
+def _wrong(problem: str, field: str | None = None) -> PydanticCustomError:
+    return PydanticCustomError("wrong", "{problem}", {"problem": problem, "field": field})
 
 
 def read_settings(flags: Mapping[str, Any] | None = None) -> Settings:
@@ -71,20 +206,117 @@ def read_settings(flags: Mapping[str, Any] | None = None) -> Settings:
         flags: Fields by name; None is a flag that was not given.
 
     Raises:
-        SettingError: A value is not allowed; the message names the setting, where it was set, the
-            value and what is allowed.
+        SettingError: A value is not allowed, or the environment names a setting that does not
+            exist; the message names the setting, where it was set, the value (unless it is a
+            secret) and what is allowed.
     """
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    return trace_settings(flags)[0]
+
+
+def trace_settings(flags: Mapping[str, Any] | None = None) -> tuple[Settings, dict[str, str]]:
+    """Read the settings as ``read_settings`` does, and tell where each value comes from.
+
+    Returns:
+        The settings, and by field "default", "environment variable NAME" or "flag --name".
+
+    Raises:
+        SettingError: As in ``read_settings``.
+    """
+    origins = dict.fromkeys(Settings.model_fields, "default")
+    given: dict[str, Any] = _read_environment()
+    origins |= {name: f"environment variable {variable_of(name)}" for name in given}
+    for name, value in (flags or {}).items():
+        if value is not None:
+            given[name] = value
+            origins[name] = f"flag {flag_of(name)}"
     try:
-        return Settings(**given)
+        return Settings(**given), origins
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0]) if first["loc"] else "settings"
-        name = name.lower().removeprefix(PREFIX.lower())
-        flag = f"--{name.replace('_', '-')}"
-        source = flag if name in given else f"{PREFIX}{name.upper()}"
-        raise SettingError(
-            f"{source}: {shorten(first['input'])} is not allowed. {first['msg']}.",
-            field=name,
-            value=first["input"],
-        ) from error
+    name = str(first["loc"][0]) if first["loc"] else first["ctx"]["field"]
+    problem = first["msg"] if first["type"] == "wrong" else f"it must be {allowed(name)}"
+    value = "its value" if is_secret(name) else shorten(given[name])
+    raise SettingError(
+        f"{origins[name].split()[-1]}: {value} is not allowed: {problem}.",
+        field=name,
+        value=None if is_secret(name) else given[name],
+    )
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable that gives a setting."""
+    return f"{PREFIX}{name.upper()}"
+
+
+def flag_of(name: str) -> str:
+    """Return the flag that gives a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting's value is never shown, nor taken from the command line."""
+    return name in Settings.model_fields and Settings.model_fields[name].annotation == (
+        SecretStr | None
+    )
+
+
+def group_of(name: str) -> str:
+    """Return the heading under which a setting is listed."""
+    extra = Settings.model_fields[name].json_schema_extra
+    assert isinstance(extra, dict)
+    return str(extra["group"])
+
+
+def allowed(name: str) -> str:
+    """Say in words which values a setting may have."""
+    if name not in Settings.model_fields:
+        return "a setting that exists"
+    field = Settings.model_fields[name]
+    if is_secret(name):
+        return f"{LEAST_CHARACTERS} characters or more"
+    if choices := field.examples or choices_of(name):
+        *others, last = map(repr, choices)
+        return f"{', '.join(others)} or {last}"
+    if field.annotation in (int, float):
+        least, most = (
+            next(getattr(one, side) for one in field.metadata if hasattr(one, side))
+            for side in ("ge", "le")
+        )
+        return f"a {'whole ' if field.annotation is int else ''}number, {least} to {most}"
+    if field.annotation is bool:
+        return "true or false"
+    return "a text that is not empty" if field.annotation is str else "a path"
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """Return the values among which a setting is chosen; none where there are too many."""
+    annotation = Settings.model_fields[name].annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _read_environment() -> dict[str, str]:
+    """Return what the environment sets, by field; what is empty is not set.
+
+    Raises:
+        SettingError: It names a setting that does not exist: a typo in CONDENSERY_KEYS_FILE must
+            not leave every door open. Or keys or TLS are set and empty, for the same reason.
+    """
+    names = {variable_of(name): name for name in Settings.model_fields}
+    given: dict[str, str] = {}
+    for variable, value in sorted(os.environ.items()):
+        if not variable.upper().startswith(PREFIX) or variable in CLIENT_VARIABLES:
+            continue
+        if _SERVICE_LINK.fullmatch(f"{variable}={value}"):
+            continue
+        if variable not in names:
+            word = variable[len(PREFIX) :].lower()
+            near = difflib.get_close_matches(word, Settings.model_fields, n=1)
+            hint = f" Did you mean {variable_of(near[0])}?" if near else ""
+            raise SettingError(
+                f"{variable}: there is no such setting.{hint} `condensery serve --help` lists all."
+            )
+        if value:
+            given[names[variable]] = value
+        elif group_of(names[variable]) == _KEYS["group"]:
+            raise SettingError(f"{variable}: it is set, and empty; give it a value, or unset it.")
+    return given

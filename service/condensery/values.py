@@ -48,12 +48,16 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """``scores[i]`` is passage ``i``'s raw relevance score (a logit, unbounded)."""
+    """``scores[i]`` is passage ``i``'s raw relevance score (a logit, unbounded).
+
+    Passages that were cut are told by their places in ``truncated``, the query by its own flag.
+    """
 
     model: str
     scores: Floats
     tokens: int
     truncated: tuple[int, ...] = ()
+    query_truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class Reranked:
     items: tuple[Ranked, ...]
     tokens: int
     truncated: tuple[int, ...] = ()
+    query_truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

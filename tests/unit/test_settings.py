@@ -1,15 +1,52 @@
+import os
+import re
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from condensery.errors import SettingError
-from condensery.settings import Settings, default_data_dir, read_settings
+from condensery.settings import (
+    CLIENT_VARIABLES,
+    Settings,
+    allowed,
+    default_data_dir,
+    flag_of,
+    read_settings,
+    trace_settings,
+    variable_of,
+)
+
+PACKAGE = Path(__file__).parents[2] / "service" / "condensery"
+KEY = "0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"CONDENSERY_{name.upper()}", raising=False)
+    for variable in [name for name in os.environ if name.upper().startswith("CONDENSERY_")]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate, its key, the same key under a password, and another key."""
+    folder = tmp_path_factory.mktemp("pems")
+    for command in (
+        "ecparam -name prime256v1 -out curve.pem",
+        "req -x509 -newkey ec:curve.pem -nodes -subj /CN=localhost -keyout key.pem -out cert.pem",
+        "ec -in key.pem -out locked.pem -aes128 -passout pass:password",
+        "ecparam -genkey -name prime256v1 -noout -out other.pem",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def refusal(flags: dict[str, Any] | None = None) -> str:
+    with pytest.raises(SettingError) as caught:
+        read_settings(flags)
+    return caught.value.message
 
 
 def test_defaults_are_those_that_the_readme_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,35 +63,223 @@ def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CONDENSERY_PORT", "9000")
     monkeypatch.setenv("CONDENSERY_STORE", "/models")
     assert read_settings({"port": None}).port == 9000
-    assert read_settings({"port": 9001}).port == 9001
+    assert read_settings({"port": "9001"}).port == 9001
     assert read_settings().own_store == Path("/models")
 
 
+def test_where_each_value_comes_from_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONDENSERY_PORT", "9000")
+    monkeypatch.setenv("CONDENSERY_MAX_ITEMS", "7")
+    monkeypatch.setenv("CONDENSERY_WORKERS", "")
+    settings, origins = trace_settings({"max_items": "8", "host": None})
+    assert (settings.port, settings.max_items) == (9000, 8)
+    assert list(origins) == list(Settings.model_fields)
+    assert origins["port"] == "environment variable CONDENSERY_PORT"
+    assert origins["max_items"] == "flag --max-items"
+    assert origins["workers"] == origins["host"] == "default"
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("name", "value", "problem"),
     [
-        ("dtype", "float16", "'auto', 'float32' or 'bfloat16'"),
-        ("port", "tcp://10.0.0.1:80", "valid integer"),
-        ("grpc_port", "70000", "less than or equal to 65535"),
-        ("max_body_bytes", "1", "greater than or equal to 1024"),
-        ("workers", "-1", "greater than or equal to 0"),
-        ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),
-        ("samples", "perhaps", "valid boolean"),
+        ("dtype", "float16", "it must be 'auto', 'float32' or 'bfloat16'"),
+        ("device", "tpu", "it must be 'auto', 'cpu', 'cuda' or 'cuda:1'"),
+        ("port", "tcp", "it must be a whole number, 0 to 65535"),
+        ("grpc_port", "70000", "it must be a whole number, 0 to 65535"),
+        ("max_body_bytes", "1", "it must be a whole number, 1024 to 1073741824"),
+        ("workers", "-1", "it must be a whole number, 0 to 1024"),
+        ("grace_seconds", "nan", "it must be a number, 0 to 3600"),
+        ("log_level", "loud", "it must be 'debug', 'info', 'warning' or 'error'"),
+        ("samples", "perhaps", "it must be true or false"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_source_and_what_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, allowed: str
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, problem: str
 ) -> None:
-    with pytest.raises(SettingError, match=allowed) as caught:
+    with pytest.raises(SettingError) as caught:
         read_settings({name: value})
-    assert caught.value.message.startswith(f"--{name.replace('_', '-')}: '{value}' is not allowed")
-    assert caught.value.field == name
-    monkeypatch.setenv(f"CONDENSERY_{name.upper()}", value)
-    with pytest.raises(SettingError, match=allowed) as caught:
-        read_settings()
-    assert caught.value.message.startswith(f"CONDENSERY_{name.upper()}: '{value}'")
+    assert caught.value.message == f"{flag_of(name)}: '{value}' is not allowed: {problem}."
+    assert (caught.value.field, caught.value.value) == (name, value)
+    monkeypatch.setenv(variable_of(name), value)
+    assert refusal() == f"{variable_of(name)}: '{value}' is not allowed: {problem}."
+
+
+def test_every_number_has_a_least_and_a_most_that_hold() -> None:
+    """Those that hang together keep company, so that each is refused for its own sake alone."""
+    company = {"max_body_bytes": {"max_inflight_bytes": 2**40}, "max_inflight_bytes": {}}
+    company["max_inflight_bytes"] = {"max_body_bytes": 1024}
+    seen = 0
+    for name, field in Settings.model_fields.items():
+        if field.annotation not in (int, float):
+            continue
+        seen += 1
+        least, most = map(float, allowed(name).split(", ")[1].split(" to "))
+        others = company.get(name, {})
+        for bound, beyond in ((least, least - 1), (most, most + 1)):
+            kept = Settings.model_validate({name: field.annotation(bound), **others})
+            assert getattr(kept, name) == bound
+            with pytest.raises(ValidationError):
+                Settings.model_validate({name: field.annotation(beyond), **others})
+    assert seen > 15
+
+
+def test_every_setting_says_what_it_is() -> None:
+    short = [name for name, field in Settings.model_fields.items() if not field.description]
+    assert short == []
 
 
 def test_a_flag_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(SettingError, match="--colour"):
-        read_settings({"colour": "red"})
+    assert refusal({"colour": "red"}).startswith("--colour: 'red' is not allowed")
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("CONDENSERY_KEY_FILE", "CONDENSERY_KEYS_FILE"),
+        ("CONDENSERY_APIKEY", "CONDENSERY_API_KEY"),
+        ("CONDENSERY_MAX_BODY_SIZE", "CONDENSERY_MAX_BODY_BYTES"),
+        ("condensery_port", "CONDENSERY_PORT"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused_with_the_nearest_one(
+    monkeypatch: pytest.MonkeyPatch, variable: str, hint: str
+) -> None:
+    monkeypatch.setenv(variable, "a secret")
+    message = refusal()
+    assert message.startswith(f"{variable}: there is no such setting. Did you mean {hint}?")
+    assert "a secret" not in message
+
+
+def test_a_variable_near_to_none_is_refused_without_a_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CONDENSERY_QQQQQQQQ", "1")
+    assert "Did you mean" not in refusal()
+
+
+def test_what_the_other_commands_read_from_the_environment_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = {
+        variable
+        for folder in ("commands", "client")
+        for file in (PACKAGE / folder).glob("*.py")
+        for variable in re.findall('"(CONDENSERY_[A-Z_]+)"', file.read_text())
+    }
+    assert "CONDENSERY_URL" in named
+    for variable in named:
+        monkeypatch.setenv(variable, KEY)
+    read_settings()
+    assert named - {variable_of(name) for name in Settings.model_fields} == CLIENT_VARIABLES
+
+
+def test_what_kubernetes_tells_about_a_service_of_our_name_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = "tcp://10.0.0.11:8080"
+    for variable, value in {
+        "PORT": address,
+        "GRPC_PORT": address,
+        "SERVICE_HOST": "10.0.0.11",
+        "SERVICE_PORT": "8080",
+        "SERVICE_PORT_REST": "8080",
+        "GRPC_SERVICE_HOST": "10.0.0.12",
+        "PORT_8080_TCP": address,
+        "PORT_8080_TCP_PROTO": "tcp",
+        "PORT_8080_TCP_PORT": "8080",
+        "PORT_8080_TCP_ADDR": "10.0.0.11",
+    }.items():
+        monkeypatch.setenv(f"CONDENSERY_{variable}", value)
+    settings, origins = trace_settings()
+    assert (settings.port, settings.grpc_port) == (8080, 8081)
+    assert set(origins.values()) == {"default"}
+    assert "--port: 'tcp://10.0.0.11:8080'" in refusal({"port": address})
+
+
+@pytest.mark.parametrize("name", ["api_key", "keys_file", "tls_cert", "tls_key"])
+def test_a_lock_that_is_set_and_empty_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(variable_of(name), "")
+    assert refusal().startswith(f"{variable_of(name)}: it is set, and empty")
+
+
+@pytest.mark.parametrize(
+    "key", ["secret-too-bad", "sécret-of-many-letters", "two words with blanks", "sha256:s3cr3t"]
+)
+def test_a_key_that_is_not_allowed_is_refused_and_never_shown(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("CONDENSERY_API_KEY", key)
+    with pytest.raises(SettingError) as caught:
+        read_settings()
+    message = caught.value.message
+    assert message.startswith("CONDENSERY_API_KEY: its value is not allowed: ")
+    assert key not in message
+    assert key not in repr(vars(caught.value))
+    assert caught.value.__context__ is None  # pydantic's own error holds the value
+
+
+def test_a_key_is_not_shown_by_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONDENSERY_API_KEY", KEY)
+    settings = read_settings()
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == KEY
+    assert KEY not in f"{settings} {settings!r} {settings.model_dump(mode='json')}"
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate({"api_key": KEY[:15]})
+    assert KEY[:15] not in str(caught.value)
+
+
+def test_two_doors_can_not_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal({"port": "8081"}) == (
+        "--port: '8081' is not allowed: it must be other than grpc_port, 8081."
+    )
+    monkeypatch.setenv("CONDENSERY_GRPC_PORT", "9000")
+    assert refusal({"port": "9000"}).startswith("CONDENSERY_GRPC_PORT: '9000' is not allowed")
+    assert read_settings({"port": "0", "grpc_port": "0"}).port == 0
+
+
+def test_the_longest_request_must_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONDENSERY_MAX_BODY_BYTES", str(2**27))
+    assert refusal() == (
+        "CONDENSERY_MAX_BODY_BYTES: '134217728' is not allowed: "
+        "it must be at most max_inflight_bytes, 67108864."
+    )
+    assert refusal({"max_inflight_bytes": str(2**26)}) == (
+        "--max-inflight-bytes: '67108864' is not allowed: "
+        "it must be at least max_body_bytes, 134217728."
+    )
+    assert read_settings({"max_inflight_bytes": str(2**27)}).max_body_bytes == 2**27
+
+
+def test_a_certificate_and_its_key_go_together(pems: Path) -> None:
+    cert, key = pems / "cert.pem", pems / "key.pem"
+    settings = read_settings({"tls_cert": cert, "tls_key": str(key)})
+    assert (settings.tls_cert, settings.tls_key) == (cert, key)
+    assert refusal({"tls_cert": str(cert)}) == (
+        f"--tls-cert: '{cert}' is not allowed: it needs tls_key beside it."
+    )
+    assert refusal({"tls_key": str(key)}) == (
+        f"--tls-key: '{key}' is not allowed: it needs tls_cert beside it."
+    )
+
+
+@pytest.mark.parametrize("key", ["other.pem", "locked.pem", "cert.pem"])
+def test_a_key_that_does_not_fit_the_certificate_is_refused(pems: Path, key: str) -> None:
+    message = refusal({"tls_cert": str(pems / "cert.pem"), "tls_key": str(pems / key)})
+    assert message.startswith(f"--tls-key: '{pems / key}' is not allowed: it must be the key of")
+    assert f"{pems / 'cert.pem'}" in message
+
+
+def test_a_certificate_that_can_not_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, pems: Path
+) -> None:
+    monkeypatch.setenv("CONDENSERY_TLS_CERT", str(pems))
+    monkeypatch.setenv("CONDENSERY_TLS_KEY", str(pems / "nowhere"))
+    assert refusal() == (
+        f"CONDENSERY_TLS_CERT: '{pems}' is not allowed: it can't be read: Is a directory."
+    )
+    monkeypatch.setenv("CONDENSERY_TLS_CERT", str(pems / "cert.pem"))
+    assert "CONDENSERY_TLS_KEY" in refusal()
+    assert "it can't be read: No such file or directory" in refusal()

@@ -9,6 +9,7 @@ from condensery.client.rest import URL, Client
 if TYPE_CHECKING:
     from condensery.client.grpc import GrpcClient
 
+API_KEY = "CONDENSERY_API_KEY"
 Connection: TypeAlias = "Client | GrpcClient"
 
 
@@ -25,12 +26,24 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--timeout", type=float, default=120.0, metavar="SECONDS", help="default: %(default)s"
     )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"a key, if the server wants one (default: ${API_KEY}, which other users can't see)",
+    )
+    group.add_argument("--tls", action="store_true", help="with --grpc: expect a certificate")
+    group.add_argument(
+        "--ca", metavar="FILE", help="certificates to trust instead of the usual ones, PEM"
+    )
 
 
 def connect(args: argparse.Namespace) -> Connection:
     """Open a client for the server that ``args`` name; close it, or use ``with``."""
+    api_key = args.api_key or os.environ.get(API_KEY) or None
     if args.grpc:
         from condensery.client.grpc import GrpcClient  # not imported by those who use REST
 
-        return GrpcClient(args.grpc, timeout=args.timeout)
-    return Client(args.url, timeout=args.timeout)
+        return GrpcClient(
+            args.grpc, timeout=args.timeout, api_key=api_key, tls=args.tls, ca=args.ca
+        )
+    return Client(args.url, timeout=args.timeout, api_key=api_key, ca=args.ca)

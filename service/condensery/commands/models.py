@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensery.commands.printing import Parsers, extra, say, table
+from condensery.errors import InputError
 
 if TYPE_CHECKING:
     from condensery.store.store import ModelStore
@@ -34,8 +35,8 @@ def add_parser(parsers: Parsers) -> None:
     take = actions.add_parser(
         "import",
         help="import a model's directory",
-        description="Import a sentence-transformers model, a Hugging Face encoder, or a stored"
-        " model, from its directory.",
+        description="Import a sentence-transformers model, a Hugging Face encoder, a published"
+        " OSCAR pair (naver/oscar-*, naver/pisco-*), or a stored model, from its directory.",
     )
     take.add_argument("path", type=Path, metavar="PATH")
     take.add_argument("--name", required=True, help="the model's name in the store")
@@ -47,6 +48,32 @@ def add_parser(parsers: Parsers) -> None:
         action=argparse.BooleanOptionalAction,
         default=None,
         help="for a plain encoder (default)",
+    )
+    pairs = take.add_argument_group("published OSCAR pairs")
+    for half in ("generator", "compressor"):
+        pairs.add_argument(
+            f"--{half}-base",
+            type=Path,
+            metavar="DIR",
+            help=f"the {half}'s base model (default: the directory that config.json names)",
+        )
+    pairs.add_argument(
+        "--questions",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether the compressor reads the question (default)",
+    )
+    pairs.add_argument(
+        "--max-length",
+        type=int,
+        metavar="TOKENS",
+        help="of question and passage together (default: 64 more than a passage; the published"
+        " code takes 128)",
+    )
+    pairs.add_argument(
+        "--rounded-rope",
+        action="store_true",
+        help="round the compressor's rotary frequencies to bf16, as the published code does",
     )
     take.set_defaults(run=run_import)
 
@@ -127,8 +154,22 @@ def run_import(args: argparse.Namespace) -> int:
     """Import a directory."""
     with extra("serve"):
         from condensery.store.importing import import_model
+        from condensery.store.pair_options import Options
+    if args.max_length is not None and args.max_length < 8:
+        raise InputError(f"--max-length: {args.max_length} is not allowed: at least 8")
     stored = import_model(
-        open_store(args), args.path, args.name, pooling=args.pooling, normalize=args.normalize
+        open_store(args),
+        args.path,
+        args.name,
+        pooling=args.pooling,
+        normalize=args.normalize,
+        pair=Options(
+            generator_base=args.generator_base,
+            compressor_base=args.compressor_base,
+            questions=args.questions,
+            max_length=args.max_length,
+            rounded_rope=args.rounded_rope,
+        ),
     )
     print(f"{stored.name} version {stored.version} ({stored.manifest.kind}): {stored.path}")
     for note in stored.manifest.provenance.notes:

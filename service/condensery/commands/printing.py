@@ -14,7 +14,12 @@ class Parsers(Protocol):
     """Where a command's parser is added (argparse's own class has no public name)."""
 
     def add_parser(
-        self, name: str, *, help: str | None = ..., description: str | None = ...
+        self,
+        name: str,
+        *,
+        help: str | None = ...,
+        description: str | None = ...,
+        add_help: bool = ...,
     ) -> argparse.ArgumentParser:
         """Add one, and return it."""
         ...

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from condensery.callers import current
 from condensery.errors import CondenseryError
 from condensery.jobs.services import Services
 from condensery.metrics import Task
@@ -15,6 +16,9 @@ Protocol = Literal["rest", "grpc"]
 
 # The label of requests for models that do not serve: their names are the callers', and endless.
 UNKNOWN = "unknown"
+
+# How early a loop's timer may end what is late: uvloop's tick in whole milliseconds.
+TIMER_SECONDS = 0.005
 
 
 @dataclass(slots=True)
@@ -54,7 +58,9 @@ def account(
         code = type(error).__name__
         raise
     except (asyncio.CancelledError, GeneratorExit):
-        code = "Cancelled"
+        call = current()  # a door cancels what is late, too
+        late = call.seconds_left < TIMER_SECONDS
+        code = type(call.expired()).__name__ if late else "Cancelled"
         raise
     except BaseException:
         code = "InternalError"
@@ -65,6 +71,26 @@ def account(
         metrics.request_seconds.labels(request.model, task, protocol).observe(
             time.perf_counter() - started
         )
+
+
+@contextmanager
+def counting_refusals(services: Services, task: Task | None, protocol: Protocol) -> Iterator[None]:
+    """Count an error that leaves the block as a request that named no model.
+
+    For what a door refuses before it has read what is asked: no key, no room, no message.
+
+    Args:
+        services: The running parts.
+        task: What the request was for; None is not counted.
+        protocol: The door.
+    """
+    try:
+        yield
+    except CondenseryError as error:
+        if task is not None:
+            code = type(error).__name__
+            services.metrics.requests.labels(UNKNOWN, task, protocol, code).inc()
+        raise
 
 
 def label(services: Services, model: str | None, task: Task, index: str | None = None) -> str:

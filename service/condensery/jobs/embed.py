@@ -55,6 +55,7 @@ async def embed(
         prompt=find_prompt(encoder, prompt_name),
         normalize=normalize,
         truncate=truncate,
+        field=field,
     )
 
 

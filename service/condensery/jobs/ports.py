@@ -37,11 +37,13 @@ class Encoder(Protocol):
         prompt: str = "",
         normalize: bool | None = None,
         truncate: bool = True,
+        field: str = "input",
     ) -> Embedded:
         """Embed each text, with ``prompt`` put before it.
 
         Raises:
-            InputError: A text is over the limits, or is too long and ``truncate`` is false.
+            InputError: A text is over the limits, or is too long and ``truncate`` is false; it is
+                named as an item of ``field``.
             ModelFault: A vector came out non-finite.
         """
         ...
@@ -59,8 +61,15 @@ class Scorer(Protocol):
         """What runs."""
         ...
 
-    async def score(self, query: str, passages: Sequence[str], *, truncate: bool = True) -> Scored:
-        """Score each passage for ``query``; order kept."""
+    async def score(
+        self,
+        query: str,
+        passages: Sequence[str],
+        *,
+        truncate: bool = True,
+        field: str = "documents",
+    ) -> Scored:
+        """Score each passage for ``query``; order kept. ``field`` names the passages in errors."""
         ...
 
 

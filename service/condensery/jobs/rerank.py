@@ -27,7 +27,7 @@ async def rerank(
         query: What is asked.
         passages: What is scored.
         model: A reranker's or pair's name; None takes the default.
-        truncate: Cut passages that are too long; if false, refuse them.
+        truncate: Cut texts that are too long; if false, refuse them.
         raw_scores: Give the logits; else their sigmoids, from 0 to 1.
         top_n: Return only so many of the best; None returns all.
         field: What the door calls ``passages``, for messages.
@@ -44,7 +44,7 @@ async def rerank(
     check_texts(passages, field, most)
     if top_n is not None:
         check_range(top_n, "top_n", 1, 2**31 - 1)
-    scored = await scorer.score(query, passages, truncate=truncate)
+    scored = await scorer.score(query, passages, truncate=truncate, field=field)
     # By the logit, not the sigmoid: in float32 that is 1.0 for all above 17.
     order = np.argsort(-scored.scores, kind="stable")[:top_n]
     scores = scored.scores if raw_scores else sigmoid(scored.scores)
@@ -53,6 +53,7 @@ async def rerank(
         items=tuple(Ranked(int(i), float(scores[i]), passages[i]) for i in order),
         tokens=scored.tokens,
         truncated=scored.truncated,
+        query_truncated=scored.query_truncated,
     )
 
 

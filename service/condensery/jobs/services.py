@@ -1,8 +1,11 @@
 """What the doors hand to every job: the running parts and their limits, in one value."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from condensery.jobs.admission import Admission
 from condensery.jobs.ports import Indexes, Pool
+from condensery.keys import Keys
 from condensery.metrics import Metrics
 
 
@@ -13,6 +16,10 @@ class Limits:
     Attributes:
         max_items: Texts, passages or documents in one request.
         max_body_bytes: Bytes of one request, REST body and gRPC message alike.
+        max_header_bytes: Bytes of one request's headers, or metadata.
+        max_json_depth: Objects and lists within each other, in one body.
+        request_seconds: A request's time, where the caller names none or a longer one.
+        open_metrics: Whether metrics need no key where the rest does.
         chars_per_token: An input over ``max_tokens`` of its model times this many characters is
             refused; a shorter one that is too long in tokens is truncated and reported.
         max_top_k: Passages that one query may return.
@@ -25,6 +32,10 @@ class Limits:
 
     max_items: int = 2048
     max_body_bytes: int = 8 * 2**20
+    max_header_bytes: int = 16 * 2**10
+    max_json_depth: int = 64
+    request_seconds: float = 300.0
+    open_metrics: bool = False
     chars_per_token: int = 250
     max_top_k: int = 100
     max_answer_documents: int = 100
@@ -33,21 +44,66 @@ class Limits:
     passage_overlap: int = 16
 
 
-@dataclass(slots=True)
 class Health:
-    """Whether requests should come, and why not. The composition root changes it.
+    """Whether requests should come, whether the process is worth keeping, and why not.
 
     Attributes:
-        ready: Default models are loaded and the server is not draining.
-        reason: For people: "starting", "ready", "draining", ...
+        live: False once nothing but a new process helps.
+        reason: For people: "starting", "ready", "draining", "a device worker hangs", ...
+        draining: The server is about to end.
+        refusing: And takes no new requests any more; what is inside is finished.
     """
 
-    ready: bool = False
-    reason: str = "starting"
+    def __init__(self) -> None:
+        self.live = True
+        self.draining = False
+        self.refusing = False
+        self._started = False
+        self._fault: str | None = None
+        self._watchers: list[Callable[[bool], None]] = []
 
-    def set(self, ready: bool, reason: str) -> None:
-        """Change both at once."""
-        self.ready, self.reason = ready, reason
+    @property
+    def started(self) -> bool:
+        """Whether all was loaded and warm once, whatever came later."""
+        return self._started
+
+    @property
+    def ready(self) -> bool:
+        """Whether the default models are loaded, all is well and the server is not draining."""
+        return self.live and self._started and not self.draining and self._fault is None
+
+    @property
+    def reason(self) -> str:
+        """Say in a few words what ``ready`` says."""
+        if self._fault is not None:
+            return self._fault
+        if self.draining:
+            return "draining"
+        return "ready" if self._started else "starting"
+
+    def start(self) -> None:
+        """All is loaded and warm."""
+        self._started = True
+        self._tell()
+
+    def drain(self) -> None:
+        """The server is about to end: nobody should come any more."""
+        self.draining = True
+        self._tell()
+
+    def fault(self, reason: str | None, *, fatal: bool = False) -> None:
+        """Something broke, or (None) is mended; ``fatal`` is what no restart inside mends."""
+        self._fault = reason
+        self.live = self.live and not fatal
+        self._tell()
+
+    def watch(self, told: Callable[[bool], None]) -> None:
+        """Call ``told(ready)`` at each change, in the event loop's thread."""
+        self._watchers.append(told)
+
+    def _tell(self) -> None:
+        for told in self._watchers:
+            told(self.ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +115,5 @@ class Services:
     metrics: Metrics
     limits: Limits = field(default_factory=Limits)
     health: Health = field(default_factory=Health)
+    admission: Admission = field(default_factory=Admission)
+    keys: Keys = field(default_factory=Keys)

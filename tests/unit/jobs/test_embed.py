@@ -55,3 +55,9 @@ async def test_a_prompt_is_found_by_its_name(services, pool):
     assert pool.encoders["words"].asked == [("a", "query: ", False)]
     with pytest.raises(InputError, match="words has no prompt 'haiku'; it has: query"):
         await embed(services, ["a"], prompt_name="haiku")
+
+
+async def test_a_text_too_long_to_be_left_whole_is_named_as_the_door_calls_it(services):
+    with pytest.raises(InputError) as caught:
+        await embed(services, ["a", "b " * 20], truncate=False, field="texts")
+    assert caught.value.field == "texts[1]"

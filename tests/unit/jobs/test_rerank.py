@@ -39,6 +39,13 @@ async def test_no_passages_are_refused_by_the_doors_name_for_them(services):
         await rerank(services, "q", [], field="texts")
 
 
+async def test_a_query_that_was_cut_is_reported_and_refused_where_nothing_may_be_cut(services):
+    assert (await rerank(services, "q " * 20, ["a"])).query_truncated
+    assert not (await rerank(services, "q", ["a"])).query_truncated
+    with pytest.raises(InputError, match="query"):
+        await rerank(services, "q " * 20, ["a"], truncate=False)
+
+
 def test_sigmoid_overflows_at_no_end():
     values = sigmoid(np.array([-1e4, -30, 0, 30, 1e4], np.float32))
     assert values[0] == 0

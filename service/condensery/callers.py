@@ -1,0 +1,65 @@
+"""Who asks, and how long they wait: set at the door, read wherever work is queued.
+
+A context variable, not an argument: every layer between a door and a queue would only pass it on.
+Where nothing is set (the command line, offline methods) nobody's time runs out.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from condensery.errors import DeadlineExceeded, ExpiredInQueue
+
+
+@dataclass(slots=True)
+class Call:
+    """One request of one caller.
+
+    Attributes:
+        request_id: Echoed to the caller, and in every log line about the request.
+        caller: Who shares the queue fairly with others: a key's name, or an address.
+        deadline: When the caller's time is over, seconds of ``time.monotonic``.
+        began: Whether a forward pass has begun for it.
+    """
+
+    request_id: str = "-"
+    caller: str = "local"
+    deadline: float = math.inf
+    began: bool = False
+
+    @property
+    def seconds_left(self) -> float:
+        """Time until the deadline; 0 once it has passed."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def expired(self) -> DeadlineExceeded:
+        """Return the error that tells the caller so."""
+        if self.began:
+            return DeadlineExceeded("The request's time ran out while it was being served.")
+        return ExpiredInQueue("The request's time ran out before work on it had begun.")
+
+    def check(self) -> None:
+        """Raise DeadlineExceeded if the time is over."""
+        if time.monotonic() >= self.deadline:
+            raise self.expired()
+
+
+_current: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+def current() -> Call:
+    """Return the call being served here, or one without a deadline."""
+    return _current.get() or Call()
+
+
+@contextmanager
+def calling(call: Call) -> Iterator[Call]:
+    """Serve ``call`` in this block, and in the tasks and threads that the block starts."""
+    token = _current.set(call)
+    try:
+        yield call
+    finally:
+        _current.reset(token)

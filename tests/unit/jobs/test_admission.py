@@ -1,0 +1,100 @@
+import contextlib
+import time
+
+import pytest
+
+from condensery.errors import Overloaded
+from condensery.jobs.admission import Admission
+from condensery.metrics import Metrics
+
+
+def rejected(metrics: Metrics, reason: str) -> float | None:
+    return metrics.registry.get_sample_value("condensery_rejected_total", {"reason": reason})
+
+
+def test_so_many_requests_fit_and_one_that_leaves_makes_room() -> None:
+    metrics = Metrics()
+    admission = Admission(max_requests=2, metrics=metrics)
+    with admission.enter(10):
+        with admission.enter(10):
+            with (
+                pytest.raises(Overloaded, match="2 requests are being served"),
+                admission.enter(10),
+            ):
+                pass
+            assert admission.bytes == 20, "who is refused leaves nothing behind"
+        with admission.enter(10):
+            pass
+    assert (admission.requests, admission.bytes) == (0, 0)
+    assert rejected(metrics, "requests") == 1
+
+
+def test_so_many_bytes_fit() -> None:
+    metrics = Metrics()
+    admission = Admission(max_bytes=100, metrics=metrics)
+    said = r"100 bytes .* and 1 more are over the limit of 100"
+    with (
+        admission.enter(60),
+        admission.enter(40),
+        pytest.raises(Overloaded, match=said),
+        admission.enter(1),
+    ):
+        pass
+    assert rejected(metrics, "bytes") == 1
+    with admission.enter(1):
+        pass
+
+
+def test_a_large_request_that_is_alone_always_fits() -> None:
+    admission = Admission(max_bytes=100)
+    with admission.enter(1000), pytest.raises(Overloaded), admission.enter(1):
+        pass
+
+
+def test_a_body_of_unknown_length_is_counted_as_it_grows() -> None:
+    admission = Admission(max_bytes=100)
+    with admission.enter(50), admission.enter(0) as place:
+        place.grow(50)
+        with pytest.raises(Overloaded):
+            place.grow(1)
+        assert admission.bytes == 100
+    assert admission.bytes == 0
+
+
+def test_a_request_that_fails_leaves_all_the_same() -> None:
+    admission = Admission()
+    with contextlib.suppress(KeyError), admission.enter(10):
+        raise KeyError
+    assert (admission.requests, admission.bytes) == (0, 0)
+
+
+def test_when_to_come_back_follows_how_fast_the_house_drains() -> None:
+    def refused(pause: float) -> float:
+        """Let five leave, a pause apart, fill the house again; returns what the next is told."""
+        admission = Admission(max_requests=9)
+        leave = [contextlib.ExitStack() for _ in range(14)]
+        for one in leave[:9]:
+            one.enter_context(admission.enter(1))
+        for one in leave[:5]:
+            time.sleep(pause)
+            one.close()
+        for one in leave[9:]:
+            one.enter_context(admission.enter(1))
+        with pytest.raises(Overloaded) as told, admission.enter(1):
+            pass
+        return told.value.retry_after_seconds
+
+    assert refused(0.3) > 0.25
+    assert refused(0.001) < 0.2
+
+
+def test_an_idle_hour_does_not_count_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    admission = Admission(max_requests=1)
+    now = time.monotonic()
+    for hour in range(3):
+        monkeypatch.setattr(time, "monotonic", lambda hour=hour: now + 3600 * hour)
+        with admission.enter(1):
+            pass
+    with admission.enter(1), pytest.raises(Overloaded) as told, admission.enter(1):
+        pass
+    assert told.value.retry_after_seconds <= 1

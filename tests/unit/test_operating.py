@@ -1,0 +1,61 @@
+"""docs/operating.md says what is so: settings, scopes, metrics, health routes, a status."""
+
+import re
+from pathlib import Path
+
+from pydantic_core import PydanticUndefined
+
+from condensery.api.rest.routes import HEALTH
+from condensery.commands.flags import show
+from condensery.keys import SCOPES
+from condensery.metrics import Metrics
+from condensery.server import FAULT
+from condensery.settings import Settings, allowed, flag_of, group_of, is_secret, variable_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+
+
+def tables() -> str:
+    """A table for each group of settings."""
+    lines: list[str] = []
+    group = ""
+    for name, field in Settings.model_fields.items():
+        if group_of(name) != group:
+            group = group_of(name)
+            lines += ["", f"**{group[0].upper()}{group[1:]}**", ""]
+            lines += ["| setting | default | allowed | what it is |", "|---|---|---|---|"]
+        given = variable_of(name) if is_secret(name) else flag_of(name)
+        default = field.default not in (None, PydanticUndefined)
+        cells = (
+            f"`{given}`",
+            show(name, field.default) if default else "",
+            allowed(name).replace("'", "`"),
+            field.description,
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |".replace("  ", " "))
+    return "\n".join(lines).strip()
+
+
+def test_the_manual_lists_the_settings_as_they_are() -> None:
+    """Where this fails, put what it prints between the two marks."""
+    _, _, rest = PAGE.partition("<!-- settings: tests/unit/test_operating.py compares -->\n")
+    written, _, _ = rest.partition("\n<!-- end of settings -->")
+    assert written.strip() == tables(), f"\n{tables()}\n"
+
+
+def test_the_manual_names_every_scope() -> None:
+    assert [scope for scope in SCOPES if f"| `{scope}` |" not in PAGE] == []
+
+
+def test_the_metrics_that_the_manual_names_exist_with_their_labels() -> None:
+    named = re.findall(r"`(condensery_\w+?)(?:_total)?(?:\{(.*?)\})?`", PAGE)
+    assert len(named) > 4
+    collectors = Metrics().registry._names_to_collectors
+    for name, labels in named:
+        assert name in collectors
+        assert set(re.findall(r"(\w+)=", labels)) <= set(collectors[name]._labelnames)
+
+
+def test_the_manual_names_every_health_route_and_the_status_of_a_fault() -> None:
+    assert [route.path for route in HEALTH if f"`{route.path}`" not in PAGE] == []
+    assert f"\n| {FAULT} | it broke inside" in PAGE
