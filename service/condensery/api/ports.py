@@ -1,11 +1,42 @@
-"""The addresses that the doors listen on."""
+"""The addresses that the doors listen on, and the certificate that they show."""
 
 import errno
 import socket
+from dataclasses import dataclass
+from pathlib import Path
 
-from condensery.errors import PortTaken, StartError
+from condensery.errors import PortTaken, SettingError, StartError
+from condensery.settings import read_pair
 
 BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What a door shows to prove that it is the server's: PEM files.
+
+    Attributes:
+        cert: The server's certificate, and after it those that lead to a known one.
+        key: Its private key, without a password.
+    """
+
+    cert: Path
+    key: Path
+
+    def read(self) -> tuple[bytes, bytes]:
+        """Return the certificate and the key.
+
+        Raises:
+            SettingError: A file can't be read, or the two don't make a pair.
+        """
+        try:
+            return read_pair(self.cert, self.key)
+        except SettingError as error:  # the files have changed since the settings were read
+            path = self.cert if error.field == "tls_cert" else self.key
+            flag = "--tls-cert" if error.field == "tls_cert" else "--tls-key"
+            raise SettingError(
+                f"{flag}: {path} is not allowed: {error.message}.", field=error.field, value=path
+            ) from error
 
 
 def listen(host: str, port: int) -> socket.socket:

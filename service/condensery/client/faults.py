@@ -34,6 +34,11 @@ class Retries:
     attempts: int = 3
     longest_pause_seconds: float = 30.0
 
+    @classmethod
+    def of(cls, retries: "int | Retries") -> "Retries":
+        """Return ``retries``, or those that try so many times again."""
+        return retries if isinstance(retries, Retries) else cls(attempts=1 + retries)
+
     def pause(self, attempt: int, fault: Fault) -> float:
         """Return the seconds to wait after try number ``attempt``, or raise the fault's error."""
         after = fault.retry_after_seconds

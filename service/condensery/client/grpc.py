@@ -12,12 +12,14 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
 from typing import Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from condensery.client import grpc_calls as calls
+from condensery.client.access import headers_of, read_ca
 from condensery.client.calls import awaiting, blocking, streaming, streaming_async
 from condensery.client.faults import Retries
 from condensery.client.grpc_calls import RpcCall
@@ -30,6 +32,10 @@ ADDRESS = "127.0.0.1:8081"
 OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
+def _trust(ca: str | Path | None) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(None if ca is None else read_ca(ca))
+
+
 def _write(message: Message) -> bytes:
     return message.SerializeToString()
 
@@ -39,8 +45,11 @@ class GrpcClient:
 
     Args:
         address: Where the service listens, host:port.
-        timeout: Seconds a call may take.
-        retries: How patient to be with a server that is full or not ready.
+        timeout: Seconds a call may take. The server hears of them, and drops what comes too late.
+        retries: How often to try again where the server is full or not ready, and says until when.
+        api_key: A key, if the server wants one.
+        tls: Whether the server shows a certificate.
+        ca: PEM file with the certificates to trust instead of the usual ones; implies ``tls``.
 
     Raises:
         CondenseryError: By each method: the server's own error, by class and message.
@@ -48,12 +57,23 @@ class GrpcClient:
     """
 
     def __init__(
-        self, address: str = ADDRESS, *, timeout: float = 120.0, retries: Retries | None = None
+        self,
+        address: str = ADDRESS,
+        *,
+        timeout: float = 120.0,
+        retries: int | Retries = 2,
+        api_key: str | None = None,
+        tls: bool = False,
+        ca: str | Path | None = None,
     ) -> None:
         self.address = address
         self._timeout = timeout
-        self._retries = retries or Retries()
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._retries = Retries.of(retries)
+        self._metadata = tuple(headers_of(api_key).items())
+        if tls or ca is not None:
+            self._channel = grpc.secure_channel(address, _trust(ca), options=OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(address, options=OPTIONS)
 
     embed = blocking(calls.embed)
     rerank = blocking(calls.rerank)
@@ -72,7 +92,7 @@ class GrpcClient:
         """Tell whether the service is there and ready to serve."""
         try:
             check = self._channel.unary_unary(calls.HEALTH, bytes, bytes)
-            return bool(check(b"", timeout=self._timeout) == calls.SERVING)
+            return bool(check(b"", timeout=self._timeout, metadata=self._metadata) == calls.SERVING)
         except grpc.RpcError as error:
             fault = read_fault(error, self.address)
         if isinstance(fault.error, Unavailable):
@@ -84,7 +104,7 @@ class GrpcClient:
         method = self._channel.unary_unary(call.method, _write, call.reply_type.FromString)
         for attempt in itertools.count(1):
             try:
-                reply = method(call.request, timeout=self._timeout)
+                reply = method(call.request, timeout=self._timeout, metadata=self._metadata)
                 break
             except grpc.RpcError as error:
                 fault = read_fault(error, self.address)
@@ -95,7 +115,7 @@ class GrpcClient:
         """Send ``call`` and read each message of its reply as it comes."""
         method = self._channel.unary_stream(call.method, _write, call.reply_type.FromString)
         for attempt in itertools.count(1):
-            replies = method(call.request, timeout=self._timeout)
+            replies = method(call.request, timeout=self._timeout, metadata=self._metadata)
             begun = False
             try:
                 for reply in replies:
@@ -125,12 +145,23 @@ class AsyncGrpcClient:
     """Async gRPC client; otherwise as ``GrpcClient``. Make it where the event loop runs."""
 
     def __init__(
-        self, address: str = ADDRESS, *, timeout: float = 120.0, retries: Retries | None = None
+        self,
+        address: str = ADDRESS,
+        *,
+        timeout: float = 120.0,
+        retries: int | Retries = 2,
+        api_key: str | None = None,
+        tls: bool = False,
+        ca: str | Path | None = None,
     ) -> None:
         self.address = address
         self._timeout = timeout
-        self._retries = retries or Retries()
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._retries = Retries.of(retries)
+        self._metadata = tuple(headers_of(api_key).items())
+        if tls or ca is not None:
+            self._channel = grpc.aio.secure_channel(address, _trust(ca), options=OPTIONS)
+        else:
+            self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
 
     embed = awaiting(calls.embed)
     rerank = awaiting(calls.rerank)
@@ -149,7 +180,9 @@ class AsyncGrpcClient:
         """Tell whether the service is there and ready to serve."""
         try:
             check = self._channel.unary_unary(calls.HEALTH, bytes, bytes)
-            return bool(await check(b"", timeout=self._timeout) == calls.SERVING)
+            return bool(
+                await check(b"", timeout=self._timeout, metadata=self._metadata) == calls.SERVING
+            )
         except grpc.aio.AioRpcError as error:
             fault = read_fault(error, self.address)
         if isinstance(fault.error, Unavailable):
@@ -161,7 +194,7 @@ class AsyncGrpcClient:
         method = self._channel.unary_unary(call.method, _write, call.reply_type.FromString)
         for attempt in itertools.count(1):
             try:
-                reply = await method(call.request, timeout=self._timeout)
+                reply = await method(call.request, timeout=self._timeout, metadata=self._metadata)
                 break
             except grpc.aio.AioRpcError as error:
                 fault = read_fault(error, self.address)
@@ -172,7 +205,7 @@ class AsyncGrpcClient:
         """Send ``call`` and read each message of its reply as it comes."""
         method = self._channel.unary_stream(call.method, _write, call.reply_type.FromString)
         for attempt in itertools.count(1):
-            replies = method(call.request, timeout=self._timeout)
+            replies = method(call.request, timeout=self._timeout, metadata=self._metadata)
             begun = False
             try:
                 async for reply in replies:

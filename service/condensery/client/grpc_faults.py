@@ -12,6 +12,8 @@ from condensery.errors import CondenseryError
 # Where a reply names no class of ours, its code is all there is to go by.
 NEAREST: dict[grpc.StatusCode, type[CondenseryError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InputError,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Forbidden,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
     grpc.StatusCode.ALREADY_EXISTS: errors.IndexExists,
     grpc.StatusCode.FAILED_PRECONDITION: errors.Conflict,

@@ -13,11 +13,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
 
 from condensery.client import rest_calls as calls
+from condensery.client.access import TIMEOUT, headers_of, milliseconds, read_ca, trust
 from condensery.client.calls import awaiting, blocking, streaming, streaming_async
 from condensery.client.events import EventReader
 from condensery.client.faults import Retries
@@ -28,16 +30,28 @@ from condensery.errors import Unavailable
 T = TypeVar("T")
 URL = "http://127.0.0.1:8080"
 ONCE = Retries(attempts=1)
-JSON = {"content-type": "application/json"}
+
+
+def _options(timeout: float, api_key: str | None, ca: str | Path | None) -> dict[str, Any]:
+    """Return what httpx is told of a client's arguments."""
+    headers = {
+        "content-type": "application/json",
+        TIMEOUT: milliseconds(timeout),
+        **headers_of(api_key),
+    }
+    verify = True if ca is None else trust(read_ca(ca))
+    return {"timeout": timeout, "headers": headers, "verify": verify}
 
 
 class Client:
     """Blocking REST client, usable from several threads; ``close`` it, or use ``with``.
 
     Args:
-        url: Where the service listens.
-        timeout: Seconds until a silent server is given up.
-        retries: How patient to be with a server that is full or not ready.
+        url: Where the service listens; ``https://`` if it shows a certificate.
+        timeout: Seconds a call may take. The server hears of them, and drops what comes too late.
+        retries: How often to try again where the server is full or not ready, and says until when.
+        api_key: A key, if the server wants one.
+        ca: PEM file with the certificates to trust instead of the usual ones.
 
     Raises:
         CondenseryError: By each method: the server's own error, by class and message.
@@ -45,12 +59,18 @@ class Client:
     """
 
     def __init__(
-        self, url: str = URL, *, timeout: float = 120.0, retries: Retries | None = None
+        self,
+        url: str = URL,
+        *,
+        timeout: float = 120.0,
+        retries: int | Retries = 2,
+        api_key: str | None = None,
+        ca: str | Path | None = None,
     ) -> None:
         self.url = url
-        self._retries = retries or Retries()
+        self._retries = Retries.of(retries)
         with sending(url):
-            self._http = httpx.Client(base_url=url, timeout=timeout, headers=JSON)
+            self._http = httpx.Client(base_url=url, **_options(timeout, api_key, ca))
 
     embed = blocking(calls.embed)
     rerank = blocking(calls.rerank)
@@ -114,12 +134,18 @@ class AsyncClient:
     """Async REST client; otherwise as ``Client``. ``await close()`` it, or use ``async with``."""
 
     def __init__(
-        self, url: str = URL, *, timeout: float = 120.0, retries: Retries | None = None
+        self,
+        url: str = URL,
+        *,
+        timeout: float = 120.0,
+        retries: int | Retries = 2,
+        api_key: str | None = None,
+        ca: str | Path | None = None,
     ) -> None:
         self.url = url
-        self._retries = retries or Retries()
+        self._retries = Retries.of(retries)
         with sending(url):
-            self._http = httpx.AsyncClient(base_url=url, timeout=timeout, headers=JSON)
+            self._http = httpx.AsyncClient(base_url=url, **_options(timeout, api_key, ca))
 
     embed = awaiting(calls.embed)
     rerank = awaiting(calls.rerank)

@@ -14,13 +14,16 @@ from condensery.errors import CondenseryError, DeadlineExceeded, InputError, Una
 # Where a reply names no class of ours, its status is all there is to go by.
 NEAREST: dict[int, type[CondenseryError]] = {
     400: errors.InputError,
+    401: errors.Unauthenticated,
+    403: errors.Forbidden,
     404: errors.NotFound,
-    408: errors.DeadlineExceeded,
+    408: errors.ExpiredInQueue,
     409: errors.Conflict,
     413: errors.PayloadTooLarge,
     422: errors.InputError,
     424: errors.ModelFault,
     429: errors.Overloaded,
+    431: errors.HeadersTooLarge,
     503: errors.Unavailable,
     504: errors.DeadlineExceeded,
     507: errors.StorageFull,

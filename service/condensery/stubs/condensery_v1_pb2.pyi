@@ -70,16 +70,18 @@ class Ranked(_message.Message):
     def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class RerankResponse(_message.Message):
-    __slots__ = ("model", "results", "tokens", "truncated")
+    __slots__ = ("model", "results", "tokens", "truncated", "query_truncated")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    QUERY_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     model: str
     results: _containers.RepeatedCompositeFieldContainer[Ranked]
     tokens: int
     truncated: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., results: _Optional[_Iterable[_Union[Ranked, _Mapping]]] = ..., tokens: _Optional[int] = ..., truncated: _Optional[_Iterable[int]] = ...) -> None: ...
+    query_truncated: bool
+    def __init__(self, model: _Optional[str] = ..., results: _Optional[_Iterable[_Union[Ranked, _Mapping]]] = ..., tokens: _Optional[int] = ..., truncated: _Optional[_Iterable[int]] = ..., query_truncated: bool = ...) -> None: ...
 
 class CreateIndexRequest(_message.Message):
     __slots__ = ("name", "encoder", "metric", "kind", "dims")

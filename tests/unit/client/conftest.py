@@ -30,6 +30,7 @@ class Script:
     url: str
     replies: list[Reply] = field(default_factory=list)
     requests: list[tuple[str, str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
 
     def then(self, status: int, body: Any, **headers: str) -> "Script":
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -46,6 +47,7 @@ def script() -> Iterator[Script]:
             length = int(self.headers.get("content-length") or 0)
             sent = self.rfile.read(length)
             held.requests.append((self.command, self.path, json.loads(sent) if sent else None))
+            held.headers.append({name.lower(): value for name, value in self.headers.items()})
             reply = held.replies.pop(0) if len(held.replies) > 1 else held.replies[0]
             content = reply.encode()
             self.send_response(reply.status)

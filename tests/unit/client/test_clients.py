@@ -3,11 +3,15 @@
 import inspect
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from condensery.client.access import milliseconds
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
+from condensery.errors import InputError
 
 METHODS = sorted(name for name in vars(Client) if not name.startswith("_"))
 
@@ -26,6 +30,33 @@ def test_methods_show_their_parameters_and_say_what_they_do() -> None:
     assert str(inspect.signature(Client.count)) == "(self, /, name: str)"
     for name in METHODS:
         assert (getattr(Client, name).__doc__ or "").strip(), name
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient, GrpcClient, AsyncGrpcClient])
+@pytest.mark.parametrize("key", ["", " ", "two\nlines", "é"])
+async def test_a_key_that_no_header_carries_is_refused(kind: Any, key: str) -> None:
+    with pytest.raises(InputError, match="api_key") as caught:
+        kind(api_key=key)
+    assert caught.value.field == "api_key"
+    assert not key.strip() or key not in caught.value.message
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient, GrpcClient, AsyncGrpcClient])
+@pytest.mark.parametrize("content", [None, b"", b"hello", b"\xff\x00"])
+async def test_a_file_without_certificates_is_refused(
+    kind: Any, content: bytes | None, tmp_path: Path
+) -> None:
+    ca = tmp_path / "ca.pem"
+    if content is not None:
+        ca.write_bytes(content)
+    with pytest.raises(InputError, match=r"ca: .*ca\.pem") as caught:
+        kind(ca=ca)
+    assert caught.value.field == "ca"
+
+
+def test_a_time_without_end_can_be_told() -> None:
+    assert milliseconds(float("inf")) == "1" + "0" * 15
+    assert milliseconds(1e-9) == "1"
 
 
 @pytest.mark.parametrize(

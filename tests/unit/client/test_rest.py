@@ -54,6 +54,15 @@ async def test_the_async_client_sends_and_reads_the_same(script: Any, vectors_re
         (404, "model_not_found", errors.ModelNotFound),
         (404, "index_not_found", errors.IndexNotFound),
         (404, None, errors.NotFound),
+        (401, "unauthenticated", errors.Unauthenticated),
+        (401, None, errors.Unauthenticated),
+        (403, "forbidden", errors.Forbidden),
+        (403, None, errors.Forbidden),
+        (408, "expired_in_queue", errors.ExpiredInQueue),
+        (408, None, errors.ExpiredInQueue),
+        (504, "deadline_exceeded", errors.DeadlineExceeded),
+        (504, None, errors.DeadlineExceeded),
+        (431, None, errors.HeadersTooLarge),
         (409, "encoder_mismatch", errors.EncoderMismatch),
         (413, "payload_too_large", errors.PayloadTooLarge),
         (422, None, errors.InputError),
@@ -100,6 +109,41 @@ async def test_the_async_client_asks_again_too(script: Any, vectors_reply: Any) 
     async with AsyncClient(script.url) as client:
         assert (await client.embed(["a"])).shape == (2, 3)
     assert len(script.requests) == 2
+
+
+def test_a_full_server_says_when_to_come_back(script: Any) -> None:
+    script.then(429, refusal("overloaded"), retry_after_ms="120")
+    with Client(script.url, retries=0) as client, pytest.raises(Overloaded) as caught:
+        client.models()
+    assert caught.value.retry_after_seconds == 0.12
+    assert len(script.requests) == 1
+
+
+def test_a_full_server_is_asked_twice_again_unless_told_otherwise(script: Any) -> None:
+    script.then(429, refusal("overloaded"), retry_after="0")
+    with Client(script.url) as client, pytest.raises(Overloaded):
+        client.models()
+    assert len(script.requests) == 3
+    with Client(script.url, retries=1) as client, pytest.raises(Overloaded):
+        client.models()
+    assert len(script.requests) == 5
+
+
+async def test_the_key_and_the_time_go_with_each_request(script: Any, vectors_reply: Any) -> None:
+    script.then(200, vectors_reply(ROWS))
+    with Client(script.url, api_key="secret", timeout=2.5) as client:
+        client.embed(["a"])
+        client.embed(["a"])
+    async with AsyncClient(script.url, api_key="secret", timeout=2.5) as client_async:
+        await client_async.embed(["a"])
+    with Client(script.url) as client:
+        client.embed(["a"])
+    *three, last = script.headers
+    for headers in three:
+        assert headers["authorization"] == "Bearer secret"
+        assert headers["x-request-timeout-ms"] == "2500"
+    assert "authorization" not in last
+    assert last["x-request-timeout-ms"] == "120000"
 
 
 def test_a_server_that_stays_full_is_given_up(script: Any) -> None:

@@ -1,7 +1,7 @@
 """Each call in three lines: read the message, do the job, write the reply."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,12 +12,14 @@ from google.protobuf.message import Message
 from condensery.api.grpc import messages
 from condensery.jobs import answer as answering
 from condensery.jobs import search
+from condensery.jobs.checks import check_count
 from condensery.jobs.embed import embed
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
+from condensery.keys import Scope
 from condensery.metrics import Task
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import Answer, CompressionMode, Embedded, Reranked
+from condensery.values import Answer, CompressionMode, Document, Embedded, Reranked
 
 Given = TypeVar("Given", bound=Message)
 Found = TypeVar("Found", Embedded, Reranked, Answer)
@@ -34,6 +36,7 @@ class Call(Generic[Given]):
     Exactly one of ``unary`` and ``stream`` is set.
 
     Attributes:
+        scope: What a key must be allowed, once there are keys.
         task: What it counts as in the metrics; None is not counted.
         model_field: The request's field that names the model, if it has it.
         index_field: The one that names the index whose encoder it counts for.
@@ -42,6 +45,7 @@ class Call(Generic[Given]):
     service: str
     name: str
     request: type[Given]
+    scope: Scope
     task: Task | None
     unary: Unary[Given] | None = None
     stream: Streaming[Given] | None = None
@@ -122,14 +126,14 @@ async def drop_index(services: Services, given: pb.DropIndexRequest, model: str 
 
 async def upsert(services: Services, given: pb.UpsertRequest, model: str | None) -> bytes:
     """Write documents."""
+    documents = await _documents(services, given.documents, services.limits.max_items)
     vectors = None
     if given.vectors:
-        vectors = messages.unpack(given.vectors, "vectors", rows=max(1, len(given.documents)))
+        vectors = messages.unpack(given.vectors, "vectors", rows=len(documents))
     found = await search.upsert(
         services,
         given.index,
-        # Two thousand documents' metadata takes 50 ms, in which others want their turn.
-        await asyncio.to_thread(messages.documents, given.documents),
+        documents,
         vectors=vectors,
         fingerprint=given.fingerprint or None,
     )
@@ -186,7 +190,8 @@ async def list_models(services: Services, given: pb.ListModelsRequest, model: st
 
 async def answer(services: Services, given: pb.AnswerRequest, model: str | None) -> bytes:
     """Answer a question."""
-    found = await answering.answered(services, given.query, **_arguments(given, model))
+    arguments = await _arguments(services, given, model)
+    found = await answering.answered(services, given.query, **arguments)
     return _written(services, found, messages.answer)
 
 
@@ -194,17 +199,30 @@ async def answer_stream(
     services: Services, given: pb.AnswerRequest, model: str | None
 ) -> AsyncGenerator[bytes, None]:
     """Answer a question as it happens."""
-    events: Any = answering.answer(services, given.query, **_arguments(given, model))
+    arguments = await _arguments(services, given, model)
+    events: Any = answering.answer(services, given.query, **arguments)
     async with aclosing(events) as stream:
         async for event in stream:
             yield messages.event(event).SerializeToString()
 
 
-def _arguments(given: pb.AnswerRequest, model: str | None) -> dict[str, Any]:
-    documents = [
-        one if one.id else replace(one, id=str(place))
-        for place, one in enumerate(messages.documents(given.documents))
-    ]
+async def _documents(services: Services, given: Sequence[pb.Document], most: int) -> list[Document]:
+    """Read documents, which millions of empty ones never become: that would take half a minute."""
+    check_count(given, "documents", most)
+    # Two thousand documents' metadata takes 50 ms, in which others want their turn.
+    return await asyncio.to_thread(messages.documents, given, services.limits.max_json_depth)
+
+
+async def _arguments(
+    services: Services, given: pb.AnswerRequest, model: str | None
+) -> dict[str, Any]:
+    documents: list[Document] = []
+    if given.documents:
+        most = services.limits.max_answer_documents
+        documents = [
+            one if one.id else replace(one, id=str(place))
+            for place, one in enumerate(await _documents(services, given.documents, most))
+        ]
     return {
         "documents": documents or (None if given.index else []),
         "index": given.index or None,
@@ -222,22 +240,28 @@ def _written(services: Services, found: Found, message_of: Callable[[Found], Mes
         return message_of(found).SerializeToString()
 
 
+_INFER: Scope = "infer"
+_WRITE: Scope = "index-write"
+
 CALLS: tuple[Call[Any], ...] = (
-    Call("Embedding", "EmbedBatch", pb.EmbedBatchRequest, "embed", embed_batch),
-    Call("Rerank", "Rerank", pb.RerankRequest, "rerank", rerank_passages),
-    Call("Index", "Create", pb.CreateIndexRequest, "index", create_index, model_field="encoder"),
-    Call("Index", "List", pb.ListIndexesRequest, "index", list_indexes),
-    Call("Index", "Get", pb.GetIndexRequest, "index", get_index, index_field="name"),
-    Call("Index", "Drop", pb.DropIndexRequest, "index", drop_index, index_field="name"),
-    Call("Index", "Upsert", pb.UpsertRequest, "index", upsert, index_field="index"),
-    Call("Index", "Delete", pb.DeleteRequest, "index", delete, index_field="index"),
-    Call("Index", "Query", pb.QueryRequest, "index", query, index_field="index"),
-    Call("Index", "Count", pb.CountRequest, "index", count, index_field="index"),
+    Call("Embedding", "EmbedBatch", pb.EmbedBatchRequest, _INFER, "embed", embed_batch),
+    Call("Rerank", "Rerank", pb.RerankRequest, _INFER, "rerank", rerank_passages),
     Call(
-        *("Index", "GetDocuments", pb.GetDocumentsRequest, "index", get_documents),
+        *("Index", "Create", pb.CreateIndexRequest, _WRITE, "index", create_index),
+        model_field="encoder",
+    ),
+    Call("Index", "List", pb.ListIndexesRequest, _INFER, "index", list_indexes),
+    Call("Index", "Get", pb.GetIndexRequest, _INFER, "index", get_index, index_field="name"),
+    Call("Index", "Drop", pb.DropIndexRequest, _WRITE, "index", drop_index, index_field="name"),
+    Call("Index", "Upsert", pb.UpsertRequest, _WRITE, "index", upsert, index_field="index"),
+    Call("Index", "Delete", pb.DeleteRequest, _WRITE, "index", delete, index_field="index"),
+    Call("Index", "Query", pb.QueryRequest, _INFER, "index", query, index_field="index"),
+    Call("Index", "Count", pb.CountRequest, _INFER, "index", count, index_field="index"),
+    Call(
+        *("Index", "GetDocuments", pb.GetDocumentsRequest, _INFER, "index", get_documents),
         index_field="index",
     ),
-    Call("Rag", "Answer", pb.AnswerRequest, "answer", answer),
-    Call("Rag", "AnswerStream", pb.AnswerRequest, "answer", stream=answer_stream),
-    Call("Models", "List", pb.ListModelsRequest, None, list_models),
+    Call("Rag", "Answer", pb.AnswerRequest, _INFER, "answer", answer),
+    Call("Rag", "AnswerStream", pb.AnswerRequest, _INFER, "answer", stream=answer_stream),
+    Call("Models", "List", pb.ListModelsRequest, _INFER, None, list_models),
 )

@@ -1,13 +1,21 @@
 """Our errors as gRPC statuses."""
 
 import math
+from typing import Any, NoReturn
 
+import grpc
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from condensery import errors
-from condensery.errors import CondenseryError, Overloaded
+from condensery.errors import CondenseryError, Overloaded, Unavailable
 
+Context = grpc.aio.ServicerContext[Any, Any]
 Trailer = tuple[str, str | bytes]
+
+# When an unready server is worth asking again.
+UNREADY_RETRY_SECONDS = 1.0
 
 # Clients read 8 KiB of headers for sure. gRPC writes details percent-encoded.
 MAX_DETAILS_BYTES = 4096
@@ -18,7 +26,10 @@ CODES: dict[type[CondenseryError], StatusCode] = {
     errors.InputError: StatusCode.INVALID_ARGUMENT,
     errors.EmptyInput: StatusCode.INVALID_ARGUMENT,
     errors.PayloadTooLarge: StatusCode.INVALID_ARGUMENT,  # RESOURCE_EXHAUSTED reads as "retry"
+    errors.HeadersTooLarge: StatusCode.INVALID_ARGUMENT,
     errors.TokenIdsRefused: StatusCode.INVALID_ARGUMENT,
+    errors.Unauthenticated: StatusCode.UNAUTHENTICATED,
+    errors.Forbidden: StatusCode.PERMISSION_DENIED,
     errors.NotFound: StatusCode.NOT_FOUND,
     errors.ModelNotFound: StatusCode.NOT_FOUND,
     errors.IndexNotFound: StatusCode.NOT_FOUND,
@@ -28,6 +39,7 @@ CODES: dict[type[CondenseryError], StatusCode] = {
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
+    errors.ExpiredInQueue: StatusCode.DEADLINE_EXCEEDED,
     errors.ModelFault: StatusCode.INTERNAL,
     errors.StoreError: StatusCode.INTERNAL,
     errors.CorruptModel: StatusCode.INTERNAL,
@@ -49,16 +61,50 @@ def code_of(error: CondenseryError) -> StatusCode:
 def trailers(error: CondenseryError) -> tuple[Trailer, ...]:
     """Return what a client may want beside status and message.
 
-    ``x-error`` is the error's class, ``x-field`` the request's field at fault,
-    ``grpc-retry-pushback-ms`` when to come back.
+    ``x-error`` is the error's class, ``x-field`` the request's field at fault. When to come back
+    is said twice: ``grpc-retry-pushback-ms`` for gRPC's own retries, and in
+    ``grpc-status-details-bin`` google.rpc's RetryInfo for clients with their own.
     """
     found: list[Trailer] = [("x-error", type(error).__name__)]
     if error.field is not None and _is_header(error.field):
         found.append(("x-field", error.field))
-    if isinstance(error, Overloaded):
-        milliseconds = math.ceil(error.retry_after_seconds * 1000)
+    seconds = _retry_seconds(error)
+    if seconds is not None:
+        milliseconds = math.ceil(seconds * 1000)
         found.append(("grpc-retry-pushback-ms", str(milliseconds)))
+        found.append(("grpc-status-details-bin", _retry_info(error, milliseconds)))
     return tuple(found)
+
+
+async def refuse(context: Context, error: CondenseryError, request_id: str) -> NoReturn:
+    """End a call with ``error``."""
+    await abort(context, code_of(error), error.message, request_id, *trailers(error))
+
+
+async def abort(
+    context: Context, code: StatusCode, message: str, request_id: str, *extra: Trailer
+) -> NoReturn:
+    """End a call with a status of any kind."""
+    await context.abort(
+        code, fit(message), trailing_metadata=(*extra, ("x-request-id", request_id))
+    )
+    raise AssertionError  # abort raises
+
+
+def _retry_seconds(error: CondenseryError) -> float | None:
+    if isinstance(error, Overloaded):
+        return error.retry_after_seconds
+    return UNREADY_RETRY_SECONDS if isinstance(error, Unavailable) else None
+
+
+def _retry_info(error: CondenseryError, milliseconds: int) -> bytes:
+    info = RetryInfo()
+    info.retry_delay.FromMilliseconds(milliseconds)
+    # Clients refuse details whose code and message are not those of the reply.
+    status = Status(code=code_of(error).value[0], message=fit(error.message))
+    status.details.add().Pack(info)
+    written: bytes = status.SerializeToString()
+    return written
 
 
 def fit(message: str) -> str:

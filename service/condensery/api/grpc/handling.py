@@ -2,22 +2,30 @@
 
 import asyncio
 import logging
-import secrets
-from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any
+import math
+import time
+from collections.abc import Awaitable
+from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from condensery import callers
+from condensery.api import asking
+from condensery.api.grpc import guarding
 from condensery.api.grpc.calls import Call
-from condensery.api.grpc.errors import code_of, fit, trailers
+from condensery.api.grpc.errors import Context, abort, code_of, refuse
+from condensery.api.grpc.metadata import Metadata, find, host_of
 from condensery.errors import CondenseryError, InputError, PayloadTooLarge
-from condensery.jobs.accounting import account
+from condensery.jobs.accounting import account, counting_refusals
 from condensery.jobs.services import Services
 
-Context = grpc.aio.ServicerContext[Any, Any]
+# A stream's time is looked at between its steps, so that what there is of it can still be told.
+# This much later it is cut wherever it is: at a step that hangs, or a client that stopped reading.
+STREAM_MARGIN_SECONDS = 1.0
 
-MAX_REQUEST_ID_CHARS = 128
+Done = TypeVar("Done")
 
 _log = logging.getLogger(__name__)
 
@@ -31,49 +39,97 @@ def handler(services: Services, call: Call[Any]) -> Any:
     """
 
     async def handle(data: bytes, context: Context) -> bytes | None:
-        request_id = _request_id(context)
-        context.set_trailing_metadata((("x-request-id", request_id),))
-        try:
-            given = _parse(services, call, data)
-            model = str(getattr(given, call.model_field, "")) or _metadata(context, "x-model")
-            with _counted(services, call, given, model):
-                if call.unary is not None:
-                    return await call.unary(services, given, model)
-                assert call.stream is not None
-                async with aclosing(call.stream(services, given, model)) as stream:
-                    async for message in stream:
-                        await _write(context, message)
-                return None
-        except CondenseryError as error:
-            code, details, extra = code_of(error), error.message, trailers(error)
-        except Exception:  # a bug must not show the caller its traceback, nor end the connection
-            _log.exception("internal_error", extra={"call": call.path, "request_id": request_id})
-            code, extra = grpc.StatusCode.INTERNAL, ()
-            details = f"internal error; the server's log has it under request id {request_id}"
-        await context.abort(
-            code, fit(details), trailing_metadata=(*extra, ("x-request-id", request_id))
+        started = time.monotonic()
+        metadata: Metadata = context.invocation_metadata() or ()
+        asked = callers.Call(
+            request_id=asking.request_id(find(metadata, "x-request-id")),
+            caller=guarding.caller() or host_of(context.peer()),
+            deadline=started + services.limits.request_seconds,
         )
-        raise AssertionError  # abort raises
+        context.set_trailing_metadata((("x-request-id", asked.request_id),))
+        outcome = "CANCELLED"  # unless it comes to an end of its own
+        try:
+            with callers.calling(asked):
+                reply = await _serve(services, call, data, context, asked)
+            outcome = "OK"
+            return reply
+        except CondenseryError as error:
+            outcome = code_of(error).name
+            await refuse(context, error, asked.request_id)
+        except Exception:  # a bug must not show the caller its traceback, nor end the connection
+            outcome = "INTERNAL"
+            _log.exception(
+                "internal_error", extra={"call": call.path, "request_id": asked.request_id}
+            )
+            details = f"internal error; the server's log has it under request id {asked.request_id}"
+            await abort(context, grpc.StatusCode.INTERNAL, details, asked.request_id)
+        finally:
+            _report(call, asked, outcome, started)
 
     if call.unary is not None:
         return grpc.unary_unary_rpc_method_handler(handle)
     return grpc.unary_stream_rpc_method_handler(handle)
 
 
-async def _write(context: Context, message: bytes) -> None:
+async def _serve(
+    services: Services, call: Call[Any], data: bytes, context: Context, asked: callers.Call
+) -> bytes | None:
+    metadata: Metadata = context.invocation_metadata() or ()
+    with ExitStack() as stack:
+        with counting_refusals(services, call.task, "grpc"):
+            asked.deadline = min(asked.deadline, _deadline(context, metadata))
+            _check_size(data, services.limits.max_body_bytes)
+            stack.enter_context(services.admission.enter(len(data)))
+            given = _parse(call, data)
+        model = str(getattr(given, call.model_field, "")) or find(metadata, "x-model")
+        stack.enter_context(_counted(services, call, given, model))
+        asked.check()
+        if call.unary is not None:
+            return await _in_time(call.unary(services, given, model), asked)
+        await _in_time(
+            _stream(services, call, given, model, context), asked, margin=STREAM_MARGIN_SECONDS
+        )
+        return None
+
+
+async def _in_time(work: Awaitable[Done], asked: callers.Call, *, margin: float = 0.0) -> Done:
+    seconds = asked.seconds_left + margin
     try:
-        await context.write(message)
-    except grpc.aio.InternalError as error:  # gRPC's word for a client that left as we wrote
-        raise asyncio.CancelledError from error
+        async with asyncio.timeout(None if math.isinf(seconds) else seconds) as limit:
+            return await work
+    except TimeoutError as late:
+        if not limit.expired():  # something behind has a limit of its own
+            raise
+        raise asked.expired() from late
 
 
-def _parse(services: Services, call: Call[Any], data: bytes) -> Any:
-    most = services.limits.max_body_bytes
+async def _stream(
+    services: Services, call: Call[Any], given: Any, model: str | None, context: Context
+) -> None:
+    assert call.stream is not None
+    async with aclosing(call.stream(services, given, model)) as stream:
+        async for message in stream:
+            try:
+                await context.write(message)
+            except grpc.aio.InternalError as error:  # gRPC's word for a client that left
+                raise asyncio.CancelledError from error
+
+
+def _deadline(context: Context, metadata: Metadata) -> float:
+    seconds = asking.patience(find(metadata, asking.TIMEOUT))
+    remaining: float | None = context.time_remaining()
+    return time.monotonic() + (seconds if remaining is None else min(seconds, remaining))
+
+
+def _check_size(data: bytes, most: int) -> None:
     if len(data) > most:
         raise PayloadTooLarge(
             f"The message has {len(data)} bytes, over the limit of {most} (max_body_bytes).",
             value=len(data),
         )
+
+
+def _parse(call: Call[Any], data: bytes) -> Any:
     try:
         return call.request.FromString(data)
     except DecodeError as error:
@@ -92,16 +148,23 @@ def _counted(
     return account(services, model, call.task, "grpc", index=index)
 
 
-def _metadata(context: Context, name: str) -> str | None:
-    for key, value in context.invocation_metadata() or ():
-        if key == name and isinstance(value, str):
-            return value
-    return None
-
-
-def _request_id(context: Context) -> str:
-    """Return the caller's id if it can stand in a header and a log line, else a new one."""
-    given = _metadata(context, "x-request-id") or ""
-    if given.isascii() and given.isprintable() and 0 < len(given) <= MAX_REQUEST_ID_CHARS:
-        return given
-    return secrets.token_hex(16)
+def _report(call: Call[Any], asked: callers.Call, outcome: str, started: float) -> None:
+    """Log how a call ended. Nothing of the caller's is in it but the id and the key's name."""
+    level = logging.INFO
+    if outcome == "OK":
+        level = logging.DEBUG
+    elif outcome == "INTERNAL":
+        level = logging.ERROR
+    if not _log.isEnabledFor(level):
+        return
+    _log.log(
+        level,
+        "reply",
+        extra={
+            "request_id": asked.request_id,
+            "call": call.path,
+            "status": outcome,
+            "ms": round((time.monotonic() - started) * 1000, 1),
+            "key": guarding.caller() or "-",
+        },
+    )

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2
 from condensery.errors import shorten
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+PATHS = tuple(f"/{SERVICE}/{name}" for name in ("Check", "Watch"))
 Context = grpc.aio.ServicerContext[Any, Any]
 _Reply = health_pb2.HealthCheckResponse
 

@@ -12,6 +12,7 @@ from condensery.errors import InputError
 from condensery.stubs import condensery_v1_pb2 as pb
 
 LITTLE = np.dtype("<f4")
+DOCUMENT_DEPTH = 3  # the request, its list of documents, the document
 
 
 def unpack(data: bytes, field: str, *, rows: int) -> values.Floats:
@@ -34,20 +35,32 @@ def pack(vectors: values.Floats) -> bytes:
     return vectors.astype(LITTLE, copy=False).tobytes()
 
 
-def metadata_of(struct: Struct, field: str) -> dict[str, Any]:
+def metadata_of(struct: Struct, field: str, levels: int = 64) -> dict[str, Any]:
     """Return a Struct's object; whole numbers come back as ints, as they do over REST.
 
     Args:
         struct: It knows one kind of number, the double.
         field: Its name in messages.
+        levels: Objects and lists that may lie within each other, this one counted.
 
     Raises:
-        InputError: A number is none, or a value holds nothing; it is named by its path.
+        InputError: A number is none, a value holds nothing, or lies too deep; it is named by its
+            path.
     """
-    return {key: _plain(value, f"{field}.{key}") for key, value in struct.fields.items()}
+    _check_depth(levels, field)
+    return {key: _plain(value, f"{field}.{key}", levels) for key, value in struct.fields.items()}
 
 
-def _plain(value: Value, field: str) -> Any:
+def _check_depth(levels: int, field: str) -> None:
+    if levels < 1:
+        raise InputError(
+            f"{field}: it lies too deep, over the limit of objects and lists within each other "
+            "(max_json_depth).",
+            field=field,
+        )
+
+
+def _plain(value: Value, field: str, levels: int) -> Any:
     kind = value.WhichOneof("kind")
     if kind == "string_value":
         return value.string_value
@@ -58,10 +71,11 @@ def _plain(value: Value, field: str) -> Any:
     if kind == "null_value":
         return None
     if kind == "struct_value":
-        return metadata_of(value.struct_value, field)
+        return metadata_of(value.struct_value, field, levels - 1)
     if kind == "list_value":
+        _check_depth(levels - 1, field)
         items = value.list_value.values
-        return [_plain(one, f"{field}[{place}]") for place, one in enumerate(items)]
+        return [_plain(one, f"{field}[{place}]", levels - 1) for place, one in enumerate(items)]
     raise InputError(f"{field}: the value is of no kind.", field=field)
 
 
@@ -79,10 +93,22 @@ def struct_of(metadata: Mapping[str, Any]) -> Struct:
     return struct
 
 
-def documents(given: Iterable[pb.Document]) -> list[values.Document]:
-    """Read documents."""
+def documents(given: Iterable[pb.Document], max_depth: int) -> list[values.Document]:
+    """Read documents.
+
+    Args:
+        given: The messages.
+        max_depth: Objects and lists within each other, the request, its list of documents and the
+            document counted, as they are over REST.
+
+    Raises:
+        InputError: As for ``metadata_of``.
+    """
+    levels = max_depth - DOCUMENT_DEPTH
     return [
-        values.Document(one.id, one.text, metadata_of(one.metadata, f"documents[{place}].metadata"))
+        values.Document(
+            one.id, one.text, metadata_of(one.metadata, f"documents[{place}].metadata", levels)
+        )
         for place, one in enumerate(given)
     ]
 
@@ -115,6 +141,7 @@ def reranked(found: values.Reranked, *, with_text: bool) -> pb.RerankResponse:
         ],
         tokens=found.tokens,
         truncated=found.truncated,
+        query_truncated=found.query_truncated,
     )
 
 

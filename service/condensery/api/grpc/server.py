@@ -1,19 +1,32 @@
 """The gRPC server, in the same loop as REST and in front of the same jobs."""
 
+from collections.abc import Collection
+from typing import Any
+
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2 import (
+    ServerReflectionRequest,
+    ServerReflectionResponse,
+)
 
 from condensery.api.grpc import health
 from condensery.api.grpc.calls import CALLS
+from condensery.api.grpc.guarding import Guard
 from condensery.api.grpc.handling import handler
-from condensery.api.ports import check_free
+from condensery.api.ports import Tls, check_free
 from condensery.errors import StartError
-from condensery.jobs.services import Services
+from condensery.jobs.services import Limits, Services
 from condensery.stubs import condensery_v1_pb2 as pb
 
-# A message over our limit, up to so many times, is read and refused by us, by its size and the
-# limit; one over that is the transport's to refuse.
+# A message, or metadata, over our limit, up to so many times, is read and refused by us, by its
+# size and the limit; one over that is the transport's to refuse.
 TRANSPORT_FACTOR = 4
+# Calls over those that admission takes, for health and its watchers. Who comes when all are taken
+# is refused at once, with RESOURCE_EXHAUSTED.
+SPARE_CALLS = 64
+LEAST_PING_SECONDS = 10.0
 
 
 class GrpcServer:
@@ -28,32 +41,26 @@ class GrpcServer:
         self._server = server
         self._checks = checks
 
-    async def set_ready(self, ready: bool) -> None:
-        """Tell the health service."""
-        self._checks.set_ready(ready)
-
     async def stop(self, grace: float) -> None:
         """Say NOT_SERVING, refuse new calls, wait ``grace`` seconds for those in flight."""
         self._checks.close()
         await self._server.stop(grace)
 
 
-async def start(services: Services, host: str, port: int) -> GrpcServer:
-    """Start listening; health says NOT_SERVING until ``set_ready``.
+async def start(services: Services, host: str, port: int, *, tls: Tls | None = None) -> GrpcServer:
+    """Start listening; health tells what ``services.health`` does.
 
     Raises:
         PortTaken: Another process listens there.
+        SettingError: The certificate or its key can't be used.
         StartError: The host is no address of this machine.
     """
+    credentials = None if tls is None else _credentials(tls)
+    calls = {call.path: call for call in CALLS}
     server = grpc.aio.server(
-        options=[
-            ("grpc.so_reuseport", 0),  # else a second server would share the port unnoticed
-            (
-                "grpc.max_receive_message_length",
-                TRANSPORT_FACTOR * services.limits.max_body_bytes + 2**20,
-            ),
-            ("grpc.max_send_message_length", -1),
-        ]
+        options=_options(services.limits),
+        interceptors=(Guard(services, calls, health.PATHS),),
+        maximum_concurrent_rpcs=services.admission.max_requests + SPARE_CALLS,
     )
     names = []
     for service in pb.DESCRIPTOR.services_by_name.values():
@@ -65,13 +72,68 @@ async def start(services: Services, host: str, port: int) -> GrpcServer:
             (grpc.method_handlers_generic_handler(service.full_name, methods),)
         )
     checks = health.Health(names)
+    checks.set_ready(services.health.ready)
+    services.health.watch(checks.set_ready)
     server.add_generic_rpc_handlers((checks.handler(),))
-    reflection.enable_server_reflection((*names, health.SERVICE, reflection.SERVICE_NAME), server)
+    server.add_generic_rpc_handlers(
+        (_reflection((*names, health.SERVICE, reflection.SERVICE_NAME)),)
+    )
     check_free(host, port, "grpc_port")  # gRPC itself would log an alarm of its own
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:  # taken since, or an address of another machine
         raise StartError(f"--grpc-port: gRPC can't listen on {address}.", field="host") from error
     await server.start()
     return GrpcServer(server, bound, checks)
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    cert, key = tls.read()
+    return grpc.ssl_server_credentials([(key, cert)])
+
+
+def _reflection(names: Collection[str]) -> grpc.GenericRpcHandler:
+    """Return the service that describes the others.
+
+    As ``reflection.enable_server_reflection`` makes it, but for malformed messages: those would
+    come back as UNKNOWN, each with a traceback in the log. Read as empty, they get an error reply.
+    """
+
+    def read(data: bytes) -> ServerReflectionRequest:
+        try:
+            return ServerReflectionRequest.FromString(data)
+        except DecodeError:
+            return ServerReflectionRequest()
+
+    handler = grpc.stream_stream_rpc_method_handler(
+        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
+        request_deserializer=read,
+        response_serializer=ServerReflectionResponse.SerializeToString,
+    )
+    methods = {"ServerReflectionInfo": handler}
+    return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, methods)
+
+
+def _options(limits: Limits) -> list[tuple[str, Any]]:
+    metadata = TRANSPORT_FACTOR * limits.max_header_bytes
+    return [
+        ("grpc.so_reuseport", 0),  # else a second server would share the port unnoticed
+        ("grpc.max_receive_message_length", TRANSPORT_FACTOR * limits.max_body_bytes + 2**20),
+        ("grpc.max_send_message_length", -1),
+        # Between the two gRPC refuses at random, more and more.
+        ("grpc.max_metadata_size", metadata),
+        ("grpc.absolute_max_metadata_size", metadata),
+        # A client that is gone without a word is noticed, and what it asked for is cancelled.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        # Clients may do so too, with calls or without; who pings too often is cut off.
+        ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * LEAST_PING_SECONDS)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_ping_strikes", 2),
+        ("grpc.server_handshake_timeout_ms", 20_000),
+        ("grpc.max_connection_idle_ms", 30 * 60_000),
+    ]

@@ -7,10 +7,13 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from condensery.api.rest.nesting import check_nesting, yield_after
 from condensery.errors import InputError, shorten
+from condensery.jobs.accounting import counting_refusals
+from condensery.jobs.services import Services
 
 # Longer bodies are parsed off the loop: it gets its turn between parsing and validating.
 INLINE_BYTES = 64 * 1024
@@ -19,6 +22,34 @@ INLINE_BYTES = 64 * 1024
 _NOT_FINITE = re.compile(r"[^-]?(?P<word>-?(?:NaN|Infinity))")
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+
+
+async def read_body(
+    request: Request, services: Services, schema: type[Body], *, optional: bool = False
+) -> Body:
+    """Read a request's body as ``schema``; ``optional``, an empty one is ``{}``.
+
+    Raises:
+        InputError: It is no UTF-8, no JSON, or does not fit.
+    """
+    return await read(request, services, lambda data: validate(data, schema), optional=optional)
+
+
+async def read(
+    request: Request, services: Services, fit: Callable[[Any], T], *, optional: bool = False
+) -> T:
+    """Read a request's body as JSON, and as what ``fit`` makes of it.
+
+    Raises:
+        InputError: It is no UTF-8, no JSON, is nested too deep, or ``fit`` refuses it.
+    """
+    depth = services.limits.max_json_depth
+    with counting_refusals(services, request.state.task, "rest"):
+        data = await read_bytes(request.receive)
+        if len(data) > INLINE_BYTES:
+            return await asyncio.to_thread(lambda: fit(load(data, depth)))
+        return fit({} if optional and not data.strip() else load(data, depth))
 
 
 async def read_bytes(receive: Receive) -> bytes:
@@ -36,35 +67,19 @@ async def read_bytes(receive: Receive) -> bytes:
     raise ClientDisconnect
 
 
-async def read_body(receive: Receive, schema: type[Body]) -> Body:
-    """Read a request's body as ``schema``.
-
-    Raises:
-        InputError: It is no UTF-8, no JSON, or does not fit.
-    """
-    return await parse(await read_bytes(receive), lambda data: validate(load(data), schema))
-
-
-T = TypeVar("T")
-
-
-async def parse(data: bytes, how: Callable[[bytes], T]) -> T:
-    """Parse here what is short, and in a thread what is long."""
-    if len(data) <= INLINE_BYTES:
-        return how(data)
-    return await asyncio.to_thread(how, data)
-
-
-def load(data: bytes) -> Any:
-    """Parse JSON: UTF-8 without lone surrogates, numbers finite.
+def load(data: bytes, max_depth: int) -> Any:
+    """Parse JSON: UTF-8 without lone surrogates, numbers finite, at most ``max_depth`` deep.
 
     Raises:
         InputError: It is not that; the message says where.
     """
+    check_nesting(data, max_depth)
     try:
-        return orjson.loads(data)
+        parsed = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise _explain(data, error) from error
+    yield_after(data)
+    return parsed
 
 
 def validate(data: Any, schema: type[Body]) -> Body:

@@ -1,54 +1,81 @@
 """What stands around every endpoint: errors become replies here, whatever happens behind."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope
+from starlette.types import Receive, Scope, Send
 
-from condensery.api.rest.errors import Family, render, render_fault
-from condensery.errors import CondenseryError, PayloadTooLarge
+from condensery.api.rest.errors import ROWS, Family, render, render_as
+from condensery.callers import current
+from condensery.errors import CondenseryError, code_of
 from condensery.jobs.services import Services
 from condensery.values import Embedded, Reranked
 
 Endpoint: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 Guarded: TypeAlias = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
 
-# A body that is refused is read on up to this many times the limit: a client that is cut off
-# while it sends never reads why.
-DRAIN_FACTOR = 4
+# What waits in a queue watches its own time, and counts it as that; this is for all else.
+LATE_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
 
 
 def guard(endpoint: Endpoint, services: Services, family: Family) -> Guarded:
-    """Return the endpoint with its errors made replies, in the bodies of its family.
+    """Return the endpoint bounded by its call's time, its errors made replies of its family.
 
     An endpoint whose family hangs on the body says so in ``request.state.family``.
     """
 
     async def guarded(request: Request) -> Response:
         try:
-            return await endpoint(request, services)
+            return await in_time(endpoint(request, services))
         except CondenseryError as error:
+            request.state.code = code_of(type(error))
             return render(error, _family(request, family))
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
+            return Silence()
         # A bug must not take the connection down, nor show its traceback to the caller.
         except Exception:
+            request.state.code = "internal_error"
             identity = request.state.request_id
             _log.exception("internal_error", extra={"request_id": identity})
-            return render_fault(
+            return render_as(
+                ROWS[CondenseryError],
                 _family(request, family),
-                500,
                 "internal_error",
                 f"Internal error; the server's log has it under request id {identity}.",
             )
 
     return guarded
+
+
+async def in_time(work: Awaitable[T]) -> T:
+    """Wait for ``work`` as long as the call's caller does; then it is cancelled.
+
+    Raises:
+        DeadlineExceeded: Their time is over; ExpiredInQueue if nothing had begun.
+    """
+    call = current()
+    try:
+        async with asyncio.timeout(call.seconds_left + LATE_SECONDS) as limit:
+            return await work
+    except TimeoutError as late:
+        if not limit.expired():  # something behind has a limit of its own
+            raise
+        raise call.expired() from late
+
+
+class Silence(Response):
+    """The reply to a client that has left: none."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send nothing."""
 
 
 def reply(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -62,67 +89,12 @@ def about(result: Embedded | Reranked) -> dict[str, str]:
     headers = {"x-model": result.model}
     if isinstance(result, Embedded):
         headers["x-model-revision"] = result.fingerprint
-    if result.truncated:
-        headers["x-truncated-inputs"] = str(len(result.truncated))
+    cut = len(result.truncated)
+    if isinstance(result, Reranked):
+        cut += result.query_truncated
+    if cut:
+        headers["x-truncated-inputs"] = str(cut)
     return headers
-
-
-class BodyLimit:
-    """Hands a request's body on, and stops it where it is over the limit.
-
-    Args:
-        scope: The request's.
-        receive: The server's.
-        limit: Bytes.
-    """
-
-    def __init__(self, scope: Scope, receive: Receive, limit: int) -> None:
-        self._receive = receive
-        self._limit = limit
-        self._announced = _content_length(scope)
-        self._bytes = 0
-
-    async def __call__(self) -> Message:
-        """Receive the next message.
-
-        Raises:
-            PayloadTooLarge: The body is announced to be over the limit, or has grown over it.
-        """
-        if self._announced > self._limit:  # not worth reading
-            size, self._announced = self._announced, 0
-            await self._drain()
-            raise self._refusal(size)
-        message = await self._receive()
-        if message["type"] == "http.request":
-            self._bytes += len(message.get("body", b""))
-            if self._bytes > self._limit:
-                size = self._bytes
-                if message.get("more_body", False):
-                    await self._drain()
-                raise self._refusal(size)
-        return message
-
-    async def _drain(self) -> None:
-        most = self._limit * DRAIN_FACTOR
-        while self._bytes <= most:
-            message = await self._receive()
-            self._bytes += len(message.get("body", b""))
-            if not message.get("more_body", False):
-                return
-
-    def _refusal(self, size: int) -> PayloadTooLarge:
-        return PayloadTooLarge(
-            f"body: {size} bytes or more, over the limit of {self._limit} (max_body_bytes).",
-            field="body",
-            value=size,
-        )
-
-
-def _content_length(scope: Scope) -> int:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value[:20])
-    return 0
 
 
 def _family(request: Request, default: Family) -> Family:

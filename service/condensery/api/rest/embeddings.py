@@ -1,6 +1,7 @@
 """Texts to vectors, as OpenAI's and TEI's clients ask for it."""
 
 import binascii
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from condensery.api.rest.bodies import read_body
-from condensery.api.rest.doors import about, reply
+from condensery.api.rest.doors import about
+from condensery.api.rest.writing import NUMBERS, reply_list
 from condensery.jobs.accounting import account
 from condensery.jobs.embed import embed
 from condensery.jobs.services import Services
@@ -18,7 +20,7 @@ from condensery.values import Embedded, Floats
 
 async def openai_embeddings(request: Request, services: Services) -> Response:
     """Embed texts, as OpenAI does; base64 is of little-endian float32, exact."""
-    body = await read_body(request.receive, OpenAIEmbedRequest)
+    body = await read_body(request, services, OpenAIEmbedRequest)
     with account(services, body.model, "embed", "rest"):
         result = await embed(
             services,
@@ -30,12 +32,12 @@ async def openai_embeddings(request: Request, services: Services) -> Response:
             dimensions=body.dimensions,
         )
         with services.metrics.stage(result.model, "serialize"):
-            return _openai_reply(result, base64=body.encoding_format == "base64")
+            return await _openai_reply(result, base64=body.encoding_format == "base64")
 
 
 async def tei_embed(request: Request, services: Services) -> Response:
     """Embed texts, as TEI does: a list of vectors, for a single text too."""
-    body = await read_body(request.receive, TeiEmbedRequest)
+    body = await read_body(request, services, TeiEmbedRequest)
     with account(services, body.model, "embed", "rest"):
         result = await embed(
             services,
@@ -48,22 +50,34 @@ async def tei_embed(request: Request, services: Services) -> Response:
             field="inputs",
         )
         with services.metrics.stage(result.model, "serialize"):
-            return reply(_rows(result.vectors), headers=about(result))
+            rows = _rows(result.vectors)
+            return await reply_list(rows, _each(result), headers=about(result))
 
 
-def _openai_reply(result: Embedded, *, base64: bool) -> Response:
+async def _openai_reply(result: Embedded, *, base64: bool) -> Response:
     rows = _rows(result.vectors)
-    vectors: list[Any] = [encode(row) for row in rows] if base64 else rows
-    content = {
-        "object": "list",
-        "data": [
+    vectors: Iterable[Any] = map(encode, rows) if base64 else rows
+    return await reply_list(
+        (
             {"object": "embedding", "index": place, "embedding": vector}
             for place, vector in enumerate(vectors)
-        ],
-        "model": result.model,
-        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
-    }
-    return reply(content, headers=about(result))
+        ),
+        _each(result),
+        within={
+            "object": "list",
+            "data": None,
+            "model": result.model,
+            "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+        },
+        field="data",
+        headers=about(result),
+    )
+
+
+def _each(result: Embedded) -> int:
+    """Return how many vectors make a piece of the reply."""
+    dims: int = result.vectors.shape[1]
+    return max(1, NUMBERS // dims)
 
 
 def _rows(vectors: Floats) -> list[Floats]:

@@ -1,12 +1,14 @@
 """Indexes: `/v1/indexes/**`."""
 
+from typing import Any
+
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from condensery.api.rest.bodies import load as load_json
-from condensery.api.rest.bodies import read_body, read_bytes, validate
+from condensery.api.rest.bodies import read, read_body, validate
 from condensery.api.rest.doors import reply
+from condensery.api.rest.writing import TEXTS, reply_list
 from condensery.errors import InputError
 from condensery.jobs import search
 from condensery.jobs.accounting import account
@@ -24,8 +26,7 @@ from condensery.values import Document, Floats
 
 async def create(request: Request, services: Services) -> Response:
     """Create an index; the same settings again return it as it is."""
-    data = await read_bytes(request.receive)
-    body = validate(load_json(data), CreateIndexRequest) if data.strip() else CreateIndexRequest()
+    body = await read_body(request, services, CreateIndexRequest, optional=True)
     with account(services, body.encoder, "index", "rest"):
         info = await search.create_index(
             services,
@@ -63,13 +64,13 @@ async def drop(request: Request, services: Services) -> Response:
 async def upsert(request: Request, services: Services) -> Response:
     """Write documents, replacing those of the same ids; synced when this returns."""
     name = _name(request)
-    body = await read_body(request.receive, UpsertRequest)
+    body, vectors = await read(request, services, _with_vectors)
     with account(services, None, "index", "rest", index=name):
         written = await search.upsert(
             services,
             name,
             [Document(one.id, one.text, one.metadata) for one in body.documents],
-            vectors=_vectors(body.documents),
+            vectors=vectors,
             fingerprint=body.fingerprint,
         )
         return reply(written)
@@ -78,15 +79,16 @@ async def upsert(request: Request, services: Services) -> Response:
 async def get(request: Request, services: Services) -> Response:
     """Return documents by id, those found."""
     name = _name(request)
-    body = await read_body(request.receive, IdsRequest)
+    body = await read_body(request, services, IdsRequest)
     with account(services, None, "index", "rest", index=name):
-        return reply({"documents": await search.get(services, name, body.ids)})
+        found = await search.get(services, name, body.ids)
+        return await reply_list(found, TEXTS, within={"documents": None}, field="documents")
 
 
 async def delete(request: Request, services: Services) -> Response:
     """Delete documents by id; synced when this returns."""
     name = _name(request)
-    body = await read_body(request.receive, IdsRequest)
+    body = await read_body(request, services, IdsRequest)
     with account(services, None, "index", "rest", index=name):
         return reply({"deleted": await search.delete(services, name, body.ids)})
 
@@ -94,9 +96,7 @@ async def delete(request: Request, services: Services) -> Response:
 async def count(request: Request, services: Services) -> Response:
     """Count an index's documents and passages."""
     name = _name(request)
-    data = await read_bytes(request.receive)
-    if data.strip():
-        validate(load_json(data), CountRequest)
+    await read_body(request, services, CountRequest, optional=True)
     with account(services, None, "index", "rest", index=name):
         documents, passages = await search.count(services, name)
         return reply({"documents": documents, "passages": passages})
@@ -105,7 +105,7 @@ async def count(request: Request, services: Services) -> Response:
 async def query(request: Request, services: Services) -> Response:
     """Find the passages nearest to a text or a vector, the best first."""
     name = _name(request)
-    body = await read_body(request.receive, QueryRequest)
+    body = await read_body(request, services, QueryRequest)
     with account(services, None, "index", "rest", index=name):
         vector = None if body.vector is None else to_floats([body.vector], ["vector"])[0]
         hits = await search.query(
@@ -144,8 +144,16 @@ def to_floats(rows: list[list[float]], names: list[str]) -> Floats:
                 field=name,
                 value=len(row),
             )
+    floats = np.empty((len(rows), len(rows[0])), np.float32)
     with np.errstate(over="ignore"):  # over float32's range is infinite, and refused as that
-        return np.array(rows, np.float32).reshape(len(rows), -1)
+        for place, row in enumerate(rows):  # one by one: the loop gets its turn between them
+            floats[place] = row
+    return floats
+
+
+def _with_vectors(data: Any) -> tuple[UpsertRequest, Floats | None]:
+    body = validate(data, UpsertRequest)
+    return body, _vectors(body.documents)
 
 
 def _vectors(documents: list[NewDocument]) -> Floats | None:

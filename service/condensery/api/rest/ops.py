@@ -15,18 +15,25 @@ from condensery.values import ModelInfo
 
 
 async def livez(request: Request, services: Services) -> Response:
-    """Say that the event loop turns."""
-    del request, services
+    """Say whether the process is worth keeping; 503 with the reason once only a new one helps."""
+    del request
+    check_live(services)
     return reply({"status": "live"})
 
 
 async def readyz(request: Request, services: Services) -> Response:
     """Say whether requests should come; 503 with the reason if not."""
     del request
-    health = services.health
-    if not health.ready:
-        raise Unavailable(f"Not ready: {health.reason}.")
+    check_ready(services)
     return reply({"status": "ready"})
+
+
+async def startupz(request: Request, services: Services) -> Response:
+    """Say whether all was loaded and warm once; what comes later is readiness."""
+    del request
+    if not services.health.started:
+        raise Unavailable(f"Not started: {services.health.reason}.")
+    return reply({"status": "started"})
 
 
 async def metrics(request: Request, services: Services) -> Response:
@@ -42,6 +49,18 @@ async def version(request: Request, services: Services) -> Response:
     return reply({"version": condensery.__version__})
 
 
+def check_live(services: Services) -> None:
+    """Raise Unavailable once only a new process helps."""
+    if not services.health.live:
+        raise Unavailable(f"Not live: {services.health.reason}.")
+
+
+def check_ready(services: Services) -> None:
+    """Raise Unavailable while nobody should come."""
+    if not services.health.ready:
+        raise Unavailable(f"Not ready: {services.health.reason}.")
+
+
 async def list_models(request: Request, services: Services) -> Response:
     """List the models that serve, defaults first."""
     del request
@@ -50,11 +69,19 @@ async def list_models(request: Request, services: Services) -> Response:
 
 async def show_model(request: Request, services: Services) -> Response:
     """Return one model."""
-    name = request.path_params["name"]
+    return reply(_model(find_model(services, request.path_params["name"])))
+
+
+def find_model(services: Services, name: str) -> ModelInfo:
+    """Return a running model by name.
+
+    Raises:
+        ModelNotFound: It does not run; the message says why, and names those that do.
+    """
     models = services.pool.models()
     for info in models:
         if info.name == name:
-            return reply(_model(info))
+            return info
     reason = services.pool.refused().get(name)
     why = f"was refused: {reason}" if reason else "does not exist"
     raise ModelNotFound(
@@ -80,7 +107,7 @@ async def tei_info(request: Request, services: Services) -> Response:
             "model_dtype": default.dtype,
             "served_model_name": default.name,
             "model_type": _model_type(default),
-            "max_concurrent_requests": services.limits.max_items,
+            "max_concurrent_requests": services.admission.max_requests,
             "max_input_length": default.max_tokens,
             "max_batch_tokens": default.max_tokens * services.limits.max_items,
             "max_batch_requests": None,

@@ -1,5 +1,6 @@
 """Answers: `/v1/rag/answer`, whole or as server-sent events."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -8,12 +9,12 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 from condensery.api.rest.bodies import read_body
-from condensery.api.rest.doors import reply
+from condensery.api.rest.doors import in_time, reply
 from condensery.api.rest.errors import error_body
-from condensery.errors import CondenseryError
+from condensery.errors import CondenseryError, Unavailable, code_of
 from condensery.jobs.accounting import account
 from condensery.jobs.answer import answer, answered
 from condensery.jobs.services import Services
@@ -25,14 +26,14 @@ _log = logging.getLogger(__name__)
 
 async def rag_answer(request: Request, services: Services) -> Response:
     """Answer a question from documents or an index."""
-    body = await read_body(request.receive, AnswerRequest)
+    body = await read_body(request, services, AnswerRequest)
     if body.stream:
         events = _events(services, body)
         # Bad requests fail here, with a status of their own, before the stream begins.
         first = await anext(events)
-        lines = _lines(first, events, request.state.request_id)
+        lines = _lines(first, events, request)
         headers = {"x-model": _model(first), "cache-control": "no-cache"}
-        return EventStream(lines, headers)
+        return EventStream(lines, headers, events)
     with account(services, body.model, "answer", "rest"):
         whole = await answered(services, **_arguments(body))
         with services.metrics.stage(whole.model, "serialize"):
@@ -43,16 +44,25 @@ async def rag_answer(request: Request, services: Services) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """A stream that closes its events' generator when the client leaves, not some time later."""
+    """A stream that closes its events' generator as soon as its task is cancelled.
 
-    def __init__(self, lines: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+    The front does that when the client leaves, so that nothing here looks for it.
+    """
+
+    def __init__(
+        self,
+        lines: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        events: AsyncGenerator[AnswerEvent, None],
+    ) -> None:
         super().__init__(lines, headers=headers, media_type="text/event-stream")
         self._lines = lines
+        self._events = events  # begun before `lines`, which closes it only once it has begun too
 
-    async def stream_response(self, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until they end."""
-        async with aclosing(self._lines):
-            await super().stream_response(send)
+        async with aclosing(self._events), aclosing(self._lines):
+            await self.stream_response(send)
 
 
 async def _events(services: Services, body: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
@@ -64,28 +74,35 @@ async def _events(services: Services, body: AnswerRequest) -> AsyncGenerator[Ans
 
 
 async def _lines(
-    first: AnswerEvent, events: AsyncGenerator[AnswerEvent, None], request_id: str
+    first: AnswerEvent, events: AsyncGenerator[AnswerEvent, None], request: Request
 ) -> AsyncGenerator[bytes, None]:
     """Write events, named as R2R names them; a failure in the middle is an event too."""
     async with aclosing(events):
         try:
             for name, data in _named(first):
                 yield _line(name, data)
-            async for event in events:
+            while (event := await in_time(anext(events, None))) is not None:
                 for name, data in _named(event):
                     yield _line(name, data)
         except CondenseryError as error:
-            failed = error_body(error, "openai")
-            yield _line("error", {"id": f"err_{request_id}", "object": "agent.error", **failed})
+            yield _failed(request, error)
+        except asyncio.CancelledError:  # nobody reads it, or the server ends and its grace is over
+            yield _failed(request, Unavailable("The server ended before this was done."))
         # The status is long sent: a bug too can only be told as an event.
         except Exception:
-            _log.exception("internal_error", extra={"request_id": request_id})
-            message = f"Internal error; the server's log has it under request id {request_id}."
-            fault = {"message": message, "type": "server_error", "code": "internal_error"}
-            yield _line(
-                "error", {"id": f"err_{request_id}", "object": "agent.error", "error": fault}
-            )
+            identity = request.state.request_id
+            _log.exception("internal_error", extra={"request_id": identity})
+            message = f"Internal error; the server's log has it under request id {identity}."
+            yield _failed(request, CondenseryError(message), "internal_error")
         yield b"event: done\ndata: [DONE]\n\n"
+
+
+def _failed(request: Request, error: CondenseryError, code: str | None = None) -> bytes:
+    request.state.code = code = code or code_of(type(error))
+    body = error_body(error, "openai")
+    body["error"]["code"] = code
+    identity = f"err_{request.state.request_id}"
+    return _line("error", {"id": identity, "object": "agent.error", **body})
 
 
 def _named(event: AnswerEvent) -> list[tuple[str, dict[str, Any]]]:

@@ -7,8 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from condensery.api.rest.bodies import load, parse, read_body, read_bytes, validate
-from condensery.api.rest.doors import about, reply
+from condensery.api.rest.bodies import read, read_body, validate
+from condensery.api.rest.doors import about
+from condensery.api.rest.writing import TEXTS, reply_list
 from condensery.errors import InputError
 from condensery.jobs.accounting import account
 from condensery.jobs.rerank import rerank
@@ -19,25 +20,31 @@ from condensery.values import Reranked
 
 async def any_rerank(request: Request, services: Services) -> Response:
     """Rerank by which body it is: ``texts`` is TEI's, ``documents`` Infinity's and Jina's."""
-    data = await parse(await read_bytes(request.receive), load)
-    keys = data.keys() if isinstance(data, dict) else ()
-    if "texts" in keys and "documents" in keys:
-        raise InputError("texts: give `texts` or `documents`; got both.", field="texts")
-    if "documents" in keys:
-        request.state.family = "rerank"
-        # Infinity's clients read a document as the plain string.
-        return await _rerank(validate(data, RerankRequest), services, wrapped=False)
-    if keys and "texts" not in keys:
-        raise InputError(
-            "texts: give `texts` (TEI) or `documents` (Jina, Cohere, Infinity); got neither.",
-            field="texts",
-        )
-    return await _tei_rerank(validate(data, TeiRerankRequest), services)
+
+    def fit(data: Any) -> TeiRerankRequest | RerankRequest:
+        keys = data.keys() if isinstance(data, dict) else ()
+        if "texts" in keys and "documents" in keys:
+            raise InputError("texts: give `texts` or `documents`; got both.", field="texts")
+        if "documents" in keys:
+            request.state.family = "rerank"
+            return validate(data, RerankRequest)
+        if keys and "texts" not in keys:
+            raise InputError(
+                "texts: give `texts` (TEI) or `documents` (Jina, Cohere, Infinity); got neither.",
+                field="texts",
+            )
+        return validate(data, TeiRerankRequest)
+
+    body = await read(request, services, fit)
+    if isinstance(body, TeiRerankRequest):
+        return await _tei_rerank(body, services)
+    # Infinity's clients read a document as the plain string.
+    return await _rerank(body, services, wrapped=False)
 
 
 async def v1_rerank(request: Request, services: Services) -> Response:
     """Rerank, as Jina and Cohere do."""
-    return await _rerank(await read_body(request.receive, RerankRequest), services, wrapped=True)
+    return await _rerank(await read_body(request, services, RerankRequest), services, wrapped=True)
 
 
 async def _tei_rerank(body: TeiRerankRequest, services: Services) -> Response:
@@ -58,7 +65,7 @@ async def _tei_rerank(body: TeiRerankRequest, services: Services) -> Response:
             if body.return_text:
                 for entry, item in zip(items, result.items, strict=True):
                     entry["text"] = item.text
-            return reply(items, headers=about(result))
+            return await reply_list(items, TEXTS, headers=about(result))
 
 
 async def _rerank(body: RerankRequest, services: Services, *, wrapped: bool) -> Response:
@@ -73,24 +80,30 @@ async def _rerank(body: RerankRequest, services: Services, *, wrapped: bool) -> 
             top_n=body.top_n,
         )
         with services.metrics.stage(result.model, "serialize"):
-            content = _object(result, documents=bool(body.return_documents), wrapped=wrapped)
-            return reply(content, headers=about(result))
+            results = _results(result, documents=bool(body.return_documents), wrapped=wrapped)
+            return await reply_list(
+                results, TEXTS, within=_object(result), field="results", headers=about(result)
+            )
 
 
-def _object(result: Reranked, *, documents: bool, wrapped: bool) -> dict[str, Any]:
-    """Return one reply in which the clients of four services find theirs."""
+def _results(result: Reranked, *, documents: bool, wrapped: bool) -> list[dict[str, Any]]:
     results = []
     for item in result.items:
         entry: dict[str, Any] = {"index": item.index, "relevance_score": item.score}
         if documents:
             entry["document"] = {"text": item.text} if wrapped else item.text
         results.append(entry)
+    return results
+
+
+def _object(result: Reranked) -> dict[str, Any]:
+    """Return what stands around the results, so that the clients of four services find theirs."""
     return {
         "id": f"rerank_{secrets.token_hex(12)}",
         "object": "rerank",
         "created": int(time.time()),
         "model": result.model,
-        "results": results,
+        "results": None,
         "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
         "meta": {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}},
     }

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from condensery.api.ports import BACKLOG
+from condensery.api.ports import BACKLOG, Tls
 from condensery.api.rest.app import build
+from condensery.api.rest.protocol import protocol
 from condensery.errors import StartError
 from condensery.jobs.services import Services
 
@@ -20,19 +21,24 @@ class RestServer:
     Args:
         services: The running parts.
         listener: Bound already.
-        grace_seconds: For requests in flight, at ``stop``.
+        tls: The certificate to show; None speaks plain HTTP.
     """
 
-    def __init__(self, services: Services, listener: socket.socket, grace_seconds: float) -> None:
+    def __init__(
+        self, services: Services, listener: socket.socket, *, tls: Tls | None = None
+    ) -> None:
+        front = build(services)
         config = uvicorn.Config(
-            build(services),
+            front,
+            http=protocol(front.family_of, services.limits.max_header_bytes),
             lifespan="off",
             ws="none",
             access_log=False,
             log_config=None,
             server_header=False,
             backlog=BACKLOG,
-            timeout_graceful_shutdown=math.ceil(grace_seconds),
+            ssl_certfile=tls.cert if tls else None,
+            ssl_keyfile=tls.key if tls else None,
         )
         self._server = _Uvicorn(config)
         self.task = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -49,10 +55,15 @@ class RestServer:
                 raise StartError("The REST server ended as it started; the log says why.")
             await asyncio.sleep(0.01)
 
-    async def stop(self) -> None:
-        """Stop listening, finish what is in flight, end."""
+    async def stop(self, grace: float) -> None:
+        """Stop listening, finish what is in flight for ``grace`` seconds at most, end."""
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace)
         self._server.should_exit = True
         await self.task
+
+    def hurry(self) -> None:
+        """End at once; what is in flight is cut off."""
+        self._server.force_exit = True
 
 
 class _Uvicorn(uvicorn.Server):

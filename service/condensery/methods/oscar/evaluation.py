@@ -17,9 +17,9 @@ import torch
 
 from condensery.methods.oscar.scoring import exact, f1
 from condensery.networks.oscar import OscarPair
-from condensery.runtime.device import Workers
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
+from condensery.runtime.workers import Workers
 
 ANSWER_TOKENS = 24
 AT_ONCE = 16  # questions asked side by side

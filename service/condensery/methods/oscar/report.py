@@ -16,8 +16,9 @@ import torch
 from condensery.methods.oscar.data import read_jsonl
 from condensery.methods.oscar.evaluation import Row, Scores, beside, of_others, replaced, score
 from condensery.methods.oscar.scoring import exact, paired_bootstrap
-from condensery.runtime.device import Workers, choose_device, choose_dtype, prepare_process
+from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.reader import Reader
+from condensery.runtime.workers import Workers
 from condensery.store.store import ModelStore
 
 

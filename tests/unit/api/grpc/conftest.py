@@ -1,6 +1,8 @@
 """A real server and a real channel on loopback."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +14,6 @@ from condensery.jobs.services import Services
 @pytest.fixture
 async def server(services: Services) -> AsyncIterator[GrpcServer]:
     running = await start(services, "127.0.0.1", 0)
-    await running.set_ready(True)
     yield running
     await running.stop(1)
 
@@ -21,3 +22,17 @@ async def server(services: Services) -> AsyncIterator[GrpcServer]:
 async def channel(server: GrpcServer) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         yield channel
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], Any]], Awaitable[None]]:
+    """Wait for something to become true, five seconds at most."""
+
+    async def wait(happened: Callable[[], Any]) -> None:
+        for _ in range(500):
+            if happened():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it did not happen")
+
+    return wait

@@ -3,6 +3,8 @@
 import inspect
 
 import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from condensery import errors
@@ -28,15 +30,33 @@ def test_an_error_of_a_class_unknown_to_the_table_takes_its_ancestors_status() -
     assert code_of(Odd("no such model")) is StatusCode.NOT_FOUND
 
 
-def test_trailers_name_class_field_and_when_to_come_back() -> None:
+def test_trailers_name_class_and_field() -> None:
     assert trailers(errors.InputError("x", field="texts[0]")) == (
         ("x-error", "InputError"),
         ("x-field", "texts[0]"),
     )
-    assert trailers(errors.Overloaded("full", retry_after_seconds=1.5)) == (
-        ("x-error", "Overloaded"),
-        ("grpc-retry-pushback-ms", "1500"),
-    )
+
+
+@pytest.mark.parametrize(
+    ("error", "milliseconds"),
+    [
+        (errors.Overloaded("full", retry_after_seconds=1.5), 1500),
+        (errors.Overloaded("full", retry_after_seconds=0.0301), 31),
+        (errors.Unavailable("draining"), 1000),
+    ],
+    ids=["full", "full for a moment", "not ready"],
+)
+def test_when_to_come_back_is_told_to_grpc_and_to_its_clients(
+    error: CondenseryError, milliseconds: int
+) -> None:
+    told = dict(trailers(error))
+    assert told["grpc-retry-pushback-ms"] == str(milliseconds)
+    status = Status.FromString(told["grpc-status-details-bin"])
+    assert (status.code, status.message) == (code_of(error).value[0], error.message)
+    info = RetryInfo()
+    (detail,) = status.details
+    assert detail.Unpack(info)
+    assert info.retry_delay.ToMilliseconds() == milliseconds
 
 
 def test_a_field_that_no_header_may_hold_is_left_out() -> None:

@@ -123,6 +123,20 @@ async def test_a_bug_is_logged_with_its_request_id(
     assert vars(record)["request_id"] == "mine"
 
 
+async def test_each_call_is_logged_by_its_request_id(
+    channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        await embed(channel, request_id="good")
+        await refused(embed(channel, request_id="bad", texts=[]))
+    told = [
+        (record.levelname, vars(record)["request_id"], vars(record)["status"])
+        for record in caplog.records
+        if record.getMessage() == "reply"
+    ]
+    assert told == [("DEBUG", "good", "OK"), ("INFO", "bad", "INVALID_ARGUMENT")]
+
+
 async def test_a_reply_that_can_not_be_written_is_a_fault_of_ours(
     channel: grpc.aio.Channel, pool: Any, services: Services
 ) -> None:
@@ -251,28 +265,6 @@ async def test_a_bug_in_the_middle_of_a_stream_ends_it_as_one(
     error = await refused(call.read())
     assert error.code() is StatusCode.INTERNAL
     assert "secret" not in (error.details() or "")
-
-
-async def test_a_client_that_leaves_takes_its_forward_pass_along(
-    channel: grpc.aio.Channel, services: Services, pool: Any
-) -> None:
-    encoder = pool.encoders["words"]
-    encoder.delay = 60
-    call = embed(channel)
-    await until(lambda: encoder.waiting)
-    call.cancel()
-    await until(lambda: not encoder.waiting)
-    await until(lambda: counted(services, task="embed", model="words", code="Cancelled"))
-
-
-async def test_a_callers_deadline_ends_the_work(channel: grpc.aio.Channel, pool: Any) -> None:
-    encoder = pool.encoders["words"]
-    encoder.delay = 60
-    error = await refused(
-        stubs.EmbeddingStub(channel).EmbedBatch(pb.EmbedBatchRequest(texts=["a"]), timeout=0.3)
-    )
-    assert error.code() is StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: not encoder.waiting)
 
 
 async def test_a_client_that_stops_reading_and_leaves_is_not_generated_for(

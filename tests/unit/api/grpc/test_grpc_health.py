@@ -2,14 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from condensery.api.grpc.server import GrpcServer, start
-from condensery.jobs.services import Services
+from condensery.api.grpc.server import start
+from condensery.jobs.services import Health, Services
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.stubs import condensery_v1_pb2_grpc as stubs
 
@@ -26,25 +28,36 @@ async def next_of(watching: Any) -> int:
 
 
 async def test_health_is_told_for_the_whole_and_each_service(
-    server: GrpcServer, channel: grpc.aio.Channel
+    services: Services, channel: grpc.aio.Channel
 ) -> None:
     check = health_pb2_grpc.HealthStub(channel).Check
-    services = [f"condensery.v1.{name}" for name in pb.DESCRIPTOR.services_by_name]
-    assert len(services) == 5
-    for name in ("", *services):
+    names = [f"condensery.v1.{name}" for name in pb.DESCRIPTOR.services_by_name]
+    assert len(names) == 5
+    for name in ("", *names):
         found = await check(health_pb2.HealthCheckRequest(service=name))
         assert found.status == Reply.SERVING
-    await server.set_ready(False)
-    for name in ("", *services):
+    services.health.fault("a device worker hangs")
+    for name in ("", *names):
         found = await check(health_pb2.HealthCheckRequest(service=name))
         assert found.status == Reply.NOT_SERVING
 
 
-async def test_a_server_is_not_serving_until_it_is_said_to_be(services: Services) -> None:
+async def test_health_follows_that_of_the_services(services: Services) -> None:
+    services = replace(services, health=Health())
     server = await start(services, "127.0.0.1", 0)
+    health = services.health
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        found = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        assert found.status == Reply.NOT_SERVING
+        watching = watch(channel)
+        assert await next_of(watching) == Reply.NOT_SERVING, "before it has started"
+        for change, told in (
+            (health.start, Reply.SERVING),
+            (lambda: health.fault("a device worker hangs"), Reply.NOT_SERVING),
+            (lambda: health.fault(None), Reply.SERVING),
+            (health.drain, Reply.NOT_SERVING),
+        ):
+            change()
+            assert await next_of(watching) == told
+        watching.cancel()
     await server.stop(0)
 
 
@@ -69,7 +82,7 @@ async def test_a_malformed_health_check_is_refused(channel: grpc.aio.Channel) ->
 
 
 async def test_every_watcher_hears_each_change_also_after_another_left(
-    server: GrpcServer, channel: grpc.aio.Channel
+    services: Services, channel: grpc.aio.Channel
 ) -> None:
     leaving, staying = watch(channel), watch(channel)
     for one in (leaving, staying):
@@ -78,7 +91,7 @@ async def test_every_watcher_hears_each_change_also_after_another_left(
     await asyncio.sleep(0.1)
     late = watch(channel)
     assert await next_of(late) == Reply.SERVING
-    await server.set_ready(False)
+    services.health.drain()
     for one in (staying, late):
         assert await next_of(one) == Reply.NOT_SERVING
         one.cancel()
@@ -86,7 +99,6 @@ async def test_every_watcher_hears_each_change_also_after_another_left(
 
 async def test_watchers_hear_the_end_and_do_not_hold_it_up(services: Services) -> None:
     server = await start(services, "127.0.0.1", 0)
-    await server.set_ready(True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         watching = watch(channel)
         assert await next_of(watching) == Reply.SERVING
@@ -108,3 +120,20 @@ async def test_what_is_in_flight_at_the_end_is_finished(services: Services, pool
             await asyncio.sleep(0.01)
         await server.stop(10)
         assert (await call).dims == 8
+
+
+async def test_an_end_that_waits_can_be_hastened(
+    services: Services, pool: Any, until: Callable[..., Any]
+) -> None:
+    pool.encoders["words"].delay = 60
+    server = await start(services, "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = stubs.EmbeddingStub(channel).EmbedBatch(pb.EmbedBatchRequest(texts=["a"]))
+        await until(lambda: pool.encoders["words"].waiting)
+        stopping = asyncio.create_task(server.stop(60))
+        await asyncio.sleep(0.1)
+        assert not stopping.done()
+        await server.stop(0)
+        await asyncio.wait_for(stopping, 5)
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    assert not pool.encoders["words"].waiting

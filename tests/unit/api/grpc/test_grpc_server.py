@@ -1,6 +1,5 @@
 """The gRPC doors: a real server and real stubs on loopback, models that foretell every number."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -67,6 +66,21 @@ async def test_passages_are_ranked_best_first(channel: grpc.aio.Channel) -> None
         (2, 1.0, ""),
         (0, 0.0, ""),
     ]
+
+
+async def test_a_query_that_was_cut_is_told(channel: grpc.aio.Channel) -> None:
+    rerank = stubs.RerankStub(channel).Rerank
+    assert (await rerank(pb.RerankRequest(query="q " * 20, passages=["a"]))).query_truncated
+    assert not (await rerank(pb.RerankRequest(query="q", passages=["a"]))).query_truncated
+
+
+async def test_a_text_that_may_not_be_cut_is_named_as_the_message_calls_it(
+    channel: grpc.aio.Channel,
+) -> None:
+    asked = pb.EmbedBatchRequest(texts=["a", "b " * 20], truncate=False)
+    error = await refused(stubs.EmbeddingStub(channel).EmbedBatch(asked))
+    assert error.code() is StatusCode.INVALID_ARGUMENT
+    assert trailer(error, "x-field") == "texts[1]"
 
 
 def told(text: str, **metadata: Any) -> pb.Document:
@@ -307,21 +321,6 @@ async def test_the_request_id_comes_back_with_an_error(channel: grpc.aio.Channel
     assert trailer(error, "x-request-id") == "mine"
 
 
-async def test_a_client_that_leaves_stops_the_generation(
-    channel: grpc.aio.Channel, pool: Any
-) -> None:
-    stream = stubs.RagStub(channel).AnswerStream(
-        pb.AnswerRequest(query="why", documents=[told("gold")])
-    )
-    await stream.read()
-    stream.cancel()
-    for _ in range(100):
-        if pool.readers["pair"].closed:
-            break
-        await asyncio.sleep(0.02)
-    assert pool.readers["pair"].closed == 1
-
-
 async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
     call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
         iter([reflection_pb2.ServerReflectionRequest(list_services="")])
@@ -329,6 +328,18 @@ async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
     (reply,) = [reply async for reply in call]
     names = {service.name for service in reply.list_services_response.service}
     assert {"condensery.v1.Rag", "condensery.v1.Index", "grpc.health.v1.Health"} <= names
+
+
+async def test_a_malformed_question_about_the_services_gets_an_error_reply(
+    channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    call = channel.stream_stream(path)(iter([b"\xff\xff", b"\x3a\x00"]))
+    bad, good = [reflection_pb2.ServerReflectionResponse.FromString(one) async for one in call]
+    assert bad.error_response.error_code == StatusCode.INVALID_ARGUMENT.value[0]
+    assert len(good.list_services_response.service) == 7
+    assert await call.code() is StatusCode.OK
+    assert caplog.records == []
 
 
 async def test_models_are_listed(channel: grpc.aio.Channel) -> None:

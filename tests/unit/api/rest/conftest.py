@@ -1,9 +1,19 @@
 """The REST door over ASGI, without a socket."""
 
+import asyncio
+import json
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
 import httpx
 import pytest
 
+from condensery.api.rest import protocol
 from condensery.api.rest.app import build
+from condensery.api.rest.exchange import LEAVING
+from condensery.api.rest.protocol import Protocol
+from condensery.api.rest.server import RestServer
 
 
 @pytest.fixture
@@ -11,3 +21,136 @@ async def door(services):
     transport = httpx.ASGITransport(app=build(services), raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
         yield client
+
+
+@dataclass
+class Line:
+    """One request over ASGI, and a client that can dawdle, leave, or be left.
+
+    ``body`` is sent in one piece, unless it is a list of pieces; with ``unfinished`` set, more of
+    it is to come, and never does.
+    """
+
+    app: Any
+    path: str
+    body: Any = b""
+    method: str = "POST"
+    headers: dict[str, str] = field(default_factory=dict)
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    received: int = 0
+    callbacks: dict[Any, Any] = field(default_factory=dict)
+    pause: Any = None
+    unfinished: bool = False
+
+    def start(self) -> "asyncio.Task[None]":
+        content = self.body
+        if not isinstance(content, (bytes, list)):
+            content = json.dumps(content).encode()
+        self.pieces = content if isinstance(content, list) else [content]
+        self.gone = asyncio.Event()
+        headers = {"content-length": str(len(content))} if isinstance(content, bytes) else {}
+        scope = {
+            "type": "http",
+            "method": self.method,
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "http_version": "1.1",
+            "headers": [
+                (name.encode(), value.encode())
+                for name, value in {**headers, **self.headers}.items()
+            ],
+            "client": ("10.0.0.7", 5),
+            "server": ("door", 80),
+            "asgi": {"spec_version": "2.3"},
+            "extensions": {LEAVING: self.callbacks},
+        }
+        self.task = asyncio.create_task(self.app(scope, self._receive, self._send))
+        return self.task
+
+    async def run(self) -> "Line":
+        self.start()
+        return await self.end()
+
+    async def end(self) -> "Line":
+        """Wait until it is served, or dropped."""
+        # Not wait_for, which would end it itself.
+        done, _ = await asyncio.wait({self.task}, timeout=5)
+        assert done, "it is still being served"
+        self.task.result()
+        return self
+
+    async def until(self, so: Any) -> None:
+        """Wait until ``so()`` is true."""
+        async with asyncio.timeout(5):
+            while not so():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.001)
+
+    def leave(self) -> None:
+        self.gone.set()
+        for told in tuple(self.callbacks):
+            told()
+
+    async def _receive(self) -> dict[str, Any]:
+        self.received += 1
+        if self.pieces:
+            piece, *self.pieces = self.pieces
+            return {
+                "type": "http.request",
+                "body": piece,
+                "more_body": bool(self.pieces or self.unfinished),
+            }
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+        if self.pause is not None:
+            await self.pause(message)
+
+    @property
+    def status(self) -> int:
+        return self.sent[0]["status"]
+
+    @property
+    def reply_headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.content)["error"]
+
+
+@pytest.fixture
+def line(services):
+    """Return a request that is not made yet."""
+    app = build(services)
+
+    def make(path: str, body: Any = b"", **options: Any) -> Line:
+        return Line(app, path, body, **options)
+
+    return make
+
+
+@pytest.fixture
+async def server(services):
+    """Return a running server's port; it must end within its grace."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    rest = RestServer(services, listener)
+    await rest.started()
+    yield listener.getsockname()[1]
+    await asyncio.wait_for(rest.stop(0), 5)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(Protocol, "head_seconds", 0.3)
+    monkeypatch.setattr(Protocol, "take_seconds", 0.3)
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.2)

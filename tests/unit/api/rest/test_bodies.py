@@ -1,8 +1,17 @@
 import pytest
+from pydantic import ValidationError
 
 from condensery.api.rest.bodies import load, validate
 from condensery.errors import InputError, TokenIdsRefused
-from condensery.schemas import AnswerRequest, OpenAIEmbedRequest, RerankRequest, UpsertRequest
+from condensery.schemas import (
+    AnswerRequest,
+    IdsRequest,
+    OpenAIEmbedRequest,
+    QueryRequest,
+    RerankRequest,
+    TeiRerankRequest,
+    UpsertRequest,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,11 +25,13 @@ from condensery.schemas import AnswerRequest, OpenAIEmbedRequest, RerankRequest,
         (b'{"vector": [-Infinity]}', "-Infinity at character 1[23]"),
         (b'{"vector": [1e999]}', "not JSON at line 1"),
         (b"[" * 5000, "not JSON at line 1"),
+        (b"[" * 65 + b"]" * 65, r"body: nested deeper than 64 \(max_json_depth\)"),
+        (b'{"a":' * 2000 + b"1" + b"}" * 2000, "body: nested deeper than 64"),
     ],
 )
 def test_what_is_no_json_is_told_where(data, message):
     with pytest.raises(InputError, match=message) as caught:
-        load(data)
+        load(data, 64)
     assert caught.value.field == "body"
 
 
@@ -72,3 +83,32 @@ def test_one_text_becomes_a_list():
     assert validate({"input": ""}, OpenAIEmbedRequest).input == [""]
     documents = validate({"query": "q", "documents": ["a", {"text": "b"}]}, RerankRequest).documents
     assert [one.text for one in documents] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "data"),
+    [
+        (OpenAIEmbedRequest, {"input": [5.5] * 100}),
+        (TeiRerankRequest, {"query": "q", "texts": [5] * 100}),
+        (RerankRequest, {"query": "q", "documents": [5] * 100}),
+        (UpsertRequest, {"documents": [5] * 100}),
+        (UpsertRequest, {"documents": [{"id": "a", "vector": ["x"] * 100}]}),
+        (IdsRequest, {"ids": [5] * 100}),
+        (QueryRequest, {"vector": ["x"] * 100}),
+        (AnswerRequest, {"query": "q", "documents": [5] * 100}),
+    ],
+)
+def test_of_many_wrong_items_the_first_is_enough(schema, data):
+    """To find a million of them, and to describe each, takes seconds."""
+    with pytest.raises(InputError) as caught:
+        validate(data, schema)
+    assert isinstance(caught.value.__cause__, ValidationError)
+    assert caught.value.__cause__.error_count() <= 2  # an object, or a string that stands for one
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_body_of_ours_with_very_many_fields_is_refused_at_once(within):
+    fields = {f"f{place}": 1 for place in range(1000)}
+    data = {"query": "q", "documents": [fields]} if within else fields
+    with pytest.raises(InputError, match="an object of 1000 fields"):
+        validate(data, AnswerRequest)

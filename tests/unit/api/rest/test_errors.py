@@ -2,7 +2,7 @@ import orjson
 import pytest
 
 from condensery import errors
-from condensery.api.rest.errors import OUTCOMES, render
+from condensery.api.rest.errors import ROWS, render
 from condensery.errors import CondenseryError, Overloaded, code_of
 
 
@@ -15,10 +15,10 @@ def make(kind):
 
 
 def test_no_error_is_left_out_of_the_table():
-    assert set(OUTCOMES) == {kind for kind in tree() if kind.__module__ == errors.__name__}
+    assert set(ROWS) == {kind for kind in tree() if kind.__module__ == errors.__name__}
 
 
-@pytest.mark.parametrize("kind", OUTCOMES)
+@pytest.mark.parametrize("kind", ROWS)
 def test_every_error_has_a_body_in_each_family(kind):
     tei = orjson.loads(render(make(kind), "tei").body)
     nested = orjson.loads(render(make(kind), "openai").body)

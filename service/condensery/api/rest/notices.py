@@ -1,0 +1,147 @@
+"""What the service says of itself and of errors, for the description: as in ``replies``."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from condensery.api.rest.errors import TeiType
+from condensery.api.rest.replies import Reply
+
+
+class Model(Reply):
+    """A running model."""
+
+    id: str
+    object: Literal["model"]
+    owned_by: str
+    kind: str
+    method: str
+    fingerprint: str
+    dims: int | None
+    max_tokens: int
+    dtype: str
+    device: str
+    licence: str
+    created: int
+    pooling: str | None
+
+
+class Models(Reply):
+    """Every running model, defaults first."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class TeiInfo(BaseModel):
+    """The default model as TEI describes it, and beside it what this service can do."""
+
+    model_id: str
+    model_sha: str
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, Any]]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: str | None
+    docker_label: str | None
+    capabilities: dict[str, list[str]]
+    refused: dict[str, str]
+
+
+class Version(Reply):
+    """This service's version."""
+
+    version: str
+
+
+class Status(Reply):
+    """All is well."""
+
+    status: Literal["live", "ready", "started"]
+
+
+class KServeLive(Reply):
+    """All is well, as KServe says it."""
+
+    live: Literal[True]
+
+
+class KServeReady(Reply):
+    """All is well, as KServe says it."""
+
+    ready: Literal[True]
+
+
+class KServeModelReady(KServeReady):
+    """A model serves, as KServe says it."""
+
+    name: str
+
+
+class KServeServer(Reply):
+    """The server, as KServe describes it."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class KServeTensor(Reply):
+    """What a model takes or gives; -1 is any number."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class KServeModel(Reply):
+    """A model, as KServe describes it."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[KServeTensor]
+    outputs: list[KServeTensor]
+
+
+class TeiError(Reply):
+    """What is wrong, as TEI says it."""
+
+    error: str
+    error_type: TeiType
+
+
+class ErrorDetail(Reply):
+    """What is wrong, and where."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(Reply):
+    """What is wrong, as OpenAI says it, and as we do."""
+
+    error: ErrorDetail
+
+
+class RerankError(Reply):
+    """What is wrong, where Cohere's, Jina's and OpenAI's clients each look for it."""
+
+    message: str
+    detail: str
+    error: ErrorDetail
+
+
+class KServeError(Reply):
+    """What is wrong, as KServe says it."""
+
+    error: str

@@ -1,0 +1,247 @@
+"""HTTP/1.1 on a connection: uvicorn's protocol, and the limits that it leaves out.
+
+A request's head is bounded in bytes and time; so is what still comes of a body after the reply, and
+how long a reply waits for its client to take it. What is no HTTP is told so in our body.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from condensery.api.asking import request_id
+from condensery.api.rest.errors import MALFORMED, Family, render, render_as
+from condensery.api.rest.exchange import LEAVING, text
+from condensery.api.rest.reporting import report
+from condensery.errors import HeadersTooLarge, code_of
+
+# For a whole head, from when the connection is made or the head's first byte; and for the rest of a
+# body, from its reply.
+HEAD_SECONDS = 10.0
+# For a client to take anything of what was sent to it.
+TAKE_SECONDS = 60.0
+# From a refusal to the end of the connection: who is cut off while they send never read why.
+LINGER_SECONDS = 1.0
+
+_UPGRADE = re.compile(rb"\r\n(upgrade)[ \t]*:", re.IGNORECASE)
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection.
+
+    Attributes:
+        max_head_bytes: Of a request's target and headers.
+        head_seconds: As HEAD_SECONDS.
+        take_seconds: As TAKE_SECONDS.
+        family: Tells how a path's errors look.
+    """
+
+    max_head_bytes = 16 * 2**10
+    head_seconds = HEAD_SECONDS
+    take_seconds = TAKE_SECONDS
+    family: Callable[[str], Family]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = True  # or before it
+        self._begun = False  # the head, if in it
+        self._in_body = False
+        self._complete = 0  # requests, head and body
+        self._parsed = 0  # bytes of the head that are parsed
+        self._unparsed = 0  # and those of a header without end
+        self._refused = False
+        self._leaving: dict[Any, object] = {}
+        self._due: asyncio.TimerHandle | None = None
+        self._taking: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect a head."""
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Expect nothing any more, and tell who still serves a request."""
+        super().connection_lost(exc)
+        for tell in tuple(self._leaving):
+            tell()
+        self._expect_no_more()
+        self._stop_taking()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; refuse what is no HTTP, or too much of it."""
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
+        if self._in_head and b"pgrade" in data:
+            data = _stay(data)
+        in_head, complete, parsed = self._in_head, self._complete, self._parsed
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # a method that asks for a tunnel: it is answered as any other
+        except httptools.HttpParserError:
+            self._refuse()
+            return
+        if not self._in_head:
+            return
+        of_head = in_head and self._complete == complete  # all of it
+        if of_head or self._begun:
+            self._expect()
+        # Of a header whose end has not come, the parser tells nothing.
+        self._unparsed = self._unparsed + len(data) if of_head and self._parsed == parsed else 0
+        if self._parsed + self._unparsed > self.max_head_bytes:
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        """Begin to count."""
+        super().on_message_begin()
+        self._begun = True
+        self._parsed = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Count a piece of the target."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header, with the colon, the blank and the end of its line."""
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Expect the body; the request's own time bounds that."""
+        self._in_head, self._in_body = False, True
+        self._expect_no_more()
+        self.scope["extensions"] = {LEAVING: self._leaving}
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Wait for the next head."""
+        self._in_head, self._begun, self._in_body = True, False, False
+        self._complete += 1
+        self._parsed = self._unparsed = 0
+        self._expect_no_more()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Bound what still comes of the body, which nobody reads."""
+        super().on_response_complete()
+        if self._in_body and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._expect()
+
+    def pause_writing(self) -> None:
+        """Bound how long the client takes nothing."""
+        super().pause_writing()
+        self._take(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """The client takes what is sent."""
+        super().resume_writing()
+        self._stop_taking()
+
+    def _count(self, size: int) -> None:
+        self._parsed += size
+        if self._parsed > self.max_head_bytes:
+            raise HeadersTooLarge("over the limit")  # to the parser, which stops
+
+    def _expect(self) -> None:
+        if self._due is None:
+            self._due = self.loop.call_later(self.head_seconds, self._overdue)
+
+    def _expect_no_more(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def _overdue(self) -> None:
+        self._due = None
+        if self._serving() is not None:
+            self._expect()  # a request sent after another that is still being served
+        else:
+            self.transport.close()
+
+    def _serving(self) -> RequestResponseCycle | None:
+        """Return the last request that still waits for all of its reply."""
+        cycle: Any = self.cycle  # None before the first
+        return None if cycle is None or cycle.response_complete else cycle
+
+    def _take(self, left: int) -> None:
+        self._taking = self.loop.call_later(self.take_seconds, self._untaken, left)
+
+    def _untaken(self, before: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left < before:
+            self._take(left)
+        else:
+            self.transport.abort()
+
+    def _stop_taking(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
+    def _refuse(self) -> None:
+        """Tell what is wrong with the head, or with the chunks of a body, and end."""
+        self._refused = True
+        self._expect_no_more()
+        cycle = self._serving()
+        if cycle is not None and not self._in_body:
+            cycle.keep_alive = False  # what came before is good, and is answered; then it ends
+            return
+        if self.pipeline or (cycle is not None and cycle.response_started):
+            self.transport.close()  # amid another's reply nothing can be said
+            return
+        identity = request_id(text(self.headers or (), b"x-request-id"))
+        family = self.family(bytes(getattr(self, "url", b"")).decode("latin-1").partition("?")[0])
+        if self._parsed + self._unparsed > self.max_head_bytes:
+            limit = f"the limit of {self.max_head_bytes} bytes (max_header_bytes)"
+            error = HeadersTooLarge(f"The request's target and headers are over {limit}.")
+            code, response = code_of(HeadersTooLarge), render(error, family)
+        else:
+            code = "malformed_request"
+            response = render_as(MALFORMED, family, code, "The request is not HTTP/1.1.")
+        self._write(response, identity)
+        status, now = response.status_code, time.monotonic()
+        report(request_id=identity, method="-", route="-", status=status, code=code, started=now)
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _write(self, response: Response, identity: str) -> None:
+        lines = [STATUS_LINE[response.status_code]]
+        for name, value in (
+            *self.server_state.default_headers,
+            *response.raw_headers,
+            (b"x-request-id", identity.encode()),
+            (b"connection", b"close"),
+        ):
+            lines += [name, b": ", value, b"\r\n"]
+        self.transport.write(b"".join([*lines, b"\r\n", response.body]))
+
+
+def _stay(data: bytes) -> bytes:
+    """Rename a head's ``Upgrade``, which a server may ignore: the parser would ignore the body.
+
+    Java's client offers HTTP/2 like this with its first request.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(rb"\r\nx-\1:", head) + end + rest
+
+
+def protocol(family: Callable[[str], Family], max_head_bytes: int) -> type[Protocol]:
+    """Return the class of connections.
+
+    Args:
+        family: Tells how a path's errors look.
+        max_head_bytes: Of a request's target and headers.
+    """
+    members = {"family": staticmethod(family), "max_head_bytes": max_head_bytes}
+    return type("SizedProtocol", (Protocol,), members)

@@ -1,0 +1,223 @@
+"""What replies look like, for the description: endpoints write them by hand, and faster.
+
+A test holds every reply of every route against these.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from condensery.values import CompressionMode, CompressionStatus, FinishReason
+
+Vector = list[float]
+Vectors = list[Vector]
+
+
+class Reply(BaseModel):
+    """A reply has these fields, and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class TokenUsage(Reply):
+    """Tokens read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Reply):
+    """One text's vector: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: Vector | str
+
+
+class Embeddings(Reply):
+    """Vectors, as OpenAI gives them."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: TokenUsage
+
+
+class TeiRank(Reply):
+    """One passage's place, as TEI gives it."""
+
+    index: int
+    score: float
+    text: str | None = Field(default=None, description="Only with `return_text`.")
+
+
+class PassageText(Reply):
+    """A passage, as Cohere and Jina wrap it."""
+
+    text: str
+
+
+class Rank(Reply):
+    """One passage's place, as Cohere, Jina and Infinity give it."""
+
+    index: int
+    relevance_score: float
+    document: PassageText | str | None = Field(
+        default=None, description="Only with `return_documents`; of `/rerank` the plain string."
+    )
+
+
+class Ranking(Reply):
+    """Passages, the most relevant first."""
+
+    id: str
+    object: Literal["rerank"]
+    created: int
+    model: str
+    results: list[Rank]
+    usage: TokenUsage
+    meta: dict[str, JsonValue]
+
+
+AnyRanking = list[TeiRank] | Ranking
+
+
+class Citation(Reply):
+    """A passage that was in the generator's context; no claim that the answer is grounded."""
+
+    index: int
+    id: str
+    document_id: str
+    text: str
+    start: int
+    end: int
+    relevance_score: float
+    metadata: dict[str, JsonValue]
+
+
+class CompressionBlock(Reply):
+    """What compression did for one answer."""
+
+    mode: CompressionMode
+    status: CompressionStatus
+    reason: str | None
+    docs: int
+    tokens_in: int
+    vectors_out: int
+    ratio: float
+    flops_plain: int
+    flops_used: int
+    flops_saved: int
+    compress_ms: float
+
+
+class AnswerUsage(TokenUsage):
+    """Tokens and vectors that one answer took."""
+
+    context_vectors: int
+    completion_tokens: int
+
+
+class AnswerTimings(Reply):
+    """Where one answer's time went."""
+
+    retrieve_ms: float
+    compress_ms: float
+    generate_ms: float
+    ttft_ms: float
+    total_ms: float
+
+
+class WholeAnswer(Reply):
+    """An answer and what it was read from."""
+
+    id: str
+    object: Literal["rag.answer"]
+    answer: str
+    model: str
+    finish_reason: FinishReason
+    citations: list[Citation]
+    compression: CompressionBlock
+    usage: AnswerUsage
+    timings: AnswerTimings
+
+
+class Index(Reply):
+    """An index and what it holds."""
+
+    name: str
+    encoder: str
+    fingerprint: str
+    dims: int
+    kind: str
+    metric: str
+    documents: int
+    passages: int
+
+
+class Indexes(Reply):
+    """Every index."""
+
+    object: Literal["list"]
+    data: list[Index]
+
+
+class Dropped(Reply):
+    """An index that is no more."""
+
+    name: str
+    deleted: Literal[True]
+
+
+class Written(Reply):
+    """What was written, and is synced."""
+
+    documents: int
+    passages: int
+    tokens: int
+
+
+class StoredDocument(Reply):
+    """A document as it was given."""
+
+    id: str
+    text: str
+    metadata: dict[str, JsonValue]
+
+
+class Documents(Reply):
+    """Those found, in the order asked."""
+
+    documents: list[StoredDocument]
+
+
+class Deleted(Reply):
+    """How many of the ids were there."""
+
+    deleted: int
+
+
+class Counts(Reply):
+    """What an index holds."""
+
+    documents: int
+    passages: int
+
+
+class Hit(Reply):
+    """A passage found."""
+
+    id: str
+    document_id: str
+    text: str
+    start: int
+    end: int
+    metadata: dict[str, JsonValue]
+    score: float
+
+
+class Hits(Reply):
+    """Passages, the nearest first."""
+
+    index: str
+    results: list[Hit]

@@ -1,0 +1,273 @@
+"""Every route in one table: what answers, who may ask, how its errors look."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starlette.routing import compile_path
+
+from condensery import errors, schemas
+from condensery.api.rest import (
+    embeddings,
+    indexes,
+    kserve,
+    notices,
+    ops,
+    pages,
+    rag,
+    replies,
+    rerank,
+)
+from condensery.api.rest.doors import Endpoint
+from condensery.api.rest.errors import Family
+from condensery.errors import CondenseryError
+from condensery.keys import Scope
+from condensery.metrics import Task
+
+Access = Scope | Literal["any", "open"]
+Errors = tuple[type[CondenseryError], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path and a method.
+
+    Attributes:
+        method: HTTP's.
+        path: Starlette's pattern.
+        endpoint: What answers.
+        task: What it is for, in the metrics; None is not counted.
+        access: The scope that a key needs, once there are keys; ``any`` takes every key, ``open``
+            needs none.
+        family: How its errors look.
+        other_family: And how they look if the body is of this other family.
+        body: The request's schema; ``optional`` bodies may be left out.
+        reply: The reply's type; ``media`` is its content type, and where it ``streams``, it can be
+            server-sent events instead.
+        fails: The errors that it has beside those of all routes, for the description.
+        hot: Whether requests skip FastAPI, which takes 0.2 ms each: the short ones, many a second.
+        vital: Whether it answers when the house is full or about to close: health and metrics.
+    """
+
+    method: str
+    path: str
+    endpoint: Endpoint
+    task: Task | None = None
+    access: Access = "infer"
+    family: Family = "openai"
+    other_family: Family | None = None
+    body: Any = None
+    optional: bool = False
+    reply: Any = None
+    media: str = "application/json"
+    streams: bool = False
+    fails: Errors = ()
+    hot: bool = False
+    vital: bool = False
+
+    @property
+    def template(self) -> str:
+        """The path as it is described, and logged."""
+        return self.path.replace(":path}", "}")
+
+    @property
+    def errors(self) -> set[type[CondenseryError]]:
+        """Every error that it can answer with."""
+        found: set[type[CondenseryError]] = {errors.CondenseryError, errors.HeadersTooLarge}
+        found.update(self.fails)
+        if self.access != "open":
+            found.add(errors.Unauthenticated)
+        if self.access not in ("open", "any"):
+            found.add(errors.Forbidden)
+        if not self.vital:
+            found |= {errors.InputError, errors.Overloaded, errors.Unavailable}
+            found |= {errors.ExpiredInQueue, errors.DeadlineExceeded}
+        if self.body is not None:
+            found |= {errors.InputError, errors.PayloadTooLarge}
+        return found
+
+
+ENCODES: Errors = (errors.EmptyInput, errors.ModelNotFound, errors.ModelFault)
+FINDS: Errors = (errors.IndexNotFound,)
+SEARCHES: Errors = (*FINDS, errors.EncoderMismatch, errors.ModelFault)
+WRITES: Errors = (*FINDS, errors.StorageError, errors.StorageFull)
+UNREADY: Errors = (errors.Unavailable,)
+
+ONE = "/v1/indexes/{name}"
+DOCUMENTS = f"{ONE}/documents"
+KSERVE_MODEL = "/v2/models/{name}"
+
+INFERENCE = (
+    Route(
+        *("POST", "/v1/embeddings", embeddings.openai_embeddings, "embed"),
+        body=schemas.OpenAIEmbedRequest,
+        reply=replies.Embeddings,
+        fails=ENCODES,
+        hot=True,
+    ),
+    Route(
+        *("POST", "/embed", embeddings.tei_embed, "embed"),
+        family="tei",
+        body=schemas.TeiEmbedRequest,
+        reply=replies.Vectors,
+        fails=ENCODES,
+        hot=True,
+    ),
+    Route(
+        *("POST", "/rerank", rerank.any_rerank, "rerank"),
+        family="tei",
+        other_family="rerank",
+        body=schemas.TeiRerankRequest | schemas.RerankRequest,
+        reply=replies.AnyRanking,
+        fails=ENCODES,
+        hot=True,
+    ),
+    Route(
+        *("POST", "/v1/rerank", rerank.v1_rerank, "rerank"),
+        family="rerank",
+        body=schemas.RerankRequest,
+        reply=replies.Ranking,
+        fails=ENCODES,
+        hot=True,
+    ),
+    Route(
+        *("POST", "/v1/rag/answer", rag.rag_answer, "answer"),
+        body=schemas.AnswerRequest,
+        reply=replies.WholeAnswer,
+        streams=True,
+        fails=(*ENCODES, *SEARCHES),
+    ),
+)
+
+INDEXES = (
+    Route("GET", "/v1/indexes", indexes.list_all, "index", reply=replies.Indexes),
+    Route(
+        *("PUT", ONE, indexes.create, "index", "index-write"),
+        body=schemas.CreateIndexRequest,
+        optional=True,
+        reply=replies.Index,
+        fails=(errors.ModelNotFound, errors.IndexExists, errors.StorageError, errors.StorageFull),
+    ),
+    Route("GET", ONE, indexes.info, "index", reply=replies.Index, fails=FINDS),
+    Route(
+        *("DELETE", ONE, indexes.drop, "index", "index-write"),
+        reply=replies.Dropped,
+        fails=WRITES,
+    ),
+    Route(
+        *("POST", DOCUMENTS, indexes.upsert, "index", "index-write"),
+        body=schemas.UpsertRequest,
+        reply=replies.Written,
+        fails=(*WRITES, errors.EmptyInput, errors.EncoderMismatch, errors.ModelFault),
+    ),
+    Route(
+        *("POST", f"{DOCUMENTS}/get", indexes.get, "index"),
+        body=schemas.IdsRequest,
+        reply=replies.Documents,
+        fails=(*FINDS, errors.EmptyInput),
+    ),
+    Route(
+        *("POST", f"{DOCUMENTS}/delete", indexes.delete, "index", "index-write"),
+        body=schemas.IdsRequest,
+        reply=replies.Deleted,
+        fails=(*WRITES, errors.EmptyInput),
+    ),
+    Route(
+        *("POST", f"{DOCUMENTS}/count", indexes.count, "index"),
+        body=schemas.CountRequest,
+        optional=True,
+        reply=replies.Counts,
+        fails=FINDS,
+    ),
+    Route(
+        *("POST", f"{ONE}/query", indexes.query, "index"),
+        body=schemas.QueryRequest,
+        reply=replies.Hits,
+        fails=SEARCHES,
+    ),
+)
+
+ABOUT = (
+    Route("GET", "/v1/models", ops.list_models, reply=notices.Models),
+    Route(
+        *("GET", "/v1/models/{name:path}", ops.show_model),
+        reply=notices.Model,
+        fails=(errors.ModelNotFound,),
+    ),
+    Route("GET", "/info", ops.tei_info, family="tei", reply=notices.TeiInfo, fails=UNREADY),
+    Route("GET", "/version", ops.version, reply=notices.Version),
+    Route("GET", "/docs", pages.docs, media="text/html"),
+    Route("GET", "/openapi.json", pages.openapi, reply=dict[str, Any]),
+    Route("GET", "/v2", kserve.server, family="kserve", reply=notices.KServeServer),
+    Route(
+        *("GET", KSERVE_MODEL, kserve.model),
+        family="kserve",
+        reply=notices.KServeModel,
+        fails=(errors.ModelNotFound,),
+    ),
+    Route(
+        *("GET", f"{KSERVE_MODEL}/ready", kserve.model_ready),
+        family="kserve",
+        reply=notices.KServeModelReady,
+        fails=(errors.ModelNotFound, *UNREADY),
+    ),
+)
+
+
+def _health(path: str, endpoint: Endpoint, family: Family, reply: Any) -> Route:
+    return Route(
+        *("GET", path, endpoint, None, "open", family), reply=reply, fails=UNREADY, vital=True
+    )
+
+
+HEALTH = (
+    _health("/livez", ops.livez, "openai", notices.Status),
+    _health("/readyz", ops.readyz, "openai", notices.Status),
+    _health("/startupz", ops.startupz, "openai", notices.Status),
+    _health("/health", ops.readyz, "tei", notices.Status),
+    _health("/ping", ops.readyz, "tei", notices.Status),
+    _health("/v2/health/live", kserve.live, "kserve", notices.KServeLive),
+    _health("/v2/health/ready", kserve.ready, "kserve", notices.KServeReady),
+)
+
+
+def sections(*, open_metrics: bool = False) -> dict[str, tuple[Route, ...]]:
+    """Return the table, in the sections of its description.
+
+    Args:
+        open_metrics: Whether metrics need no key where others do.
+    """
+    metrics = Route(
+        *("GET", "/metrics", ops.metrics, None, "open" if open_metrics else "any"),
+        media="text/plain",
+        vital=True,
+    )
+    return {
+        "Inference": INFERENCE,
+        "Indexes": INDEXES,
+        "About": ABOUT,
+        "Health and metrics": (*HEALTH, metrics),
+    }
+
+
+class Table:
+    """Finds the routes of a path, before anything else is known of a request.
+
+    Args:
+        table: As FastAPI has it: of two that match, the first.
+    """
+
+    def __init__(self, table: Sequence[Route]) -> None:
+        self._exact: dict[str, dict[str, Route]] = {}
+        patterns: dict[str, dict[str, Route]] = {}
+        for route in table:
+            into = patterns if "{" in route.path else self._exact
+            into.setdefault(route.path, {})[route.method] = route
+        self._patterns = [(compile_path(path)[0], found) for path, found in patterns.items()]
+
+    def find(self, path: str) -> dict[str, Route]:
+        """Return the routes by method; none where there is nothing at that path."""
+        found = self._exact.get(path)
+        if found is not None:
+            return found
+        return next((found for regex, found in self._patterns if regex.match(path)), {})

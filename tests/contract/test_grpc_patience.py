@@ -1,0 +1,132 @@
+"""Callers of the real server who leave, or whose time runs out: what they asked for is dropped."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from grpc import StatusCode
+
+from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.stubs import condensery_v1_pb2_grpc as stubs
+
+TEXTS = ["the river passes through a town with an old stone mill " * 10] * 16
+TOKENS = 16 * 112
+TIMEOUT = "x-request-timeout-ms"
+
+
+@pytest.fixture
+def channel(live_server: Any) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(live_server.grpc) as channel:
+        yield channel
+
+
+@pytest.fixture
+def metric(live_server: Any) -> Callable[..., float]:
+    """Read a metric of the server: the sum of all its samples that have these labels."""
+
+    def read(name: str, **labels: str) -> float:
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        text = httpx.get(f"{live_server.url}/metrics", timeout=60).text
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.partition("{")[0] == name and all(one in line for one in wanted)
+        )
+
+    return read
+
+
+def embed(channel: grpc.Channel, texts: list[str], **metadata: str) -> Any:
+    asked = pb.EmbedBatchRequest(texts=texts)
+    given = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
+    return stubs.EmbeddingStub(channel).EmbedBatch.future(asked, timeout=60, metadata=given)
+
+
+def until(happened: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_who_leaves_the_queue_is_never_computed_for_and_harms_nobody(
+    channel: grpc.Channel, metric: Callable[..., float]
+) -> None:
+    wanted = embed(channel, TEXTS[:1]).result().vectors
+    left = {"stage": "queue", "cause": "client", "model": "minilm-l6"}
+    before = metric("condensery_cancelled_total", **left)
+    ran = metric("condensery_batch_tokens_sum", model="minilm-l6")
+    staying = embed(channel, TEXTS)
+    leaving = [embed(channel, TEXTS) for _ in range(20)]
+    until(lambda: metric("condensery_queue_tokens", model="minilm-l6") > 10 * TOKENS)
+    for one in leaving:
+        one.cancel()
+    vectors = np.frombuffer(staying.result().vectors, "<f4").reshape(len(TEXTS), -1)
+    alone = np.frombuffer(wanted, "<f4")
+    assert (vectors @ alone).min() > 0.9995, "a batch-mate was harmed"
+    until(lambda: metric("condensery_queue_tokens", model="minilm-l6") == 0)
+    assert metric("condensery_cancelled_total", **left) - before >= 10
+    assert metric("condensery_batch_tokens_sum", model="minilm-l6") - ran < 10 * TOKENS
+
+
+def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
+    channel: grpc.Channel, metric: Callable[..., float]
+) -> None:
+    late = {"stage": "queue", "cause": "deadline", "model": "minilm-l6"}
+    before = metric("condensery_cancelled_total", **late)
+    patient = [embed(channel, TEXTS) for _ in range(8)]
+    hurried = [embed(channel, TEXTS, **{TIMEOUT: "30"}) for _ in range(8)]
+    refused: list[Any] = []
+    for one in hurried:
+        with suppress(grpc.RpcError):
+            one.result()
+        if one.code() is not StatusCode.OK:
+            refused.append(one)
+    assert {one.code() for one in refused} == {StatusCode.DEADLINE_EXCEEDED}
+    kinds = [dict(one.trailing_metadata())["x-error"] for one in refused]
+    assert kinds.count("ExpiredInQueue") >= 4, kinds
+    for one in patient:
+        assert one.result().dims == 384
+    assert metric("condensery_cancelled_total", **late) - before >= 4
+
+
+def test_who_leaves_an_answer_ends_its_generation(
+    channel: grpc.Channel, metric: Callable[..., float]
+) -> None:
+    left = {"stage": "generate", "cause": "client"}
+    before = metric("condensery_cancelled_total", **left)
+    asked = pb.AnswerRequest(query="Which lake?", index="samples", max_tokens=300)
+    for _ in range(20):  # on a busy machine an answer may be whole before its client has left
+        stream = stubs.RagStub(channel).AnswerStream(asked, timeout=60)
+        assert next(stream).WhichOneof("event") == "retrieved"
+        stream.cancel()
+        time.sleep(0.2)
+        if metric("condensery_cancelled_total", **left) > before:
+            return
+    raise AssertionError("no generation was ended")
+
+
+def test_an_answer_whose_time_runs_out_ends_between_its_steps(
+    channel: grpc.Channel, metric: Callable[..., float]
+) -> None:
+    late = {"cause": "deadline", "model": "oscar-mini"}
+    before = metric("condensery_cancelled_total", **late)
+    asked = pb.AnswerRequest(query="Which lake?", index="samples", max_tokens=300)
+    for milliseconds in (30, 60, 100, 200, 400, 800):  # until it is enough to begin
+        stream = stubs.RagStub(channel).AnswerStream(
+            asked, timeout=60, metadata=((TIMEOUT, str(milliseconds)),)
+        )
+        events = []
+        with suppress(grpc.RpcError):
+            for event in stream:
+                events.append(event.WhichOneof("event"))  # noqa: PERF401  # what came before it ended
+        assert stream.code() is StatusCode.DEADLINE_EXCEEDED, "it was whole before"
+        if "delta" in events:
+            break
+    assert dict(stream.trailing_metadata())["x-error"] == "DeadlineExceeded"
+    assert metric("condensery_cancelled_total", **late) > before

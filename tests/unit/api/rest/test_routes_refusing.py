@@ -1,0 +1,96 @@
+"""Whatever is wrong on whichever route, the body is its family's and ours, never FastAPI's."""
+
+import json
+
+import pytest
+
+from condensery.api.rest.routes import sections
+
+ROUTES = [route for section in sections().values() for route in section]
+BODIED = [route for route in ROUTES if route.body is not None]
+KEYS = {
+    "tei": {"error", "error_type"},
+    "openai": {"error"},
+    "rerank": {"message", "detail", "error"},
+    "kserve": {"error"},
+}
+
+
+def named(route):
+    return f"{route.method} {route.template}"
+
+
+def check(asked, family):
+    """Hold a refusal against its family's body."""
+    body = json.loads(asked.content)
+    assert body.keys() == KEYS[family]
+    assert isinstance(body["error"], str) == (family in ("tei", "kserve"))
+    assert not isinstance(body.get("detail"), list)
+    assert asked.reply_headers["content-type"] == "application/json"
+    assert len(asked.reply_headers["x-request-id"]) == 32
+    assert not [name for name in asked.reply_headers if name.startswith("access-control")]
+
+
+def path_of(route):
+    return route.template.replace("{name}", "kb")
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=named)
+async def test_a_wrong_method_looks_as_the_path_does(line, route):
+    # OPTIONS too: pages of other sites are not let in.
+    for method in ("PATCH", "OPTIONS", "HEAD", "TRACE"):
+        origin = {"origin": "https://elsewhere.example"}
+        asked = await line(path_of(route), method=method, headers=origin).run()
+        assert asked.status == 405
+        assert route.method in asked.reply_headers["allow"].split(", ")
+        check(asked, route.family)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=named)
+async def test_a_path_beside_it_is_not_found(line, route):
+    path = f"{path_of(route)}/beside/it"
+    if route.path.endswith(":path}"):
+        path = "/v1/modells"
+    asked = await line(path, method=route.method).run()
+    assert asked.status == 404
+    check(asked, "kserve" if path.startswith("/v2/") else "openai")
+
+
+@pytest.mark.parametrize("route", BODIED, ids=named)
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"{", b'{"a": NaN}', b"\xff", b'"text"', b"5", b"null", b"[]", b'"\\ud800"'),
+        *(b"[" * 100 + b"]" * 100, b'{"a":' * 65 + b"1" + b"}" * 65),
+        *(b'{"input": 5, "inputs": 5, "query": 5, "ids": 5, "documents": 5, "metric": 5}',),
+        b"a" * 30_000,
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+async def test_a_bad_body_looks_as_its_path_does(line, route, body):
+    asked = await line(path_of(route), body, method=route.method).run()
+    family = (
+        route.other_family if b'"documents": 5' in body and route.other_family else route.family
+    )
+    wrong = 422 if family == "tei" else 400
+    assert asked.status == (413 if len(body) == 30_000 else wrong)
+    check(asked, family)
+
+
+@pytest.mark.parametrize("route", [r for r in BODIED if not r.optional], ids=named)
+async def test_no_body_looks_as_its_path_does(line, route):
+    asked = await line(path_of(route), b"", method=route.method).run()
+    assert asked.status == (422 if route.family == "tei" else 400)
+    check(asked, route.family)
+
+
+@pytest.mark.parametrize(
+    "route", [r for r in ROUTES if "{name" in r.path and r.method != "PUT"], ids=named
+)
+async def test_an_unknown_name_looks_as_its_path_does(line, route):
+    body = {"ids": ["a"], "documents": [{"id": "a"}], "query": "x"}
+    fields = route.body.model_fields if route.body else ()
+    body = {name: value for name, value in body.items() if name in fields}
+    asked = await line(path_of(route), body, method=route.method).run()
+    assert asked.status == 404
+    check(asked, route.family)

@@ -1,0 +1,113 @@
+"""What a gRPC server says only when it is in trouble, told by one that says what a test wants."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc import StatusCode
+
+from condensery import errors
+from condensery.client.grpc import AsyncGrpcClient
+from condensery.errors import CondenseryError, Overloaded, Unavailable
+from condensery.stubs import condensery_v1_pb2 as pb
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Told:
+    """A gRPC server that refuses as it is told, in turn, and then lists no models."""
+
+    def __init__(self) -> None:
+        self.refusals: list[tuple[StatusCode, str, Metadata]] = []
+        self.metadata: list[dict[str, Any]] = []
+        self.seconds: list[float] = []
+        self.address = ""
+
+    async def answer(self, data: bytes, context: Any) -> bytes:
+        self.metadata.append(dict(context.invocation_metadata()))
+        self.seconds.append(context.time_remaining())
+        if self.refusals:
+            code, details, trailing = self.refusals.pop(0)
+            await context.abort(code, details, trailing)
+        return pb.ListModelsResponse().SerializeToString()
+
+
+@pytest.fixture
+async def told() -> AsyncIterator[Told]:
+    held = Told()
+    server = grpc.aio.server()
+    methods = {"List": grpc.unary_unary_rpc_method_handler(held.answer)}
+    handler = grpc.method_handlers_generic_handler("condensery.v1.Models", methods)
+    server.add_generic_rpc_handlers((handler,))
+    held.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield held
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "kind"),
+    [
+        (StatusCode.UNAUTHENTICATED, "Unauthenticated", errors.Unauthenticated),
+        (StatusCode.UNAUTHENTICATED, None, errors.Unauthenticated),
+        (StatusCode.PERMISSION_DENIED, "Forbidden", errors.Forbidden),
+        (StatusCode.PERMISSION_DENIED, None, errors.Forbidden),
+        (StatusCode.DEADLINE_EXCEEDED, "ExpiredInQueue", errors.ExpiredInQueue),
+        (StatusCode.DEADLINE_EXCEEDED, None, errors.DeadlineExceeded),
+        (StatusCode.RESOURCE_EXHAUSTED, None, errors.Overloaded),
+        (StatusCode.UNAVAILABLE, None, errors.Unavailable),
+        (StatusCode.INTERNAL, "ModelFault", errors.ModelFault),
+        (StatusCode.DATA_LOSS, None, CondenseryError),
+    ],
+)
+async def test_a_refusal_comes_back_as_the_error_it_was(
+    told: Told, code: StatusCode, name: str | None, kind: type[CondenseryError]
+) -> None:
+    told.refusals.append((code, "no", () if name is None else (("x-error", name),)))
+    async with AsyncGrpcClient(told.address) as client:
+        with pytest.raises(CondenseryError) as caught:
+            await client.models()
+    assert type(caught.value) is kind
+    assert caught.value.message.endswith("no")
+    assert len(told.metadata) == 1
+
+
+FULL = (
+    StatusCode.RESOURCE_EXHAUSTED,
+    "full",
+    (("x-error", "Overloaded"), ("grpc-retry-pushback-ms", "30")),
+)
+UNREADY = (StatusCode.UNAVAILABLE, "soon", (("grpc-retry-pushback-ms", "30"),))
+
+
+@pytest.mark.parametrize("refusal", [FULL, UNREADY], ids=["full", "not ready"])
+async def test_a_server_that_says_when_is_asked_again(told: Told, refusal: Any) -> None:
+    told.refusals += [refusal, refusal]
+    async with AsyncGrpcClient(told.address) as client:
+        assert await client.models() == []
+    assert len(told.metadata) == 3
+
+
+async def test_it_is_asked_no_more_than_it_was_said(told: Told) -> None:
+    told.refusals += [FULL] * 5
+    async with AsyncGrpcClient(told.address, retries=1) as client:
+        with pytest.raises(Overloaded) as caught:
+            await client.models()
+    assert caught.value.retry_after_seconds == 0.03
+    assert len(told.metadata) == 2
+    told.refusals[:] = [(StatusCode.UNAVAILABLE, "gone", ())]
+    async with AsyncGrpcClient(told.address) as client:
+        with pytest.raises(Unavailable):
+            await client.models()
+    assert len(told.metadata) == 3
+
+
+async def test_the_key_and_the_time_go_with_each_call(told: Told) -> None:
+    async with AsyncGrpcClient(told.address, api_key="secret", timeout=2.5) as client:
+        await client.models()
+    async with AsyncGrpcClient(told.address) as client:
+        await client.models()
+    assert told.metadata[0]["authorization"] == "Bearer secret"
+    assert "authorization" not in told.metadata[1]
+    assert told.seconds == [pytest.approx(2.5, abs=1), pytest.approx(120, abs=2)]
