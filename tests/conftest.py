@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,15 +105,60 @@ def live_server(
     store_with_pair: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveServer]:
     """One server for all tests that do not break it; it must end by itself, and with 0."""
-    folder = tmp_path_factory.mktemp("live")
+    with serving(store_with_pair, tmp_path_factory.mktemp("live")) as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A server that wants keys and shows a certificate.
+
+    Attributes:
+        keys: By the scope that each has.
+        ca: File with whom to trust.
+    """
+
+    server: LiveServer
+    keys: dict[str, str]
+    ca: Path
+
+
+@pytest.fixture(scope="session")
+def guarded_server(
+    store_with_pair: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Guarded]:
+    """One server with keys and TLS on both doors."""
+    import trustme
+
+    folder = tmp_path_factory.mktemp("guarded")
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    ca, cert, key = (folder / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    authority.cert_pem.write_to_path(str(ca))
+    issued.private_key_pem.write_to_path(str(key))
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(str(cert), append=True)
+    keys = {scope: f"a-key-of-the-{scope}" for scope in ("infer", "index-write", "admin")}
+    listed = folder / "keys"
+    listed.touch(0o600)
+    listed.write_text("".join(f"{scope}-key {scope} {key}\n" for scope, key in keys.items()))
+    flags = ("--keys-file", str(listed), "--tls-cert", str(cert), "--tls-key", str(key))
+    with serving(store_with_pair, folder, *flags) as server:
+        yield Guarded(server, keys, ca)
+
+
+@contextmanager
+def serving(store: Path, folder: Path, *flags: str) -> Iterator[LiveServer]:
+    """Run a server; it must end by itself, and with 0."""
     data_dir, log = folder / "data", folder / "log"
     command = [str(Path(sys.executable).with_name("condensery")), "serve", "--port", "0"]
-    command += ["--grpc-port", "0", "--data-dir", str(data_dir), "--store", str(store_with_pair)]
+    command += ["--grpc-port", "0", "--data-dir", str(data_dir), "--store", str(store)]
+    command += ["--settle-seconds", "0", *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         text = wait_for(log, "condensery: ready in", process)
-        rest = re.search(r"REST on (http://\S+)", text)
+        rest = re.search(r"REST on (https?://\S+)", text)
         grpc = re.search(r"gRPC on (\S+)", text)
         assert rest, text
         yield LiveServer(rest[1], grpc[1] if grpc else "", data_dir, log, process.pid)
@@ -120,7 +166,7 @@ def live_server(
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            status = process.wait(30)
+            status = process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

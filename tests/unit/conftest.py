@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from condensery.errors import CondenseryError, ModelNotFound
+from condensery.errors import CondenseryError, InputError, ModelNotFound
 from condensery.index.store import IndexStore
 from condensery.jobs.services import Limits, Services
 from condensery.metrics import Metrics
@@ -19,6 +19,7 @@ from condensery.values import CompressedPassage, Embedded, Floats, ModelInfo, Sc
 
 DIMS = 8
 MEMORY_TOKENS = 2
+QUERY_TOKENS = 8
 
 
 def info(name: str, kind: str) -> ModelInfo:
@@ -64,8 +65,8 @@ class StandInEncoder:
         prompt: str = "",
         normalize: bool | None = None,
         truncate: bool = True,
+        field: str = "input",
     ) -> Embedded:
-        del truncate
         if self.fails is not None:
             raise self.fails
         self.asked += [(text, prompt, normalize) for text in texts]
@@ -75,12 +76,16 @@ class StandInEncoder:
         finally:
             self.waiting -= 1
         counts = [len(text.split()) for text in texts]
+        over = tuple(i for i, count in enumerate(counts) if count > self.info.max_tokens)
+        if over and not truncate:
+            where = f"{field}[{over[0]}]"
+            raise InputError(f"{where} has {counts[over[0]]} tokens", field=where)
         return Embedded(
             model=self.info.name,
             fingerprint=self.info.fingerprint,
             vectors=np.stack([vector_of(text) for text in texts]),
             tokens=sum(counts),
-            truncated=tuple(i for i, count in enumerate(counts) if count > self.info.max_tokens),
+            truncated=over,
         )
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
@@ -100,10 +105,21 @@ class StandInReader:
     fails_after: int | None = None
     closed: int = 0
 
-    async def score(self, query: str, passages: Sequence[str], *, truncate: bool = True) -> Scored:
-        del query, truncate
+    async def score(
+        self,
+        query: str,
+        passages: Sequence[str],
+        *,
+        truncate: bool = True,
+        field: str = "documents",
+    ) -> Scored:
+        del field
+        cut = len(query.split()) > QUERY_TOKENS
+        if cut and not truncate:
+            raise InputError("query is too long", field="query")
         scores = np.array([passage.count("gold") for passage in passages], np.float32)
-        return Scored(self.info.name, scores, sum(len(one.split()) for one in passages))
+        tokens = sum(len(one.split()) for one in passages)
+        return Scored(self.info.name, scores, tokens, query_truncated=cut)
 
     async def compress(self, question: str, passages: Sequence[str]) -> list[CompressedPassage]:
         del question
@@ -199,5 +215,5 @@ def services(pool: StandInPool, tmp_path: Path) -> Iterator[Services]:
     with IndexStore(tmp_path, metrics=metrics) as indexes:
         limits = Limits(max_items=50, max_body_bytes=20_000, passage_tokens=12, passage_overlap=2)
         services = Services(pool=pool, indexes=indexes, metrics=metrics, limits=limits)
-        services.health.set(True, "ready")
+        services.health.start()
         yield services

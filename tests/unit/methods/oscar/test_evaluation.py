@@ -20,9 +20,9 @@ from condensery.methods.oscar.evaluation import (
 )
 from condensery.methods.oscar.report import measure, sample
 from condensery.methods.oscar.scoring import exact, f1
-from condensery.runtime.device import Workers
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
+from condensery.runtime.workers import Workers
 
 Row = dict[str, Any]
 

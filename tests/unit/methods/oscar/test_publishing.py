@@ -18,9 +18,9 @@ from condensery.methods.oscar.publishing import publish
 from condensery.methods.oscar.training import Recipe
 from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_shape import OscarShape
-from condensery.runtime.device import Workers
 from condensery.runtime.pair import load_pair, make_ready
 from condensery.runtime.reader import Reader
+from condensery.runtime.workers import Workers
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
 from condensery.values import CompressedPassage

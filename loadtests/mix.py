@@ -1,0 +1,105 @@
+"""What many callers send at once, and whether what they get is right.
+
+Every text has a known reply, taken from the server itself before anything is wrong with it.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from doors import Ask, Door, Said
+from texts import PASSAGES, QUESTIONS
+
+COSINE = 0.999  # to the reference: bf16, alone or beside others
+SCORE = 0.03
+KNOWN = 48  # texts
+CASES = 6  # questions with passages
+SHARES = {"embed one": 10, "embed list": 3, "rerank": 2, "answer": 2, "stream": 3}
+
+
+@dataclass
+class Known:
+    """The right replies, by what was asked."""
+
+    vectors: dict[str, Any] = field(default_factory=dict)
+    scores: dict[str, dict[int, float]] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+
+    async def learn(self, door: Door) -> None:
+        """Ask for everything once, one at a time."""
+        for text in (*QUESTIONS[:KNOWN], *PASSAGES[:KNOWN]):
+            self.vectors[text] = (await good(door, Ask("embed", (text,)))).vectors[0]
+        for case in range(CASES):
+            query, texts = a_case(case)
+            self.scores[query] = (await good(door, Ask("rerank", texts, query))).scores
+            self.answers[query] = (await good(door, Ask("answer", texts[:2], query))).text
+
+    def fault(self, ask: Ask, said: Said) -> str:
+        """Say what is wrong with a reply, or nothing."""
+        if ask.job == "embed":
+            if len(said.vectors) != len(ask.texts):
+                return f"{len(said.vectors)} vectors for {len(ask.texts)} texts"
+            cosines = [
+                float(cosine(row, self.vectors[text]))
+                for row, text in zip(said.vectors, ask.texts, strict=True)
+            ]
+            return "" if min(cosines) >= COSINE else f"cosine {min(cosines):.4f} to the reference"
+        if ask.job == "rerank":
+            known = self.scores[ask.query]
+            if set(said.scores) != set(known):
+                return f"places {sorted(said.scores)}"
+            worst = max(abs(said.scores[place] - score) for place, score in known.items())
+            return "" if worst <= SCORE else f"a score is off by {worst:.3f}"
+        if said.deltas is not None and said.deltas != said.text:
+            return f"deltas join to {said.deltas!r}, not to {said.text!r}"
+        if said.text != self.answers[ask.query]:
+            return f"answered {said.text!r}, not {self.answers[ask.query]!r}"
+        return ""
+
+
+def cosine(one: Any, other: Any) -> Any:
+    return one @ other / (np.linalg.norm(one) * np.linalg.norm(other))
+
+
+async def good(door: Door, ask: Ask) -> Said:
+    said = await door.ask(ask)
+    if said.verdict != "ok":
+        raise SystemExit(f"{door.name} {ask.job}: {said.code} {said.message}")
+    return said
+
+
+def a_case(number: int) -> tuple[str, tuple[str, ...]]:
+    """Return a question and six passages."""
+    start = number * 6
+    return QUESTIONS[number * 2], tuple(PASSAGES[start : start + 6])
+
+
+def make(kind: str, chance: random.Random) -> Ask:
+    """Make a request of a kind of ``SHARES``, at random."""
+    if kind == "embed one":
+        return Ask("embed", (chance.choice(QUESTIONS[:KNOWN]),))
+    if kind == "embed list":
+        return Ask("embed", tuple(chance.sample(PASSAGES[:KNOWN], 12)))
+    query, texts = a_case(chance.randrange(CASES))
+    if kind == "rerank":
+        return Ask("rerank", texts, query)
+    return Ask("stream" if kind == "stream" else "answer", texts[:2], query)
+
+
+def a_kind(chance: random.Random) -> str:
+    return chance.choices(list(SHARES), list(SHARES.values()))[0]
+
+
+def spoil(ask: Ask, word: str, chance: random.Random) -> Ask:
+    """Put a word into one of the texts."""
+    texts: list[str] = list(ask.texts)
+    place = chance.randrange(len(texts))
+    texts[place] = f"{texts[place]} {word}"
+    return replace(ask, texts=tuple(texts))
+
+
+def percent(values: Sequence[float], share: float) -> float:
+    """Return a percentile in milliseconds of values in seconds; nan if there are none."""
+    return float(np.percentile(values, share)) * 1000 if len(values) else float("nan")

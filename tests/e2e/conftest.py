@@ -1,0 +1,63 @@
+"""Servers of one test's own, to be told to end, or broken."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.conftest import wait_for
+
+CONDENSERY = str(Path(sys.executable).with_name("condensery"))
+SLOW = ["a few words that take their time " * 8] * 400
+
+
+@dataclass(frozen=True)
+class Own:
+    """A running server of one test's own."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    url: str
+    grpc: str
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def ready(self) -> bool:
+        return httpx.get(f"{self.url}/readyz", trust_env=False).status_code == 200
+
+    def until_unready(self, seconds: float = 5) -> None:
+        deadline = time.monotonic() + seconds
+        while self.ready():
+            assert time.monotonic() < deadline, "still ready"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def serve(store_with_pair: Path, tmp_path: Path) -> Iterator[Callable[..., Own]]:
+    """Return a function that starts a server with these flags; it is killed at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*flags: str) -> Own:
+        log = tmp_path / f"log{len(started)}"
+        command = [CONDENSERY, "serve", "--port", "0", "--grpc-port", "0", "--no-samples"]
+        command += ["--data-dir", str(tmp_path / "data"), "--store", str(store_with_pair), *flags]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        started.append(process)
+        text = wait_for(log, "condensery: ready in", process)
+        rest, grpc = re.search(r"REST on (http\S+)", text), re.search(r"gRPC on (\S+)", text)
+        assert rest
+        assert grpc
+        return Own(process, log, rest[1], grpc[1])
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

@@ -1,0 +1,62 @@
+"""The loads of ``loadtests/``, small: what they say is what docs/reliability.md promises."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LOADS = Path(__file__).parents[2] / "loadtests"
+
+
+def load(name: str, out: Path, *flags: str, seconds: float = 115) -> tuple[int, str, Any]:
+    """Run a load for at most so many seconds; returns its status, what it printed, its figures."""
+    command = [sys.executable, str(LOADS / name), "--json", str(out), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    assert out.exists(), done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr, json.loads(out.read_text())
+
+
+def test_nothing_is_lost_when_a_loaded_server_is_told_to_end(tmp_path: Path) -> None:
+    flags = ("--rounds", "1", "--again", "0", "--seconds", "2", "--flags", "--settle-seconds 1")
+    status, said, figures = load("drain.py", tmp_path / "drain.json", *flags)
+    assert status == 0, said
+    (one,) = figures["once"]
+    assert one["waiting"] + one["sent_after"] > 0  # else it was told while nobody was there
+    assert set(one["outcomes"]) == {"right"}
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_a_loaded_server_sooner_and_as_well(tmp_path: Path) -> None:
+    status, said, _ = load("drain.py", tmp_path / "drain.json", "--rounds", "1", "--again", "2")
+    assert status == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["items", "hang", "death"])
+def test_a_fault_hurts_nobody_else(part: str, tmp_path: Path) -> None:
+    flags = ("--parts", part, "--seconds", "24")
+    status, said, figures = load("faults.py", tmp_path / "faults.json", *flags)
+    assert status == 0, said
+    assert figures[part]["faults"], "nothing was injected"
+    assert sum(figures[part]["outcomes"].values()) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_ten_times_the_capacity_is_refused_and_memory_stays_flat(tmp_path: Path) -> None:
+    flags = ("--seconds", "60", "--find-seconds", "4", "--warm-seconds", "8")
+    status, said, figures = load("overload.py", tmp_path / "out.json", *flags, seconds=230)
+    assert status == 0, said
+    assert figures["goodput"] > figures["capacity"] / 2, said
+
+
+@pytest.mark.slow
+def test_fairness_can_be_measured(tmp_path: Path) -> None:
+    """Only that it runs: how fair it is depends on what else the machine does."""
+    flags = ("--rounds", "1", "--texts", "200", "--seconds", "2")
+    _, said, figures = load("fairness.py", tmp_path / "fairness.json", *flags)
+    assert len(figures) == 3, said
+    assert all(cell["queries"] and cell["ratio"] > 0 for cell in figures.values()), said

@@ -1,0 +1,223 @@
+"""Malformed messages by the ten thousand to the real server: each is refused, none harms it."""
+
+import asyncio
+import random
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from grpc import StatusCode
+from tests.fuzz.mangling import MANGLERS
+
+from condensery.client.grpc import GrpcClient
+from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.values import Document
+
+SEED = 1729
+ROUNDS = 100  # of every mangler on every method; twice
+AT_ONCE = 24
+INDEX, STAYS = "fuzz", "stays"
+# As the contract lists them. Never UNKNOWN, which is gRPC's word for "it raised", nor INTERNAL.
+DOCUMENTED = {
+    StatusCode.OK,
+    StatusCode.INVALID_ARGUMENT,
+    StatusCode.NOT_FOUND,
+    StatusCode.ALREADY_EXISTS,
+    StatusCode.FAILED_PRECONDITION,
+    StatusCode.RESOURCE_EXHAUSTED,
+    StatusCode.DEADLINE_EXCEEDED,
+}
+MIB = 2**20
+GROWTH = 64 * MIB  # of the server, over the second half: 3 KiB a message
+
+DOCUMENT = pb.Document(id="a", text="a text")
+DOCUMENT.metadata.update({"n": [1, {"x": None}]})
+VECTOR = b"\0\0\x80\x3f" * 384
+PASSAGES = ["one passage", "another"]
+
+# What each method takes. Where serving it is work, most of it asks for what is not there.
+GIVEN: dict[str, list[Message]] = {
+    "Embedding/EmbedBatch": [
+        pb.EmbedBatchRequest(texts=["a text", "é𝄞", ""], normalize=True, truncate=False),
+        pb.EmbedBatchRequest(model="nobody", texts=["a"], prompt_name="query", dimensions=3),
+    ],
+    "Rerank/Rerank": [
+        pb.RerankRequest(query="q", passages=PASSAGES, top_n=1, return_text=True),
+        pb.RerankRequest(model="nobody", query="q", passages=PASSAGES, raw_scores=True),
+    ],
+    "Index/Create": [
+        pb.CreateIndexRequest(name=INDEX, metric="cosine", kind="hnsw", dims=384),
+        pb.CreateIndexRequest(name=INDEX, encoder="nobody", metric="ip", kind="flat"),
+    ],
+    "Index/List": [pb.ListIndexesRequest(), pb.ListIndexesRequest()],
+    "Index/Get": [pb.GetIndexRequest(name=INDEX), pb.GetIndexRequest(name="../../etc")],
+    "Index/Drop": [pb.DropIndexRequest(name="nowhere"), pb.DropIndexRequest(name="../../etc")],
+    "Index/Upsert": [
+        pb.UpsertRequest(
+            index=INDEX, documents=[DOCUMENT], vectors=VECTOR, fingerprint="sha256:none"
+        ),
+        pb.UpsertRequest(index=INDEX, documents=[DOCUMENT]),
+        pb.UpsertRequest(index="nowhere", documents=[DOCUMENT, DOCUMENT]),
+    ],
+    "Index/Delete": [pb.DeleteRequest(index=INDEX, ids=["a", "b", ""])],
+    "Index/Query": [
+        pb.QueryRequest(index=INDEX, query="a text", top_k=3),
+        pb.QueryRequest(index=INDEX, vector=VECTOR, fingerprint="sha256:none", top_k=3),
+    ],
+    "Index/Count": [pb.CountRequest(index=INDEX)],
+    "Index/GetDocuments": [pb.GetDocumentsRequest(index=INDEX, ids=["a", "nobody"])],
+    "Rag/Answer": [
+        pb.AnswerRequest(query="q", documents=[DOCUMENT], max_tokens=1, top_n=1),
+        pb.AnswerRequest(query="q", index="nowhere", top_k=3, compression_mode="off"),
+    ],
+    "Rag/AnswerStream": [
+        pb.AnswerRequest(
+            query="q", documents=[DOCUMENT], max_tokens=1, compression_mode="required"
+        ),
+        pb.AnswerRequest(query="q", index="nowhere", top_k=3, model="nobody"),
+    ],
+    "Models/List": [pb.ListModelsRequest()],
+}
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+def paths() -> dict[str, list[bytes]]:
+    """Return every method with what it takes, written."""
+    written = {
+        f"/condensery.v1.{name}": [one.SerializeToString() for one in given]
+        for name, given in GIVEN.items()
+    }
+    return {**written, HEALTH: [b"", b"\x0a\x0dcondensery.v1"]}
+
+
+def test_every_method_is_fuzzed() -> None:
+    methods = {
+        f"{service.name}/{method.name}"
+        for service in pb.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    }
+    assert set(GIVEN) == methods
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_malformed_messages_are_refused_and_harm_nobody(live_server: Any) -> None:
+    said = len(live_server.log.read_text())
+    with GrpcClient(live_server.grpc, retries=0) as client, own_indexes(client):
+        before = client.embed(["a text"]).tobytes()
+        async with grpc.aio.insecure_channel(live_server.grpc) as channel:
+            await ask(channel, HEALTH, b"")
+            states = watch(channel)
+            found = await fuzz(channel, random.Random(SEED))  # caches fill, pools grow
+            client.create_index(INDEX)
+            size = resident(live_server.pid)
+            found += await fuzz(channel, random.Random(SEED + 1))
+            grown = resident(live_server.pid) - size
+            assert channel.get_state() is grpc.ChannelConnectivity.READY
+            assert states() == [], "the connection was lost"
+        assert client.embed(["a text"]).tobytes() == before
+        assert client.query(STAYS, "the one that stays")[0].passage.document_id == "stays"
+        answer = client.answer("q", documents=["a text"], max_tokens=2)
+        assert answer.compression.status == "applied"
+    codes: Counter[StatusCode] = Counter()
+    for (_, code), count in found.items():
+        codes[code] += count
+    told = {code.name: count for code, count in codes.most_common()}
+    print(f"{codes.total()} messages: {told}; grown by {grown / MIB:.1f} MiB")
+    odd = {place: count for place, count in found.items() if place[1] not in DOCUMENTED}
+    assert odd == {}
+    assert codes[StatusCode.INVALID_ARGUMENT] >= 20_000, "so many were malformed"
+    assert grown < GROWTH
+    log = live_server.log.read_text()[said:]
+    for alarm in ("Traceback", "internal_error", "Unexpected ["):
+        assert alarm not in log
+
+
+@pytest.mark.slow
+def test_what_is_no_http_is_cut_off_and_harms_nobody(live_server: Any) -> None:
+    chance, said = random.Random(SEED), len(live_server.log.read_text())
+    host, _, port = live_server.grpc.rpartition(":")
+    opening = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    for number in range(1_000):
+        with suppress(OSError), socket.create_connection((host, int(port)), 5) as connection:
+            connection.sendall((opening if number % 2 else b"") + chance.randbytes(200))
+    with GrpcClient(live_server.grpc, retries=0) as client:
+        assert client.embed(["a text"]).shape == (1, 384)
+    assert "Traceback" not in live_server.log.read_text()[said:]
+
+
+async def fuzz(channel: grpc.aio.Channel, chance: random.Random) -> Counter[tuple[str, StatusCode]]:
+    """Send every mangler's messages to every method; returns what came back, and how often."""
+    found: Counter[tuple[str, StatusCode]] = Counter()
+    todo = [
+        (path, mangle(chance, given))
+        for _ in range(ROUNDS)
+        for path, given in paths().items()
+        for mangle in MANGLERS
+    ]
+    chance.shuffle(todo)
+    todo.sort(key=lambda one: not one[0].endswith("Drop"))  # last, as it may well succeed
+
+    async def send() -> None:
+        while todo:
+            path, data = todo.pop()
+            found[path, await ask(channel, path, data)] += 1
+
+    await asyncio.gather(*(send() for _ in range(AT_ONCE)))
+    return found
+
+
+async def ask(channel: grpc.aio.Channel, path: str, data: bytes) -> Any:
+    """Send one message; returns the status that comes back."""
+    if not path.endswith("Stream"):
+        return await channel.unary_unary(path)(data, timeout=60).code()
+    call = channel.unary_stream(path)(data, timeout=60)
+    with suppress(grpc.aio.AioRpcError):
+        async for _ in call:
+            pass
+    return await call.code()
+
+
+def watch(channel: grpc.aio.Channel) -> Callable[[], list[grpc.ChannelConnectivity]]:
+    """Note each state that the channel leaves READY for."""
+    seen: list[grpc.ChannelConnectivity] = []
+
+    async def look() -> None:
+        state = channel.get_state()
+        while True:
+            await channel.wait_for_state_change(state)
+            state = channel.get_state()
+            seen.append(state)
+
+    task = asyncio.create_task(look())
+
+    def stop() -> list[grpc.ChannelConnectivity]:
+        task.cancel()
+        return seen
+
+    return stop
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of memory that a process holds."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096
+
+
+@contextmanager
+def own_indexes(client: GrpcClient) -> Iterator[None]:
+    """Make the index that messages are about, and another; what they make beside goes with them."""
+    there = {one.name for one in client.list_indexes()}
+    for name in (INDEX, STAYS):
+        client.create_index(name)
+        client.upsert(name, [Document("stays", "the one that stays")])
+    yield
+    for one in client.list_indexes():
+        if one.name not in there:
+            client.drop_index(one.name)
