@@ -33,8 +33,13 @@ USER 10001
 WORKDIR /home/condensery
 VOLUME ["/data"]
 EXPOSE 8080 8081
+# By environment, not by CMD: they hold whatever flags `docker run` gives.
+ENV CONDENSERY_HOST=0.0.0.0 \
+    CONDENSERY_DATA_DIR=/data
+# SIGTERM drains: 35 s by default, so stop with --time 40. Docker's own 10 s would cut requests off.
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/readyz', timeout=2)"]
+# It starts for as long as start_timeout_seconds, and is asked where CONDENSERY_PORT and _TLS_CERT say.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=300s --retries=3 \
+    CMD ["python", "-c", "import os, ssl, urllib.request; port = os.environ.get('CONDENSERY_PORT') or 8080; tls = 's' if os.environ.get('CONDENSERY_TLS_CERT') else ''; urllib.request.urlopen(f'http{tls}://127.0.0.1:{port}/readyz', timeout=2, context=ssl._create_unverified_context() if tls else None)"]
 ENTRYPOINT ["condensery"]
-CMD ["serve", "--host", "0.0.0.0", "--data-dir", "/data"]
+CMD ["serve"]

@@ -31,7 +31,7 @@ CALM := sed -uE \
 	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^Processing .*\/([^\/-]+)-.*/    \1/' \
 	-e 's/^(Successfully installed .{0,60}).*/    \1 .../'
 
-.PHONY: help install check test proto serve load bench image lock
+.PHONY: help install check test proto serve load faults bench image lock
 
 help: ## List the chores
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
@@ -80,12 +80,18 @@ test: install ## The tests, but for those marked slow or gpu (ARGS for pytest)
 proto: install ## Make service/condensery/stubs/ from proto/
 	$(PROTOC) --python_out=service --pyi_out=service --grpc_python_out=service $(PROTOS)
 
+openapi: install ## Make docs/openapi.json, the description of the REST API
+	$(BIN)/python -m condensery.api.rest.describing > docs/openapi.json
+
 serve: install ## Serve on this machine (ARGS for condensery serve)
 	@exec $(BIN)/condensery serve $(ARGS)
 
 load: $(VENV)/.bench ## Load a running server at HOST, the smoke profile (ARGS for locust)
 	$(BIN)/locust -f loadtests/locustfile.py --headless --host $(HOST) \
 		--users 8 --spawn-rate 8 --run-time 30s --only-summary --exit-code-on-error 1 $(ARGS)
+
+faults: install ## Load a server of its own while faults are injected (ARGS for loadtests/faults.py)
+	$(BIN)/python loadtests/faults.py $(ARGS)
 
 bench: $(VENV)/.bench ## Measure encoding in process, then the service, against their peers
 	$(BIN)/python benchmarks/encode.py $(ARGS)

@@ -151,8 +151,9 @@ def load_peer(name: str, store: Path) -> tuple[dict[str, Any], Encode]:
 
 
 def load_ours(name: str, store: Path) -> tuple[dict[str, Any], Encode]:
-    from condensery.runtime.device import Workers, choose_dtype, prepare_process
+    from condensery.runtime.device import choose_dtype, prepare_process
     from condensery.runtime.encoder import Encoder
+    from condensery.runtime.workers import Workers
 
     prepare_process()
     workers = Workers()
