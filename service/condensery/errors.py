@@ -5,20 +5,25 @@ CondenseryError
 │   ├── EmptyInput             a list that must hold something is empty
 │   ├── PayloadTooLarge        the body, or the whole request, is over a limit
 │   │   └── HeadersTooLarge    the headers or metadata are
-│   └── TokenIdsRefused        token ids where text is expected
+│   ├── TokenIdsRefused        token ids where text is expected
+│   └── ContextTooLong         what is to be read does not fit the generator
 ├── Unauthenticated            no key, or an unknown one
 ├── Forbidden                  the key lacks the scope
 ├── NotFound
 │   ├── ModelNotFound
-│   └── IndexNotFound
+│   ├── IndexNotFound
+│   └── ContextNotFound        no such handle, or another caller's
+│       └── ContextExpired     its time is over
 ├── Conflict
 │   ├── IndexExists            create of a name that is taken, with other settings
-│   └── EncoderMismatch        vectors or an index of another encoder
+│   ├── EncoderMismatch        vectors or an index of another encoder
+│   └── ContextMismatch        a handle for another question, or of another pair
 ├── Overloaded                 the queue is full; come back later
 ├── Unavailable                not ready, or draining
 ├── DeadlineExceeded           the caller's time ran out
 │   └── ExpiredInQueue         before any work on it had begun
 ├── ModelFault                 the model failed on this item
+│   └── CompressionFailed      and compression was required
 ├── StoreError                 a model store or a stored model can't be read or written
 │   └── CorruptModel
 ├── StorageError               the index's disk refused
@@ -72,6 +77,10 @@ class TokenIdsRefused(InputError):
     """Token ids came where text is expected."""
 
 
+class ContextTooLong(InputError):
+    """Passages, question and answer are more than the generator reads."""
+
+
 class Unauthenticated(CondenseryError):
     """No key came with the request, or one that is not known."""
 
@@ -92,6 +101,14 @@ class IndexNotFound(NotFound):
     """No index of that name."""
 
 
+class ContextNotFound(NotFound):
+    """No context of that handle, or none of this caller's."""
+
+
+class ContextExpired(ContextNotFound):
+    """The context's time is over."""
+
+
 class Conflict(CondenseryError):
     """The request contradicts what is stored."""
 
@@ -102,6 +119,10 @@ class IndexExists(Conflict):
 
 class EncoderMismatch(Conflict):
     """Vectors, or an index, made by another encoder."""
+
+
+class ContextMismatch(Conflict):
+    """The context was compressed for another question, or by another pair."""
 
 
 class Overloaded(CondenseryError):
@@ -131,6 +152,10 @@ class ExpiredInQueue(DeadlineExceeded):
 
 class ModelFault(CondenseryError):
     """The model failed on this item (a non-finite output, a fault in the forward pass)."""
+
+
+class CompressionFailed(ModelFault):
+    """A passage could not be compressed in time, and compression was required."""
 
 
 class StoreError(CondenseryError):

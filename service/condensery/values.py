@@ -14,7 +14,8 @@ Floats = NDArray[np.float32]
 Kind = Literal["encoder", "classifier", "reranker", "oscar-pair"]
 CompressionMode = Literal["auto", "required", "off"]
 CompressionStatus = Literal["applied", "partial", "fallback", "off"]
-FinishReason = Literal["stop", "length", "timeout"]
+# not_found: the passages don't hold the answer, so nothing was generated.
+FinishReason = Literal["stop", "length", "timeout", "not_found"]
 Metadata = Mapping[str, Any]
 
 
@@ -151,7 +152,18 @@ class CompressedPassage:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """What compression did for one answer. FLOPs are analytic, from the config's dimensions."""
+    """What compression did for one answer. FLOPs are analytic, from the config's dimensions.
+
+    Attributes:
+        status: ``partial`` if some passages in context were read as text, ``fallback`` if all.
+        docs: Passages in context that were read as vectors.
+        tokens_in: Their tokens.
+        vectors_out: What they became.
+        fallback: Places (``Citation.index``) of those in context that were read as text
+            because their compression failed.
+        left_out: Places of those that were to be read and did not fit.
+        reason: What the caller would not expect; None if there is nothing.
+    """
 
     mode: CompressionMode
     status: CompressionStatus
@@ -162,6 +174,8 @@ class Compression:
     flops_used: int
     compress_ms: float
     reason: str | None = None
+    fallback: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -172,6 +186,34 @@ class Compression:
     def flops_saved(self) -> int:
         """Plain minus used; negative when compression cost more than it saved."""
         return self.flops_plain - self.flops_used
+
+
+@dataclass(frozen=True, slots=True)
+class PairTraits:
+    """What a pair can do, and what it does where nothing is asked for.
+
+    Attributes:
+        vectors: Memory vectors a full window may become, the most first.
+        rates: Tokens a vector for each of them.
+        scores: Whether it has a rerank head.
+        top_n: Passages that it reads best; 0 is all.
+        min_relevance: Score under which it should not answer; 0 is none.
+    """
+
+    vectors: tuple[int, ...]
+    rates: tuple[int, ...]
+    scores: bool = True
+    top_n: int = 5
+    min_relevance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of an answer, its log-probability, and the likeliest ones in its place, best first."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +267,7 @@ class Answer:
     compression: Compression
     usage: Usage
     timings: Timings
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +285,64 @@ class Delta:
     """A stretch of the answer's text."""
 
     text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 AnswerEvent = Retrieved | Delta | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedDocument:
+    """What became of one document of a ``Compressed``; ``status`` is ``applied`` or ``failed``."""
+
+    index: int
+    id: str
+    relevance_score: float | None
+    tokens_in: int
+    vectors_out: int
+    windows: int
+    status: Literal["applied", "failed"] = "applied"
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """Documents compressed for a question, in the request's order and number.
+
+    Attributes:
+        context: Handle of the vectors, which the server holds; None if none was asked for.
+        expires_at: When it lets go of them, Unix seconds.
+    """
+
+    id: str
+    model: str
+    fingerprint: str
+    context: str | None
+    expires_at: float | None
+    documents: tuple[CompressedDocument, ...]
+    compression: Compression
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same question answered from vectors and from the passages' own text.
+
+    Attributes:
+        exact: Whether both answers are the same but for case, articles and punctuation.
+        f1: Of their words (SQuAD's).
+        cosine: Of their vectors by the default encoder; None if there is none.
+        speedup: Plain's time over compressed's, retrieval left out.
+    """
+
+    compressed: Answer
+    plain: Answer
+    exact: bool
+    f1: float
+    cosine: float | None
+    speedup: float
+
+    @property
+    def flops_saved(self) -> int:
+        """FLOPs of reading the passages plain, less those of the compressed way."""
+        return self.compressed.compression.flops_saved

@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from condensery.errors import CondenseryError
+from condensery.questions import GREEDY, Sampling
 from condensery.values import (
     CompressedPassage,
     Document,
@@ -12,8 +14,10 @@ from condensery.values import (
     Hit,
     IndexInfo,
     ModelInfo,
+    PairTraits,
     Passage,
     Scored,
+    TokenLogprob,
 )
 
 
@@ -91,13 +95,18 @@ class Token(Protocol):
         """Why it ended; set on the last step only."""
         ...
 
+    @property
+    def logprob(self) -> TokenLogprob | None:
+        """The chosen token's, if it was asked for."""
+        ...
+
 
 class ReadingCost(Protocol):
     """What one answer's reading takes, FLOPs from config dimensions, tokens as counted."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt that are text."""
+        """Tokens of the prompt that are text, plain passages included."""
         ...
 
     @property
@@ -127,39 +136,83 @@ class ReadingCost(Protocol):
 
 
 class Reader(Protocol):
-    """An OSCAR pair: compresses passages for a question, then answers from the vectors."""
+    """An OSCAR pair: compresses passages for a question, then answers from the vectors.
+
+    A context is what the generator reads, best first: memory vectors (vectors, hidden size), or
+    text for a passage that is read plain.
+    """
 
     @property
     def info(self) -> ModelInfo:
         """What runs."""
         ...
 
-    async def compress(self, question: str, passages: Sequence[str]) -> list[CompressedPassage]:
-        """Compress and score each passage in one forward pass; order and count kept."""
+    @property
+    def traits(self) -> PairTraits:
+        """What it can do."""
+        ...
+
+    async def compress(
+        self, question: str, passages: Sequence[str], *, field: str = "documents"
+    ) -> list[CompressedPassage | CondenseryError]:
+        """Compress and score each passage in one forward pass, at the finest rate.
+
+        Order and count are kept. A passage that fails has its error in its place, and harms no
+        other; what concerns all of them (no room, no time) is raised.
+        """
         ...
 
     def generate(
-        self, question: str, memory: Sequence[Floats], *, max_tokens: int
+        self,
+        question: str,
+        context: Sequence[Floats | str],
+        *,
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
     ) -> AsyncIterator[Token]:
-        """Answer greedily from the memory vectors of the passages kept, best first."""
+        """Answer from a context.
+
+        Raises:
+            ContextTooLong: It does not fit, the answer's tokens included.
+        """
         ...
 
-    def generate_plain(
-        self, question: str, passages: Sequence[str], *, max_tokens: int
-    ) -> AsyncIterator[Token]:
-        """Answer greedily from the passages' own tokens (``compression.mode = off``)."""
+    def spare(self, question: str, context: Sequence[Floats | str], max_tokens: int) -> int:
+        """Return the positions that a context and its answer leave free; negative: too long."""
+        ...
+
+    def expected_ms(
+        self, compress_tokens: int, vectors: int, text_tokens: int, passages: int
+    ) -> float:
+        """Return about how long it takes to the first token, as measured so far; 0 if unknown.
+
+        Args:
+            compress_tokens: Of passages that are still to be compressed.
+            vectors: Memory vectors in context.
+            text_tokens: Tokens of passages that are read plain.
+            passages: In context.
+        """
         ...
 
     def cost(
         self,
         question: str,
-        compressed: Sequence[CompressedPassage],
+        read: Sequence[CompressedPassage],
+        context: Sequence[Floats | str],
         kept: Sequence[str],
         *,
-        plain: bool,
         completion_tokens: int,
     ) -> ReadingCost:
-        """Count what compressing ``compressed`` and reading the ``kept`` passages took."""
+        """Count what an answer took.
+
+        Args:
+            question: As asked.
+            read: Every passage that the compressor read for it, kept or not.
+            context: What the generator read.
+            kept: The text of the passages in context, as far as they were read.
+            completion_tokens: Tokens generated, the one that ends the answer included.
+        """
         ...
 
 
@@ -241,6 +294,10 @@ class Indexes(Protocol):
         self, name: str, vector: Floats, *, top_k: int, fingerprint: str | None = None
     ) -> Hits:
         """Return the nearest passages, best first."""
+        ...
+
+    def match(self, name: str, words: str, *, top_k: int) -> Hits:
+        """Return the passages that share most words with a text, by BM25, best first."""
         ...
 
     def count(self, name: str) -> tuple[int, int]:

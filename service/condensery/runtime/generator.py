@@ -13,11 +13,11 @@ from condensery.callers import Call, current
 from condensery.errors import CondenseryError, DeadlineExceeded
 from condensery.networks.oscar_interface import Part
 from condensery.networks.stepping import Network, Stepper
+from condensery.questions import GREEDY, Sampling
 from condensery.runtime.batcher import Limits
 from condensery.runtime.deltas import Deltas, StopStrings
 from condensery.runtime.engine import Engine
 from condensery.runtime.room import Room
-from condensery.runtime.sampling import GREEDY, Sampling
 from condensery.runtime.sequences import Chosen, Generation, Order
 from condensery.runtime.workers import Workers
 from condensery.values import FinishReason, Floats

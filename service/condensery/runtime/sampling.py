@@ -6,47 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from condensery.errors import InputError
-
-MAX_TEMPERATURE = 2.0
-MAX_LOGPROBS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen.
-
-    Attributes:
-        temperature: Scores are divided by it; 0 takes the best one always.
-        top_p: Only the most likely tokens that have so much probability together, the one that
-            reaches it included.
-        seed: The same one gives the same answer again, whatever else runs; None draws anew.
-        logprobs: Report the chosen token's log-probability, and those of so many likeliest
-            ones, as the model gives them (temperature 1, no top_p); None reports none.
-
-    Raises:
-        InputError: A value is out of its range; names the field.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        most = f"0 to {MAX_TEMPERATURE:g}"
-        self._check("temperature", most, 0 <= self.temperature <= MAX_TEMPERATURE)
-        self._check("top_p", "over 0 and up to 1", 0 < self.top_p <= 1)
-        wanted = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
-        self._check("logprobs", f"0 to {MAX_LOGPROBS}", wanted)
-
-    def _check(self, field: str, allowed: str, holds: bool) -> None:
-        if not holds:
-            value = getattr(self, field)
-            raise InputError(f"{field}={value} is not {allowed}", field=field, value=value)
-
-
-GREEDY = Sampling()
+from condensery.questions import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from condensery.callers import Call
 from condensery.errors import CondenseryError
 from condensery.networks.caching import Places, Span
 from condensery.networks.oscar_interface import Part
+from condensery.questions import GREEDY, Sampling
 from condensery.runtime.batcher import send
 from condensery.runtime.lanes import Request
-from condensery.runtime.sampling import GREEDY, Choice, Sampling
+from condensery.runtime.sampling import Choice
 from condensery.values import FinishReason
 
 NOWHERE: Places = np.zeros(0, dtype=np.int64)

@@ -23,11 +23,11 @@ from condensery.errors import (
 )
 from condensery.metrics import Metrics
 from condensery.networks.stepping import Stepper
+from condensery.questions import GREEDY, Sampling
 from condensery.runtime.batcher import Limits
 from condensery.runtime.blocks import BLOCK
 from condensery.runtime.engine import Engine
 from condensery.runtime.room import Room, default_room
-from condensery.runtime.sampling import GREEDY, Sampling
 from condensery.runtime.sequences import Generation, Order
 from condensery.runtime.workers import Workers
 

@@ -15,11 +15,11 @@ from condensery.callers import Call, calling
 from condensery.errors import DeadlineExceeded, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
 from condensery.networks.oscar import OscarPair
+from condensery.questions import Sampling
 from condensery.runtime.deltas import PieceDeltas
 from condensery.runtime.detokenizing import detokenize
 from condensery.runtime.generator import Generator, Token
 from condensery.runtime.pair import make_ready
-from condensery.runtime.sampling import Sampling
 from condensery.runtime.workers import Workers
 from condensery.values import Floats
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from condensery.errors import InputError
-from condensery.runtime.sampling import GREEDY, Choice, Sampling, choose
+from condensery.questions import GREEDY, Sampling
+from condensery.runtime.sampling import Choice, choose
 
 HALVES = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
