@@ -25,6 +25,8 @@ class BertTexts:
         self._specials = Specials.of(tokenizer)
         self.stop = frozenset({self._specials.end})
         self.positions = shape.generator_positions
+        self.query_tokens = shape.query_tokens
+        self.text_tokens = shape.query_tokens + shape.passage_tokens + 3
 
     def cut(self, question: str) -> tuple[str, int]:
         """Return the question, whose pieces are cut where they are read, and how many it has."""
@@ -52,19 +54,20 @@ class BertTexts:
             )
         return readings
 
-    def prompt(self, question: str, memories: Sequence[Tensor]) -> list[Part]:
-        """Return the prompt with these memory vectors; ``embed`` puts separators between."""
-        return [*memories, self._asked(question)]
-
-    def plain_prompt(self, question: str, passages: Sequence[str]) -> list[Part]:
-        """Return the prompt with the passages' own pieces."""
-        found = self._tokenizer.encode_batch(list(passages), add_special_tokens=False)
-        return [*(encoding.ids for encoding in found), self._asked(question)]
+    def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[Part]:
+        """Return the prompt of memory vectors and pieces; ``embed`` puts separators between."""
+        return [*(self._passage(given) for given in context), self._asked(question)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the pieces' text, special tokens left out."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def _passage(self, given: Tensor | str) -> Part:
+        if isinstance(given, Tensor):
+            return given
+        ids: list[int] = self._tokenizer.encode(given, add_special_tokens=False).ids
+        return ids
 
     def _asked(self, question: str) -> list[int]:
         ids = self._tokenizer.encode(question, add_special_tokens=False).ids

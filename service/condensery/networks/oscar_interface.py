@@ -78,6 +78,16 @@ class PairTexts(Protocol):
         """Longest prompt with its answer."""
         ...
 
+    @property
+    def query_tokens(self) -> int:
+        """Tokens of a question that are read at most."""
+        ...
+
+    @property
+    def text_tokens(self) -> int:
+        """Longest text that is compressed at once, question and special tokens included."""
+        ...
+
     def cut(self, question: str) -> tuple[str, int]:
         """Return the question as far as it is read, and how many tokens it has in whole."""
         ...
@@ -86,12 +96,13 @@ class PairTexts(Protocol):
         """Return the windows of each passage, for a question that ``cut`` returned."""
         ...
 
-    def prompt(self, question: str, memories: Sequence[Tensor]) -> list[Part]:
-        """Return the generator's prompt with these memory vectors, in order."""
-        ...
+    def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[Part]:
+        """Return the generator's prompt.
 
-    def plain_prompt(self, question: str, passages: Sequence[str]) -> list[Part]:
-        """Return the generator's prompt with the passages' own text."""
+        Args:
+            question: That ``cut`` returned.
+            context: Passages in order, each its memory vectors (vectors, hidden) or its own text.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -166,11 +166,10 @@ class GeneratorTexts:
             raise ValueError(f"the generator's tokenizer has no {', '.join(missing)}")
         self._memory = frozenset(ids.values())
 
-    def prompt(self, question: str, memories: Sequence[Tensor]) -> list[Part]:
-        """Return the prompt with these memory vectors, each (vectors, hidden), in order."""
-        names = self._shape.memory
-        slots = ("".join(names[i % len(names)] for i in range(len(memory))) for memory in memories)
-        ids = self._encode(question, [f"{text}{self._shape.passage_after}" for text in slots])
+    def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[Part]:
+        """Return the prompt; each passage is memory vectors (vectors, hidden), or its text."""
+        ids = self._encode(question, [self._passage(given) for given in context])
+        memories = (given for given in context if isinstance(given, Tensor))
         vectors = (vector for memory in memories for vector in memory)
         parts: list[Part] = []
         for is_slot, run in groupby(ids, key=self._memory.__contains__):
@@ -178,15 +177,17 @@ class GeneratorTexts:
             parts.append(torch.stack([next(vectors) for _ in tokens]) if is_slot else tokens)
         return parts
 
-    def plain_prompt(self, question: str, passages: Sequence[str]) -> list[Part]:
-        """Return the prompt with the passages' own text."""
-        texts = [f"{self._neutral(text)}{self._shape.plain_after}" for text in passages]
-        return [self._encode(question, texts)]
-
     def decode(self, ids: Sequence[int]) -> str:
         """Return an answer's text, special tokens left out."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def _passage(self, given: Tensor | str) -> str:
+        if isinstance(given, str):
+            return f"{self._neutral(given)}{self._shape.plain_after}"
+        names = self._shape.memory
+        slots = "".join(names[i % len(names)] for i in range(len(given)))
+        return f"{slots}{self._shape.passage_after}"
 
     def _encode(self, question: str, passages: Sequence[str]) -> list[int]:
         shape = self._shape
@@ -214,8 +215,9 @@ class CausalTexts:
         self._shape = shape
         self.stop = frozenset(shape.generator.stop)
         self.positions = shape.generator.positions
+        self.query_tokens = shape.compressor.query_tokens
+        self.text_tokens = shape.compressor.text_tokens
         self.cut = compressor.cut
         self.readings = compressor.readings
         self.prompt = generator.prompt
-        self.plain_prompt = generator.plain_prompt
         self.decode = generator.decode

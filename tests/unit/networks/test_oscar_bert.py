@@ -59,15 +59,18 @@ def test_separators_stand_between_the_parts_of_a_prompt() -> None:
     asked = words[[2, *ids_of(QUESTION), 3]]
     with torch.inference_mode():
         found = GENERATOR.embed(TEXTS.prompt(QUESTION, memories))
-        plain = GENERATOR.embed(TEXTS.plain_prompt(QUESTION, ["river", ""]))
+        plain = GENERATOR.embed(TEXTS.prompt(QUESTION, ["river", ""]))
+        mixed = GENERATOR.embed(TEXTS.prompt(QUESTION, [memories[0], "river", memories[1]]))
     rows = [memories[0], separator, memories[1], separator, asked]
     assert torch.equal(found[0], torch.cat(rows))
-    rows = [words[[VOCABULARY.index("river")]], separator, separator, asked]
-    assert torch.equal(plain[0], torch.cat(rows))
+    river = words[[VOCABULARY.index("river")]]
+    assert torch.equal(plain[0], torch.cat([river, separator, separator, asked]))
+    rows = [memories[0], separator, river, separator, memories[1], separator, asked]
+    assert torch.equal(mixed[0], torch.cat(rows))
 
 
 def test_an_answer_ends_with_sep() -> None:
     assert TEXTS.stop == {3}
-    assert TEXTS.positions == 96
+    assert (TEXTS.positions, TEXTS.query_tokens, TEXTS.text_tokens) == (96, 12, 12 + 24 + 3)
     assert TEXTS.decode([VOCABULARY.index("river")]) == "river"
     assert (GENERATOR.dtype, GENERATOR.device.type) == (torch.float32, "cpu")
