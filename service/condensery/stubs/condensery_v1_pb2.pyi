@@ -190,18 +190,20 @@ class DeleteResponse(_message.Message):
     def __init__(self, deleted: _Optional[int] = ...) -> None: ...
 
 class QueryRequest(_message.Message):
-    __slots__ = ("index", "query", "vector", "fingerprint", "top_k")
+    __slots__ = ("index", "query", "vector", "fingerprint", "top_k", "mode")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     index: str
     query: str
     vector: bytes
     fingerprint: str
     top_k: int
-    def __init__(self, index: _Optional[str] = ..., query: _Optional[str] = ..., vector: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., top_k: _Optional[int] = ...) -> None: ...
+    mode: str
+    def __init__(self, index: _Optional[str] = ..., query: _Optional[str] = ..., vector: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., top_k: _Optional[int] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class Hit(_message.Message):
     __slots__ = ("id", "document_id", "score", "text", "start", "end", "metadata")
@@ -256,7 +258,7 @@ class GetDocumentsResponse(_message.Message):
     def __init__(self, documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("model", "query", "documents", "index", "top_k", "top_n", "compression_mode", "max_tokens")
+    __slots__ = ("model", "query", "documents", "index", "top_k", "top_n", "compression_mode", "max_tokens", "search_mode", "context", "ratio", "max_context_vectors", "target_ms", "compress_timeout_ms", "min_relevance", "temperature", "top_p", "seed", "stop", "logprobs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +267,18 @@ class AnswerRequest(_message.Message):
     TOP_N_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_MODE_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_MODE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESS_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    MIN_RELEVANCE_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     model: str
     query: str
     documents: _containers.RepeatedCompositeFieldContainer[Document]
@@ -273,7 +287,19 @@ class AnswerRequest(_message.Message):
     top_n: int
     compression_mode: str
     max_tokens: int
-    def __init__(self, model: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., index: _Optional[str] = ..., top_k: _Optional[int] = ..., top_n: _Optional[int] = ..., compression_mode: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    search_mode: str
+    context: str
+    ratio: int
+    max_context_vectors: int
+    target_ms: float
+    compress_timeout_ms: float
+    min_relevance: float
+    temperature: float
+    top_p: float
+    seed: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    logprobs: int
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., index: _Optional[str] = ..., top_k: _Optional[int] = ..., top_n: _Optional[int] = ..., compression_mode: _Optional[str] = ..., max_tokens: _Optional[int] = ..., search_mode: _Optional[str] = ..., context: _Optional[str] = ..., ratio: _Optional[int] = ..., max_context_vectors: _Optional[int] = ..., target_ms: _Optional[float] = ..., compress_timeout_ms: _Optional[float] = ..., min_relevance: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Citation(_message.Message):
     __slots__ = ("index", "id", "document_id", "text", "start", "end", "relevance_score", "metadata")
@@ -296,7 +322,7 @@ class Citation(_message.Message):
     def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., document_id: _Optional[str] = ..., text: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., relevance_score: _Optional[float] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class Compression(_message.Message):
-    __slots__ = ("mode", "status", "docs", "tokens_in", "vectors_out", "ratio", "flops_plain", "flops_used", "flops_saved", "compress_ms", "reason")
+    __slots__ = ("mode", "status", "docs", "tokens_in", "vectors_out", "ratio", "flops_plain", "flops_used", "flops_saved", "compress_ms", "reason", "fallback", "left_out")
     MODE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DOCS_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +334,8 @@ class Compression(_message.Message):
     FLOPS_SAVED_FIELD_NUMBER: _ClassVar[int]
     COMPRESS_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     mode: str
     status: str
     docs: int
@@ -319,7 +347,9 @@ class Compression(_message.Message):
     flops_saved: int
     compress_ms: float
     reason: str
-    def __init__(self, mode: _Optional[str] = ..., status: _Optional[str] = ..., docs: _Optional[int] = ..., tokens_in: _Optional[int] = ..., vectors_out: _Optional[int] = ..., ratio: _Optional[float] = ..., flops_plain: _Optional[int] = ..., flops_used: _Optional[int] = ..., flops_saved: _Optional[int] = ..., compress_ms: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    fallback: _containers.RepeatedScalarFieldContainer[int]
+    left_out: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, mode: _Optional[str] = ..., status: _Optional[str] = ..., docs: _Optional[int] = ..., tokens_in: _Optional[int] = ..., vectors_out: _Optional[int] = ..., ratio: _Optional[float] = ..., flops_plain: _Optional[int] = ..., flops_used: _Optional[int] = ..., flops_saved: _Optional[int] = ..., compress_ms: _Optional[float] = ..., reason: _Optional[str] = ..., fallback: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "context_vectors", "completion_tokens", "total_tokens")
@@ -347,8 +377,32 @@ class Timings(_message.Message):
     total_ms: float
     def __init__(self, retrieve_ms: _Optional[float] = ..., compress_ms: _Optional[float] = ..., generate_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
 
+class Likely(_message.Message):
+    __slots__ = ("text", "logprob")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    logprob: float
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("text", "logprob", "top")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    logprob: float
+    top: _containers.RepeatedCompositeFieldContainer[Likely]
+    def __init__(self, text: _Optional[str] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Likely, _Mapping]]] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
 class AnswerResponse(_message.Message):
-    __slots__ = ("id", "model", "answer", "finish_reason", "citations", "compression", "usage", "timings")
+    __slots__ = ("id", "model", "answer", "finish_reason", "citations", "compression", "usage", "timings", "logprobs")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +411,7 @@ class AnswerResponse(_message.Message):
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     answer: str
@@ -365,7 +420,8 @@ class AnswerResponse(_message.Message):
     compression: Compression
     usage: Usage
     timings: Timings
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., answer: _Optional[str] = ..., finish_reason: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    logprobs: Logprobs
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., answer: _Optional[str] = ..., finish_reason: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class Retrieved(_message.Message):
     __slots__ = ("id", "model", "citations", "compression")
@@ -380,21 +436,127 @@ class Retrieved(_message.Message):
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ...) -> None: ...
 
 class AnswerEvent(_message.Message):
-    __slots__ = ("retrieved", "delta", "final")
+    __slots__ = ("retrieved", "delta", "final", "logprobs")
     RETRIEVED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     retrieved: Retrieved
     delta: str
     final: AnswerResponse
-    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., delta: _Optional[str] = ..., final: _Optional[_Union[AnswerResponse, _Mapping]] = ...) -> None: ...
+    logprobs: Logprobs
+    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., delta: _Optional[str] = ..., final: _Optional[_Union[AnswerResponse, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+
+class Agreement(_message.Message):
+    __slots__ = ("exact", "f1", "cosine")
+    EXACT_FIELD_NUMBER: _ClassVar[int]
+    F1_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
+    exact: bool
+    f1: float
+    cosine: float
+    def __init__(self, exact: bool = ..., f1: _Optional[float] = ..., cosine: _Optional[float] = ...) -> None: ...
+
+class CompareResponse(_message.Message):
+    __slots__ = ("compressed", "plain", "agreement", "speedup", "flops_saved")
+    COMPRESSED_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_SAVED_FIELD_NUMBER: _ClassVar[int]
+    compressed: AnswerResponse
+    plain: AnswerResponse
+    agreement: Agreement
+    speedup: float
+    flops_saved: int
+    def __init__(self, compressed: _Optional[_Union[AnswerResponse, _Mapping]] = ..., plain: _Optional[_Union[AnswerResponse, _Mapping]] = ..., agreement: _Optional[_Union[Agreement, _Mapping]] = ..., speedup: _Optional[float] = ..., flops_saved: _Optional[int] = ...) -> None: ...
+
+class CompressRequest(_message.Message):
+    __slots__ = ("model", "query", "documents", "ratio", "keep", "ttl_s")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    TTL_S_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    query: str
+    documents: _containers.RepeatedCompositeFieldContainer[Document]
+    ratio: int
+    keep: bool
+    ttl_s: float
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., ratio: _Optional[int] = ..., keep: bool = ..., ttl_s: _Optional[float] = ...) -> None: ...
+
+class CompressedDocument(_message.Message):
+    __slots__ = ("index", "id", "relevance_score", "tokens_in", "vectors_out", "windows", "status", "reason")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RELEVANCE_SCORE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_IN_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_OUT_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    relevance_score: float
+    tokens_in: int
+    vectors_out: int
+    windows: int
+    status: str
+    reason: str
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., relevance_score: _Optional[float] = ..., tokens_in: _Optional[int] = ..., vectors_out: _Optional[int] = ..., windows: _Optional[int] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CompressResponse(_message.Message):
+    __slots__ = ("id", "model", "fingerprint", "context", "expires_at", "results", "compression", "tokens")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    fingerprint: str
+    context: str
+    expires_at: float
+    results: _containers.RepeatedCompositeFieldContainer[CompressedDocument]
+    compression: Compression
+    tokens: int
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context: _Optional[str] = ..., expires_at: _Optional[float] = ..., results: _Optional[_Iterable[_Union[CompressedDocument, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class ReleaseContextRequest(_message.Message):
+    __slots__ = ("context",)
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    context: str
+    def __init__(self, context: _Optional[str] = ...) -> None: ...
+
+class ReleaseContextResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PairTraits(_message.Message):
+    __slots__ = ("vectors", "rates", "scores", "top_n", "min_relevance")
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    RATES_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_FIELD_NUMBER: _ClassVar[int]
+    MIN_RELEVANCE_FIELD_NUMBER: _ClassVar[int]
+    vectors: _containers.RepeatedScalarFieldContainer[int]
+    rates: _containers.RepeatedScalarFieldContainer[int]
+    scores: bool
+    top_n: int
+    min_relevance: float
+    def __init__(self, vectors: _Optional[_Iterable[int]] = ..., rates: _Optional[_Iterable[int]] = ..., scores: bool = ..., top_n: _Optional[int] = ..., min_relevance: _Optional[float] = ...) -> None: ...
+
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created")
+    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +568,7 @@ class ModelInfo(_message.Message):
     LICENCE_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     method: str
@@ -417,7 +580,8 @@ class ModelInfo(_message.Message):
     licence: str
     pooling: str
     created: int
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ...) -> None: ...
+    pair: PairTraits
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ..., pair: _Optional[_Union[PairTraits, _Mapping]] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models", "refused")

@@ -609,13 +609,28 @@ class RagStub(object):
                 request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.AnswerRequest.SerializeToString,
                 response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.AnswerEvent.FromString,
                 _registered_method=True)
+        self.Compare = channel.unary_unary(
+                '/condensery.v1.Rag/Compare',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.AnswerRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.CompareResponse.FromString,
+                _registered_method=True)
+        self.Compress = channel.unary_unary(
+                '/condensery.v1.Rag/Compress',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.CompressRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.CompressResponse.FromString,
+                _registered_method=True)
+        self.ReleaseContext = channel.unary_unary(
+                '/condensery.v1.Rag/ReleaseContext',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.ReleaseContextRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.ReleaseContextResponse.FromString,
+                _registered_method=True)
 
 
 class RagServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Answer(self, request, context):
-        """Answer a question from documents or an index, compressed.
+        """Answer a question from documents, an index or a context, compressed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -623,6 +638,27 @@ class RagServicer(object):
 
     def AnswerStream(self, request, context):
         """The same as it happens: the passages, the answer's text in pieces, the whole.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compare(self, request, context):
+        """Answer it from vectors and from the passages' own text, and compare.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compress(self, request, context):
+        """Compress documents for a question; the server keeps the vectors for its answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseContext(self, request, context):
+        """Let go of kept vectors before their time is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -640,6 +676,21 @@ def add_RagServicer_to_server(servicer, server):
                     servicer.AnswerStream,
                     request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.AnswerRequest.FromString,
                     response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.AnswerEvent.SerializeToString,
+            ),
+            'Compare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compare,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.AnswerRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.CompareResponse.SerializeToString,
+            ),
+            'Compress': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compress,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.CompressRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.CompressResponse.SerializeToString,
+            ),
+            'ReleaseContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseContext,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.ReleaseContextRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.ReleaseContextResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -696,6 +747,87 @@ class Rag(object):
             '/condensery.v1.Rag/AnswerStream',
             condensery_dot_stubs_dot_condensery__v1__pb2.AnswerRequest.SerializeToString,
             condensery_dot_stubs_dot_condensery__v1__pb2.AnswerEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Rag/Compare',
+            condensery_dot_stubs_dot_condensery__v1__pb2.AnswerRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.CompareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Rag/Compress',
+            condensery_dot_stubs_dot_condensery__v1__pb2.CompressRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.CompressResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Rag/ReleaseContext',
+            condensery_dot_stubs_dot_condensery__v1__pb2.ReleaseContextRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.ReleaseContextResponse.FromString,
             options,
             channel_credentials,
             insecure,
