@@ -99,7 +99,7 @@ def label(services: Services, model: str | None, task: Task, index: str | None =
     try:
         if index is not None:
             model = services.indexes.info(index).encoder
-        if task == "answer":
+        if task in ("answer", "compress", "compare"):
             return pool.reader(model).info.name
         if task == "rerank":
             return pool.scorer(model).info.name
