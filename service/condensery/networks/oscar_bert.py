@@ -48,6 +48,7 @@ class BertTexts:
                         memory=self._shape.memory_tokens,
                         start=offsets[a][0] if b > a else 0,
                         end=offsets[b - 1][1] if b > a else 0,
+                        first=a,
                     )
                     for a, b in windows(len(ids), self._shape.passage_tokens)
                 ]

@@ -30,6 +30,7 @@ class Reading:
         memory: Vectors it becomes.
         start: First character of the passage that the window holds.
         end: After the last one.
+        first: Place of the window's first token among the passage's own.
     """
 
     ids: Sequence[int]
@@ -38,6 +39,7 @@ class Reading:
     memory: int
     start: int
     end: int
+    first: int = 0
 
     @property
     def tokens(self) -> int:

@@ -123,6 +123,7 @@ class CompressorTexts:
                     # The first token may hold characters from before the passage too.
                     start=max(start, 0),
                     end=end,
+                    first=a,
                 )
             )
         return readings
