@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from condensery.networks.attention import PACKED, Packing, attend, packed_attention
+from condensery.networks.attention import (
+    LONGEST_PRODUCTS,
+    PACKED,
+    Packing,
+    attend,
+    packed_attention,
+)
 
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=9)
 FP32 = torch.float32
@@ -39,6 +45,19 @@ def test_each_sequence_gets_what_the_formula_gives_it_alone(
         own = slice(start, end)
         wanted = softmax_attention(query[own], key[own], value[own], causal)
         torch.testing.assert_close(got[own].double(), wanted, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_in_bf16_too_whatever_way_a_cpu_takes(causal: bool) -> None:
+    lengths = [5, LONGEST_PRODUCTS + 1, 16, 61]  # one is too long for the way of the others
+    packing = Packing.of(lengths, dtype=torch.bfloat16)
+    rows = [random_rows(packing.total, 3, size=32, seed=seed).bfloat16() for seed in range(3)]
+    got = attend(packing, *rows, scale=32**-0.5, causal=causal)
+    assert got.dtype == torch.bfloat16
+    for start, end in pairwise(accumulate(lengths, initial=0)):
+        wanted = softmax_attention(*(one[start:end] for one in rows), causal)
+        # Scores and weights are rounded to eight bits each.
+        torch.testing.assert_close(got[start:end].double(), wanted, atol=0.02, rtol=0.02)
 
 
 def test_a_neighbour_s_values_change_nothing() -> None:
