@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +13,22 @@ from condensery.errors import CondenseryError, InputError, ModelNotFound
 from condensery.index.store import IndexStore
 from condensery.jobs.services import Limits, Services
 from condensery.metrics import Metrics
-from condensery.runtime.generator import Token
-from condensery.runtime.reader import ReadingCost
-from condensery.values import CompressedPassage, Embedded, Floats, ModelInfo, Scored
+from condensery.questions import GREEDY, Sampling
+from condensery.values import (
+    CompressedPassage,
+    Embedded,
+    FinishReason,
+    Floats,
+    ModelInfo,
+    PairTraits,
+    Scored,
+    TokenLogprob,
+)
 
 DIMS = 8
 MEMORY_TOKENS = 2
 QUERY_TOKENS = 8
+TRAITS = PairTraits(vectors=(2, 1), rates=(4, 8))
 
 
 def info(name: str, kind: str) -> ModelInfo:
@@ -97,13 +106,59 @@ class StandInEncoder:
         return spans
 
 
+@dataclass(frozen=True)
+class StandInToken:
+    text: str
+    count: int
+    finish: FinishReason | None = None
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True)
+class StandInCost:
+    prompt_tokens: int
+    context_vectors: int
+    flops_used: int
+    flops_plain: int
+    question_tokens: int
+    question_limit: int
+
+
 @dataclass
 class StandInReader:
-    """A passage's relevance is how often it says "gold"; the answer is the best one's words."""
+    """A passage's relevance is how often it says "gold"; the answer repeats what it read.
+
+    A token is a word. A passage becomes two vectors that hold its place among those compressed
+    together, and the answer says the question, then for each passage in context that place, or,
+    for one that is read as text, its words.
+
+    Attributes:
+        fails_after: Tokens after which generation breaks.
+        closed: Answers that have ended, or were left.
+        faults: What compressing a passage gives instead, by its text.
+        breaks: What compressing raises.
+        delay: Seconds that a forward pass takes.
+        passes: Passages of each forward pass.
+        positions: What the generator holds; a question, a passage and an answer take their words.
+        ms_each: Milliseconds of a compressed token, a vector, a text token and a passage.
+        asked: How each answer was to be generated.
+        contexts: What each answer was generated from.
+        words_each: Words of a window; a passage has as many windows as it needs.
+    """
 
     info: ModelInfo
     fails_after: int | None = None
     closed: int = 0
+    traits: PairTraits = TRAITS
+    faults: dict[str, CondenseryError] = field(default_factory=dict)
+    breaks: BaseException | None = None
+    delay: float = 0
+    passes: list[list[str]] = field(default_factory=list)
+    positions: int = 1_000_000
+    ms_each: tuple[float, float, float, float] = (0, 0, 0, 0)
+    asked: list[tuple[Sampling, tuple[str, ...]]] = field(default_factory=list)
+    contexts: list[list[Floats | str]] = field(default_factory=list)
+    words_each: int = 1_000_000
 
     async def score(
         self,
@@ -121,55 +176,97 @@ class StandInReader:
         tokens = sum(len(one.split()) for one in passages)
         return Scored(self.info.name, scores, tokens, query_truncated=cut)
 
-    async def compress(self, question: str, passages: Sequence[str]) -> list[CompressedPassage]:
-        del question
+    async def compress(
+        self, question: str, passages: Sequence[str], *, field: str = "documents"
+    ) -> list[CompressedPassage | CondenseryError]:
+        del question, field
+        self.passes.append(list(passages))
+        await asyncio.sleep(self.delay)
+        if self.breaks is not None:
+            raise self.breaks
         return [
-            CompressedPassage(
-                memory=np.full((MEMORY_TOKENS, 4), place, np.float32),
-                relevance=float(passage.count("gold")),
-                tokens_in=len(passage.split()),
-            )
+            self.faults.get(passage) or self._compressed(place, passage)
             for place, passage in enumerate(passages)
         ]
 
+    def _compressed(self, place: int, passage: str) -> CompressedPassage:
+        """Read the window that says "gold" most often."""
+        words = passage.split()
+        starts = range(0, max(1, len(words)), self.words_each)
+        cuts = [" ".join(words[start : start + self.words_each]) for start in starts]
+        best = max(cuts, key=lambda cut: cut.count("gold"))
+        start = passage.index(best)
+        return CompressedPassage(
+            memory=np.full((MEMORY_TOKENS, 4), place, np.float32),
+            relevance=float(best.count("gold")),
+            tokens_in=len(words),
+            windows=len(cuts),
+            start=start,
+            end=start + len(best),
+        )
+
     def generate(
-        self, question: str, memory: Sequence[Floats], *, max_tokens: int
-    ) -> AsyncIterator[Token]:
-        return self._say([question, *(str(int(one[0, 0])) for one in memory)], max_tokens)
+        self,
+        question: str,
+        context: Sequence[Floats | str],
+        *,
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
+    ) -> AsyncIterator[StandInToken]:
+        self.asked.append((sampling, tuple(stop)))
+        self.contexts.append(list(context))
+        words = [one if isinstance(one, str) else str(int(one[0, 0])) for one in context]
+        tokens = self._say([question, *words], max_tokens)
+        return tokens if sampling.logprobs is None else self._with_logprobs(tokens)
 
-    def generate_plain(
-        self, question: str, passages: Sequence[str], *, max_tokens: int
-    ) -> AsyncIterator[Token]:
-        return self._say([question, *passages], max_tokens)
-
-    async def _say(self, words: Sequence[str], max_tokens: int) -> AsyncIterator[Token]:
+    async def _say(self, words: Sequence[str], max_tokens: int) -> AsyncIterator[StandInToken]:
         try:
             for count, word in enumerate(words, 1):
                 if self.fails_after is not None and count > self.fails_after:
                     raise RuntimeError("secret detail")
                 last = count == max_tokens
-                yield Token(f"{word} ", count, "length" if last else None)
+                yield StandInToken(f"{word} ", count, "length" if last else None)
                 if last:
                     return
-            yield Token("", len(words), "stop")
+            yield StandInToken("", len(words), "stop")
         finally:
             self.closed += 1
+
+    async def _with_logprobs(
+        self, tokens: AsyncIterator[StandInToken]
+    ) -> AsyncIterator[StandInToken]:
+        async for token in tokens:
+            said = TokenLogprob(token.text, -0.5, ((token.text, -0.5),)) if token.text else None
+            yield replace(token, logprob=said)
+
+    def spare(self, question: str, context: Sequence[Floats | str], max_tokens: int) -> int:
+        taken = [len(one.split()) if isinstance(one, str) else len(one) for one in context]
+        return self.positions - len(question.split()) - sum(taken) - max_tokens
+
+    def expected_ms(
+        self, compress_tokens: int, vectors: int, text_tokens: int, passages: int
+    ) -> float:
+        counts = (compress_tokens, vectors, text_tokens, passages)
+        return sum(ms * count for ms, count in zip(self.ms_each, counts, strict=True))
 
     def cost(
         self,
         question: str,
-        compressed: Sequence[CompressedPassage],
+        read: Sequence[CompressedPassage],
+        context: Sequence[Floats | str],
         kept: Sequence[str],
         *,
-        plain: bool,
         completion_tokens: int,
-    ) -> ReadingCost:
+    ) -> StandInCost:
+        """Ten FLOPs a token or vector in context, one a passage compressed."""
         tokens = sum(len(text.split()) for text in kept)
         asked = len(question.split())
-        vectors = 0 if plain else MEMORY_TOKENS * len(kept)
-        used = 10 * tokens if plain else 10 * vectors + len(compressed)
-        text = asked + tokens if plain else asked
-        return ReadingCost(text, vectors, tokens, used, 10 * tokens, asked, 8 + completion_tokens)
+        vectors = sum(len(one) for one in context if not isinstance(one, str))
+        plain = sum(len(one.split()) for one in context if isinstance(one, str))
+        used = 10 * (vectors + plain) + len(read)
+        limit = QUERY_TOKENS + completion_tokens
+        return StandInCost(asked + plain, vectors, used, 10 * tokens, asked, limit)
 
 
 @dataclass

@@ -9,12 +9,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from condensery.errors import InputError, ModelFault
+from condensery.errors import CondenseryError, InputError, ModelFault
 from condensery.jobs import search
 from condensery.jobs.checks import check_choice, check_count, check_range, check_text
 from condensery.jobs.ports import Reader, ReadingCost, Token
 from condensery.jobs.rerank import sigmoid
 from condensery.jobs.services import Services
+from condensery.questions import Question
 from condensery.values import (
     Answer,
     AnswerEvent,
@@ -63,34 +64,11 @@ class Reading:
         return [self.compressed[place] for place in self.kept] if self.compressed else []
 
 
-async def answer(
-    services: Services,
-    question: str,
-    *,
-    documents: Sequence[Document] | None = None,
-    index: str | None = None,
-    top_k: int = 20,
-    top_n: int | None = 5,
-    model: str | None = None,
-    mode: CompressionMode = "auto",
-    max_tokens: int = 64,
-) -> AsyncIterator[AnswerEvent]:
-    """Answer a question from documents, or from an index; yields events as they happen.
+async def answer(services: Services, question: Question) -> AsyncIterator[AnswerEvent]:
+    """Answer a question; yields events as they happen.
 
     First ``Retrieved`` (the passages in context), then ``Delta``s, last the ``Answer``, whose text
     is the deltas joined. Errors in the request are raised before the first event.
-
-    Args:
-        services: The running parts.
-        question: What is asked.
-        documents: Read whole; one passage each. Or
-        index: the name of an index, from which the ``top_k`` nearest passages are taken.
-        top_k: Passages taken from the index.
-        top_n: Passages that the generator reads, the most relevant; None reads all.
-        model: A pair's name; None takes the default.
-        mode: ``auto`` and ``required`` compress; ``off`` reads the passages' own tokens, in
-            retrieval order and without relevance scores.
-        max_tokens: Most tokens of the answer.
 
     Raises:
         ModelNotFound, IndexNotFound: No such pair or index.
@@ -99,8 +77,12 @@ async def answer(
         ModelFault: Compressor or generator failed.
     """
     started = time.perf_counter()
-    reader = services.pool.reader(model)
+    reader = services.pool.reader(asked.model)
+    question, mode, max_tokens = asked.text, asked.mode, asked.max_tokens
+    documents, index, top_k = asked.documents, asked.index, asked.top_k
+    top_n = reader.traits.top_n if asked.top_n is None else asked.top_n
     _check(services, reader, question, documents, index, top_k, top_n, mode, max_tokens)
+    top_n = top_n or None
     name = reader.info.name
     identity = f"ans_{secrets.token_hex(12)}"
     hits = await _retrieve(services, question, documents, index, top_k)
@@ -146,30 +128,9 @@ async def answer(
     )
 
 
-async def answered(
-    services: Services,
-    question: str,
-    *,
-    documents: Sequence[Document] | None = None,
-    index: str | None = None,
-    top_k: int = 20,
-    top_n: int | None = 5,
-    model: str | None = None,
-    mode: CompressionMode = "auto",
-    max_tokens: int = 64,
-) -> Answer:
+async def answered(services: Services, asked: Question) -> Answer:
     """Answer as ``answer`` does, and return only the whole."""
-    events = answer(
-        services,
-        question,
-        documents=documents,
-        index=index,
-        top_k=top_k,
-        top_n=top_n,
-        model=model,
-        mode=mode,
-        max_tokens=max_tokens,
-    )
+    events = answer(services, asked)
     async with _closing(events) as stream:
         async for event in stream:
             if isinstance(event, Answer):
@@ -204,7 +165,7 @@ def _check(
             check_text(document.text, f"documents[{place}].text", most)
     check_range(top_k, "index.top_k", 1, limits.max_answer_documents)
     if top_n is not None:
-        check_range(top_n, "rerank.top_n", 1, limits.max_answer_documents)
+        check_range(top_n, "rerank.top_n", 0, limits.max_answer_documents)
     check_choice(mode, "compression.mode", MODES)
     check_range(max_tokens, "max_tokens", 1, limits.max_answer_tokens)
 
@@ -239,7 +200,11 @@ async def _read(
         kept = list(range(len(found)))[:top_n]
         return Reading(found, kept, [hits[place].score for place in kept], [])
     started = time.perf_counter()
-    compressed = await reader.compress(question, [passage.text for passage in found])
+    compressed = []
+    for one in await reader.compress(question, [passage.text for passage in found]):
+        if isinstance(one, CondenseryError):
+            raise one
+        compressed.append(one)
     compress_ms = _since(started)
     raw = np.array([one.relevance for one in compressed], np.float32)
     order = [int(place) for place in np.argsort(-raw, kind="stable")[:top_n]]
@@ -257,10 +222,8 @@ async def _read(
 def _generate(
     reader: Reader, question: str, reading: Reading, mode: CompressionMode, max_tokens: int
 ) -> AsyncIterator[Token]:
-    if mode == "off":
-        return reader.generate_plain(question, reading.texts, max_tokens=max_tokens)
-    memory = [one.memory for one in reading.in_context]
-    return reader.generate(question, memory, max_tokens=max_tokens)
+    context = reading.texts if mode == "off" else [one.memory for one in reading.in_context]
+    return reader.generate(question, context, max_tokens=max_tokens)
 
 
 def _cost(
@@ -269,8 +232,8 @@ def _cost(
     return reader.cost(
         question,
         reading.compressed,
+        reading.texts if mode == "off" else [one.memory for one in reading.in_context],
         reading.texts,
-        plain=mode == "off",
         completion_tokens=completion,
     )
 

@@ -3,6 +3,7 @@ import pytest
 from condensery.errors import EmptyInput, IndexNotFound, InputError, ModelNotFound
 from condensery.jobs import search
 from condensery.jobs.answer import answer, answered
+from condensery.questions import Question
 from condensery.values import Answer, Delta, Document, Retrieved
 
 DOCUMENTS = [
@@ -17,7 +18,9 @@ def sample(services, name, **labels):
 
 
 async def test_events_come_in_order_and_the_deltas_join_to_the_answer(services):
-    events = [event async for event in answer(services, "where?", documents=DOCUMENTS, top_n=2)]
+    events = [
+        event async for event in answer(services, Question("where?", documents=DOCUMENTS, top_n=2))
+    ]
     assert isinstance(events[0], Retrieved)
     assert all(isinstance(event, Delta) for event in events[1:-1])
     assert isinstance(events[-1], Answer)
@@ -27,7 +30,7 @@ async def test_events_come_in_order_and_the_deltas_join_to_the_answer(services):
 
 
 async def test_the_generator_reads_the_most_relevant_best_first(services):
-    whole = await answered(services, "where?", documents=DOCUMENTS, top_n=2)
+    whole = await answered(services, Question("where?", documents=DOCUMENTS, top_n=2))
     assert [(one.id, one.index) for one in whole.citations] == [("best", 1), ("good", 2)]
     assert whole.citations[0].metadata == {"page": 7}
     assert whole.citations[0].relevance_score > whole.citations[1].relevance_score > 0.5
@@ -36,7 +39,7 @@ async def test_the_generator_reads_the_most_relevant_best_first(services):
 
 async def test_the_block_says_what_was_done_and_equals_the_metrics(services):
     for _ in range(2):
-        whole = await answered(services, "where?", documents=DOCUMENTS, top_n=2)
+        whole = await answered(services, Question("where?", documents=DOCUMENTS, top_n=2))
     block = whole.compression
     assert (block.status, block.mode, block.reason) == ("applied", "auto", None)
     assert (block.docs, block.tokens_in, block.vectors_out, block.ratio) == (2, 5, 4, 1.25)
@@ -54,7 +57,7 @@ async def test_the_block_says_what_was_done_and_equals_the_metrics(services):
 async def test_passages_come_from_an_index(services):
     await search.create_index(services, "kb")
     await search.upsert(services, "kb", DOCUMENTS)
-    whole = await answered(services, "where?", index="kb", top_k=3, top_n=1)
+    whole = await answered(services, Question("where?", index="kb", top_k=3, top_n=1))
     assert [one.document_id for one in whole.citations] == ["best"]
     assert whole.citations[0].id == "best#0"
     stage = {"model": "words", "stage": "index"}
@@ -62,7 +65,7 @@ async def test_passages_come_from_an_index(services):
 
 
 async def test_without_compression_the_passages_are_read_as_they_were_found(services):
-    whole = await answered(services, "where?", documents=DOCUMENTS, top_n=2, mode="off")
+    whole = await answered(services, Question("where?", documents=DOCUMENTS, top_n=2, mode="off"))
     assert whole.text == "where? some words here gold gold gold "
     assert [one.id for one in whole.citations] == ["plain", "best"]
     assert (whole.compression.status, whole.compression.reason) == ("off", "asked for")
@@ -72,18 +75,18 @@ async def test_without_compression_the_passages_are_read_as_they_were_found(serv
 
 async def test_an_index_without_passages_is_said_to_be_so(services):
     await search.create_index(services, "empty")
-    whole = await answered(services, "where?", index="empty")
+    whole = await answered(services, Question("where?", index="empty"))
     assert whole.citations == ()
     assert (whole.compression.status, whole.compression.reason) == ("off", "no passages were found")
 
 
 async def test_a_question_that_was_cut_is_reported(services):
-    whole = await answered(services, "why " * 30, documents=DOCUMENTS)
+    whole = await answered(services, Question("why " * 30, documents=DOCUMENTS))
     assert "the question was cut" in whole.compression.reason
 
 
 async def test_max_tokens_ends_an_answer(services):
-    whole = await answered(services, "where?", documents=DOCUMENTS, max_tokens=1)
+    whole = await answered(services, Question("where?", documents=DOCUMENTS, max_tokens=1))
     assert (whole.text, whole.finish_reason, whole.usage.completion_tokens) == (
         "where? ",
         "length",
@@ -92,7 +95,7 @@ async def test_max_tokens_ends_an_answer(services):
 
 
 async def test_leaving_early_stops_the_generator(services, pool):
-    stream = answer(services, "where?", documents=DOCUMENTS)
+    stream = answer(services, Question("where?", documents=DOCUMENTS))
     async for event in stream:
         if isinstance(event, Delta):
             break
@@ -108,15 +111,15 @@ async def test_leaving_early_stops_the_generator(services, pool):
         ({"documents": []}, EmptyInput, "documents: the list is empty"),
         ({"documents": DOCUMENTS, "mode": "perhaps"}, InputError, "compression.mode: 'perhaps'"),
         ({"documents": DOCUMENTS, "max_tokens": 0}, InputError, "max_tokens: 0"),
-        ({"documents": DOCUMENTS, "top_n": 0}, InputError, "rerank.top_n: 0"),
+        ({"documents": DOCUMENTS, "top_n": -1}, InputError, "rerank.top_n: -1"),
         ({"documents": DOCUMENTS, "top_k": 1000}, InputError, "index.top_k: 1000"),
-        ({"documents": DOCUMENTS, "question": " "}, InputError, "query: the question is empty"),
+        ({"documents": DOCUMENTS, "text": " "}, InputError, "query: the question is empty"),
         ({"documents": [Document("a", "a" * 4001)]}, InputError, r"documents\[0\]\.text: 4001"),
         ({"documents": DOCUMENTS, "model": "nobody"}, ModelNotFound, "'nobody'"),
         ({"index": "nowhere"}, IndexNotFound, "'nowhere'"),
     ],
 )
 async def test_a_bad_request_fails_before_the_first_event(services, request_, error, message):
-    stream = answer(services, **{"question": "where?", **request_})
+    stream = answer(services, Question(**{"text": "where?", **request_}))
     with pytest.raises(error, match=message):
         await anext(stream)

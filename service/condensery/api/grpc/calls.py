@@ -18,6 +18,7 @@ from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.keys import Scope
 from condensery.metrics import Task
+from condensery.questions import Question
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.values import Answer, CompressionMode, Document, Embedded, Reranked
 
@@ -190,8 +191,7 @@ async def list_models(services: Services, given: pb.ListModelsRequest, model: st
 
 async def answer(services: Services, given: pb.AnswerRequest, model: str | None) -> bytes:
     """Answer a question."""
-    arguments = await _arguments(services, given, model)
-    found = await answering.answered(services, given.query, **arguments)
+    found = await answering.answered(services, await _question(services, given, model))
     return _written(services, found, messages.answer)
 
 
@@ -199,8 +199,7 @@ async def answer_stream(
     services: Services, given: pb.AnswerRequest, model: str | None
 ) -> AsyncGenerator[bytes, None]:
     """Answer a question as it happens."""
-    arguments = await _arguments(services, given, model)
-    events: Any = answering.answer(services, given.query, **arguments)
+    events: Any = answering.answer(services, await _question(services, given, model))
     async with aclosing(events) as stream:
         async for event in stream:
             yield messages.event(event).SerializeToString()
@@ -213,9 +212,7 @@ async def _documents(services: Services, given: Sequence[pb.Document], most: int
     return await asyncio.to_thread(messages.documents, given, services.limits.max_json_depth)
 
 
-async def _arguments(
-    services: Services, given: pb.AnswerRequest, model: str | None
-) -> dict[str, Any]:
+async def _question(services: Services, given: pb.AnswerRequest, model: str | None) -> Question:
     documents: list[Document] = []
     if given.documents:
         most = services.limits.max_answer_documents
@@ -223,16 +220,16 @@ async def _arguments(
             one if one.id else replace(one, id=str(place))
             for place, one in enumerate(await _documents(services, given.documents, most))
         ]
-    return {
-        "documents": documents or (None if given.index else []),
-        "index": given.index or None,
-        "top_k": given.top_k or 20,
-        "top_n": given.top_n if given.HasField("top_n") else 5,
-        "model": model,
-        # The job checks it.
-        "mode": cast(CompressionMode, given.compression_mode or "auto"),
-        "max_tokens": given.max_tokens or 64,
-    }
+    return Question(
+        given.query,
+        documents=documents or (None if given.index else []),
+        index=given.index or None,
+        top_k=given.top_k or 20,
+        top_n=given.top_n if given.HasField("top_n") else None,
+        model=model,
+        mode=cast(CompressionMode, given.compression_mode or "auto"),  # the job checks it
+        max_tokens=given.max_tokens or 64,
+    )
 
 
 def _written(services: Services, found: Found, message_of: Callable[[Found], Message]) -> bytes:
