@@ -64,7 +64,7 @@ class Reading:
         return [self.compressed[place] for place in self.kept] if self.compressed else []
 
 
-async def answer(services: Services, question: Question) -> AsyncIterator[AnswerEvent]:
+async def answer(services: Services, asked: Question) -> AsyncIterator[AnswerEvent]:
     """Answer a question; yields events as they happen.
 
     First ``Retrieved`` (the passages in context), then ``Delta``s, last the ``Answer``, whose text
