@@ -26,7 +26,10 @@ class BertTexts:
         self.stop = frozenset({self._specials.end})
         self.positions = shape.generator_positions
         self.query_tokens = shape.query_tokens
-        self.text_tokens = shape.query_tokens + shape.passage_tokens + 3
+        self.text_tokens = shape.text_tokens
+        self.vectors = shape.vectors
+        self.rates = shape.rates
+        self.scores = True
 
     def cut(self, question: str) -> tuple[str, int]:
         """Return the question, whose pieces are cut where they are read, and how many it has."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
+from condensery.networks.oscar_shape import check_fewer, rate_of, without_defaults
+
 FAMILY = "causal"  # in a manifest's shape; pairs with a BERT-size compressor have none
 
 # How question and passage stand in the compressor's text:
@@ -40,6 +42,8 @@ class CompressorShape:
         shared: Whether its weights are the generator's, with adapters of its own.
         adapter_scale: What the product of an adapter's two matrices is scaled by; 0 is no adapters.
         rounded_rope: Whether rotary frequencies are rounded to bf16, as the reference code does.
+        fewer: Numbers of vectors, falling, at which it may be read as well: the first so many of
+            each window, which under the causal rule are the same without those after them.
     """
 
     layout: Layout
@@ -58,6 +62,7 @@ class CompressorShape:
     shared: bool = False
     adapter_scale: float = 0.0
     rounded_rope: bool = False
+    fewer: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.layout not in get_args(Layout):
@@ -72,6 +77,31 @@ class CompressorShape:
             raise ValueError("memory_rate needs memory_rows 1: how many vectors there are differs")
         if 0 < self.slots_at < self.text_tokens:
             raise ValueError(f"slots_at {self.slots_at} lies inside the text ({self.text_tokens})")
+        check_fewer(self.fewer, self.memory_tokens)
+        if self.fewer and self.memory_rate:
+            raise ValueError(
+                "fewer needs memory_rate 0: there is one number of vectors to go below"
+            )
+
+    @property
+    def specials(self) -> int:
+        """About how many tokens of a text are neither question nor passage."""
+        if self.question:
+            return 3 if self.layout == "pair" else 8
+        return 2 if self.layout == "joined" else 3
+
+    @property
+    def vectors(self) -> tuple[int, ...]:
+        """Vectors that a full window may become, the most first."""
+        return (self.memory_of(self.text_tokens), *self.fewer)
+
+    @property
+    def rates(self) -> tuple[int, ...]:
+        """Tokens a vector, for each of ``vectors``; of the passage, beside the longest question."""
+        if self.memory_rate:
+            return (self.memory_rate,)
+        beside = self.specials + self.query_tokens * self.question
+        return tuple(rate_of(self.text_tokens - beside, vectors) for vectors in self.vectors)
 
     def memory_of(self, text: int) -> int:
         """Return how many memory vectors a text of so many tokens becomes."""
@@ -145,7 +175,10 @@ class CausalShape:
     def to_dict(self) -> dict[str, Any]:
         """Return what ``from_dict`` reads, in JSON's types."""
         halves = {
-            name: {key: list(v) if isinstance(v, tuple) else v for key, v in half.items()}
+            name: {
+                key: list(v) if isinstance(v, tuple) else v
+                for key, v in without_defaults(half).items()
+            }
             for name, half in asdict(self).items()
         }
         return {"family": FAMILY, **halves}

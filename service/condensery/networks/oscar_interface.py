@@ -90,6 +90,24 @@ class PairTexts(Protocol):
         """Longest text that is compressed at once, question and special tokens included."""
         ...
 
+    @property
+    def vectors(self) -> tuple[int, ...]:
+        """Memory vectors that a full window may be read at, all of them first.
+
+        Fewer are the first so many of those that the compressor gives.
+        """
+        ...
+
+    @property
+    def rates(self) -> tuple[int, ...]:
+        """Tokens a vector, for each of ``vectors``."""
+        ...
+
+    @property
+    def scores(self) -> bool:
+        """Whether the compressor gives relevance too."""
+        ...
+
     def cut(self, question: str) -> tuple[str, int]:
         """Return the question as far as it is read, and how many tokens it has in whole."""
         ...

@@ -1,19 +1,107 @@
-"""The dimensions of an OSCAR pair."""
+"""The dimensions of an OSCAR pair with a BERT-size compressor, and the rates a pair is read at."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from typing import Any, Self
+
+
+def check_fewer(fewer: object, memory_tokens: int) -> None:
+    """Check the numbers of memory vectors, below all, at which a pair may be read as well.
+
+    Raises:
+        ValueError: They are no integers, or don't fall from ``memory_tokens`` towards 1.
+    """
+    if not isinstance(fewer, tuple) or any(type(number) is not int for number in fewer):
+        raise ValueError(f"fewer must be a list of int, not {fewer!r}")
+    if any(more <= less for more, less in pairwise((memory_tokens, *fewer, 0))):
+        raise ValueError(
+            f"fewer must fall from below memory_tokens ({memory_tokens}) to 1 at the least, each "
+            f"number once, not {list(fewer)}"
+        )
+
+
+def rate_of(passage_tokens: int, vectors: int) -> int:
+    """Return how many tokens a vector stands for, where a full window becomes so many."""
+    return max(1, round(passage_tokens / vectors))
+
+
+def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what manifests written before the field was there don't have."""
+    return {name: value for name, value in values.items() if name != "fewer" or value}
 
 
 @dataclass(frozen=True, slots=True)
-class OscarShape:
-    """Dimensions of a pair with a BERT-size compressor (OSCAR, arXiv:2504.07109, appendix J).
+class BertShape:
+    """Dimensions of a BERT-size compressor (OSCAR, arXiv:2504.07109, appendix J).
 
     Attributes:
         memory_tokens: Memory vectors a passage is compressed to (``l`` in the paper).
         query_tokens: Longest question, tokens; longer ones are cut.
         passage_tokens: Longest window of a passage, tokens; longer passages become windows.
         mapping_size: Hidden size of the two-layer ReLU mapping to the generator.
+        fewer: Numbers of vectors, falling, at which it may be read as well: the first so many.
+            It sees both ways, so training has to make them enough.
+    """
+
+    memory_tokens: int = 8
+    query_tokens: int = 64
+    passage_tokens: int = 128
+    mapping_size: int = 768
+    fewer: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool:
+                if not isinstance(value, bool):
+                    raise ValueError(f"{field.name} must be true or false, not {value!r}")
+            elif field.type is int and (type(value) is not int or value < 1):  # True is an int too
+                raise ValueError(f"{field.name} must be a positive integer, not {value!r}")
+        check_fewer(self.fewer, self.memory_tokens)
+
+    @property
+    def slots(self) -> int:
+        """Positions the compressor adds after the text: memory tokens and one rerank token."""
+        return self.memory_tokens + 1
+
+    @property
+    def text_tokens(self) -> int:
+        """Longest text: question, window and special tokens."""
+        return self.query_tokens + self.passage_tokens + 3
+
+    @property
+    def positions(self) -> int:
+        """Positions that the longest question with the longest window takes, slots included."""
+        return self.text_tokens + self.slots
+
+    @property
+    def vectors(self) -> tuple[int, ...]:
+        """Vectors that a full window may become, the most first."""
+        return (self.memory_tokens, *self.fewer)
+
+    @property
+    def rates(self) -> tuple[int, ...]:
+        """Tokens a vector, for each of ``vectors``."""
+        return tuple(rate_of(self.passage_tokens, vectors) for vectors in self.vectors)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build from a manifest's ``shape``; unknown names raise TypeError."""
+        lists = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**lists)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``from_dict`` reads, in JSON's types."""
+        values = without_defaults(asdict(self))
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class OscarShape(BertShape):
+    """Dimensions of a pair that shares its base encoder's word table.
+
+    Attributes:
         copy: Whether memory vectors also carry a pointer's mix of the passage's word embeddings.
         generator_layers: Layers of the generator.
         generator_heads: Attention heads of the generator.
@@ -21,39 +109,8 @@ class OscarShape:
         generator_positions: Longest generator prompt with its answer, positions.
     """
 
-    memory_tokens: int = 8
-    query_tokens: int = 64
-    passage_tokens: int = 128
-    mapping_size: int = 768
     copy: bool = True
     generator_layers: int = 4
     generator_heads: int = 6
     generator_mlp_size: int = 1024
     generator_positions: int = 2048
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name == "copy":
-                if not isinstance(value, bool):
-                    raise ValueError(f"copy must be true or false, not {value!r}")
-            elif type(value) is not int or value < 1:  # True is an int too
-                raise ValueError(f"{name} must be a positive integer, not {value!r}")
-
-    @property
-    def slots(self) -> int:
-        """Positions the compressor adds after the text: memory tokens and one rerank token."""
-        return self.memory_tokens + 1
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "OscarShape":
-        """Build from a manifest's ``shape``; unknown names raise TypeError."""
-        return cls(**values)
-
-    @property
-    def positions(self) -> int:
-        """Positions that the longest question with the longest window takes, slots included."""
-        return self.query_tokens + self.passage_tokens + 3 + self.slots
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what ``from_dict`` reads."""
-        return asdict(self)

@@ -218,6 +218,9 @@ class CausalTexts:
         self.positions = shape.generator.positions
         self.query_tokens = shape.compressor.query_tokens
         self.text_tokens = shape.compressor.text_tokens
+        self.vectors = shape.compressor.vectors
+        self.rates = shape.compressor.rates
+        self.scores = shape.compressor.rerank
         self.cut = compressor.cut
         self.readings = compressor.readings
         self.prompt = generator.prompt

@@ -15,7 +15,6 @@ from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_compressor import Compressed
 from condensery.networks.oscar_generator import standardised
 from condensery.networks.oscar_packing import Pairing, pack
-from condensery.networks.oscar_shape import OscarShape
 from condensery.runtime.pair import make_ready
 
 FP32 = torch.float32
@@ -230,29 +229,6 @@ def test_standardised_words_are_centred_and_of_one_size() -> None:
     assert torch.allclose(torch.cosine_similarity(found, centred), torch.ones(50), atol=1e-5)
     assert standardised(table.bfloat16()).dtype == torch.float32
     assert torch.isfinite(standardised(torch.ones(3, 4))).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("memory_tokens", 0),
-        ("generator_layers", -1),
-        ("passage_tokens", "128"),
-        ("query_tokens", 1.5),
-        ("mapping_size", True),
-        ("copy", 1),
-    ],
-)
-def test_a_shape_refuses_what_is_no_size(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=name):
-        OscarShape.from_dict({name: value})
-
-
-def test_a_shape_survives_the_manifest_and_refuses_unknown_names() -> None:
-    shape = tiny_shape(copy=False)
-    assert OscarShape.from_dict(shape.to_dict()) == shape
-    with pytest.raises(TypeError, match="colour"):
-        OscarShape.from_dict({"colour": 1})
 
 
 def test_a_shape_longer_than_the_backbone_is_refused() -> None:

@@ -72,5 +72,6 @@ def test_separators_stand_between_the_parts_of_a_prompt() -> None:
 def test_an_answer_ends_with_sep() -> None:
     assert TEXTS.stop == {3}
     assert (TEXTS.positions, TEXTS.query_tokens, TEXTS.text_tokens) == (96, 12, 12 + 24 + 3)
+    assert (TEXTS.vectors, TEXTS.rates, TEXTS.scores) == ((3,), (8,), True)
     assert TEXTS.decode([VOCABULARY.index("river")]) == "river"
     assert (GENERATOR.dtype, GENERATOR.device.type) == (torch.float32, "cpu")

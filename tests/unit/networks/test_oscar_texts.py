@@ -212,6 +212,7 @@ def test_both_halves_texts_are_one_interface() -> None:
     )
     assert (texts.stop, texts.positions) == (frozenset({1}), 2048)
     assert (texts.query_tokens, texts.text_tokens) == (16, 64)
+    assert (texts.vectors, texts.rates, texts.scores) == ((8,), (6,), False)
     assert texts.cut(QUESTION)[0] == QUESTION
     ids = tokenizer.encode("the river</s>", add_special_tokens=False).ids
     assert texts.decode(ids) == "the river"

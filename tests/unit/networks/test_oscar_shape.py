@@ -1,0 +1,105 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_causal import MEMORY, causal_shape, generator_shape, tiny_causal
+from tiny_pair import tiny_shape
+
+from condensery.networks.oscar_causal import CausalPair
+from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
+from condensery.networks.oscar_interface import Reading
+from condensery.networks.oscar_shape import OscarShape
+
+SHIPPED = Path(__file__).parents[3] / "model_store/oscar-mini/1/model.json"
+
+
+def test_a_shape_survives_the_manifest_and_refuses_unknown_names() -> None:
+    for shape in (tiny_shape(copy=False), tiny_shape(fewer=(2, 1))):
+        assert OscarShape.from_dict(json.loads(json.dumps(shape.to_dict()))) == shape
+    with pytest.raises(TypeError, match="colour"):
+        OscarShape.from_dict({"colour": 1})
+
+
+def test_a_manifest_from_before_there_were_rates_stays_as_it_was() -> None:
+    stored = json.loads(SHIPPED.read_text())["shape"]
+    assert OscarShape.from_dict(stored).to_dict() == stored
+    before = causal_shape().to_dict()
+    assert "fewer" not in before["compressor"]
+    assert CausalShape.from_dict(before).compressor.fewer == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory_tokens", 0),
+        ("memory_tokens", [8]),
+        ("generator_layers", -1),
+        ("passage_tokens", "128"),
+        ("query_tokens", 1.5),
+        ("mapping_size", True),
+        ("copy", 1),
+        ("fewer", 4),
+        ("fewer", [4.0]),
+        ("fewer", [True]),
+        ("fewer", [8]),
+        ("fewer", [0]),
+        ("fewer", [2, 4]),
+        ("fewer", [4, 4]),
+    ],
+)
+def test_a_shape_refuses_what_is_no_size(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        OscarShape.from_dict({name: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"fewer": [4, 4]}, r"fewer must fall from below memory_tokens \(8\).* not \[4, 4\]"),
+        ({"fewer": ["4"]}, "fewer must be a list of int"),
+        ({"fewer": [0]}, "fewer must fall"),
+        ({"fewer": [1], "memory_rate": 4, "memory_rows": 1}, "fewer needs memory_rate 0"),
+    ],
+)
+def test_a_causal_pairs_rates_are_checked_too(changes: dict[str, Any], says: str) -> None:
+    values = causal_shape().to_dict()
+    values["compressor"] |= changes
+    if changes.get("memory_rows"):
+        values["generator"]["memory"] = ["<MEM>"]
+    with pytest.raises(ValueError, match=says):
+        CausalShape.from_dict(values)
+
+
+def test_rates_are_tokens_of_a_full_window_a_vector() -> None:
+    shape = OscarShape(fewer=(4, 2, 1))
+    assert (shape.vectors, shape.rates) == ((8, 4, 2, 1), (16, 32, 64, 128))
+    # As the published layouts have it: 128 tokens of a passage beside 64 of a question.
+    for layout, tokens, question in (
+        ("pair", 195, True),
+        ("joined", 200, True),
+        ("enclosed", 200, True),
+        ("joined", 130, False),
+        ("enclosed", 131, False),
+    ):
+        compressor = CompressorShape(layout, tokens, question=question, fewer=(4, 1))
+        assert (compressor.vectors, compressor.rates) == ((8, 4, 1), (16, 32, 128))
+    by_rate = CompressorShape("lines", 200, memory_tokens=1, memory_rows=1, memory_rate=16)
+    assert (by_rate.vectors, by_rate.rates) == ((13,), (16,))
+
+
+def test_the_first_vectors_are_those_of_a_compressor_that_has_no_others() -> None:
+    pair, state = tiny_causal(layers=2, rerank=True, fewer=(4, 1))
+    configs = pair.compressor.backbone.config, pair.generator.network.config
+    tokens = list(range(10, 31))
+    with torch.inference_mode():
+        found = pair.compressor.compress([Reading(tokens, 0, 0, 8, 0, 0)]).vectors
+        for count in pair.shape.compressor.fewer:
+            compressor = CompressorShape("pair", 64, memory_tokens=count, memory_rows=count)
+            shape = CausalShape(compressor, generator_shape(memory=MEMORY[:count]))
+            rows = {"compressor.slots.weight": state["compressor.slots.weight"][:count]}
+            rest = {name: value for name, value in state.items() if "rerank" not in name}
+            alone = CausalPair(shape, *configs).load((rest | rows).items())
+            wanted = alone.compressor.compress([Reading(tokens, 0, 0, count, 0, 0)]).vectors
+            assert torch.allclose(found[:count], wanted, rtol=0, atol=5e-5)
