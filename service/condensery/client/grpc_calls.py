@@ -1,8 +1,12 @@
-"""The service's operations as gRPC calls; their arguments are described in ``rest_calls``."""
+"""The service's operations as gRPC calls; those on answers are in ``grpc_answers``.
 
-from collections.abc import Callable, Iterable, Sequence
+Their arguments are described in ``rest_calls`` and ``rest_answers``.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -10,11 +14,9 @@ from google.protobuf.message import Message
 from condensery.client import grpc_replies as replies
 from condensery.client.calls import Call
 from condensery.errors import InputError
+from condensery.questions import SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.values import (
-    Answer,
-    AnswerEvent,
-    CompressionMode,
     Document,
     Floats,
     Hit,
@@ -24,6 +26,7 @@ from condensery.values import (
     Upserted,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # The health service's own messages are in a package that the client does without: the request for
@@ -41,6 +44,20 @@ class RpcCall(Call[T], Generic[T]):
     reply_type: type[Message]
 
 
+def checked(operation: Callable[P, RpcCall[T]]) -> Callable[P, RpcCall[T]]:
+    """Turn what no message can hold (a number too big, a lone surrogate) into our error."""
+
+    @functools.wraps(operation)
+    def make(*args: P.args, **kwargs: P.kwargs) -> RpcCall[T]:
+        try:
+            return operation(*args, **kwargs)
+        except ValueError as error:
+            raise InputError(f"the request can't be written as a message: {error}") from error
+
+    return make
+
+
+@checked
 def embed(
     texts: Sequence[str],
     *,
@@ -58,9 +75,10 @@ def embed(
     )
     if normalize is not None:
         request.normalize = normalize
-    return _call("Embedding/EmbedBatch", request, pb.EmbedBatchResponse, replies.read_vectors)
+    return make_call("Embedding/EmbedBatch", request, pb.EmbedBatchResponse, replies.read_vectors)
 
 
+@checked
 def rerank(
     query: str,
     passages: Sequence[str],
@@ -80,68 +98,35 @@ def rerank(
         raw_scores=raw_scores,
         top_n=top_n or 0,
     )
-    return _call(
+    return make_call(
         "Rerank/Rerank", request, pb.RerankResponse, lambda reply: replies.read_ranked(reply, texts)
     )
 
 
-def answer(
-    question: str,
-    *,
-    documents: Sequence[str | Document] | None = None,
-    index: str | None = None,
-    top_k: int = 20,
-    top_n: int | None = 5,
-    model: str | None = None,
-    mode: CompressionMode = "auto",
-    max_tokens: int = 64,
-) -> RpcCall[Answer]:
-    """Answer a question from passages: documents, or those found in an index."""
-    request = _answer_request(question, documents, index, top_k, top_n, model, mode, max_tokens)
-    return _call("Rag/Answer", request, pb.AnswerResponse, replies.read_answer)
-
-
-def answer_stream(
-    question: str,
-    *,
-    documents: Sequence[str | Document] | None = None,
-    index: str | None = None,
-    top_k: int = 20,
-    top_n: int | None = 5,
-    model: str | None = None,
-    mode: CompressionMode = "auto",
-    max_tokens: int = 64,
-) -> RpcCall[Iterable[AnswerEvent]]:
-    """Answer a question as ``answer`` does, while it is generated.
-
-    Yields:
-        First ``Retrieved``, then ``Delta`` by ``Delta``, at last the whole ``Answer``, whose text
-        is what the deltas join to.
-    """
-    request = _answer_request(question, documents, index, top_k, top_n, model, mode, max_tokens)
-    return _call("Rag/AnswerStream", request, pb.AnswerEvent, replies.read_event)
-
-
+@checked
 def create_index(
     name: str, *, encoder: str | None = None, kind: str = "flat", metric: str = "ip"
 ) -> RpcCall[IndexInfo]:
     """Create an index; with the same settings again, it stays as it is."""
     request = pb.CreateIndexRequest(name=name, encoder=encoder or "", kind=kind, metric=metric)
-    return _call("Index/Create", request, pb.IndexInfo, replies.read_index)
+    return make_call("Index/Create", request, pb.IndexInfo, replies.read_index)
 
 
 def list_indexes() -> RpcCall[list[IndexInfo]]:
     """List the indexes and what they hold."""
-    return _call(
+    return make_call(
         "Index/List", pb.ListIndexesRequest(), pb.ListIndexesResponse, replies.read_indexes
     )
 
 
 def drop_index(name: str) -> RpcCall[None]:
     """Delete an index and all it holds."""
-    return _call("Index/Drop", pb.DropIndexRequest(name=name), pb.DropIndexResponse, _read_nothing)
+    return make_call(
+        "Index/Drop", pb.DropIndexRequest(name=name), pb.DropIndexResponse, read_nothing
+    )
 
 
+@checked
 def upsert(
     name: str,
     documents: Sequence[Document],
@@ -152,19 +137,21 @@ def upsert(
     """Write documents, replacing those of the same ids; they are on disk when this returns."""
     request = pb.UpsertRequest(
         index=name,
-        documents=[_document(document) for document in documents],
+        documents=[write_document(document) for document in documents],
         vectors=b"" if vectors is None else _pack(vectors),
         fingerprint=fingerprint or "",
     )
-    return _call("Index/Upsert", request, pb.UpsertResponse, replies.read_upserted)
+    return make_call("Index/Upsert", request, pb.UpsertResponse, replies.read_upserted)
 
 
+@checked
 def delete(name: str, ids: Sequence[str]) -> RpcCall[int]:
     """Delete documents by id; returns how many were there."""
     request = pb.DeleteRequest(index=name, ids=ids)
-    return _call("Index/Delete", request, pb.DeleteResponse, lambda reply: int(reply.deleted))
+    return make_call("Index/Delete", request, pb.DeleteResponse, lambda reply: int(reply.deleted))
 
 
+@checked
 def query(
     name: str,
     text: str | None = None,
@@ -172,6 +159,7 @@ def query(
     vector: Floats | None = None,
     fingerprint: str | None = None,
     top_k: int = 10,
+    search: SearchMode = "dense",
 ) -> RpcCall[list[Hit]]:
     """Find the passages nearest to a text, or to a vector, the best first."""
     if text is not None and vector is not None:  # one would silently replace the other
@@ -182,53 +170,34 @@ def query(
         vector=None if vector is None else _pack(vector),
         fingerprint=fingerprint or "",
         top_k=top_k,
+        mode=search,
     )
-    return _call("Index/Query", request, pb.QueryResponse, replies.read_hits)
+    return make_call("Index/Query", request, pb.QueryResponse, replies.read_hits)
 
 
 def count(name: str) -> RpcCall[tuple[int, int]]:
     """Count an index's documents and passages."""
-    return _call("Index/Count", pb.CountRequest(index=name), pb.CountResponse, replies.read_counts)
+    return make_call(
+        "Index/Count", pb.CountRequest(index=name), pb.CountResponse, replies.read_counts
+    )
 
 
 def models() -> RpcCall[list[ModelInfo]]:
     """List the models that serve, defaults first."""
-    return _call("Models/List", pb.ListModelsRequest(), pb.ListModelsResponse, replies.read_models)
-
-
-def _call(
-    method: str, request: Message, reply_type: type[Message], read: Callable[[Any], T]
-) -> RpcCall[T]:
-    return RpcCall(read, f"/condensery.v1.{method}", request, reply_type)
-
-
-def _answer_request(
-    question: str,
-    documents: Sequence[str | Document] | None,
-    index: str | None,
-    top_k: int,
-    top_n: int | None,
-    model: str | None,
-    mode: CompressionMode,
-    max_tokens: int,
-) -> pb.AnswerRequest:
-    most = top_k if documents is None else len(documents)
-    return pb.AnswerRequest(
-        model=model or "",
-        query=question,
-        documents=[
-            pb.Document(id=str(place), text=one) if isinstance(one, str) else _document(one)
-            for place, one in enumerate(documents or ())
-        ],
-        index=index or "",
-        top_k=top_k,
-        top_n=most if top_n is None else top_n,
-        compression_mode=mode,
-        max_tokens=max_tokens,
+    return make_call(
+        "Models/List", pb.ListModelsRequest(), pb.ListModelsResponse, replies.read_models
     )
 
 
-def _document(document: Document) -> pb.Document:
+def make_call(
+    method: str, request: Message, reply_type: type[Message], read: Callable[[Any], T]
+) -> RpcCall[T]:
+    """Make a call to a method of ours, ``Service/Method``."""
+    return RpcCall(read, f"/condensery.v1.{method}", request, reply_type)
+
+
+def write_document(document: Document) -> pb.Document:
+    """Write a document as messages hold it."""
     message = pb.Document(id=document.id, text=document.text)
     if document.metadata:
         message.metadata.update(dict(document.metadata))
@@ -239,5 +208,6 @@ def _pack(vectors: Floats) -> bytes:
     return np.ascontiguousarray(vectors, dtype="<f4").tobytes()
 
 
-def _read_nothing(reply: Any) -> None:
+def read_nothing(reply: Any) -> None:
+    """Read a reply that says nothing but that it was done."""
     del reply

@@ -10,6 +10,9 @@ from condensery.values import (
     Answer,
     AnswerEvent,
     Citation,
+    Comparison,
+    Compressed,
+    CompressedDocument,
     Compression,
     Delta,
     Floats,
@@ -20,6 +23,7 @@ from condensery.values import (
     Ranked,
     Retrieved,
     Timings,
+    TokenLogprob,
     Upserted,
     Usage,
 )
@@ -57,6 +61,46 @@ def read_answer(reply: pb.AnswerResponse) -> Answer:
             ttft_ms=reply.timings.ttft_ms,
             total_ms=reply.timings.total_ms,
         ),
+        logprobs=_logprobs(reply),
+    )
+
+
+def read_comparison(reply: pb.CompareResponse) -> Comparison:
+    """Return two answers, and how they agree."""
+    agreement = reply.agreement
+    return Comparison(
+        compressed=read_answer(reply.compressed),
+        plain=read_answer(reply.plain),
+        exact=agreement.exact,
+        f1=agreement.f1,
+        cosine=agreement.cosine if agreement.HasField("cosine") else None,
+        speedup=reply.speedup,
+    )
+
+
+def read_compressed(reply: pb.CompressResponse) -> Compressed:
+    """Return what became of documents, and the handle of their vectors."""
+    return Compressed(
+        id=reply.id,
+        model=reply.model,
+        fingerprint=reply.fingerprint,
+        context=reply.context or None,
+        expires_at=reply.expires_at if reply.HasField("expires_at") else None,
+        documents=tuple(
+            CompressedDocument(
+                index=one.index,
+                id=one.id,
+                relevance_score=one.relevance_score if one.HasField("relevance_score") else None,
+                tokens_in=one.tokens_in,
+                vectors_out=one.vectors_out,
+                windows=one.windows,
+                status=_literal(one.status),
+                reason=one.reason or None,
+            )
+            for one in reply.results
+        ),
+        compression=_compression(reply.compression),
+        tokens=reply.tokens,
     )
 
 
@@ -68,7 +112,7 @@ def read_event(reply: pb.AnswerEvent) -> list[AnswerEvent]:
             compression = _compression(found.compression)
             return [Retrieved(found.id, found.model, _citations(found.citations), compression)]
         case "delta":
-            return [Delta(reply.delta)]
+            return [Delta(reply.delta, _logprobs(reply))]
         case "final":
             return [read_answer(reply.final)]
         case _:
@@ -191,6 +235,17 @@ def _compression(block: pb.Compression) -> Compression:
         flops_used=block.flops_used,
         compress_ms=block.compress_ms,
         reason=block.reason or None,
+        fallback=tuple(block.fallback),
+        left_out=tuple(block.left_out),
+    )
+
+
+def _logprobs(reply: pb.AnswerResponse | pb.AnswerEvent) -> tuple[TokenLogprob, ...] | None:
+    if not reply.HasField("logprobs"):
+        return None
+    return tuple(
+        TokenLogprob(one.text, one.logprob, tuple((other.text, other.logprob) for other in one.top))
+        for one in reply.logprobs.tokens
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
+from condensery.client import rest_answers as answers
 from condensery.client import rest_calls as calls
 from condensery.client.access import TIMEOUT, headers_of, milliseconds, read_ca, trust
 from condensery.client.calls import awaiting, blocking, streaming, streaming_async
@@ -74,8 +75,11 @@ class Client:
 
     embed = blocking(calls.embed)
     rerank = blocking(calls.rerank)
-    answer = blocking(calls.answer)
-    answer_stream = streaming(calls.answer_stream)
+    answer = blocking(answers.answer)
+    answer_stream = streaming(answers.answer_stream)
+    compare = blocking(answers.compare)
+    compress = blocking(answers.compress)
+    release = blocking(answers.release)
     create_index = blocking(calls.create_index)
     list_indexes = blocking(calls.list_indexes)
     drop_index = blocking(calls.drop_index)
@@ -149,8 +153,11 @@ class AsyncClient:
 
     embed = awaiting(calls.embed)
     rerank = awaiting(calls.rerank)
-    answer = awaiting(calls.answer)
-    answer_stream = streaming_async(calls.answer_stream)
+    answer = awaiting(answers.answer)
+    answer_stream = streaming_async(answers.answer_stream)
+    compare = awaiting(answers.compare)
+    compress = awaiting(answers.compress)
+    release = awaiting(answers.release)
     create_index = awaiting(calls.create_index)
     list_indexes = awaiting(calls.list_indexes)
     drop_index = awaiting(calls.drop_index)

@@ -1,7 +1,7 @@
-"""The service's operations as REST calls."""
+"""The service's operations as REST calls; those on answers are in ``rest_answers``."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -11,10 +11,8 @@ import numpy as np
 from condensery.client import rest_replies as replies
 from condensery.client.calls import Call
 from condensery.errors import InputError
+from condensery.questions import SearchMode
 from condensery.values import (
-    Answer,
-    AnswerEvent,
-    CompressionMode,
     Document,
     Floats,
     Hit,
@@ -56,7 +54,7 @@ def embed(
     Returns:
         Vectors, (texts, dims), float32.
     """
-    body = _body(
+    body = make_body(
         input=list(texts),
         encoding_format="base64",
         model=model,
@@ -87,7 +85,7 @@ def rerank(
         truncate: Cut passages that are too long (else they are an error).
     """
     texts = list(passages)
-    body = _body(
+    body = make_body(
         query=query,
         documents=texts,
         model=model,
@@ -96,54 +94,6 @@ def rerank(
         truncate=truncate,
     )
     return RestCall(lambda reply: replies.read_ranked(reply, texts), "POST", "/v1/rerank", body)
-
-
-def answer(
-    question: str,
-    *,
-    documents: Sequence[str | Document] | None = None,
-    index: str | None = None,
-    top_k: int = 20,
-    top_n: int | None = 5,
-    model: str | None = None,
-    mode: CompressionMode = "auto",
-    max_tokens: int = 64,
-) -> RestCall[Answer]:
-    """Answer a question from passages.
-
-    Args:
-        question: What to answer.
-        documents: The passages to read; or else ``index``.
-        index: Name of the index to find the passages in.
-        top_k: How many passages to take from the index and compress.
-        top_n: How many of them, the most relevant, the answer is generated from; None is all.
-        model: Name of a pair; None takes the server's default.
-        mode: Whether passages are compressed; ``off`` reads them plain.
-        max_tokens: Most tokens to generate.
-    """
-    body = _answer_body(question, documents, index, top_k, top_n, model, mode, max_tokens)
-    return RestCall(replies.read_answer, "POST", "/v1/rag/answer", body)
-
-
-def answer_stream(
-    question: str,
-    *,
-    documents: Sequence[str | Document] | None = None,
-    index: str | None = None,
-    top_k: int = 20,
-    top_n: int | None = 5,
-    model: str | None = None,
-    mode: CompressionMode = "auto",
-    max_tokens: int = 64,
-) -> RestCall[Iterable[AnswerEvent]]:
-    """Answer a question as ``answer`` does, while it is generated.
-
-    Yields:
-        First ``Retrieved``, then ``Delta`` by ``Delta``, at last the whole ``Answer``, whose text
-        is what the deltas join to.
-    """
-    body = _answer_body(question, documents, index, top_k, top_n, model, mode, max_tokens)
-    return RestCall(replies.read_event, "POST", "/v1/rag/answer", {**body, "stream": True})
 
 
 def create_index(
@@ -157,7 +107,7 @@ def create_index(
         kind: ``flat``, ``hnsw`` or ``ivf_pq``.
         metric: ``ip`` (inner product) or ``l2``.
     """
-    body = _body(encoder=encoder, kind=kind, metric=metric)
+    body = make_body(encoder=encoder, kind=kind, metric=metric)
     return RestCall(replies.read_index, "PUT", _index(name), body)
 
 
@@ -168,7 +118,7 @@ def list_indexes() -> RestCall[list[IndexInfo]]:
 
 def drop_index(name: str) -> RestCall[None]:
     """Delete an index and all it holds."""
-    return RestCall(_read_nothing, "DELETE", _index(name))
+    return RestCall(read_nothing, "DELETE", _index(name))
 
 
 def upsert(
@@ -186,13 +136,13 @@ def upsert(
         vectors: of whole documents, (documents, dims), made by
         fingerprint: the index's own encoder, as ``models`` tells.
     """
-    items: list[dict[str, Any]] = [_document(document) for document in documents]
+    items: list[dict[str, Any]] = [write_document(document) for document in documents]
     if vectors is not None:
         if len(vectors) != len(items):
             raise InputError(f"vectors: {len(vectors)} for {len(items)} documents", field="vectors")
         for item, vector in zip(items, np.asarray(vectors), strict=True):
             item["vector"] = vector.tolist()
-    body = _body(documents=items, fingerprint=fingerprint)
+    body = make_body(documents=items, fingerprint=fingerprint)
     return RestCall(replies.read_upserted, "POST", f"{_index(name)}/documents", body)
 
 
@@ -210,6 +160,7 @@ def query(
     vector: Floats | None = None,
     fingerprint: str | None = None,
     top_k: int = 10,
+    search: SearchMode = "dense",
 ) -> RestCall[list[Hit]]:
     """Find the passages nearest to a text, or to a vector, the best first.
 
@@ -219,12 +170,15 @@ def query(
         vector: its vector, (dims,), made by
         fingerprint: the index's own encoder, as ``models`` tells.
         top_k: How many passages to find.
+        search: By vectors (``dense``), by words (``bm25``) or by both, their ranks fused
+            (``hybrid``).
     """
-    body = _body(
+    body = make_body(
         query=text,
         vector=None if vector is None else np.asarray(vector).tolist(),
         fingerprint=fingerprint,
         top_k=top_k,
+        mode=search,
     )
     return RestCall(replies.read_hits, "POST", f"{_index(name)}/query", body)
 
@@ -241,38 +195,16 @@ def models() -> RestCall[list[ModelInfo]]:
 
 def ready() -> RestCall[None]:
     """Ask whether the service is ready; an error says that it is not."""
-    return RestCall(_read_nothing, "GET", "/readyz")
+    return RestCall(read_nothing, "GET", "/readyz")
 
 
-def _body(**fields: Any) -> dict[str, Any]:
+def make_body(**fields: Any) -> dict[str, Any]:
     """Leave out what is None, so that the server's defaults hold."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _answer_body(
-    question: str,
-    documents: Sequence[str | Document] | None,
-    index: str | None,
-    top_k: int,
-    top_n: int | None,
-    model: str | None,
-    mode: CompressionMode,
-    max_tokens: int,
-) -> dict[str, Any]:
-    return _body(
-        query=question,
-        documents=None
-        if documents is None
-        else [one if isinstance(one, str) else _document(one) for one in documents],
-        index=None if index is None else {"name": index, "top_k": top_k},
-        rerank={"top_n": top_n},
-        compression={"mode": mode},
-        model=model,
-        max_tokens=max_tokens,
-    )
-
-
-def _document(document: Document) -> dict[str, Any]:
+def write_document(document: Document) -> dict[str, Any]:
+    """Write a document as bodies hold it."""
     return {"id": document.id, "text": document.text, "metadata": dict(document.metadata)}
 
 
@@ -286,5 +218,6 @@ def _read_vectors(reply: Any) -> Floats:
     return flat.reshape(len(rows), -1).astype(np.float32, copy=False)
 
 
-def _read_nothing(reply: Any) -> None:
+def read_nothing(reply: Any) -> None:
+    """Read a reply that says nothing but that it was done."""
     del reply

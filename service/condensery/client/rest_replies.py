@@ -1,5 +1,6 @@
 """REST replies as values. Fields that a newer server adds are ignored."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -10,6 +11,9 @@ from condensery.values import (
     Answer,
     AnswerEvent,
     Citation,
+    Comparison,
+    Compressed,
+    CompressedDocument,
     Compression,
     Delta,
     Hit,
@@ -19,11 +23,15 @@ from condensery.values import (
     Ranked,
     Retrieved,
     Timings,
+    TokenLogprob,
     Upserted,
     Usage,
 )
 
 V = TypeVar("V")
+
+# What stands for minus infinity, which JSON has not.
+IMPOSSIBLE = -9999.0
 
 
 def build(kind: type[V], data: dict[str, Any], **more: Any) -> V:
@@ -48,9 +56,34 @@ def read_answer(reply: Any) -> Answer:
         text=reply["answer"],
         finish_reason=reply["finish_reason"],
         citations=tuple(build(Citation, item) for item in reply["citations"]),
-        compression=build(Compression, reply["compression"]),
+        compression=_compression(reply["compression"]),
         usage=build(Usage, reply["usage"]),
         timings=build(Timings, reply["timings"]),
+        logprobs=_logprobs(reply),
+    )
+
+
+def read_comparison(reply: Any) -> Comparison:
+    """Read two answers, and how they agree."""
+    return Comparison(
+        compressed=read_answer(reply["compressed"]),
+        plain=read_answer(reply["plain"]),
+        speedup=reply["speedup"],
+        **{name: reply["agreement"][name] for name in ("exact", "f1", "cosine")},
+    )
+
+
+def read_compressed(reply: Any) -> Compressed:
+    """Read what became of documents, and the handle of their vectors."""
+    return Compressed(
+        id=reply["id"],
+        model=reply["model"],
+        fingerprint=reply["fingerprint"],
+        context=reply["context"],
+        expires_at=reply["expires_at"],
+        documents=tuple(build(CompressedDocument, item) for item in reply["results"]),
+        compression=_compression(reply["compression"]),
+        tokens=reply["usage"]["prompt_tokens"],
     )
 
 
@@ -94,10 +127,11 @@ def read_event(event: tuple[str, Any]) -> list[AnswerEvent]:
     name, data = event
     if name == "search_results":
         citations = tuple(build(Citation, item) for item in data["data"]["citations"])
-        compression = build(Compression, data["data"]["compression"])
+        compression = _compression(data["data"]["compression"])
         return [Retrieved(data["id"], data["model"], citations, compression)]
     if name == "message":
-        return [Delta(part["payload"]["value"]) for part in data["delta"]["content"]]
+        payloads = [part["payload"] for part in data["delta"]["content"]]
+        return [Delta(payload["value"], _logprobs(payload)) for payload in payloads]
     if name == "final_answer":
         return [read_answer({**data, "answer": data["generated_answer"]})]
     if name == "error":
@@ -106,3 +140,28 @@ def read_event(event: tuple[str, Any]) -> list[AnswerEvent]:
             told.get("code"), CondenseryError, told["message"], field=told.get("param")
         ).error
     return []  # what a newer server may add; the compression block comes with the answer too
+
+
+def _compression(block: dict[str, Any]) -> Compression:
+    return build(
+        Compression,
+        {
+            **block,
+            "fallback": tuple(block.get("fallback_docs", ())),
+            "left_out": tuple(block.get("left_out", ())),
+        },
+    )
+
+
+def _logprobs(told: dict[str, Any]) -> tuple[TokenLogprob, ...] | None:
+    if told.get("logprobs") is None:
+        return None
+    return tuple(
+        TokenLogprob(*_logprob(one), tuple(_logprob(other) for other in one["top"]))
+        for one in told["logprobs"]
+    )
+
+
+def _logprob(told: dict[str, Any]) -> tuple[str, float]:
+    logprob = float(told["logprob"])
+    return told["text"], logprob if logprob > IMPOSSIBLE else -math.inf

@@ -1,0 +1,57 @@
+"""Keyword arguments as one question."""
+
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+
+from condensery.client.asking import Asking, ask, read_passages
+from condensery.errors import InputError
+from condensery.questions import Question, Sampling
+from condensery.values import Document
+
+
+def test_its_keywords_are_what_can_be_said_of_a_question() -> None:
+    said = {entry.name for kind in (Question, Sampling) for entry in fields(kind)}
+    assert get_type_hints(Asking).keys() == said - {"text", "sampling"}
+
+
+def test_what_is_not_said_is_as_a_question_has_it() -> None:
+    assert ask("why?") == Question("why?")
+
+
+def test_what_is_said_is_in_the_question() -> None:
+    asked = ask("why?", index="kb", search="hybrid", top_n=0, seed=7, temperature=0.5, logprobs=0)
+    sampling = Sampling(temperature=0.5, seed=7, logprobs=0)
+    assert asked == Question("why?", index="kb", search="hybrid", top_n=0, sampling=sampling)
+
+
+def test_a_text_among_the_documents_is_named_by_its_place() -> None:
+    mine = Document("mine", "two", {"year": 1898})
+    asked = ask("why?", documents=["one", mine, "three"])
+    assert asked.documents == [Document("0", "one"), mine, Document("2", "three")]
+
+
+def test_one_text_is_no_list_of_its_letters() -> None:
+    with pytest.raises(InputError, match="'a passage' is one text") as caught:
+        read_passages("a passage")
+    assert caught.value.field == "documents"
+    assert ask("why?", stop="\n\n").stop == ("\n\n",)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", 3), ("temperature", float("nan")), ("top_p", 0), ("logprobs", 21)],
+)
+def test_a_value_out_of_its_range_is_refused_by_field_and_value(field: Any, value: float) -> None:
+    how: Any = {field: value}
+    with pytest.raises(InputError, match=f"{field}={value}") as caught:
+        ask("why?", **how)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("unknown", ["indx", "text", "sampling"])
+def test_a_keyword_that_there_is_not_is_a_mistake_of_the_caller(unknown: str) -> None:
+    how: Any = {unknown: "kb"}
+    with pytest.raises(TypeError, match=unknown):
+        ask("why?", **how)
