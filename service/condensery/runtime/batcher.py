@@ -4,56 +4,39 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeAlias
-
-import torch
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Generic, TypeAlias, cast
 
 from condensery.callers import Call, current
-from condensery.errors import CondenseryError, ModelFault, Overloaded, Unavailable
-from condensery.runtime.lanes import Item, Lane, Request, Result, Ticket
+from condensery.errors import CondenseryError, ModelFault, Unavailable
+from condensery.runtime.batch_gauges import BatchGauges
+from condensery.runtime.delivering import send, send_error, send_results
+from condensery.runtime.faults import is_out_of_memory, make_room, run_in_halves
+from condensery.runtime.lanes import MISSING, Item, Lane, Request, Result, Ticket
+from condensery.runtime.limits import SHORT_TOKENS, Limits, default_limits
+from condensery.runtime.refusing import Queue, refuse
 from condensery.runtime.workers import Job, Workers
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics, Stage
 
+# The engine takes these from here.
+__all__ = [
+    "RATE_MEMORY",
+    "SHORT_TOKENS",
+    "Batcher",
+    "Limits",
+    "default_limits",
+    "is_out_of_memory",
+    "make_room",
+    "send",
+]
+
 RATE_MEMORY = 0.8  # weight of the past in the drain rate, per batch
 LEAST_SHARE = 64  # tokens below which a batch is not worth splitting between idle workers
-# A request of no more tokens is short: a query, or a passage or two. Short ones never share a
-# batch with long ones, and the express worker takes them while all others run long batches.
-SHORT_TOKENS = 512
-
 
 # Items, and what each costs.
 Part: TypeAlias = tuple[Sequence[Item], Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a batch and the queue may hold.
-
-    Attributes:
-        batch_tokens: Tokens of one forward pass; a longer single item runs alone.
-        batch_items: Items of one forward pass. Many short queries make small batches, so that
-            every worker is fed and replies trickle instead of coming in floods.
-        queue_tokens: Tokens that may wait; a request over it is refused (one that finds the
-            queue empty never is, so that no size is refused for ever).
-        queue_seconds: How long a request may have to wait for those before it in turn, at the
-            rate at which the queue drains; one that would wait longer is refused.
-    """
-
-    batch_tokens: int = 2048
-    batch_items: int = 32
-    queue_tokens: int = 1_000_000
-    queue_seconds: float = 10.0
-
-
-def default_limits(device: torch.device) -> Limits:
-    """Return what suits a device."""
-    if device.type == "cuda":  # a small forward costs what a large one does, and memory is ample
-        return Limits(batch_tokens=65_536, batch_items=1024, queue_tokens=16_000_000)
-    return Limits()
 
 
 class Batcher(Generic[Item, Result]):
@@ -87,9 +70,8 @@ class Batcher(Generic[Item, Result]):
         self._workers = workers
         self._limits = limits or default_limits(workers.device)
         self._model = model
-        self._stage: Stage = stage
         self._metrics = metrics
-        self._gauges = _Gauges(metrics, model) if metrics is not None else None
+        self._gauges = BatchGauges(metrics, model, stage)
         self._short: Lane[Item, Result] = Lane()
         self._long: Lane[Item, Result] = Lane()
         self._rate = 0.0  # tokens a second and worker
@@ -100,6 +82,11 @@ class Batcher(Generic[Item, Result]):
     def queued_tokens(self) -> int:
         """Tokens that wait for a worker."""
         return self._short.tokens + self._long.tokens
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, all workers together, lately; 0 before the first batch."""
+        return self._rate * self._workers.count
 
     async def submit(
         self, items: Sequence[Item], tokens: Sequence[int], *, admitted: bool = False
@@ -120,19 +107,30 @@ class Batcher(Generic[Item, Result]):
             ModelFault: An item failed; its fellows' results are dropped.
             Unavailable: Closed before the items ran.
         """
+        parts = _whole(items, tokens)
+        return await self._submit(parts, len(items), sum(tokens), admitted=admitted)
 
-        async def whole() -> AsyncGenerator[Part[Item], None]:
-            yield items, tokens
+    async def submit_each(
+        self, items: Sequence[Item], tokens: Sequence[int]
+    ) -> list[Result | CondenseryError]:
+        """Run every item as ``submit`` does; one that fails has its error in its place.
 
-        return await self.submit_parts(whole(), len(items), sum(tokens), admitted=admitted)
+        Raises:
+            Overloaded: Too much waits before it.
+            DeadlineExceeded: The caller's time ran out.
+            Unavailable: Closed before the items ran.
+        """
+        parts = _whole(items, tokens)
+        return cast(
+            list[Result | CondenseryError],
+            await self._submit(parts, len(items), sum(tokens), each=True),
+        )
 
     async def submit_parts(
         self,
         parts: AsyncGenerator[Part[Item], None],
         count: int,
         cost: int,
-        *,
-        admitted: bool = False,
     ) -> list[Result]:
         """Run items that come part by part; the first run while the last are being made.
 
@@ -140,17 +138,29 @@ class Batcher(Generic[Item, Result]):
             parts: Items, and what each costs, in order. An error in them is the request's.
             count: How many items there will be.
             cost: About what all of them will cost.
-            admitted: As in ``submit``.
 
         Raises:
             As ``submit``.
         """
+        return await self._submit(parts, count, cost)
+
+    async def _submit(
+        self,
+        parts: AsyncGenerator[Part[Item], None],
+        count: int,
+        cost: int,
+        *,
+        admitted: bool = False,
+        each: bool = False,
+    ) -> list[Result]:
         if not count:
             return []
         call = current()
         call.check()
         loop = asyncio.get_running_loop()
-        request: Request[Item, Result] = Request(loop.create_future(), call, [None] * count, count)
+        request: Request[Item, Result] = Request(
+            *(loop.create_future(), call, [MISSING] * count, count), each=each
+        )
         lane = self._short if cost <= SHORT_TOKENS else self._long
         if not admitted:
             self._admit(lane, call.caller, cost)
@@ -163,11 +173,12 @@ class Batcher(Generic[Item, Result]):
                         break
                 return await request.reply
         except TimeoutError:
-            self._dropped(request, "deadline")
+            self._gauges.dropped(begun=request.begun, cause="deadline")
             raise call.expired() from None
         except asyncio.CancelledError:
             # A door's own timeout for the same deadline may come first.
-            self._dropped(request, "deadline" if call.seconds_left <= 0 else "client")
+            cause = "deadline" if call.seconds_left <= 0 else "client"
+            self._gauges.dropped(begun=request.begun, cause=cause)
             raise
         finally:
             # Cancelled, or failed: what is still queued of it never runs.
@@ -207,7 +218,7 @@ class Batcher(Generic[Item, Result]):
             self._tell_queue()
         self._workers.remove(self)
         for request in left:
-            send(request.reply.get_loop(), _fail, request.reply, self._shutting_down())
+            send_error(request, self._shutting_down())
 
     def _shutting_down(self) -> Unavailable:
         return Unavailable(f"{self._model}: shutting down")
@@ -215,49 +226,13 @@ class Batcher(Generic[Item, Result]):
     def _admit(self, lane: Lane[Item, Result], caller: str, cost: int) -> None:
         """Refuse what would not fit, or would wait too long for its turns."""
         waiting = self.queued_tokens
-        if not waiting:
-            return
-        rate = self._rate * self._workers.count
-        over = waiting + cost - self._limits.queue_tokens
-        if over > 0:
-            # Before the first batch there is no rate to go by.
-            seconds = min(over, waiting) / rate if rate else 1.0
-            raise self._refusal(
-                "queue_tokens",
-                seconds,
-                f"{waiting} tokens wait and {cost} more are over the limit of "
-                f"{self._limits.queue_tokens}",
-            )
-        if not rate:
-            return
         # While the other lane has work, this one gets every second token.
-        before = min(waiting, lane.ahead(caller, cost) * (1 if waiting == lane.tokens else 2))
-        seconds = before / rate
-        if seconds > self._limits.queue_seconds:
-            raise self._refusal(
-                "queue_seconds",
-                seconds - self._limits.queue_seconds,
-                f"it would wait {seconds:.0f} s for its turn, over the limit of "
-                f"{self._limits.queue_seconds:g} s",
-            )
-
-    def _refusal(self, reason: str, seconds: float, message: str) -> Overloaded:
-        if self._metrics is not None:
-            self._metrics.rejected.labels(reason).inc()
-        return Overloaded(
-            f"{self._model}: {message}",
-            retry_after_seconds=float(min(60, max(1, math.ceil(seconds)))),
-        )
-
-    def _dropped(self, request: Request[Item, Result], cause: str) -> None:
-        if self._metrics is not None:
-            stage = self._stage if request.begun else "queue"
-            self._metrics.cancelled.labels(self._model, stage, cause).inc()
+        ahead = lane.ahead(caller, cost) * (1 if waiting == lane.tokens else 2)
+        queue = Queue(waiting, min(waiting, ahead), self.rate)
+        refuse(queue, cost, self._limits, model=self._model, metrics=self._metrics)
 
     def _tell_queue(self) -> None:
-        if self._gauges is not None:
-            self._gauges.queue_requests.set(self._short.items + self._long.items)
-            self._gauges.queue_tokens.set(self.queued_tokens)
+        self._gauges.tell(self._short.items + self._long.items, self.queued_tokens)
 
     def take(self, idle: int, *, express: bool) -> Job | None:
         """Make a batch of what waits; called by a free worker (``Source``)."""
@@ -288,127 +263,33 @@ class Batcher(Generic[Item, Result]):
     def _run(self, batch: list[Ticket[Item, Result]], tokens: int) -> None:
         """Run a batch in a worker's thread and send the results home."""
         started = time.perf_counter()
-        outcomes = self._outcomes(batch)
+        outcomes = run_in_halves(
+            *(self._forward_tickets, batch),
+            model=self._model,
+            metrics=self._metrics,
+            name=lambda ticket: f"item {ticket.index}",
+        )
         seconds = time.perf_counter() - started
         rate = tokens / max(seconds, 1e-9)
         self._rate = RATE_MEMORY * self._rate + (1 - RATE_MEMORY) * rate if self._rate else rate
-        if self._gauges is not None:
-            self._gauges.ran(batch, tokens, started, seconds)
-        self._send_home(batch, outcomes)
+        self._gauges.ran(batch, tokens, started, seconds)
+        send_results(batch, outcomes)
 
-    def _send_home(
-        self,
-        batch: list[Ticket[Item, Result]],
-        outcomes: Sequence[Result | CondenseryError],
-    ) -> None:
-        # One wake-up for each loop, not one an item (only tests have more than one loop).
-        homes: dict[asyncio.AbstractEventLoop, list[int]] = {}
-        for place, ticket in enumerate(batch):
-            homes.setdefault(ticket.request.reply.get_loop(), []).append(place)
-        for loop, places in homes.items():
-            send(loop, _deliver, [(batch[place], outcomes[place]) for place in places])
+    def _forward_tickets(
+        self, batch: list[Ticket[Item, Result]]
+    ) -> Sequence[Result | CondenseryError]:
+        self._gauges.runs()
+        return self._forward([ticket.item for ticket in batch])
 
     def _abandon(self, batch: list[Ticket[Item, Result]], reason: str) -> None:
         """Fail a batch whose worker is lost."""
-        self._send_home(batch, [ModelFault(f"{self._model}: {reason}") for _ in batch])
-
-    def _outcomes(self, batch: list[Ticket[Item, Result]]) -> list[Result | CondenseryError]:
-        """Run ``forward``; if it fails, halve the batch until the items at fault stand alone."""
-        try:
-            if self._gauges is not None:
-                self._gauges.forwards.inc()
-            results = list(self._forward([ticket.item for ticket in batch]))
-            if len(results) == len(batch):
-                return results
-            cause: Exception | None = None
-            reason = f"{len(results)} results for {len(batch)} items"
-        except Exception as error:  # whatever a forward raises must not kill the worker
-            cause = error
-            reason = type(error).__name__
-        if cause is not None and is_out_of_memory(cause):
-            make_room(self._metrics, self._model, split=len(batch) > 1)
-        if len(batch) > 1:
-            middle = len(batch) // 2
-            return self._outcomes(batch[:middle]) + self._outcomes(batch[middle:])
-        if isinstance(cause, CondenseryError):
-            return [cause]
-        # Neither the item nor the fault's own text: they may hold what a user wrote.
-        fault = ModelFault(f"{self._model}: failed on item {batch[0].index} ({reason})")
-        fault.__cause__ = cause
-        return [fault]
+        send_results(batch, [ModelFault(f"{self._model}: {reason}") for _ in batch])
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether memory ran out."""
-    # On a CPU torch raises a plain RuntimeError.
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
-
-
-def make_room(metrics: "Metrics | None", model: str, *, split: bool) -> None:
-    """Give back what torch keeps for later; halves of the batch, if any, are tried next."""
-    if metrics is not None:
-        metrics.oom.labels(model, "split" if split else "failed").inc()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
-class _Gauges:
-    """The metrics of one model, looked up once: a look-up costs as much as the update."""
-
-    def __init__(self, metrics: "Metrics", model: str) -> None:
-        self.queue_requests = metrics.queue_requests.labels(model)
-        self.queue_tokens = metrics.queue_tokens.labels(model)
-        self.queue_seconds = metrics.stage_seconds.labels(model, "queue")
-        self.forward_seconds = metrics.stage_seconds.labels(model, "forward")
-        self.batch_tokens = metrics.batch_tokens.labels(model)
-        self.batch_items = metrics.batch_items.labels(model)
-        self.forwards = metrics.forwards.labels(model)
-
-    def ran(
-        self,
-        batch: Sequence[Ticket[Item, Result]],
-        tokens: int,
-        started: float,
-        seconds: float,
-    ) -> None:
-        """Count a batch that began at ``started`` and took ``seconds``."""
-        for request in {id(ticket.request): ticket.request for ticket in batch}.values():
-            self.queue_seconds.observe(started - request.arrived)
-        self.forward_seconds.observe(seconds)
-        self.batch_tokens.observe(tokens)
-        self.batch_items.observe(len(batch))
+async def _whole(items: Sequence[Item], tokens: Sequence[int]) -> AsyncGenerator[Part[Item], None]:
+    yield items, tokens
 
 
 def _loop_time(loop: asyncio.AbstractEventLoop, call: Call) -> float | None:
     """Return the call's deadline in the loop's own time; None if it has none."""
     return None if math.isinf(call.deadline) else loop.time() + call.seconds_left
-
-
-def send(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:
-    """Call ``function`` in ``loop``, from any thread."""
-    with suppress(RuntimeError):  # the loop has closed: nobody waits there any more
-        loop.call_soon_threadsafe(function, *args)
-
-
-def _deliver(
-    outcomes: Sequence[tuple[Ticket[Item, Result], Result | CondenseryError]],
-) -> None:
-    """Hand each caller its results, in the callers' loop."""
-    for ticket, outcome in outcomes:
-        request = ticket.request
-        if request.reply.done():
-            continue
-        if isinstance(outcome, CondenseryError):
-            request.reply.set_exception(outcome)
-            continue
-        request.results[ticket.index] = outcome
-        request.missing -= 1
-        if not request.missing:
-            request.reply.set_result(request.results)
-
-
-def _fail(reply: asyncio.Future[list[Result]], error: CondenseryError) -> None:
-    if not reply.done():
-        reply.set_exception(error)

@@ -13,7 +13,8 @@ from torch import Tensor
 from condensery.errors import CondenseryError, CorruptModel, ModelFault
 from condensery.networks.backbone import Backbone, load_backbone
 from condensery.networks.pooling import Pooling, normalise, pool
-from condensery.runtime.batcher import Batcher, Limits, Part
+from condensery.runtime.batcher import Batcher, Part
+from condensery.runtime.limits import Limits
 from condensery.runtime.tokenizing import TextTokenizer, Tokens
 from condensery.runtime.workers import Workers
 from condensery.values import Embedded, Floats, ModelInfo

@@ -14,6 +14,8 @@ Result = TypeVar("Result")
 
 # Tokens that a request gives to a batch before the next one's turn: a long text's.
 TURN_TOKENS = 512
+# In the place of a result that is not there yet; None may be one.
+MISSING = object()
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +23,7 @@ class Request(Generic[Item, Result]):
     """One ``submit``: what waits of it, its results as they come, and who waits for them.
 
     Attributes:
-        reply: Set once all results are there, or one has failed.
+        reply: Set once all results are there, or one has failed (see ``each``).
         call: Whose it is, and until when.
         results: By the item's place.
         missing: How many are.
@@ -29,6 +31,7 @@ class Request(Generic[Item, Result]):
         tokens: Of those.
         begun: Whether an item of it has gone to the device.
         arrived: Seconds of ``time.perf_counter``.
+        each: Whether an item that fails has its error among the results, and fails no other.
     """
 
     reply: asyncio.Future[list[Result]]
@@ -39,6 +42,7 @@ class Request(Generic[Item, Result]):
     tokens: int = 0
     begun: bool = False
     arrived: float = field(default_factory=time.perf_counter)
+    each: bool = False
 
     @property
     def wanted(self) -> bool:

@@ -20,7 +20,8 @@ from condensery.errors import (
     Unavailable,
 )
 from condensery.metrics import Metrics
-from condensery.runtime.batcher import Batcher, Limits
+from condensery.runtime.batcher import Batcher
+from condensery.runtime.limits import Limits
 from condensery.runtime.workers import Workers
 
 WAIT = 5.0
@@ -217,6 +218,54 @@ async def test_a_missing_result_is_an_error_not_a_hang(worker: Workers) -> None:
     with pytest.raises(ModelFault, match=r"item 1 .*0 results for 1"):
         await asyncio.wait_for(batcher.submit([1, 2, 3], [1, 1, 1]), WAIT)
     assert await batcher.submit([1, 3], [1, 1]) == [1, 3]
+
+
+async def test_where_each_item_is_wanted_one_that_fails_leaves_the_others_their_results(
+    device: Device, worker: Workers
+) -> None:
+    device.faulty = {"bad", "worse"}
+    batcher = Batcher(device.forward, worker, limits=Limits(batch_items=3), model="m")
+    items = ["a", "bad", "b", "c", "worse"]
+    found = await batcher.submit_each(items, [1] * 5)
+    assert [found[place] for place in (0, 2, 3)] == [("done", item) for item in "abc"]
+    for place in (1, 4):
+        assert isinstance(found[place], ModelFault)
+        assert f"item {place}" in str(found[place])
+    assert await batcher.submit_each([], []) == []
+    with pytest.raises(ModelFault):
+        await batcher.submit(items, [1] * 5)
+
+
+async def test_what_concerns_all_items_is_raised_even_where_each_is_wanted(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker, limits=Limits(queue_tokens=10), model="m")
+    tasks = [await device.held(batcher)]
+    waits = await started(batcher.submit_each(["a", "b"], [1, 9]))
+    with pytest.raises(Overloaded):
+        await batcher.submit_each(["c"], [1])
+    with calling(Call(deadline=time.monotonic() + 0.05)), pytest.raises(DeadlineExceeded):
+        await batcher.submit_each(["d"], [0])
+    batcher.close()
+    device.free.set()
+    with pytest.raises(Unavailable):
+        await waits
+    await settled(tasks)
+
+
+async def test_a_lost_worker_fails_the_items_it_had_and_no_others_of_their_request(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker, limits=Limits(batch_items=1), model="m")
+    device.free.clear()
+    task = await started(batcher.submit_each(["lost", "kept"], [1, 1]))
+    assert await asyncio.to_thread(device.entered.acquire, timeout=WAIT)
+    lost = next(one for one in worker.team() if one.job is not None)
+    worker.replace(lost, "the device worker hung")
+    device.free.set()  # and it comes back after all, with what nobody waits for any more
+    first, second = await asyncio.wait_for(task, WAIT)  # type: ignore[misc]
+    assert second == ("done", "kept")
+    assert isinstance(first, ModelFault)
 
 
 async def test_none_is_a_result_like_any_other(worker: Workers) -> None:
