@@ -1,29 +1,24 @@
-"""Each call in three lines: read the message, do the job, write the reply."""
+"""Each call in three lines: read the message, do the job, write the reply; answers in ``rag``."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from condensery.api.grpc import messages
-from condensery.jobs import answer as answering
+from condensery.api.grpc import messages, rag
+from condensery.api.grpc.bodies import read_documents, write
 from condensery.jobs import search
-from condensery.jobs.checks import check_count
 from condensery.jobs.embed import embed
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.keys import Scope
 from condensery.metrics import Task
-from condensery.questions import Question
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import Answer, CompressionMode, Document, Embedded, Reranked
 
 Given = TypeVar("Given", bound=Message)
-Found = TypeVar("Found", Embedded, Reranked, Answer)
 
 # Given the services, the request and the model it names, the reply's bytes.
 Unary = Callable[[Services, Given, str | None], Awaitable[bytes]]
@@ -71,7 +66,7 @@ async def embed_batch(services: Services, given: pb.EmbedBatchRequest, model: st
         dimensions=given.dimensions if given.HasField("dimensions") else None,
         field="texts",
     )
-    return _written(services, found, messages.embedded)
+    return write(services, found, messages.embedded)
 
 
 async def rerank_passages(services: Services, given: pb.RerankRequest, model: str | None) -> bytes:
@@ -86,7 +81,7 @@ async def rerank_passages(services: Services, given: pb.RerankRequest, model: st
         top_n=given.top_n or None,
         field="passages",
     )
-    return _written(services, found, partial(messages.reranked, with_text=given.return_text))
+    return write(services, found, partial(messages.reranked, with_text=given.return_text))
 
 
 async def create_index(
@@ -127,7 +122,7 @@ async def drop_index(services: Services, given: pb.DropIndexRequest, model: str 
 
 async def upsert(services: Services, given: pb.UpsertRequest, model: str | None) -> bytes:
     """Write documents."""
-    documents = await _documents(services, given.documents, services.limits.max_items)
+    documents = await read_documents(services, given.documents, services.limits.max_items)
     vectors = None
     if given.vectors:
         vectors = messages.unpack(given.vectors, "vectors", rows=len(documents))
@@ -189,54 +184,6 @@ async def list_models(services: Services, given: pb.ListModelsRequest, model: st
     return reply.SerializeToString()
 
 
-async def answer(services: Services, given: pb.AnswerRequest, model: str | None) -> bytes:
-    """Answer a question."""
-    found = await answering.answered(services, await _question(services, given, model))
-    return _written(services, found, messages.answer)
-
-
-async def answer_stream(
-    services: Services, given: pb.AnswerRequest, model: str | None
-) -> AsyncGenerator[bytes, None]:
-    """Answer a question as it happens."""
-    events: Any = answering.answer(services, await _question(services, given, model))
-    async with aclosing(events) as stream:
-        async for event in stream:
-            yield messages.event(event).SerializeToString()
-
-
-async def _documents(services: Services, given: Sequence[pb.Document], most: int) -> list[Document]:
-    """Read documents, which millions of empty ones never become: that would take half a minute."""
-    check_count(given, "documents", most)
-    # Two thousand documents' metadata takes 50 ms, in which others want their turn.
-    return await asyncio.to_thread(messages.documents, given, services.limits.max_json_depth)
-
-
-async def _question(services: Services, given: pb.AnswerRequest, model: str | None) -> Question:
-    documents: list[Document] = []
-    if given.documents:
-        most = services.limits.max_answer_documents
-        documents = [
-            one if one.id else replace(one, id=str(place))
-            for place, one in enumerate(await _documents(services, given.documents, most))
-        ]
-    return Question(
-        given.query,
-        documents=documents or (None if given.index else []),
-        index=given.index or None,
-        top_k=given.top_k or 20,
-        top_n=given.top_n if given.HasField("top_n") else None,
-        model=model,
-        mode=cast(CompressionMode, given.compression_mode or "auto"),  # the job checks it
-        max_tokens=given.max_tokens or 64,
-    )
-
-
-def _written(services: Services, found: Found, message_of: Callable[[Found], Message]) -> bytes:
-    with services.metrics.stage(found.model, "serialize"):
-        return message_of(found).SerializeToString()
-
-
 _INFER: Scope = "infer"
 _WRITE: Scope = "index-write"
 
@@ -258,7 +205,10 @@ CALLS: tuple[Call[Any], ...] = (
         *("Index", "GetDocuments", pb.GetDocumentsRequest, _INFER, "index", get_documents),
         index_field="index",
     ),
-    Call("Rag", "Answer", pb.AnswerRequest, _INFER, "answer", answer),
-    Call("Rag", "AnswerStream", pb.AnswerRequest, _INFER, "answer", stream=answer_stream),
+    Call("Rag", "Answer", pb.AnswerRequest, _INFER, "answer", rag.answer),
+    Call("Rag", "AnswerStream", pb.AnswerRequest, _INFER, "answer", stream=rag.answer_stream),
+    Call("Rag", "Compare", pb.AnswerRequest, _INFER, "compare", rag.compare),
+    Call("Rag", "Compress", pb.CompressRequest, _INFER, "compress", rag.compress),
+    Call("Rag", "ReleaseContext", pb.ReleaseContextRequest, _INFER, "compress", rag.release),
     Call("Models", "List", pb.ListModelsRequest, _INFER, None, list_models),
 )

@@ -1,4 +1,4 @@
-"""Our values as protobuf messages, and back. No decisions here."""
+"""Our values as protobuf messages, and back; answers are in ``answers``. No decisions here."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -173,81 +173,8 @@ def hit(found: values.Hit) -> pb.Hit:
     )
 
 
-def citation(cited: values.Citation) -> pb.Citation:
-    """Write a passage that was in context."""
-    return pb.Citation(
-        index=cited.index,
-        id=cited.id,
-        document_id=cited.document_id,
-        text=cited.text,
-        start=cited.start,
-        end=cited.end,
-        relevance_score=cited.relevance_score,
-        metadata=struct_of(cited.metadata),
-    )
-
-
-def compression(block: values.Compression) -> pb.Compression:
-    """Write what compression did."""
-    return pb.Compression(
-        mode=block.mode,
-        status=block.status,
-        docs=block.docs,
-        tokens_in=block.tokens_in,
-        vectors_out=block.vectors_out,
-        ratio=block.ratio,
-        flops_plain=block.flops_plain,
-        flops_used=block.flops_used,
-        flops_saved=block.flops_saved,
-        compress_ms=block.compress_ms,
-        reason=block.reason or "",
-    )
-
-
-def answer(found: values.Answer) -> pb.AnswerResponse:
-    """Write a whole answer."""
-    usage, timings = found.usage, found.timings
-    return pb.AnswerResponse(
-        id=found.id,
-        model=found.model,
-        answer=found.text,
-        finish_reason=found.finish_reason,
-        citations=[citation(one) for one in found.citations],
-        compression=compression(found.compression),
-        usage=pb.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            context_vectors=usage.context_vectors,
-            completion_tokens=usage.completion_tokens,
-            total_tokens=usage.total_tokens,
-        ),
-        timings=pb.Timings(
-            retrieve_ms=timings.retrieve_ms,
-            compress_ms=timings.compress_ms,
-            generate_ms=timings.generate_ms,
-            ttft_ms=timings.ttft_ms,
-            total_ms=timings.total_ms,
-        ),
-    )
-
-
-def event(found: values.AnswerEvent) -> pb.AnswerEvent:
-    """Write one event of a streamed answer."""
-    if isinstance(found, values.Retrieved):
-        return pb.AnswerEvent(
-            retrieved=pb.Retrieved(
-                id=found.id,
-                model=found.model,
-                citations=[citation(one) for one in found.citations],
-                compression=compression(found.compression),
-            )
-        )
-    if isinstance(found, values.Delta):
-        return pb.AnswerEvent(delta=found.text)
-    return pb.AnswerEvent(final=answer(found))
-
-
-def model_info(info: values.ModelInfo) -> pb.ModelInfo:
-    """Write what a running model is."""
+def model_info(info: values.ModelInfo, traits: values.PairTraits | None = None) -> pb.ModelInfo:
+    """Write what a running model is, and what it can do if it is a pair."""
     return pb.ModelInfo(
         name=info.name,
         kind=info.kind,
@@ -260,4 +187,15 @@ def model_info(info: values.ModelInfo) -> pb.ModelInfo:
         licence=info.licence,
         pooling=info.pooling or "",
         created=info.created,
+        pair=None if traits is None else _pair(traits),
+    )
+
+
+def _pair(traits: values.PairTraits) -> pb.PairTraits:
+    return pb.PairTraits(
+        vectors=traits.vectors,
+        rates=traits.rates,
+        scores=traits.scores,
+        top_n=traits.top_n,
+        min_relevance=traits.min_relevance,
     )
