@@ -12,12 +12,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    FiniteFloat,
     JsonValue,
     model_validator,
 )
 
 from condensery.errors import InputError, TokenIdsRefused, shorten
+from condensery.questions import SearchMode
 
 TOKEN_IDS_HINT = (
     "token ids are not accepted, since another model's ids would give wrong vectors without a "
@@ -66,7 +66,8 @@ def _are_token_ids(item: Any) -> bool:
     return type(item) is int
 
 
-def _as_document(value: Any) -> Any:
+def as_document(value: Any) -> Any:
+    """Wrap a document that is given as its text alone."""
     return {"text": value} if isinstance(value, str) else value
 
 
@@ -149,7 +150,7 @@ class RerankRequest(Lenient):
     documents: Many[
         Annotated[
             RerankDocument,
-            BeforeValidator(_as_document, json_schema_input_type=str | RerankDocument),
+            BeforeValidator(as_document, json_schema_input_type=str | RerankDocument),
         ]
     ] = Field(description='Strings, or objects `{"text"}`.')
     model: str | None = None
@@ -213,52 +214,8 @@ class QueryRequest(Ours):
     vector: Many[float] | None = None
     fingerprint: str | None = None
     top_k: int = 10
-
-
-class AnswerDocument(Ours):
-    """A passage to read for an answer; ``id`` is by default its place."""
-
-    id: str | None = None
-    text: str
-    metadata: dict[str, JsonValue] = Field(default_factory=dict)
-
-
-class AnswerIndex(Ours):
-    """Where to find the passages."""
-
-    name: str
-    top_k: int = Field(default=20, description="Passages to retrieve, and to compress.")
-
-
-class AnswerRerank(Ours):
-    """How many of the passages, the most relevant, the answer is generated from."""
-
-    top_n: int | None = 5
-
-
-class AnswerCompression(Ours):
-    """Whether passages are compressed."""
-
-    mode: Literal["auto", "required", "off"] = "auto"
-
-
-class AnswerRequest(Ours):
-    """``POST /v1/rag/answer``: a question with ``documents``, or with an ``index``."""
-
-    query: str
-    documents: (
-        Many[
-            Annotated[
-                AnswerDocument,
-                BeforeValidator(_as_document, json_schema_input_type=str | AnswerDocument),
-            ]
-        ]
-        | None
-    ) = Field(default=None, description="Strings, or objects `{id, text, metadata}`.")
-    index: AnswerIndex | None = None
-    rerank: AnswerRerank = Field(default_factory=AnswerRerank)
-    compression: AnswerCompression = Field(default_factory=AnswerCompression)
-    model: str | None = Field(default=None, description="A pair; by default the default one.")
-    max_tokens: int = 64
-    temperature: FiniteFloat = Field(default=0.0, ge=0, le=0, description="Greedy: only 0.")
-    stream: bool = False
+    mode: SearchMode = Field(
+        default="dense",
+        description="By vectors, by words (BM25), or by both, their ranks fused; words need "
+        "`query`.",
+    )

@@ -127,7 +127,8 @@ def _refuse(first: Any, schema: type[BaseModel]) -> InputError:
     if first["type"] == "missing":
         return InputError(f"{field}: this field is missing.", field=field)
     if first["type"] == "extra_forbidden":
-        known = f"; known: {', '.join(schema.model_fields)}" if len(first["loc"]) == 1 else ""
+        names = (one.alias or name for name, one in schema.model_fields.items())
+        known = f"; known: {', '.join(names)}" if len(first["loc"]) == 1 else ""
         return InputError(
             f"{field}: unknown field, with value {shorten(value)}{known}.", field=field, value=value
         )

@@ -9,11 +9,13 @@ import orjson
 from pydantic import TypeAdapter
 
 import condensery
+from condensery import errors
 from condensery.api.asking import MAX_REQUEST_ID_CHARS
 from condensery.api.asking import TIMEOUT as TIMEOUT_HEADER
 from condensery.api.rest import notices
 from condensery.api.rest.errors import MALFORMED, Family, row_of
 from condensery.api.rest.routes import Route, sections
+from condensery.errors import CondenseryError
 from condensery.jobs.services import Limits
 
 Schema = dict[str, Any]
@@ -28,22 +30,34 @@ COMPONENTS = "#/components/schemas/{model}"
 NAME = {
     "index": "^[a-z0-9][a-z0-9._-]{0,63}$",
     "model": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    "context": "^ctx_[A-Za-z0-9_-]+$",
 }
 ABOUT = "Embeddings, reranking and answers from compressed passages."
 # One event of a stream, as those who read descriptions take a stream's schema.
-EVENT: Schema = {
-    "type": "object",
-    "description": "Where `stream` is true. A failure once it has begun is an event `error`.",
-    "properties": {
-        "event": {
-            "enum": [
-                *("search_results", "message", "compression"),
-                *("final_answer", "error", "done"),
-            ]
+STREAMS: dict[str, Schema] = {
+    "events": {
+        "type": "object",
+        "description": "Where `stream` is true. A failure once it has begun is an event `error`.",
+        "properties": {
+            "event": {
+                "enum": [
+                    *("search_results", "message", "compression"),
+                    *("final_answer", "error", "done"),
+                ]
+            },
+            "data": {"type": "string", "description": "JSON; `[DONE]` of the event `done`."},
         },
-        "data": {"type": "string", "description": "JSON; `[DONE]` of the event `done`."},
+        "required": ["event", "data"],
     },
-    "required": ["event", "data"],
+    "chunks": {
+        "type": "object",
+        "description": "Where `stream` is true, as OpenAI has it: the last chunk with a choice has "
+        "`condensery`. A failure once it has begun is an `error`.",
+        "properties": {
+            "data": {"type": "string", "description": "JSON of a chunk; the last is `[DONE]`."}
+        },
+        "required": ["data"],
+    },
 }
 PARAMETERS: Schema = {
     "request_id": {
@@ -139,6 +153,8 @@ def _bounds(limits: Limits) -> dict[str, dict[str, Schema]]:
     items = {"minItems": 1, "maxItems": limits.max_items}
     read = {"minItems": 1, "maxItems": limits.max_answer_documents}
     count = {"minimum": 1, "maximum": limits.max_answer_documents}
+    tokens = {"minimum": 1, "maximum": limits.max_answer_tokens}
+    answer = {"documents": read, "max_tokens": tokens}
     return {
         "OpenAIEmbedRequest": {"input": items},
         "TeiEmbedRequest": {"inputs": items},
@@ -147,12 +163,12 @@ def _bounds(limits: Limits) -> dict[str, dict[str, Schema]]:
         "UpsertRequest": {"documents": items},
         "IdsRequest": {"ids": items},
         "QueryRequest": {"top_k": {"minimum": 1, "maximum": limits.max_top_k}},
-        "AnswerRequest": {
-            "documents": read,
-            "max_tokens": {"minimum": 1, "maximum": limits.max_answer_tokens},
-        },
+        "AnswerRequest": answer,
+        "CompareRequest": answer,
+        "ChatRequest": {**answer, "max_completion_tokens": tokens},
+        "CompressRequest": {"documents": read},
         "AnswerIndex": {"top_k": count},
-        "AnswerRerank": {"top_n": count},
+        "AnswerRerank": {"top_n": {**count, "minimum": 0}},
     }
 
 
@@ -188,8 +204,9 @@ def _parameters(route: Route) -> list[Schema]:
     parameters: list[Schema] = [{"$ref": f"#/components/parameters/{name}"} for name in names]
     if "{name" not in route.path:
         return parameters
-    pattern = NAME["index" if route.path.startswith("/v1/indexes") else "model"]
-    schema = {"type": "string", "pattern": pattern}
+    kinds = {"/v1/indexes": "index", "/v1/contexts": "context"}
+    begins = (kind for start, kind in kinds.items() if route.path.startswith(start))
+    schema = {"type": "string", "pattern": NAME[next(begins, "model")]}
     return [{"name": "name", "in": "path", "required": True, "schema": schema}, *parameters]
 
 
@@ -198,11 +215,11 @@ def _responses(route: Route, schemas: _Schemas, responses: Schema) -> Schema:
     good = schemas.of(route.reply) if route.reply is not None else {"type": "string"}
     content: Schema = {route.media: {"schema": good}}
     if route.streams:
-        content["text/event-stream"] = {"schema": EVENT}
+        content["text/event-stream"] = {"schema": STREAMS[route.streams]}
     found: Schema = {"200": {"description": "OK", "headers": ECHO, "content": content}}
     families = [route.family] if route.other_family is None else [route.family, route.other_family]
     schema = schemas.of(*(ERRORS[family] for family in families))
-    rows = [MALFORMED, *(row_of(kind) for kind in route.errors)]
+    rows = [MALFORMED, *(row_of(kind) for kind in errors_of(route))]
     for status in sorted({row.status(family) for row in rows for family in families}):
         name = f"{'_or_'.join(families)}_{status}"
         responses[name] = {
@@ -211,6 +228,22 @@ def _responses(route: Route, schemas: _Schemas, responses: Schema) -> Schema:
             "content": {"application/json": {"schema": schema}},
         }
         found[str(status)] = {"$ref": f"#/components/responses/{name}"}
+    return found
+
+
+def errors_of(route: Route) -> set[type[CondenseryError]]:
+    """Return every error that a route can answer with."""
+    found: set[type[CondenseryError]] = {errors.CondenseryError, errors.HeadersTooLarge}
+    found.update(route.fails)
+    if route.access != "open":
+        found.add(errors.Unauthenticated)
+    if route.access not in ("open", "any"):
+        found.add(errors.Forbidden)
+    if not route.vital:
+        found |= {errors.InputError, errors.Overloaded, errors.Unavailable}
+        found |= {errors.ExpiredInQueue, errors.DeadlineExceeded}
+    if route.body is not None:
+        found |= {errors.InputError, errors.PayloadTooLarge}
     return found
 
 

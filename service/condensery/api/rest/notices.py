@@ -2,10 +2,22 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from condensery.api.rest.errors import TeiType
 from condensery.api.rest.replies import Reply
+
+
+class Pair(Reply):
+    """What a pair can do, and what it does where nothing is asked for."""
+
+    vectors: list[int] = Field(
+        description="Memory vectors that a full window may become, the most first."
+    )
+    rates: list[int] = Field(description="Tokens a vector for each of them: a question's `ratio`.")
+    scores: bool = Field(description="Whether it scores passages.")
+    top_n: int = Field(description="Passages that it reads best; 0 is all.")
+    min_relevance: float = Field(description="Score under which it does not answer; 0 is none.")
 
 
 class Model(Reply):
@@ -24,6 +36,7 @@ class Model(Reply):
     licence: str
     created: int
     pooling: str | None
+    pair: Pair | None = Field(description="Of a pair alone.")
 
 
 class Models(Reply):

@@ -64,12 +64,13 @@ def check_ready(services: Services) -> None:
 async def list_models(request: Request, services: Services) -> Response:
     """List the models that serve, defaults first."""
     del request
-    return reply({"object": "list", "data": [_model(info) for info in services.pool.models()]})
+    data = [_model(services, info) for info in services.pool.models()]
+    return reply({"object": "list", "data": data})
 
 
 async def show_model(request: Request, services: Services) -> Response:
     """Return one model."""
-    return reply(_model(find_model(services, request.path_params["name"])))
+    return reply(_model(services, find_model(services, request.path_params["name"])))
 
 
 def find_model(services: Services, name: str) -> ModelInfo:
@@ -127,9 +128,11 @@ async def tei_info(request: Request, services: Services) -> Response:
     )
 
 
-def _model(info: ModelInfo) -> dict[str, Any]:
+def _model(services: Services, info: ModelInfo) -> dict[str, Any]:
     fields = asdict(info)
-    return {"id": fields.pop("name"), "object": "model", "owned_by": "condensery", **fields}
+    told = {"id": fields.pop("name"), "object": "model", "owned_by": "condensery", **fields}
+    pair = info.kind == "oscar-pair"
+    return {**told, "pair": services.pool.reader(info.name).traits if pair else None}
 
 
 def _model_type(info: ModelInfo) -> dict[str, Any]:

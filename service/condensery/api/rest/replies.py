@@ -7,8 +7,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from condensery.values import CompressionMode, CompressionStatus, FinishReason
-
 Vector = list[float]
 Vectors = list[Vector]
 
@@ -80,66 +78,6 @@ class Ranking(Reply):
 
 
 AnyRanking = list[TeiRank] | Ranking
-
-
-class Citation(Reply):
-    """A passage that was in the generator's context; no claim that the answer is grounded."""
-
-    index: int
-    id: str
-    document_id: str
-    text: str
-    start: int
-    end: int
-    relevance_score: float
-    metadata: dict[str, JsonValue]
-
-
-class CompressionBlock(Reply):
-    """What compression did for one answer."""
-
-    mode: CompressionMode
-    status: CompressionStatus
-    reason: str | None
-    docs: int
-    tokens_in: int
-    vectors_out: int
-    ratio: float
-    flops_plain: int
-    flops_used: int
-    flops_saved: int
-    compress_ms: float
-
-
-class AnswerUsage(TokenUsage):
-    """Tokens and vectors that one answer took."""
-
-    context_vectors: int
-    completion_tokens: int
-
-
-class AnswerTimings(Reply):
-    """Where one answer's time went."""
-
-    retrieve_ms: float
-    compress_ms: float
-    generate_ms: float
-    ttft_ms: float
-    total_ms: float
-
-
-class WholeAnswer(Reply):
-    """An answer and what it was read from."""
-
-    id: str
-    object: Literal["rag.answer"]
-    answer: str
-    model: str
-    finish_reason: FinishReason
-    citations: list[Citation]
-    compression: CompressionBlock
-    usage: AnswerUsage
-    timings: AnswerTimings
 
 
 class Index(Reply):

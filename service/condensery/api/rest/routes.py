@@ -6,8 +6,11 @@ from typing import Any, Literal
 
 from starlette.routing import compile_path
 
-from condensery import errors, schemas
+from condensery import errors, schemas, schemas_rag
 from condensery.api.rest import (
+    chat,
+    compare,
+    compress,
     embeddings,
     indexes,
     kserve,
@@ -16,6 +19,7 @@ from condensery.api.rest import (
     pages,
     rag,
     replies,
+    replies_rag,
     rerank,
 )
 from condensery.api.rest.doors import Endpoint
@@ -43,7 +47,7 @@ class Route:
         other_family: And how they look if the body is of this other family.
         body: The request's schema; ``optional`` bodies may be left out.
         reply: The reply's type; ``media`` is its content type, and where it ``streams``, it can be
-            server-sent events instead.
+            server-sent events instead: ours, or OpenAI's chunks.
         fails: The errors that it has beside those of all routes, for the description.
         hot: Whether requests skip FastAPI, which takes 0.2 ms each: the short ones, many a second.
         vital: Whether it answers when the house is full or about to close: health and metrics.
@@ -60,7 +64,7 @@ class Route:
     optional: bool = False
     reply: Any = None
     media: str = "application/json"
-    streams: bool = False
+    streams: Literal["events", "chunks"] | None = None
     fails: Errors = ()
     hot: bool = False
     vital: bool = False
@@ -70,26 +74,19 @@ class Route:
         """The path as it is described, and logged."""
         return self.path.replace(":path}", "}")
 
-    @property
-    def errors(self) -> set[type[CondenseryError]]:
-        """Every error that it can answer with."""
-        found: set[type[CondenseryError]] = {errors.CondenseryError, errors.HeadersTooLarge}
-        found.update(self.fails)
-        if self.access != "open":
-            found.add(errors.Unauthenticated)
-        if self.access not in ("open", "any"):
-            found.add(errors.Forbidden)
-        if not self.vital:
-            found |= {errors.InputError, errors.Overloaded, errors.Unavailable}
-            found |= {errors.ExpiredInQueue, errors.DeadlineExceeded}
-        if self.body is not None:
-            found |= {errors.InputError, errors.PayloadTooLarge}
-        return found
-
 
 ENCODES: Errors = (errors.EmptyInput, errors.ModelNotFound, errors.ModelFault)
 FINDS: Errors = (errors.IndexNotFound,)
 SEARCHES: Errors = (*FINDS, errors.EncoderMismatch, errors.ModelFault)
+READS: Errors = (
+    *ENCODES,
+    *SEARCHES,
+    errors.ContextTooLong,
+    errors.ContextNotFound,
+    errors.ContextExpired,
+    errors.ContextMismatch,
+    errors.CompressionFailed,
+)
 WRITES: Errors = (*FINDS, errors.StorageError, errors.StorageFull)
 UNREADY: Errors = (errors.Unavailable,)
 
@@ -130,12 +127,39 @@ INFERENCE = (
         fails=ENCODES,
         hot=True,
     ),
+)
+
+ANSWERS = (
     Route(
         *("POST", "/v1/rag/answer", rag.rag_answer, "answer"),
-        body=schemas.AnswerRequest,
-        reply=replies.WholeAnswer,
-        streams=True,
-        fails=(*ENCODES, *SEARCHES),
+        body=schemas_rag.AnswerRequest,
+        reply=replies_rag.WholeAnswer,
+        streams="events",
+        fails=READS,
+    ),
+    Route(
+        *("POST", "/v1/rag/compare", compare.compare, "compare"),
+        body=schemas_rag.CompareRequest,
+        reply=replies_rag.Comparison,
+        fails=READS,
+    ),
+    Route(
+        *("POST", "/v1/chat/completions", chat.chat_completions, "answer"),
+        body=schemas_rag.ChatRequest,
+        reply=replies_rag.ChatCompletion,
+        streams="chunks",
+        fails=READS,
+    ),
+    Route(
+        *("POST", "/v1/compress", compress.compress, "compress"),
+        body=schemas_rag.CompressRequest,
+        reply=replies_rag.Compressed,
+        fails=ENCODES,
+    ),
+    Route(
+        *("DELETE", "/v1/contexts/{name}", compress.release, "compress"),
+        reply=replies_rag.Released,
+        fails=(errors.ContextNotFound, errors.ContextExpired),
     ),
 )
 
@@ -244,6 +268,7 @@ def sections(*, open_metrics: bool = False) -> dict[str, tuple[Route, ...]]:
     )
     return {
         "Inference": INFERENCE,
+        "Answers": ANSWERS,
         "Indexes": INDEXES,
         "About": ABOUT,
         "Health and metrics": (*HEALTH, metrics),

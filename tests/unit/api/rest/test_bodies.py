@@ -4,7 +4,6 @@ from pydantic import ValidationError
 from condensery.api.rest.bodies import load, validate
 from condensery.errors import InputError, TokenIdsRefused
 from condensery.schemas import (
-    AnswerRequest,
     IdsRequest,
     OpenAIEmbedRequest,
     QueryRequest,
@@ -12,6 +11,7 @@ from condensery.schemas import (
     TeiRerankRequest,
     UpsertRequest,
 )
+from condensery.schemas_rag import AnswerRequest, ChatRequest, CompareRequest, CompressRequest
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,42 @@ def test_what_is_no_json_is_told_where(data, message):
             "unknown field, with value 1; known",
         ),
         (AnswerRequest, {"query": "q", "index": {"name": "a", "k": 5}}, "index.k", "unknown field"),
-        (AnswerRequest, {"query": "q", "temperature": 0.7}, "temperature", "0.7"),
+        (AnswerRequest, {"query": "q", "temperature": 2.5}, "temperature", "2.5: .*less than"),
+        (AnswerRequest, {"query": "q", "top_p": 0}, "top_p", "0: .*greater than 0"),
+        (AnswerRequest, {"query": "q", "seed": 2**63}, "seed", "9223372036854775808: .*less than"),
+        (AnswerRequest, {"query": "q", "logprobs": 21}, "logprobs", "21: .*less than"),
+        (AnswerRequest, {"query": "q", "logprobs": True}, "logprobs", "True: .*integer"),
+        (AnswerRequest, {"query": "q", "min_relevance": 1.5}, "min_relevance", "1.5: .*less than"),
+        (AnswerRequest, {"query": "q", "stop": 5}, "stop", "5: .*list"),
+        (AnswerRequest, {"query": "q", "stop": ["a", 5]}, "stop[1]", "5: .*string"),
+        (AnswerRequest, {"query": "q", "index": {"name": "a", "mode": "x"}}, "index.mode", "'x'"),
+        (AnswerRequest, {"query": "q", "rerank": {"top_n": "5"}}, "rerank.top_n", "'5'"),
+        (AnswerRequest, {"query": "q", "compression": {"mode": "on"}}, "compression.mode", "'on'"),
+        (AnswerRequest, {"query": "q", "compression": {"ratio": 0}}, "compression.ratio", "0: "),
+        (
+            AnswerRequest,
+            {"query": "q", "compression": {"timeout_ms": -1}},
+            "compression.timeout_ms",
+            "-1: .*greater than 0",
+        ),
         (AnswerRequest, {"query": "q", "stream": 1}, "stream", "1: .*boolean"),
+        (CompareRequest, {"query": "q", "stream": True}, "stream", "True: Input should be False"),
+        (CompressRequest, {"query": "q", "documents": ["a"], "return": "it"}, "return", "'it'"),
+        (CompressRequest, {"query": "q", "documents": ["a"], "ttl_s": 0}, "ttl_s", "0: .*greater"),
+        (
+            CompressRequest,
+            {"query": "q", "documents": ["a"], "returns": "stats"},
+            "returns",
+            "unknown field, with value 'stats'; known: .*ratio, ttl_s, return",
+        ),
+        (ChatRequest, {"messages": []}, "messages", "at least 1"),
+        (ChatRequest, {"messages": [{"content": "q"}]}, "messages[0].role", "missing"),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user"}], "compression": {"rate": 4}},
+            "compression.rate",
+            "unknown field",
+        ),
         (
             UpsertRequest,
             {"documents": [{"id": "a", "vector": [1, "x"]}]},

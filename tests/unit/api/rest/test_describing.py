@@ -8,9 +8,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from condensery import errors
-from condensery.api.rest import notices, replies
+from condensery.api.rest import notices, replies, replies_rag
 from condensery.api.rest.app import App
-from condensery.api.rest.describing import describe
+from condensery.api.rest.describing import describe, errors_of
 from condensery.api.rest.errors import row_of
 from condensery.api.rest.routes import sections
 from condensery.index.checks import check_name
@@ -52,7 +52,7 @@ def test_every_route_is_described_whole(route):
         assert good["content"][route.media]["schema"], "what the reply holds is not said"
     names = [one.get("name", one.get("$ref")) for one in operation["parameters"]]
     assert ("name" in names) == ("{name" in route.path)
-    needs = [row_of(kind).status(route.family) for kind in route.errors]
+    needs = [row_of(kind).status(route.family) for kind in errors_of(route)]
     assert {str(status) for status in needs} <= operation["responses"].keys()
 
 
@@ -73,6 +73,12 @@ def test_every_reference_leads_somewhere():
 @pytest.mark.parametrize(
     ("path", "method", "statuses"),
     [
+        (
+            "/v1/rag/answer",
+            "post",
+            "200 400 401 403 404 408 409 410 413 424 429 431 500 503 504",
+        ),
+        ("/v1/contexts/{name}", "delete", "200 400 401 403 404 408 410 429 431 500 503 504"),
         ("/embed", "post", "200 400 401 403 404 408 413 422 424 429 431 500 503 504"),
         ("/v1/embeddings", "post", "200 400 401 403 404 408 413 429 431 500 503 504"),
         ("/rerank", "post", "200 400 401 403 404 408 413 422 424 429 431 500 503 504"),
@@ -105,6 +111,7 @@ def test_names_of_indexes_are_those_that_are_taken():
 
 QUESTION = {"query": "where?", "documents": ["some words", {"id": "best", "text": "gold"}]}
 DOCUMENTS = [{"id": "a", "text": "alpha", "metadata": {"n": [1, None, {"x": "y"}]}}]
+CHAT = {"messages": [{"role": "user", "content": "where?"}], "documents": QUESTION["documents"]}
 REPLIES = [
     ("POST", "/v1/embeddings", {"input": ["a", "b"]}, replies.Embeddings),
     ("POST", "/v1/embeddings", {"input": "a", "encoding_format": "base64"}, replies.Embeddings),
@@ -114,8 +121,21 @@ REPLIES = [
     ("POST", "/rerank", {**QUESTION, "return_documents": True}, replies.AnyRanking),
     ("POST", "/v1/rerank", QUESTION, replies.Ranking),
     ("POST", "/v1/rerank", {**QUESTION, "return_documents": True}, replies.Ranking),
-    ("POST", "/v1/rag/answer", QUESTION, replies.WholeAnswer),
-    ("POST", "/v1/rag/answer", {**QUESTION, "compression": {"mode": "off"}}, replies.WholeAnswer),
+    ("POST", "/v1/rag/answer", QUESTION, replies_rag.WholeAnswer),
+    ("POST", "/v1/rag/answer", {**QUESTION, "logprobs": 2}, replies_rag.WholeAnswer),
+    (
+        *("POST", "/v1/rag/answer", {**QUESTION, "compression": {"mode": "off"}}),
+        replies_rag.WholeAnswer,
+    ),
+    ("POST", "/v1/rag/compare", QUESTION, replies_rag.Comparison),
+    ("POST", "/v1/chat/completions", CHAT, replies_rag.ChatCompletion),
+    (
+        *("POST", "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1}),
+        replies_rag.ChatCompletion,
+    ),
+    ("POST", "/v1/compress", QUESTION, replies_rag.Compressed),
+    ("POST", "/v1/compress", {**QUESTION, "return": "stats"}, replies_rag.Compressed),
+    ("DELETE", "/v1/contexts/ctx_...", None, replies_rag.Released),
     ("PUT", "/v1/indexes/kb", {}, replies.Index),
     ("GET", "/v1/indexes", None, replies.Indexes),
     ("GET", "/v1/indexes/kb", None, replies.Index),
@@ -144,12 +164,14 @@ REPLIES = [
 
 
 async def test_replies_hold_what_is_described_and_nothing_else(door):
-    answered = set()
+    answered, held = set(), ""
     for method, path, body, schema in REPLIES:
-        reply = await door.request(method, path, json=body)
+        template = path.replace("/kb", "/{name}").replace("/ctx_...", "/{name}")
+        reply = await door.request(method, path.replace("ctx_...", held), json=body)
         assert reply.status_code == 200, reply.text
         TypeAdapter(schema).validate_json(reply.content, strict=True)
-        template = path.replace("/kb", "/{name}")
+        if schema is replies_rag.Compressed:
+            held = reply.json()["context"] or held
         for name in ("words", "pair"):
             template = template.replace(f"/{name}", "/{name}")
         (route,) = [one for one in ROUTES if (one.method, one.template) == (method, template)]
