@@ -137,13 +137,14 @@ class Upserted:
 class CompressedPassage:
     """A passage after the compressor's one forward pass.
 
-    ``memory`` is (vectors, generator hidden size); ``relevance`` the rerank head's raw score.
-    A passage longer than the compressor's window was read in ``windows`` windows; memory and
-    relevance are those of the best one, which spans ``start:end`` (characters).
+    ``memory`` is (vectors, generator hidden size); ``relevance`` the rerank head's raw score, None
+    where the pair has none. A passage longer than the compressor's window was read in ``windows``
+    windows; memory and relevance are those of the best one (of the first, where nothing is
+    scored), which spans ``start:end`` (characters).
     """
 
     memory: Floats
-    relevance: float
+    relevance: float | None
     tokens_in: int
     windows: int = 1
     start: int = 0
