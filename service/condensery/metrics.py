@@ -26,7 +26,7 @@ STAGES: tuple[Stage, ...] = (
 PROTOCOLS = ("rest", "grpc")
 DROP_STAGES: tuple[Stage, ...] = ("queue", "forward", "compress", "generate")
 CAUSES = ("client", "deadline")
-REASONS = ("queue_tokens", "queue_seconds", "requests", "bytes")
+REASONS = ("queue_tokens", "queue_seconds", "requests", "bytes", "connections")
 
 # Seconds, 0.1 ms to 60 s: a CPU query takes milliseconds, a long answer seconds.
 SECONDS = (
@@ -99,6 +99,9 @@ class Metrics:
             "Requests refused for want of room, by the limit that was reached.",
             ["reason"],
             registry=reg,
+        )
+        self.connections = Gauge(
+            "condensery_connections", "Open connections of the REST port.", registry=reg
         )
         self.cancelled = Counter(
             "condensery_cancelled_total",

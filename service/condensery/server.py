@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import condensery
 from condensery.api.grpc.server import GrpcServer
 from condensery.api.grpc.server import start as start_grpc
-from condensery.api.ports import Tls, check_free, listen
+from condensery.api.ports import Tls, check_free, connection_limit, listen
 from condensery.api.rest.server import RestServer
 from condensery.errors import CondenseryError, StartError
 from condensery.index.store import IndexStore
@@ -160,7 +160,16 @@ class Server:
         if settings.tls_cert and settings.tls_key:
             tls = Tls(settings.tls_cert, settings.tls_key)
         self._grpc = await start_grpc(services, settings.host, settings.grpc_port, tls=tls)
-        self._rest = RestServer(services, listener, tls=tls)
+        most = connection_limit(settings.max_connections)
+        if most < settings.max_connections:
+            say(f"at most {most} REST connections: the process may open few files (ulimit -n)")
+        self._rest = RestServer(
+            services,
+            listener,
+            tls=tls,
+            max_connections=most,
+            trusted_proxies=settings.trusted_proxies,
+        )
         await self._rest.started()
         services.health.start()
         self._greet(listener.getsockname()[1], time.perf_counter() - began, pool)

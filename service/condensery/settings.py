@@ -5,6 +5,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
 
@@ -67,6 +68,11 @@ class Settings(BaseModel):
     """REST port; 0 takes a free one."""
     grpc_port: int = Field(default=8081, ge=0, le=65535, json_schema_extra=_ADDRESSES)
     """gRPC port; 0 takes a free one."""
+    trusted_proxies: str | None = Field(
+        default=None,
+        json_schema_extra=_ADDRESSES | {"allowed": "addresses or networks, commas between them"},
+    )
+    """Proxies before the REST port, whose X-Forwarded-For tells who asks; nobody else's does."""
 
     data_dir: Path = Field(default_factory=default_data_dir, json_schema_extra=_MODELS)
     """Indexes and own models; by default condensery/ in $XDG_DATA_HOME or in ~/.local/share."""
@@ -96,6 +102,8 @@ class Settings(BaseModel):
     """Most texts in one request."""
     max_requests: int = Field(default=4096, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
     """Most requests inside at once; more are told to come back later."""
+    max_connections: int = Field(default=4096, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    """Most REST connections at once; never over three in four files that the process may open."""
     max_inflight_bytes: int = Field(
         default=64 * 2**20, ge=1024, le=2**40, json_schema_extra=_LIMITS
     )
@@ -148,6 +156,17 @@ class Settings(BaseModel):
             except ValueError as error:
                 raise _wrong(str(error)) from None
         return key
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, proxies: str | None) -> str | None:
+        found = [] if proxies is None else [one.strip() for one in proxies.split(",")]
+        for one in found:
+            try:
+                ip_network(one)
+            except ValueError as error:
+                raise _wrong(f"{error}; it must be {allowed('trusted_proxies')}") from None
+        return ",".join(found) or None
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -272,6 +291,9 @@ def allowed(name: str) -> str:
     if name not in Settings.model_fields:
         return "a setting that exists"
     field = Settings.model_fields[name]
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "allowed" in extra:
+        return str(extra["allowed"])
     if is_secret(name):
         return f"{LEAST_CHARACTERS} characters or more"
     if choices := field.examples or choices_of(name):

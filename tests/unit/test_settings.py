@@ -231,6 +231,26 @@ def test_a_key_is_not_shown_by_the_settings(monkeypatch: pytest.MonkeyPatch) -> 
     assert KEY[:15] not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("proxies", "kept"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        (" 10.0.0.0/8 ,::1,fd00::/8", "10.0.0.0/8,::1,fd00::/8"),
+    ],
+)
+def test_trusted_proxies_are_addresses_and_networks(proxies: str, kept: str) -> None:
+    assert read_settings({"trusted_proxies": proxies}).trusted_proxies == kept
+    assert read_settings().trusted_proxies is None
+
+
+@pytest.mark.parametrize("proxies", ["*", "proxy.example", "10.0.0.1/8", "10.0.0.1,", " "])
+def test_a_proxy_that_is_no_address_is_refused(proxies: str) -> None:
+    """Names and the star too: a typo must not trust everybody, nor silently nobody."""
+    message = refusal({"trusted_proxies": proxies})
+    assert message.startswith(f"--trusted-proxies: '{proxies}' is not allowed: ")
+    assert message.endswith("it must be addresses or networks, commas between them.")
+
+
 def test_two_doors_can_not_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal({"port": "8081"}) == (
         "--port: '8081' is not allowed: it must be other than grpc_port, 8081."

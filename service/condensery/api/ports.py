@@ -1,6 +1,7 @@
 """The addresses that the doors listen on, and the certificate that they show."""
 
 import errno
+import resource
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from condensery.errors import PortTaken, SettingError, StartError
 from condensery.settings import read_pair
 
 BACKLOG = 2048
+# Of the files that the process may open; the rest is for gRPC's connections, indexes and models.
+CONNECTIONS_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,14 @@ class Tls:
             raise SettingError(
                 f"{flag}: {path} is not allowed: {error.message}.", field=error.field, value=path
             ) from error
+
+
+def connection_limit(most: int) -> int:
+    """Return how many connections there may be: ``most``, or fewer if files are fewer."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return most
+    return max(1, min(most, int(CONNECTIONS_SHARE * files)))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,8 +1,9 @@
+import resource
 from pathlib import Path
 
 import pytest
 
-from condensery.api.ports import Tls, check_free, listen
+from condensery.api.ports import Tls, check_free, connection_limit, listen
 from condensery.errors import PortTaken, SettingError, StartError
 
 
@@ -37,3 +38,13 @@ def test_an_address_of_another_machine_is_refused(host: str) -> None:
     ) as caught:
         listen(host, 0)
     assert caught.value.field == "host"
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"), [(1024, 768), (100_000, 4096), (resource.RLIM_INFINITY, 4096), (1, 1)]
+)
+def test_connections_leave_files_for_what_else_there_is(
+    monkeypatch: pytest.MonkeyPatch, files: int, limit: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
+    assert connection_limit(4096) == limit

@@ -16,6 +16,8 @@ DRAIN_FACTOR = 4
 
 # An extension of ASGI's scope: a dict, whose keys are called when the connection is lost.
 LEAVING = "condensery.leaving"
+# And one whose value says that the connection is one too many.
+CROWDED = "condensery.crowded"
 
 Headers = Iterable[tuple[bytes, bytes]]
 

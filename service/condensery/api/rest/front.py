@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from condensery.api.asking import TIMEOUT, key_name, patience, presented
 from condensery.api.rest.doors import Guarded
 from condensery.api.rest.errors import METHOD_NOT_ALLOWED, Family, render, render_as
-from condensery.api.rest.exchange import Exchange, Headers, text
+from condensery.api.rest.exchange import CROWDED, Exchange, Headers, text
 from condensery.api.rest.reporting import report, reports_all
 from condensery.api.rest.routes import Access, Route, Table
 from condensery.callers import Call, calling
@@ -57,6 +57,7 @@ class Front:
             await self._app(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send, self._limits.max_body_bytes)
+        exchange.closing = CROWDED in scope.get("extensions", ())
         scope["state"] = {"request_id": exchange.request_id}
         started = time.monotonic()
         call = Call(exchange.request_id, _peer(scope), started + self._limits.request_seconds)
@@ -91,7 +92,7 @@ class Front:
                 elif route.vital:
                     await self._answer(scope, exchange, route)
                 else:
-                    await self._check_open(exchange)
+                    await self._check_open(scope, exchange)
                     waits = patience(text(scope["headers"], TIMEOUT_HEADER))
                     call.deadline = min(call.deadline, time.monotonic() + waits)
                     with self._services.admission.enter(exchange.size) as exchange.place:
@@ -107,15 +108,18 @@ class Front:
             return
         await _send(scope, exchange, await endpoint(Request(scope, exchange.receive)))
 
-    async def _check_open(self, exchange: Exchange) -> None:
-        """Refuse who comes after the last call, and end their connection."""
+    async def _check_open(self, scope: Scope, exchange: Exchange) -> None:
+        """Refuse who comes after the last call, or is one too many, and end their connection."""
         health = self._services.health
+        refusal: CondenseryError | None = scope.get("extensions", {}).get(CROWDED)
         if health.refusing:
+            refusal = Unavailable(f"The server takes no new requests: {health.reason}.")
+        if refusal is not None:
             exchange.closing = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_SECONDS):
                     await exchange.drain()
-            raise Unavailable(f"The server takes no new requests: {health.reason}.")
+            raise refusal
 
 
 async def _send(scope: Scope, exchange: Exchange, response: Response) -> None:

@@ -1,13 +1,14 @@
 """HTTP/1.1 on a connection: uvicorn's protocol, and the limits that it leaves out.
 
-A request's head is bounded in bytes and time; so is what still comes of a body after the reply, and
-how long a reply waits for its client to take it. What is no HTTP is told so in our body.
+Connections are bounded in number. A request's head is bounded in bytes and time; so is what still
+comes of a body after the reply, and how long a reply waits for its client to take it. What is no
+HTTP is told so in our body.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httptools
@@ -20,35 +21,57 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from condensery.api.asking import request_id
 from condensery.api.rest.errors import MALFORMED, Family, render, render_as
-from condensery.api.rest.exchange import LEAVING, text
+from condensery.api.rest.exchange import CROWDED, LEAVING, text
 from condensery.api.rest.reporting import report
-from condensery.errors import HeadersTooLarge, code_of
+from condensery.errors import HeadersTooLarge, Overloaded, code_of
+from condensery.metrics import Metrics
 
 # For a whole head, from when the connection is made or the head's first byte; and for the rest of a
 # body, from its reply.
 HEAD_SECONDS = 10.0
+# For the first byte of the next head, on a connection that is kept.
+IDLE_SECONDS = 5
 # For a client to take anything of what was sent to it.
 TAKE_SECONDS = 60.0
 # From a refusal to the end of the connection: who is cut off while they send never read why.
 LINGER_SECONDS = 1.0
 
-_UPGRADE = re.compile(rb"\r\n(upgrade)[ \t]*:", re.IGNORECASE)
+# Connections over the limit that are told so, each by the reply to one request: who asks whether
+# the server is alive is answered even then. Those over these are ended unheard.
+SPARE_CONNECTIONS = 64
+# What says how long a body is.
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one connection may do, and how many there may be.
+
+    Attributes:
+        head_bytes: Of a request's target and headers.
+        connections: At once.
+    """
+
+    head_bytes: int = 16 * 2**10
+    connections: int = 4096
 
 
 class Protocol(HttpToolsProtocol):
     """One connection.
 
     Attributes:
-        max_head_bytes: Of a request's target and headers.
+        bounds: As the settings say.
         head_seconds: As HEAD_SECONDS.
         take_seconds: As TAKE_SECONDS.
         family: Tells how a path's errors look.
+        metrics: Where to count connections.
     """
 
-    max_head_bytes = 16 * 2**10
+    bounds = Bounds()
     head_seconds = HEAD_SECONDS
     take_seconds = TAKE_SECONDS
     family: Callable[[str], Family]
+    metrics: Metrics
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,18 +82,31 @@ class Protocol(HttpToolsProtocol):
         self._parsed = 0  # bytes of the head that are parsed
         self._unparsed = 0  # and those of a header without end
         self._refused = False
+        self._crowded: Overloaded | None = None
+        self._resuming = False
         self._leaving: dict[Any, object] = {}
         self._due: asyncio.TimerHandle | None = None
         self._taking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect a head."""
+        """Expect a head, if there is room."""
         super().connection_made(transport)
+        here, most = len(self.connections), self.bounds.connections
+        self.metrics.connections.set(here)
+        if here > most:
+            self.metrics.rejected.labels("connections").inc()
+            if here > most + SPARE_CONNECTIONS:
+                self._refused = True
+                transport.abort()
+                return
+            message = f"{here} connections are open, over the limit of {most} (max_connections)."
+            self._crowded = Overloaded(message, retry_after_seconds=1.0)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Expect nothing any more, and tell who still serves a request."""
         super().connection_lost(exc)
+        self.metrics.connections.set(len(self.connections))
         for tell in tuple(self._leaving):
             tell()
         self._expect_no_more()
@@ -81,13 +117,9 @@ class Protocol(HttpToolsProtocol):
         if self._refused:
             return
         self._unset_keepalive_if_required()
-        if self._in_head and b"pgrade" in data:
-            data = _stay(data)
         in_head, complete, parsed = self._in_head, self._complete, self._parsed
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # a method that asks for a tunnel: it is answered as any other
+            self._parse(data)
         except httptools.HttpParserError:
             self._refuse()
             return
@@ -98,34 +130,79 @@ class Protocol(HttpToolsProtocol):
             self._expect()
         # Of a header whose end has not come, the parser tells nothing.
         self._unparsed = self._unparsed + len(data) if of_head and self._parsed == parsed else 0
-        if self._parsed + self._unparsed > self.max_head_bytes:
+        if self._parsed + self._unparsed > self.bounds.head_bytes:
             self._refuse()
+
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                if not self._offered():
+                    return
+                data = data[offer.args[0] :]
+            if self._in_body:
+                self._resume()
+
+    def _resume(self) -> None:
+        """Have a body parsed whose head offers another protocol, which a server may ignore.
+
+        The parser would leave it to that protocol. Java's client offers HTTP/2 like this with its
+        first request.
+        """
+        lines = [b"%b: %b\r\n" % (name, value) for name, value in self._framing()]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self._resuming = True
+        self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *lines, b"\r\n"]))
+        self._resuming = False
+
+    def _offered(self) -> bool:
+        """Whether another protocol is offered, and not demanded as CONNECT does."""
+        return bool(self.parser.should_upgrade()) and self.scope["method"] != "CONNECT"
+
+    def _framing(self) -> list[tuple[bytes, bytes]]:
+        return [one for one in self.headers if one[0] in _FRAMING]
 
     def on_message_begin(self) -> None:
         """Begin to count."""
+        if self._resuming:
+            return
         super().on_message_begin()
         self._begun = True
         self._parsed = 0
 
     def on_url(self, url: bytes) -> None:
         """Count a piece of the target."""
+        if self._resuming:
+            return
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header, with the colon, the blank and the end of its line."""
+        if self._resuming:
+            return
         self._count(len(name) + len(value) + 4)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Expect the body; the request's own time bounds that."""
+        if self._resuming:
+            return
         self._in_head, self._in_body = False, True
         self._expect_no_more()
-        self.scope["extensions"] = {LEAVING: self._leaving}
+        extensions: dict[str, Any] = {LEAVING: self._leaving}
+        if self._crowded is not None:
+            extensions[CROWDED] = self._crowded
+        self.scope["extensions"] = extensions
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Wait for the next head."""
+        if self._offered() and self._framing():
+            return  # its body is still to come
         self._in_head, self._begun, self._in_body = True, False, False
         self._complete += 1
         self._parsed = self._unparsed = 0
@@ -151,7 +228,7 @@ class Protocol(HttpToolsProtocol):
 
     def _count(self, size: int) -> None:
         self._parsed += size
-        if self._parsed > self.max_head_bytes:
+        if self._parsed > self.bounds.head_bytes:
             raise HeadersTooLarge("over the limit")  # to the parser, which stops
 
     def _expect(self) -> None:
@@ -203,8 +280,8 @@ class Protocol(HttpToolsProtocol):
             return
         identity = request_id(text(self.headers or (), b"x-request-id"))
         family = self.family(bytes(getattr(self, "url", b"")).decode("latin-1").partition("?")[0])
-        if self._parsed + self._unparsed > self.max_head_bytes:
-            limit = f"the limit of {self.max_head_bytes} bytes (max_header_bytes)"
+        if self._parsed + self._unparsed > self.bounds.head_bytes:
+            limit = f"the limit of {self.bounds.head_bytes} bytes (max_header_bytes)"
             error = HeadersTooLarge(f"The request's target and headers are over {limit}.")
             code, response = code_of(HeadersTooLarge), render(error, family)
         else:
@@ -227,21 +304,13 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(b"".join([*lines, b"\r\n", response.body]))
 
 
-def _stay(data: bytes) -> bytes:
-    """Rename a head's ``Upgrade``, which a server may ignore: the parser would ignore the body.
-
-    Java's client offers HTTP/2 like this with its first request.
-    """
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(rb"\r\nx-\1:", head) + end + rest
-
-
-def protocol(family: Callable[[str], Family], max_head_bytes: int) -> type[Protocol]:
+def protocol(family: Callable[[str], Family], bounds: Bounds, metrics: Metrics) -> type[Protocol]:
     """Return the class of connections.
 
     Args:
         family: Tells how a path's errors look.
-        max_head_bytes: Of a request's target and headers.
+        bounds: Of each, and of all.
+        metrics: Where to count them.
     """
-    members = {"family": staticmethod(family), "max_head_bytes": max_head_bytes}
-    return type("SizedProtocol", (Protocol,), members)
+    members = {"family": staticmethod(family), "bounds": bounds, "metrics": metrics}
+    return type("BoundedProtocol", (Protocol,), members)

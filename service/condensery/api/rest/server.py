@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import uvicorn
 
 from condensery.api.ports import BACKLOG, Tls
+from condensery.api.rest import protocol
 from condensery.api.rest.app import build
-from condensery.api.rest.protocol import protocol
 from condensery.errors import StartError
 from condensery.jobs.services import Services
 
@@ -22,15 +22,29 @@ class RestServer:
         services: The running parts.
         listener: Bound already.
         tls: The certificate to show; None speaks plain HTTP.
+        max_connections: At once.
+        trusted_proxies: Addresses or networks, with commas between them: where a request comes
+            from one, its ``X-Forwarded-For`` tells who asks. From anybody else it tells nothing:
+            one client could pose as many, and take as many turns.
     """
 
     def __init__(
-        self, services: Services, listener: socket.socket, *, tls: Tls | None = None
+        self,
+        services: Services,
+        listener: socket.socket,
+        *,
+        tls: Tls | None = None,
+        max_connections: int = 4096,
+        trusted_proxies: str | None = None,
     ) -> None:
         front = build(services)
+        bounds = protocol.Bounds(services.limits.max_header_bytes, max_connections)
         config = uvicorn.Config(
             front,
-            http=protocol(front.family_of, services.limits.max_header_bytes),
+            http=protocol.protocol(front.family_of, bounds, services.metrics),
+            proxy_headers=trusted_proxies is not None,
+            timeout_keep_alive=protocol.IDLE_SECONDS,
+            forwarded_allow_ips=trusted_proxies or "",
             lifespan="off",
             ws="none",
             access_log=False,

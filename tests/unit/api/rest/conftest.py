@@ -1,6 +1,7 @@
 """The REST door over ASGI, without a socket."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from dataclasses import dataclass, field
@@ -139,14 +140,28 @@ def line(services):
 
 
 @pytest.fixture
-async def server(services):
-    """Return a running server's port; it must end within its grace."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setblocking(False)
-    rest = RestServer(services, listener)
-    await rest.started()
-    yield listener.getsockname()[1]
-    await asyncio.wait_for(rest.stop(0), 5)
+def serve(services):
+    """Return what runs a server, with options of its own; it must end within its grace."""
+
+    @contextlib.asynccontextmanager
+    async def serving(**options):
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        rest = RestServer(services, listener, **options)
+        await rest.started()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            await asyncio.wait_for(rest.stop(0), 5)
+
+    return serving
+
+
+@pytest.fixture
+async def server(serve):
+    """Return a running server's port."""
+    async with serve() as port:
+        yield port
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 
 import pytest
 from tests.unit.api.rest.wire import LIVEZ, asked, connected, post, read_reply
@@ -119,3 +120,54 @@ async def test_an_upgrade_that_we_do_not_speak_is_served_as_it_is(server, caplog
         writer.write(LIVEZ.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\n\r\n"))
         assert (await read_reply(reader))[0] == 200
     assert caplog.records == []
+
+
+OFFER = (
+    b"POST /embed HTTP/1.1\r\nhost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+    b"UPGRADE: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+)
+BODY = b'{"inputs": "\\r\\nupgrade: it"}'
+SIZED = OFFER + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+CHUNKED = OFFER + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+@pytest.mark.parametrize("request_", [SIZED, CHUNKED], ids=["sized", "chunked"])
+@pytest.mark.parametrize("after", ["host: x\r\n", "\r\nUPG", "\r\n\r\n", '{"inp', "nowhere"])
+async def test_a_body_after_an_upgrade_is_read_however_the_request_is_cut(server, request_, after):
+    """And so are the requests after it that came in one packet with it."""
+    place = request_.find(after.encode()) + len(after)
+    first, second = request_[:place], request_[place:]
+    async with asyncio.timeout(10), connected(server) as (reader, writer):
+        writer.write(first)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(second + request_ + LIVEZ)
+        for _ in range(2):
+            status, _, body = await read_reply(reader)
+            assert (status, len(body)) == (200, 1)
+        assert (await read_reply(reader))[0] == 200
+
+
+async def test_a_body_after_an_upgrade_is_read_byte_by_byte(server):
+    async with asyncio.timeout(20), connected(server) as (reader, writer):
+        writer.transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )
+        for place in range(len(CHUNKED)):
+            writer.write(CHUNKED[place : place + 1])
+            await asyncio.sleep(0.001)
+        assert (await read_reply(reader))[0] == 200
+        writer.write(LIVEZ)
+        assert (await read_reply(reader))[0] == 200
+
+
+async def test_an_upgrade_whose_body_is_empty_is_told_so_as_ever(server):
+    async with asyncio.timeout(10), connected(server) as (reader, writer):
+        writer.write(OFFER + b"content-length: 0\r\n\r\n" + LIVEZ)
+        assert (await read_reply(reader))[0] == 422
+        assert (await read_reply(reader))[0] == 200
+
+
+async def test_broken_chunks_after_an_upgrade_are_told_so(server, quick):
+    status, _, body, ended = await asked(server, CHUNKED.removesuffix(b"0\r\n\r\n"), b"zz\r\n")
+    assert (status, body["error_type"], ended) == (400, "Validation", True)

@@ -113,7 +113,8 @@ class Slow(asyncio.Transport):
 
 async def test_a_client_is_dropped_only_once_it_takes_nothing_at_all(monkeypatch, services):
     monkeypatch.setattr(Protocol, "take_seconds", 0.05)
-    made = protocol.protocol(build(services).family_of, 16_384)
+    family = build(services).family_of
+    made = protocol.protocol(family, protocol.Bounds(), services.metrics)
     config = uvicorn.Config(build(services), http=made, lifespan="off", ws="none", log_config=None)
     one = made(config=config, server_state=ServerState(), app_state={})
     transport = Slow([50, 40, 30, 20, 20])
