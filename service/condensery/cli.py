@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from condensery import __version__
 from condensery.commands import (
     asking,
+    compressing,
     costing,
     embedding,
     indexing,
@@ -71,6 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     serving.add_parser(parsers)
     asking.add_parser(parsers)
+    compressing.add_parser(parsers)
     embedding.add_parsers(parsers)
     indexing.add_parser(parsers)
     models.add_parser(parsers)

@@ -4,10 +4,15 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterable
+from typing import get_args
 
+from condensery.client.asking import Asking
 from condensery.commands.connecting import add_server, connect
 from condensery.commands.printing import Parsers, shorten_line
-from condensery.values import Answer, AnswerEvent, Citation, Compression, Delta
+from condensery.questions import SearchMode
+from condensery.values import Answer, AnswerEvent, Citation, Comparison, Compression, Delta
+
+INDEX = "samples"
 
 
 def add_parser(parsers: Parsers) -> None:
@@ -15,27 +20,59 @@ def add_parser(parsers: Parsers) -> None:
     parser = parsers.add_parser(
         "ask",
         help="answer a question from an index",
-        description="Answer a question from the passages of an index, and cite them.",
+        description="Answer a question from the passages of an index, or from those that"
+        " `condensery compress` read for it, and cite them.",
     )
     parser.add_argument("question")
-    parser.add_argument("--index", default="samples", help="default: %(default)s")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--index", help=f"default: {INDEX}")
+    where.add_argument(
+        "--context", metavar="HANDLE", help="answer from what `condensery compress` kept instead"
+    )
+    add_search(parser)
     parser.add_argument(
         "--top-k", type=int, default=20, metavar="N", help="passages to find (default: %(default)s)"
     )
     parser.add_argument(
         "--top-n",
         type=int,
-        default=1,
         metavar="N",
-        # oscar-mini answers a fifth more of its questions from the best one than from five.
-        help="passages to read, the best scored (default: %(default)s)",
+        help="passages to read, the best scored; 0 reads all (default: as many as the pair reads"
+        " best)",
     )
     parser.add_argument("--model", help="name of a pair; the server's default else")
+    parser.add_argument(
+        "--rate", type=int, metavar="N", help="tokens a vector, of the rates that the pair has"
+    )
+    parser.add_argument(
+        "--min-relevance",
+        type=float,
+        metavar="SCORE",
+        help="say that the passages don't hold the answer if the best one scores less (0 to 1;"
+        " default: the pair's own)",
+    )
     parser.add_argument(
         "--max-tokens", type=int, default=64, metavar="N", help="default: %(default)s"
     )
     parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="up to 2; at 0 the best token is taken always (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="the same one gives the same answer again"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
         "--no-compress", action="store_true", help="read the passages' own tokens instead"
+    )
+    how.add_argument(
+        "--compare", action="store_true", help="answer both ways, and say how the answers agree"
     )
     parser.add_argument(
         "--stream",
@@ -48,27 +85,46 @@ def add_parser(parsers: Parsers) -> None:
     parser.set_defaults(run=run)
 
 
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says how an index is searched."""
+    parser.add_argument(
+        "--search",
+        choices=get_args(SearchMode),
+        default="dense",
+        help="find passages by vectors (dense, the default), by words (bm25) or by both (hybrid)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Ask, and print the answer, its passages and what compression did."""
+    how: Asking = {
+        "index": args.index or (None if args.context else INDEX),
+        "context": args.context,
+        "search": args.search,
+        "top_k": args.top_k,
+        "top_n": args.top_n,
+        "model": args.model,
+        "mode": "off" if args.no_compress else "auto",
+        "rate": args.rate,
+        "min_relevance": args.min_relevance,
+        "max_tokens": args.max_tokens,
+        "stop": args.stop,
+        "temperature": args.temperature,
+        "seed": args.seed,
+    }
     with connect(args) as client:
-        arguments = {
-            "index": args.index,
-            "top_k": args.top_k,
-            "top_n": args.top_n,
-            "model": args.model,
-            "mode": "off" if args.no_compress else "auto",
-            "max_tokens": args.max_tokens,
-        }
+        if args.compare:
+            comparison = client.compare(args.question, **how)
+            print_json(comparison) if args.json else print_comparison(comparison)
+            return 0
         if args.json or not args.stream:
-            answer = client.answer(args.question, **arguments)
-            print(json.dumps(to_json(answer), ensure_ascii=False) if args.json else answer.text)
+            answer = client.answer(args.question, **how)
+            print_json(answer) if args.json else print(answer.text)
         else:
-            answer = print_stream(client.answer_stream(args.question, **arguments))
+            answer = print_stream(client.answer_stream(args.question, **how))
     if not args.json:
         print()
-        for citation in answer.citations:
-            print(describe_citation(citation))
-        print(describe_compression(answer.compression))
+        print_sources(answer)
     return 0
 
 
@@ -85,6 +141,35 @@ def print_stream(events: Iterable[AnswerEvent]) -> Answer:
     return whole
 
 
+def print_comparison(comparison: Comparison) -> None:
+    """Print both answers, the passages, and how the two ways compare."""
+    compressed, plain = comparison.compressed, comparison.plain
+    print(f"compressed: {compressed.text}")
+    print(f"plain:      {plain.text}\n")
+    print_sources(compressed)
+    agreement = f"F1 {comparison.f1:.2f}"
+    if comparison.cosine is not None:
+        agreement += f", cosine {comparison.cosine:.2f}"
+    print(f"agreement: {'the same answer, ' if comparison.exact else ''}{agreement}")
+    print(
+        f"plain took {comparison.speedup:.2f} times as long; compression saved"
+        f" {comparison.flops_saved / 1e9:.2f} of {compressed.compression.flops_plain / 1e9:.2f}"
+        " GFLOPs (analytic)"
+    )
+
+
+def print_sources(answer: Answer) -> None:
+    """Print the passages in context, and what compression did."""
+    for citation in answer.citations:
+        print(describe_citation(citation))
+    print(describe_compression(answer.compression))
+
+
+def print_json(found: Answer | Comparison) -> None:
+    """Print all that came, on one line."""
+    print(json.dumps(dataclasses.asdict(found), ensure_ascii=False))
+
+
 def describe_citation(citation: Citation) -> str:
     """Return the line that shows a passage: score, id, the beginning of its text."""
     return f"  {citation.relevance_score:.3f}  {citation.id}  {shorten_line(citation.text)}"
@@ -95,13 +180,13 @@ def describe_compression(compression: Compression) -> str:
     reason = f" ({compression.reason})" if compression.reason else ""
     if compression.status == "off":
         return f"compression: off{reason}"
+    others = ""
+    if compression.fallback:
+        others += f", {len(compression.fallback)} read as text"
+    if compression.left_out:
+        others += f", {len(compression.left_out)} left out"
     return (
-        f"compression: {compression.status}{reason}, {compression.docs} passages, "
+        f"compression: {compression.status}{reason}, {compression.docs} passages{others}, "
         f"{compression.tokens_in:,} tokens read, {compression.vectors_out:,} vectors kept "
         f"({compression.ratio:.1f} tokens a vector), {compression.compress_ms:.0f} ms"
     )
-
-
-def to_json(answer: Answer) -> dict[str, object]:
-    """Return the answer as plain data."""
-    return dataclasses.asdict(answer)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from condensery.commands.asking import add_search
 from condensery.commands.connecting import Connection, add_server, connect
 from condensery.commands.documents import STDIN, guess_format, open_lines, parse
 from condensery.commands.printing import Parsers, say, shorten_line, table
@@ -60,6 +61,7 @@ def add_parser(parsers: Parsers) -> None:
     query.add_argument("name", metavar="NAME")
     query.add_argument("text", metavar="TEXT")
     query.add_argument("--top-k", type=int, default=10, metavar="N", help="default: %(default)s")
+    add_search(query)
     query.add_argument("--json", action="store_true", help="print one JSON object a passage")
     query.set_defaults(run=run_query)
 
@@ -131,7 +133,7 @@ def write(
 def run_query(args: argparse.Namespace) -> int:
     """Print the passages found."""
     with connect(args) as client:
-        hits = client.query(args.name, args.text, top_k=args.top_k)
+        hits = client.query(args.name, args.text, top_k=args.top_k, search=args.search)
     for hit in hits:
         passage = hit.passage
         if args.json:

@@ -1,0 +1,47 @@
+"""A client that says what a test tells it to, in the place of one that connects."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pytest
+
+from condensery.commands import asking, compressing
+
+
+@dataclass
+class Client:
+    """Gives the same reply to every question, and keeps what was asked."""
+
+    reply: Any = None
+    asked: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def answer(self, *given: Any, **how: Any) -> Any:
+        self.asked.append(("answer", given, how))
+        return self.reply
+
+    def answer_stream(self, *given: Any, **how: Any) -> Iterator[Any]:
+        self.asked.append(("answer_stream", given, how))
+        yield from self.reply
+
+    def compare(self, *given: Any, **how: Any) -> Any:
+        self.asked.append(("compare", given, how))
+        return self.reply
+
+    def compress(self, *given: Any, **how: Any) -> Any:
+        self.asked.append(("compress", given, how))
+        return self.reply
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    made = Client()
+    for module in (asking, compressing):
+        monkeypatch.setattr(module, "connect", lambda args: made)
+    return made

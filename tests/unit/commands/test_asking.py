@@ -1,0 +1,117 @@
+"""What ``condensery ask`` asks, and how it prints what comes."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from condensery.cli import main
+from condensery.client.asking import ask
+from condensery.commands.asking import describe_compression
+from condensery.questions import Question, Sampling
+from condensery.values import Answer, Citation, Comparison, Compression, Delta, Timings, Usage
+
+BLOCK = Compression("auto", "applied", 1, 60, 4, 3_000_000_000, 1_000_000_000, 12.3)
+ANSWER = Answer(
+    id="ans_1",
+    model="pair",
+    text="Lake Constance",
+    finish_reason="stop",
+    citations=(Citation(0, "rhine#0", "rhine", "The Rhine\npasses through it.", 0, 27, 0.9123),),
+    compression=BLOCK,
+    usage=Usage(10, 4, 3),
+    timings=Timings(1, 2, 3, 4, 5),
+)
+LINES = [
+    "",
+    "  0.912  rhine#0  The Rhine passes through it.",
+    "compression: applied, 1 passages, 60 tokens read, 4 vectors kept (15.0 tokens a vector)"
+    ", 12 ms",
+]
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["ask", "why?", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ([], Question("why?", index="samples")),
+        (["--index", "kb"], Question("why?", index="kb")),
+        (["--context", "ctx_1"], Question("why?", context="ctx_1")),
+        (
+            ["--search", "bm25", "--top-k", "7", "--top-n", "0", "--model", "m", "--rate", "16"],
+            Question("why?", None, "samples", None, "m", 7, "bm25", 0, rate=16),
+        ),
+        (
+            ["--min-relevance", "0", "--max-tokens", "9", "--stop", ".", "--stop", "\n"],
+            Question("why?", index="samples", min_relevance=0.0, max_tokens=9, stop=[".", "\n"]),
+        ),
+        (
+            ["--temperature", "0.5", "--seed", "7", "--no-compress"],
+            Question(
+                "why?", index="samples", mode="off", sampling=Sampling(temperature=0.5, seed=7)
+            ),
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_its_arguments_are_the_question(
+    client: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], asked: Question
+) -> None:
+    client.reply = ANSWER
+    lines_of(capsys, "--no-stream", *arguments)
+    ((_, (text,), how),) = client.asked
+    wanted = ask(text, **how)
+    assert replace(wanted, stop=list(wanted.stop)) == replace(asked, stop=list(asked.stop))
+
+
+def test_an_answer_is_followed_by_its_passages_and_what_compression_did(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.reply = ANSWER
+    assert lines_of(capsys, "--no-stream") == ["Lake Constance", *LINES]
+    client.reply = [Delta("Lake"), Delta(" Constance"), ANSWER]
+    assert lines_of(capsys) == ["Lake Constance", *LINES]
+    assert [name for name, _, _ in client.asked] == ["answer", "answer_stream"]
+
+
+def test_a_comparison_prints_both_answers_their_agreement_and_the_time(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = replace(ANSWER, text="It is Lake Constance")
+    client.reply = Comparison(ANSWER, plain, False, 0.667, 0.914, 2.345)
+    assert lines_of(capsys, "--compare") == [
+        "compressed: Lake Constance",
+        "plain:      It is Lake Constance",
+        *LINES,
+        "agreement: F1 0.67, cosine 0.91",
+        "plain took 2.35 times as long; compression saved 2.00 of 3.00 GFLOPs (analytic)",
+    ]
+    client.reply = Comparison(ANSWER, ANSWER, True, 1.0, None, 0.5)
+    assert "agreement: the same answer, F1 1.00" in lines_of(capsys, "--compare")
+    assert [name for name, _, _ in client.asked] == ["compare", "compare"]
+
+
+def test_json_has_all_that_came(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    client.reply = ANSWER
+    (line,) = lines_of(capsys, "--json")
+    told = json.loads(line)
+    assert (told["text"], told["logprobs"]) == ("Lake Constance", None)
+    assert told["compression"]["left_out"] == []
+    client.reply = Comparison(ANSWER, ANSWER, True, 1.0, None, 0.5)
+    (line,) = lines_of(capsys, "--compare", "--json")
+    told = json.loads(line)
+    assert told["plain"]["text"] == told["compressed"]["text"] == "Lake Constance"
+    assert (told["exact"], told["speedup"]) == (True, 0.5)
+
+
+def test_passages_that_were_not_read_as_vectors_are_counted() -> None:
+    block = replace(BLOCK, status="partial", reason="no time", fallback=(0, 2), left_out=(1,))
+    assert describe_compression(block) == (
+        "compression: partial (no time), 1 passages, 2 read as text, 1 left out, 60 tokens read, "
+        "4 vectors kept (15.0 tokens a vector), 12 ms"
+    )
