@@ -26,8 +26,10 @@ ANSWER = Answer(
 LINES = [
     "",
     "  0.912  rhine#0  The Rhine passes through it.",
-    "compression: applied, 1 passages, 60 tokens read, 4 vectors kept (15.0 tokens a vector)"
-    ", 12 ms",
+    (
+        "compression: applied, 1 passages, 60 tokens read, 4 vectors kept (15.0 tokens a vector)"
+        ", 12 ms"
+    ),
 ]
 
 

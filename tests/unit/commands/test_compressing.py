@@ -27,8 +27,10 @@ TABLE = [
     "PLACE  SCORE  TOKENS  VECTORS  WINDOWS  STATUS                ID",
     "0      0.912  128     8        1        applied               a",
     "1      -      0       0        1        failed (it is empty)  b",
-    "compression: partial, 1 passages, 128 tokens read, 8 vectors kept (16.0 tokens a vector)"
-    ", 12 ms",
+    (
+        "compression: partial, 1 passages, 128 tokens read, 8 vectors kept (16.0 tokens a vector)"
+        ", 12 ms"
+    ),
 ]
 
 
