@@ -3,9 +3,12 @@
 Imports no more than torch, transformers and tokenizers: GPU machines may have nothing else.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_pair import tiny_config
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
@@ -14,8 +17,9 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config
 
 from condensery.networks.decoders import resized, with_layers
-from condensery.networks.oscar_causal import CausalPair
+from condensery.networks.oscar_causal import HALVES, CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
+from condensery.networks.oscar_shape import BertShape
 
 TEXT = """The mill stands by the river, where the old bread market was. Query: Document: Question:
 Background: You are a helpful assistant. Your task is to extract relevant information from provided
@@ -83,7 +87,7 @@ def random_weight(name: str, shape: tuple[int, ...], generator: torch.Generator)
     """Make weights that leave nothing uniform: with small ones, attention hides mistakes."""
     value = torch.randn(shape, generator=generator)
     if len(shape) == 1:
-        return 1 + 0.2 * value if "norm" in name else 0.3 * value
+        return 1 + 0.2 * value if "norm" in name.lower() else 0.3 * value
     return value * (1.0 if "embed" in name or "slots" in name else 2.5 * shape[1] ** -0.5)
 
 
@@ -127,3 +131,30 @@ def tiny_causal(
     pair = CausalPair(causal_shape(**shape), resized(read, read.vocab_size), written)
     state = random_state(pair.expected(), seed)
     return pair.load(state.items()), state
+
+
+def bert_causal_shape(**changes: Any) -> CausalShape:
+    sizes = {"memory_tokens": 3, "query_tokens": 12, "passage_tokens": 24, "mapping_size": 40}
+    compressor = BertShape(**{**sizes, **changes})
+    return CausalShape(compressor, generator_shape(memory=MEMORY[: compressor.memory_tokens]))
+
+
+def tiny_bert_causal(
+    generator: str = "mistral", *, seed: int = 0, **shape: Any
+) -> tuple[CausalPair, dict[str, Tensor]]:
+    """Make a pair with a BERT-size compressor, and the state that it was loaded from."""
+    size = len(with_specials(bpe(generator)).get_vocab())
+    config = decoder_config(generator, size, hidden_size=64)
+    pair = CausalPair(bert_causal_shape(**shape), tiny_config(), config)
+    state = random_state(pair.expected(), seed)
+    return pair.load(state.items()), state
+
+
+def write_halves(directory: Path, pair: CausalPair, *tokenizers: Tokenizer) -> Path:
+    """Write a pair's own files but its weights, as they are stored."""
+    configs = pair.compressor.backbone.config, pair.generator.network.config
+    for half, config, tokenizer in zip(HALVES, configs, tokenizers, strict=True):
+        (directory / half).mkdir(parents=True, exist_ok=True)
+        (directory / half / "config.json").write_text(json.dumps(config.to_dict()))
+        (directory / half / "tokenizer.json").write_text(tokenizer.to_str())
+    return directory

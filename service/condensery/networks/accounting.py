@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.oscar_shape import BertShape, OscarShape
 
 
 class ReadingCosts(Protocol):
@@ -139,6 +139,7 @@ class CausalPairCost:
         memory: Memory vectors of a window, where ``rate`` is 0.
         rate: If not 0, a text of n tokens becomes ``n // rate + 1`` vectors.
         specials: Positions of a compressor's prompt that are neither question nor passage.
+        question: Whether the compressor reads the question.
     """
 
     compressor: LayerCost
@@ -149,6 +150,7 @@ class CausalPairCost:
     memory: int
     rate: int
     specials: int
+    question: bool = True
 
     @classmethod
     def of(
@@ -161,6 +163,7 @@ class CausalPairCost:
         mapping_size: int = 0,
         rerank: bool = False,
         specials: int = 0,
+        question: bool = True,
     ) -> "CausalPairCost":
         """Work the cost out; ``compressor.layers`` are those it runs, no mapping is size 0."""
         sizes = (compressor.hidden_size, mapping_size, generator.hidden_size)
@@ -173,11 +176,12 @@ class CausalPairCost:
             memory=memory_tokens,
             rate=memory_rate,
             specials=specials,
+            question=question,
         )
 
     def compress(self, question: int, passage: int) -> int:
         """FLOPs of reading one window of ``passage`` tokens for ``question`` tokens."""
-        text = question + passage + self.specials
+        text = question * self.question + passage + self.specials
         memory = text // self.rate + 1 if self.rate else self.memory
         read = self.compressor.causal(text + memory + bool(self.score), 0)
         return read + memory * self.vector + self.score
@@ -189,14 +193,14 @@ class CausalPairCost:
 
 @dataclass(frozen=True, slots=True)
 class PairCost:
-    """Both halves' cost, and what lies beside their layers.
+    """Cost of a pair with a BERT-size compressor: both halves', and what lies beside their layers.
 
     Attributes:
         compressor: The compressor's backbone.
         generator: The generator's.
         window: Mapping, rerank head and the pointer's queries, for each window read.
         window_token: The pointer's keys and their use, for each of a window's passage tokens.
-        token: Output projection, for each token generated.
+        token: Output projection and head, for each token generated.
         slots: Positions that memory and rerank tokens take.
     """
 
@@ -229,6 +233,28 @@ class PairCost:
             window=mapping + 2 * hidden_size + queries,
             window_token=keys,
             token=2 * hidden_size * (hidden_size + vocabulary),
+            slots=shape.slots,
+        )
+
+    @classmethod
+    def beside(
+        cls,
+        shape: BertShape,
+        generator: DecoderShape,
+        *,
+        hidden_size: int,
+        mlp_size: int,
+        layers: int,
+    ) -> "PairCost":
+        """Work the cost out beside a causal language model; sizes are the compressor backbone's."""
+        sizes = (hidden_size, shape.mapping_size, generator.hidden_size)
+        weights = 4 * hidden_size * hidden_size + 2 * hidden_size * mlp_size
+        return cls(
+            compressor=LayerCost(weights, layers, hidden_size),
+            generator=generator.body(),
+            window=mapping_flops(shape.memory_tokens, *sizes) + 2 * hidden_size,
+            window_token=0,
+            token=2 * generator.table,
             slots=shape.slots,
         )
 

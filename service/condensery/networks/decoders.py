@@ -4,7 +4,7 @@ Foreign names (``embed_tokens``, ``norm``, ``lm_head``) end here.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, cast
 
@@ -84,9 +84,12 @@ def headless(model: PreTrainedModel, *, final_norm: bool = True) -> PreTrainedMo
     """Return the backbone of a causal language model, with or without its last norm.
 
     Raises:
-        ValueError: Its last norm is to go, and is not where Llama-like models have it.
+        ValueError: It reads in both directions, or its last norm is to go and is not where
+            Llama-like models have it.
     """
     backbone: Any = model.base_model
+    if any(getattr(module, "is_causal", True) is False for module in backbone.modules()):
+        raise ValueError(f"a {model.config.model_type!r} model reads in both directions")
     if not final_norm:
         if not isinstance(getattr(backbone, "norm", None), nn.Module):
             raise ValueError(f"a {model.config.model_type!r} model has no final norm to leave out")
@@ -95,7 +98,7 @@ def headless(model: PreTrainedModel, *, final_norm: bool = True) -> PreTrainedMo
 
 
 def fill_buffers(model: PreTrainedModel, device: torch.device, *, rounded: bool = False) -> None:
-    """Make the buffers that no checkpoint holds (rotary frequencies), on ``device``, in fp32.
+    """Make the buffers that no checkpoint holds, on ``device``: rotary frequencies, in fp32.
 
     Args:
         model: Built by ``build``.
@@ -109,7 +112,12 @@ def fill_buffers(model: PreTrainedModel, device: torch.device, *, rounded: bool 
         held = {key for key, value in module.named_buffers(recurse=False) if value.is_meta}
         if not held:
             continue
-        if "RotaryEmbedding" not in type(module).__name__:
+        if held == {"position_ids", "token_type_ids"}:  # BERT's defaults for what is not given
+            places = torch.arange(module.get_buffer("position_ids").shape[1], device=device)[None]
+            module.position_ids = nn.Buffer(places, persistent=False)
+            module.token_type_ids = nn.Buffer(torch.zeros_like(places), persistent=False)
+            continue
+        if not _is_rotary(module):
             raise ValueError(f"{name}: don't know how to make its {', '.join(sorted(held))}")
         # On the CPU, whatever device is the default: all machines then round alike.
         with torch.device("cpu"):
@@ -118,6 +126,18 @@ def fill_buffers(model: PreTrainedModel, device: torch.device, *, rounded: bool 
             value: Tensor = fresh.get_buffer(key)
             value = value.bfloat16().to(value.dtype) if rounded else value
             setattr(module, key, nn.Buffer(value.to(device), persistent=False))
+
+
+def rotary_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield each rotary module under ``model`` with each of its buffers, by name."""
+    for module in model.modules():
+        if _is_rotary(module):
+            for name, value in module.named_buffers(recurse=False):
+                yield module, name, value
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    return "RotaryEmbedding" in type(module).__name__
 
 
 def put(module: nn.Module, name: str, tensor: Tensor) -> None:

@@ -26,7 +26,9 @@ class OscarPair(nn.Module):
     def __init__(self, config: BertConfig, shape: OscarShape, words: Tensor) -> None:
         super().__init__()
         self.shape = shape
-        self.compressor = Compressor(config, shape, generator_size=config.hidden_size)
+        self.compressor = Compressor(
+            config, shape, generator_size=config.hidden_size, copy=shape.copy
+        )
         self.generator = Generator(standardised(words), shape)
         table = self.compressor.backbone.embeddings.word_embeddings
         table.weight.data.copy_(words)

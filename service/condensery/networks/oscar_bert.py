@@ -1,51 +1,61 @@
-"""A pair with a BERT-size compressor behind the same interface as the causal ones."""
+"""BERT-size compressors (OSCAR, arXiv:2504.07109, appendix J) behind the pairs' interface.
+
+Their generator is either a small one over the same word pieces (``OscarPair``), or any causal
+language model with a tokenizer of its own (``BertHalf``, a half of ``oscar_causal.CausalPair``).
+"""
 
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from condensery.networks.attention import PACKED
+from condensery.networks.bert import fuse_layers
+from condensery.networks.neutral import Neutral
 from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_interface import Memories, Part, Reading
 from condensery.networks.oscar_packing import Pairing, Specials, length, pack
-from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.oscar_shape import BertShape, OscarShape
 from condensery.networks.windows import windows
 
 
-class BertTexts:
-    """``[CLS] question [SEP] passage [SEP]``, and the generator's prompt over the same pieces.
+class BertReadings:
+    """Question and passages as the compressor reads them: ``[CLS] question [SEP] passage [SEP]``.
+
+    Args:
+        tokenizer: The compressor's, without truncation or padding.
+        shape: The compressor's.
 
     Raises:
         ValueError: The tokenizer has no [CLS] and [SEP].
     """
 
-    def __init__(self, tokenizer: Tokenizer, shape: OscarShape) -> None:
+    def __init__(self, tokenizer: Tokenizer, shape: BertShape) -> None:
+        self.specials = Specials.of(tokenizer)
         self._tokenizer = tokenizer
         self._shape = shape
-        self._specials = Specials.of(tokenizer)
-        self.stop = frozenset({self._specials.end})
-        self.positions = shape.generator_positions
-        self.query_tokens = shape.query_tokens
-        self.text_tokens = shape.text_tokens
-        self.vectors = shape.vectors
-        self.rates = shape.rates
-        self.scores = True
+        self._neutral = Neutral(tokenizer)
 
     def cut(self, question: str) -> tuple[str, int]:
-        """Return the question, whose pieces are cut where they are read, and how many it has."""
-        return question, len(self._tokenizer.encode(question, add_special_tokens=False).ids)
+        """Return the question as far as it is read, and how many tokens it has in whole."""
+        found = self._tokenizer.encode(self._neutral(question), add_special_tokens=False)
+        limit = self._shape.query_tokens
+        cut = question[: found.offsets[limit - 1][1]] if len(found.ids) > limit else question
+        return cut, len(found.ids)
 
     def readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
         """Return the windows of each passage."""
-        head = self._asked(question)
-        found = self._tokenizer.encode_batch(list(passages), add_special_tokens=False)
+        head = self.asked(question)
+        texts = [self._neutral(passage) for passage in passages]
+        found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         readings = []
         for encoding in found:
             ids, offsets = encoding.ids, encoding.offsets
             readings.append(
                 [
                     Reading(
-                        ids=[*head, *ids[a:b], self._specials.end],
+                        ids=[*head, *ids[a:b], self.specials.end],
                         head=len(head),
                         tail=1,
                         memory=self._shape.memory_tokens,
@@ -58,24 +68,47 @@ class BertTexts:
             )
         return readings
 
+    def asked(self, question: str) -> list[int]:
+        """Return ``[CLS] question [SEP]``, the question cut to its limit."""
+        pieces = self.pieces(question)[: self._shape.query_tokens]
+        return [self.specials.start, *pieces, self.specials.end]
+
+    def pieces(self, text: str) -> list[int]:
+        """Return a text's word pieces, none of them special."""
+        ids: list[int] = self._tokenizer.encode(self._neutral(text), add_special_tokens=False).ids
+        return ids
+
+
+class BertTexts:
+    """Texts of a pair whose generator reads the compressor's own word pieces.
+
+    Raises:
+        ValueError: The tokenizer has no [CLS] and [SEP].
+    """
+
+    def __init__(self, tokenizer: Tokenizer, shape: OscarShape) -> None:
+        self._tokenizer = tokenizer
+        self._compressor = BertReadings(tokenizer, shape)
+        self.stop = frozenset({self._compressor.specials.end})
+        self.positions = shape.generator_positions
+        self.query_tokens = shape.query_tokens
+        self.text_tokens = shape.text_tokens
+        self.vectors = shape.vectors
+        self.rates = shape.rates
+        self.scores = shape.rerank
+        self.cut = self._compressor.cut
+        self.readings = self._compressor.readings
+
     def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[Part]:
         """Return the prompt of memory vectors and pieces; ``embed`` puts separators between."""
-        return [*(self._passage(given) for given in context), self._asked(question)]
+        own = self._compressor
+        passages = (given if isinstance(given, Tensor) else own.pieces(given) for given in context)
+        return [*passages, own.asked(question)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the pieces' text, special tokens left out."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
-
-    def _passage(self, given: Tensor | str) -> Part:
-        if isinstance(given, Tensor):
-            return given
-        ids: list[int] = self._tokenizer.encode(given, add_special_tokens=False).ids
-        return ids
-
-    def _asked(self, question: str) -> list[int]:
-        ids = self._tokenizer.encode(question, add_special_tokens=False).ids
-        return [self._specials.start, *ids[: self._shape.query_tokens], self._specials.end]
 
 
 class BertCompressor:
@@ -83,27 +116,52 @@ class BertCompressor:
 
     def __init__(self, pair: OscarPair, specials: Specials) -> None:
         self._compressor = pair.compressor
-        self._words = pair.generator.words
-        self._shape = pair.shape
+        # A copy where the halves run on two devices.
+        self._words = pair.generator.words.to(pair.compressor.slots.weight.device)
         self._specials = specials
 
     def cost(self, reading: Reading) -> int:
         """Return the positions a reading takes, slots included."""
-        return length(_pairing(reading), self._shape)
+        return length(_pairing(reading), self._compressor.shape)
 
     def compress(self, readings: Sequence[Reading]) -> Memories:
         """Compress and score all of them in one forward pass, without padding."""
-        given = pack(
-            [_pairing(reading) for reading in readings],
-            self._shape,
-            self._specials,
-            self._compressor.slot_positions,
-            dtype=self._words.dtype,
-            device=self._words.device,
-        )
-        out = self._compressor(given, self._words)
-        counts = (self._shape.memory_tokens,) * len(readings)
-        return Memories(out.memory.flatten(0, 1), counts, out.relevance)
+        return _compress(self._compressor, readings, self._specials, self._words)
+
+
+class BertHalf(Compressor):
+    """A BERT-size compressor whose generator has a vocabulary of its own: nothing is copied."""
+
+    def make_ready(self) -> None:
+        """Replace parts by those that infer fast, on packed input; it can't train then."""
+        self.backbone.set_attn_implementation(PACKED)
+        fuse_layers(self.backbone)
+
+    def cost(self, reading: Reading) -> int:
+        """Return the positions a reading takes, slots included."""
+        return len(reading.ids) + self.shape.slots
+
+    def compress(self, readings: Sequence[Reading]) -> Memories:
+        """Compress and score all of them in one forward pass, without padding."""
+        ids = readings[0].ids  # of every reading, the first and last are [CLS] and [SEP]
+        return _compress(self, readings, Specials(ids[0], ids[-1]), None)
+
+
+def _compress(
+    compressor: Compressor, readings: Sequence[Reading], specials: Specials, words: Tensor | None
+) -> Memories:
+    slots = compressor.slots.weight
+    given = pack(
+        [_pairing(reading) for reading in readings],
+        compressor.shape,
+        specials,
+        compressor.slot_positions,
+        dtype=slots.dtype,
+        device=slots.device,
+    )
+    out = compressor(given, words)
+    counts = (compressor.shape.memory_tokens,) * len(readings)
+    return Memories(out.memory.flatten(0, 1), counts, out.relevance)
 
 
 def _pairing(reading: Reading) -> Pairing:

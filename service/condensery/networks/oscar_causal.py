@@ -1,23 +1,28 @@
-"""An OSCAR pair of causal language models: Mistral, Llama, Qwen2 and what is built like them.
+"""An OSCAR pair whose generator is a causal language model: Mistral, Llama, Qwen2 and their like.
+
+Its compressor is one too, or a BERT (``oscar_bert.BertHalf``).
 
 Source: OSCAR, "Online Soft Compression And Reranking", arXiv:2504.07109, sections 3.2 and 3.3.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import BertConfig, PretrainedConfig, PreTrainedModel
 
 from condensery.networks.adapters import Adapters
 from condensery.networks.attention import PACKED, Packing
 from condensery.networks.backbone import CPU_ROW_MULTIPLE
-from condensery.networks.decoders import build, fill_buffers, headless, put
+from condensery.networks.decoders import build, fill_buffers, headless, put, rotary_buffers
 from condensery.networks.linear import prepack_linears
+from condensery.networks.oscar_bert import BertHalf
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.networks.oscar_interface import Memories, Part, Reading
+from condensery.networks.oscar_shape import BertShape
 
 CPU = torch.device("cpu")
 HALVES = ("compressor", "generator")
@@ -57,6 +62,10 @@ class CausalCompressor(nn.Module):
                 nn.Linear(shape.mapping_size, written),
             )
         self.rerank = nn.Linear(hidden, 1) if shape.rerank else None
+
+    def make_ready(self) -> None:
+        """Read packed input."""
+        self.backbone.set_attn_implementation(PACKED)
 
     def cost(self, reading: Reading) -> int:
         """Return the positions a reading takes, memory and rerank tokens included."""
@@ -168,12 +177,16 @@ class CausalPair(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
-        backbone = headless(build(compressor), final_norm=shape.compressor.final_norm)
-        with torch.device("meta"):
-            self.compressor = CausalCompressor(
-                backbone, shape.compressor, written=generator.hidden_size
-            )
+        self.compressor = _compressor(shape.compressor, compressor, generator.hidden_size)
         self.generator = CausalGenerator(build(generator))
+        # What a compressor of its own kind alone may have.
+        own = shape.compressor if isinstance(shape.compressor, CompressorShape) else None
+        self._shared = own is not None and own.shared
+        self._rounded_rope = own is not None and own.rounded_rope
+        self._adapter_scales = {
+            "compressor": 0.0 if own is None else own.adapter_scale,
+            "generator": shape.generator.adapter_scale,
+        }
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each weight that a stored pair holds, adapters left out.
@@ -183,7 +196,7 @@ class CausalPair(nn.Module):
         """
         found: dict[str, tuple[int, ...]] = {}
         for name, weight in self.named_parameters():  # a tied one comes once
-            if not (self.shape.compressor.shared and name.startswith(SHARED)):
+            if not (self._shared and name.startswith(SHARED)):
                 found[name] = tuple(weight.shape)
         return found
 
@@ -230,21 +243,17 @@ class CausalPair(nn.Module):
                 for half in HALVES
                 for problem in adapters[half].problems(self.get_submodule(half))
             ]
-        scales = {
-            "compressor": self.shape.compressor.adapter_scale,
-            "generator": self.shape.generator.adapter_scale,
-        }
         wrong += [
             f"{half}: has adapters, and an adapter_scale of 0"
             for half in HALVES
-            if adapters[half].layers and not scales[half]
+            if adapters[half].layers and not self._adapter_scales[half]
         ]
         if wrong:
             more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise ValueError(f"not this pair's weights: {'; '.join(wrong[:5])}{more}")
         for half in HALVES:
-            adapters[half].merge(self.get_submodule(half), scales[half])
-        self.compressor.backbone.set_attn_implementation(PACKED)
+            adapters[half].merge(self.get_submodule(half), self._adapter_scales[half])
+        self.compressor.make_ready()
         prepack_linears(self)
         return self.eval()
 
@@ -252,7 +261,7 @@ class CausalPair(nn.Module):
         """Tie, share, and make what no file holds."""
         network = self.generator.network
         network.tie_weights()
-        if self.shape.compressor.shared:
+        if self._shared:
             own = adapters["compressor"].layers | {
                 name.replace("network.model.", "backbone.", 1)
                 for name in adapters["generator"].layers
@@ -263,9 +272,34 @@ class CausalPair(nn.Module):
                 # Adapted by one half or the other, it is no longer the same for both.
                 adapted = f"backbone.{name.removesuffix('.weight')}" in own
                 put(self.compressor.backbone, name, weight.clone() if adapted else weight)
-        rounded = self.shape.compressor.rounded_rope
-        fill_buffers(self.compressor.backbone, devices["compressor"], rounded=rounded)
+        backbone, device = self.compressor.backbone, devices["compressor"]
+        fill_buffers(backbone, device, rounded=self._rounded_rope)
         fill_buffers(network, devices["generator"])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert all but rotary frequencies, which stay as exact as they were."""
+        exact = [found for found in rotary_buffers(self) if not found[2].is_meta]
+        moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's own
+        for module, name, value in exact:
+            device = module.get_buffer(name).device
+            setattr(module, name, nn.Buffer(value.to(device), persistent=False))
+        return moved
+
+
+def _compressor(
+    shape: CompressorShape | BertShape, config: PretrainedConfig, written: int
+) -> CausalCompressor | BertHalf:
+    """Build a compressor whose weights are still nowhere, for a generator so wide."""
+    if isinstance(shape, CompressorShape):
+        backbone = headless(build(config), final_norm=shape.final_norm)
+        with torch.device("meta"):
+            return CausalCompressor(backbone, shape, written)
+    if not isinstance(config, BertConfig) or config.is_decoder:
+        raise ValueError(
+            f"halves that don't match: a {config.model_type!r} model is no BERT encoder"
+        )
+    with torch.device("meta"):
+        return BertHalf(deepcopy(config), shape, written)
 
 
 SHARED = "compressor.backbone."

@@ -1,12 +1,10 @@
-"""The dimensions and prompts of an OSCAR pair whose halves are causal language models."""
+"""The dimensions and prompts of an OSCAR pair whose generator is a causal language model."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
-from condensery.networks.oscar_shape import check_fewer, rate_of, without_defaults
-
-FAMILY = "causal"  # in a manifest's shape; pairs with a BERT-size compressor have none
+from condensery.networks.oscar_shape import BertShape, check_fewer, rate_of, without_defaults
 
 # How question and passage stand in the compressor's text:
 #   pair       as the tokenizer joins two texts: question, then passage
@@ -15,7 +13,7 @@ FAMILY = "causal"  # in a manifest's shape; pairs with a BERT-size compressor ha
 #   lines      "Query: " question "\n Document: " passage
 Layout = Literal["pair", "joined", "enclosed", "lines"]
 
-Shape = TypeVar("Shape", "CompressorShape", "GeneratorShape")
+Shape = TypeVar("Shape", bound="CompressorShape | GeneratorShape | BertShape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +142,34 @@ class GeneratorShape:
             raise ValueError("memory and stop must name at least one token each")
 
 
+# By its name in a manifest's shape, what a compressor is. A pair that shares its base encoder's
+# word table (``OscarShape``) has no such name.
+FAMILIES: Mapping[str, type[CompressorShape] | type[BertShape]] = {
+    "causal": CompressorShape,
+    "bert-causal": BertShape,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class CausalShape:
     """Both halves."""
 
-    compressor: CompressorShape
+    compressor: CompressorShape | BertShape
     generator: GeneratorShape
 
     def __post_init__(self) -> None:
-        rows, names = self.compressor.memory_rows, len(self.generator.memory)
+        own, names = self.compressor, len(self.generator.memory)
+        rows = own.memory_tokens if isinstance(own, BertShape) else own.memory_rows
         if rows != names:
             raise ValueError(
                 f"halves that don't match: the compressor has {rows} memory tokens, "
                 f"the generator's prompt {names}"
             )
+
+    @property
+    def family(self) -> str:
+        """What its compressor is, one of ``FAMILIES``."""
+        return next(name for name, kind in FAMILIES.items() if type(self.compressor) is kind)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "CausalShape":
@@ -166,11 +178,15 @@ class CausalShape:
         Raises:
             ValueError: A name is unknown or missing, or a value is of the wrong kind.
         """
-        if values.get("family") != FAMILY or set(values) != {"family", "compressor", "generator"}:
-            raise ValueError(f"the shape is not of a {FAMILY} pair: it has {sorted(values)}")
-        return cls(
-            _read(CompressorShape, values["compressor"]), _read(GeneratorShape, values["generator"])
-        )
+        family = values.get("family")
+        kind = FAMILIES.get(family) if isinstance(family, str) else None
+        if kind is None or set(values) != {"family", "compressor", "generator"}:
+            raise ValueError(
+                f"the shape is not of a causal pair: family is {family!r}, and it has "
+                f"{sorted(values)}"
+            )
+        compressor: CompressorShape | BertShape = _read(kind, values["compressor"])
+        return cls(compressor, _read(GeneratorShape, values["generator"]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``from_dict`` reads, in JSON's types."""
@@ -181,7 +197,7 @@ class CausalShape:
             }
             for name, half in asdict(self).items()
         }
-        return {"family": FAMILY, **halves}
+        return {"family": self.family, **halves}
 
 
 def _read(kind: type[Shape], values: Any) -> Shape:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
-from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.oscar_shape import BertShape
 
 TEXT = -1  # in ``slot_ids``: an ordinary token
 
@@ -90,11 +90,19 @@ class Compressor(nn.Module):
     hidden states, through the mapping MLP and through a linear head, are the memory vectors and
     the relevance score: one forward pass for both (OSCAR, arXiv:2504.07109, §3.2 and §3.3).
 
+    Args:
+        config: The backbone's configuration.
+        shape: How it reads.
+        generator_size: The generator's hidden size.
+        copy: Whether there is a pointer too.
+
     Raises:
         ValueError: The backbone has fewer positions than the shape needs.
     """
 
-    def __init__(self, config: BertConfig, shape: OscarShape, generator_size: int) -> None:
+    def __init__(
+        self, config: BertConfig, shape: BertShape, generator_size: int, *, copy: bool = False
+    ) -> None:
         super().__init__()
         hidden = config.hidden_size
         if shape.positions > config.max_position_embeddings:  # else text stands on the slots'
@@ -111,7 +119,7 @@ class Compressor(nn.Module):
             nn.Linear(shape.mapping_size, generator_size),
         )
         self.rerank = nn.Linear(hidden, 1)
-        self.pointer = Pointer(hidden) if shape.copy else None
+        self.pointer = Pointer(hidden) if copy else None
 
     @property
     def slot_positions(self) -> range:
@@ -119,12 +127,13 @@ class Compressor(nn.Module):
         last = self.backbone.config.max_position_embeddings
         return range(last - self.shape.slots, last)
 
-    def forward(self, given: CompressorInput, words: Tensor) -> Compressed:
+    def forward(self, given: CompressorInput, words: Tensor | None = None) -> Compressed:
         """Compress and score every passage of ``given``.
 
         Args:
             given: The sequences.
-            words: The generator's word embeddings, (vocabulary, generator hidden size).
+            words: The generator's word embeddings, (vocabulary, generator hidden size), which
+                the pointer copies from.
         """
         at_slot = given.slot_ids != TEXT
         embeds = self.backbone.embeddings.word_embeddings(given.input_ids)
@@ -142,6 +151,7 @@ class Compressor(nn.Module):
         memory = self.mapping(memory_states)
         log_pointer = None
         if self.pointer is not None:
+            assert words is not None
             real = given.passage_at >= 0
             at = given.passage_at.clamp(min=0)
             log_pointer, gate = self.pointer(memory_states, flat[at], real)

@@ -1,4 +1,9 @@
-"""A stored causal pair's files, as networks and texts that run."""
+"""A stored pair's files, as networks and texts that run. Here alone kinds of pair are told apart.
+
+By its ``family``, a manifest's shape is of a pair of causal language models ("causal"), of one
+with a BERT-size compressor ("bert-causal"), or, without one, of a pair that shares the word table
+of its base, which ``runtime.pair`` loads.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,36 +14,62 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import BertConfig, PretrainedConfig
 
-from condensery.networks.accounting import CausalPairCost, DecoderShape
+from condensery.networks.accounting import CausalPairCost, DecoderShape, PairCost, ReadingCosts
 from condensery.networks.decoders import read_config
+from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_bert import BertHalf, BertReadings, BertTexts
 from condensery.networks.oscar_causal import CPU, HALVES, CausalPair
-from condensery.networks.oscar_causal_shape import FAMILY, CausalShape
+from condensery.networks.oscar_causal_shape import CausalShape
+from condensery.networks.oscar_compressor import Compressor
+from condensery.networks.oscar_interface import PairTexts
+from condensery.networks.oscar_shape import BertShape, OscarShape
 from condensery.networks.oscar_texts import CausalTexts, CompressorTexts, GeneratorTexts
 
 
-def is_causal(shape: Mapping[str, Any]) -> bool:
-    """Tell whether a manifest's ``shape`` is of a pair of causal language models."""
-    return shape.get("family") == FAMILY
-
-
-def open_texts(directory: Path, shape: CausalShape) -> CausalTexts:
-    """Read both tokenizers.
+def read_shape(values: Mapping[str, Any]) -> OscarShape | CausalShape:
+    """Read a manifest's ``shape``, of any kind of pair.
 
     Raises:
-        ValueError: One is missing, can't be read, or is not the shape's.
+        ValueError: A name is unknown or missing, or a value is of the wrong kind.
     """
-    compressor, generator = (_tokenizer(directory / half / "tokenizer.json") for half in HALVES)
+    if "family" in values:
+        return CausalShape.from_dict(values)
+    try:
+        return OscarShape.from_dict(values)
+    except TypeError as error:  # an unknown name
+        raise ValueError(f"OscarShape: {error}") from error
+
+
+def open_texts(directory: Path, shape: Mapping[str, Any]) -> PairTexts:
+    """Read a pair's tokenizers.
+
+    Args:
+        directory: The stored model's.
+        shape: Of its manifest, any kind of pair.
+
+    Raises:
+        ValueError: The shape is none, or a tokenizer is missing, can't be read, is not the
+            shape's, or has other tokens than the network has rows for.
+    """
+    read = read_shape(shape)
+    if isinstance(read, OscarShape):
+        return BertTexts(_tokenizer(directory), read)
+    compressor, generator = (_tokenizer(directory / half) for half in HALVES)
+    own = read.compressor
     return CausalTexts(
-        CompressorTexts(compressor, shape.compressor),
-        GeneratorTexts(generator, shape.generator),
-        shape,
+        BertReadings(compressor, own)
+        if isinstance(own, BertShape)
+        else CompressorTexts(compressor, own),
+        GeneratorTexts(generator, read.generator),
+        read,
     )
 
 
 def open_networks(
     directory: Path,
-    shape: CausalShape,
+    shape: Mapping[str, Any],
     tensors: Iterable[tuple[str, Tensor]],
     *,
     compressor: torch.device = CPU,
@@ -56,38 +87,97 @@ def open_networks(
         dtype: What to compute in.
 
     Raises:
-        ValueError: A configuration or the weights are not the shape's.
+        ValueError: The shape is none with a family, or a configuration or the weights are not
+            the shape's.
     """
-    values = [json.loads((directory / half / "config.json").read_bytes()) for half in HALVES]
-    try:
-        configs = [read_config(config) for config in values]
-    except (TypeError, AttributeError, StrictDataclassError) as error:
-        raise ValueError(f"config.json: {error}") from error
-    pair = CausalPair(shape, *configs)
+    read = CausalShape.from_dict(shape)
+    values = [_json(directory / half / "config.json") for half in HALVES]
+    pair = CausalPair(read, *read_configs(read, *values))
     return pair.load(tensors, compressor=compressor, generator=generator, dtype=dtype)
 
 
-def cost_of(pair: CausalPair) -> CausalPairCost:
+def read_configs(
+    shape: CausalShape, compressor: Mapping[str, Any], generator: Mapping[str, Any]
+) -> tuple[PretrainedConfig, PretrainedConfig]:
+    """Make both halves' configurations of what their ``config.json`` hold.
+
+    Raises:
+        ValueError: One is of no model that its half can be; the half is named.
+    """
+    kinds = (_read_bert if isinstance(shape.compressor, BertShape) else read_config, read_config)
+    configs: list[PretrainedConfig] = []
+    for half, kind, values in zip(HALVES, kinds, (compressor, generator), strict=True):
+        try:
+            configs.append(kind(values))
+        except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
+            raise ValueError(f"{half}/config.json: {error}") from error
+    return configs[0], configs[1]
+
+
+def cost_of(pair: OscarPair | CausalPair) -> ReadingCosts:
     """Return what a pair costs, from its dimensions.
 
     Raises:
         ValueError: A dimension is missing from its configuration.
     """
-    backbone, network = pair.compressor.backbone, pair.generator.network
-    shape = pair.shape.compressor
+    if isinstance(pair, OscarPair):
+        return PairCost.of(
+            pair.shape, **_bert_sizes(pair.compressor), vocabulary=len(pair.generator.words)
+        )
+    generator = DecoderShape.from_config(pair.generator.network.config.to_dict())
+    if isinstance(pair.compressor, BertHalf):
+        return PairCost.beside(pair.compressor.shape, generator, **_bert_sizes(pair.compressor))
+    shape = pair.compressor.shape
     return CausalPairCost.of(
-        DecoderShape.from_config(backbone.config.to_dict()),
-        DecoderShape.from_config(network.config.to_dict()),
+        DecoderShape.from_config(pair.compressor.backbone.config.to_dict()),
+        generator,
         memory_tokens=shape.memory_tokens,
         memory_rate=shape.memory_rate,
         mapping_size=shape.mapping_size,
         rerank=shape.rerank,
-        specials=3 if shape.layout == "pair" else 8,
+        specials=shape.specials,
+        question=shape.question,
     )
 
 
-def _tokenizer(path: Path) -> Tokenizer:
+def _bert_sizes(compressor: Compressor) -> dict[str, int]:
+    config = compressor.backbone.config
+    return {
+        "hidden_size": config.hidden_size,
+        "mlp_size": config.intermediate_size,
+        "layers": config.num_hidden_layers,
+    }
+
+
+def _read_bert(values: Mapping[str, Any]) -> PretrainedConfig:
+    kind = values.get("model_type")
+    if kind != "bert":
+        raise ValueError(f"model_type {kind!r} is no BERT encoder")
+    return BertConfig.from_dict(dict(values))
+
+
+def _json(path: Path) -> dict[str, Any]:
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.parent.name}/{path.name}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path.parent.name}/{path.name}: holds no object")
+    return values
+
+
+def _tokenizer(directory: Path) -> Tokenizer:
+    """Read a tokenizer, neither cutting nor padding, whose tokens the network beside it knows."""
+    path = directory / "tokenizer.json"
+    name = f"{directory.name}/{path.name}"
+    try:
+        found = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises nothing more precise
-        raise ValueError(f"{path.parent.name}/tokenizer.json: {error}") from error
+        raise ValueError(f"{name}: {error}") from error
+    found.no_truncation()
+    found.no_padding()
+    rows = _json(directory / "config.json").get("vocab_size")
+    last = max(found.get_vocab(with_added_tokens=True).values(), default=-1)
+    if type(rows) is not int or last >= rows:
+        raise ValueError(f"{name}: has tokens up to {last}, and its network {rows} rows")
+    return found

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from condensery.networks.attention import Packing
 from condensery.networks.backbone import CPU_ROW_MULTIPLE
 from condensery.networks.oscar_compressor import TEXT, CompressorInput
-from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.oscar_shape import BertShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Pairing:
     passage: Sequence[int]
 
 
-def length(pairing: Pairing, shape: OscarShape) -> int:
+def length(pairing: Pairing, shape: BertShape) -> int:
     """Positions the compressor spends on a pairing: text, three special tokens, slots."""
     return len(pairing.question) + len(pairing.passage) + 3 + shape.slots
 
 
 def pack(
     pairings: Sequence[Pairing],
-    shape: OscarShape,
+    shape: BertShape,
     specials: Specials,
     slot_positions: Sequence[int],
     *,

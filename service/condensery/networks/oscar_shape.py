@@ -61,6 +61,11 @@ class BertShape:
         check_fewer(self.fewer, self.memory_tokens)
 
     @property
+    def rerank(self) -> bool:
+        """It always has a rerank token and its head."""
+        return True
+
+    @property
     def slots(self) -> int:
         """Positions the compressor adds after the text: memory tokens and one rerank token."""
         return self.memory_tokens + 1
@@ -88,7 +93,9 @@ class BertShape:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Build from a manifest's ``shape``; unknown names raise TypeError."""
-        lists = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        lists: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in values.items()
+        }
         return cls(**lists)
 
     def to_dict(self) -> dict[str, Any]:

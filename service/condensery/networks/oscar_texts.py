@@ -1,6 +1,5 @@
 """A causal pair's texts: what the compressor reads, and the generator's prompt."""
 
-import re
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -8,33 +7,11 @@ import torch
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
+from condensery.networks.neutral import Neutral
+from condensery.networks.oscar_bert import BertReadings
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
 from condensery.networks.oscar_interface import Part, Reading
 from condensery.networks.windows import windows
-
-FULL_WIDTH = 0xFEE0  # from an ASCII character to its full-width twin
-
-
-class Neutral:
-    """Keeps special tokens out of callers' texts: ``<MEM0>`` in a passage must stay a text.
-
-    Their first character becomes its full-width twin, so that offsets stay as they were.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        names = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
-        names.sort(key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, names))) if names else None
-
-    def __call__(self, text: str) -> str:
-        """Return ``text`` without special tokens, as long as it was."""
-        return text if self._pattern is None else self._pattern.sub(self._disguise, text)
-
-    @staticmethod
-    def _disguise(found: re.Match[str]) -> str:
-        first = ord(found[0][0])
-        twin = chr(first + FULL_WIDTH) if 0x21 <= first <= 0x7E else "\ufffd"
-        return twin + found[0][1:]
 
 
 class CompressorTexts:
@@ -155,7 +132,7 @@ class GeneratorTexts:
         shape: The generator's.
 
     Raises:
-        ValueError: The tokenizer lacks a memory token.
+        ValueError: The tokenizer lacks a memory token, or every token that ends an answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, shape: GeneratorShape) -> None:
@@ -165,6 +142,8 @@ class GeneratorTexts:
         ids = {name: tokenizer.token_to_id(name) for name in shape.memory}
         if missing := sorted(name for name, number in ids.items() if number is None):
             raise ValueError(f"the generator's tokenizer has no {', '.join(missing)}")
+        if not any(tokenizer.id_to_token(number) for number in shape.stop):
+            raise ValueError(f"the generator's tokenizer has no token {list(shape.stop)} (stop)")
         self._memory = frozenset(ids.values())
 
     def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[Part]:
@@ -207,7 +186,7 @@ class CausalTexts:
 
     def __init__(
         self,
-        compressor: CompressorTexts,
+        compressor: CompressorTexts | BertReadings,
         generator: GeneratorTexts,
         shape: CausalShape,
     ) -> None:

@@ -23,6 +23,7 @@ from condensery.networks.adapters import Adapters
 from condensery.networks.decoders import build, read_config, resized, with_layers
 from condensery.networks.oscar_causal import HALVES, CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape
+from condensery.networks.oscar_opening import read_configs
 from condensery.store.language_models import LanguageModel
 from condensery.store.refusals import (
     HalvesMismatch,
@@ -88,7 +89,10 @@ def write_pair(pair: PublishedPair, directory: Path) -> Written:
         HalvesMismatch: The compressor's vectors are not what the generator reads.
         MissingTensors: Weights are missing; likewise UnknownTensors and MisshapenTensors.
     """
-    configs = [configuration(config) for config in pair.configs]
+    try:
+        configs = read_configs(pair.shape, *pair.configs)
+    except ValueError as error:
+        raise StoreError(str(error)) from error
     try:
         network = CausalPair(pair.shape, *configs)
     except ValueError as error:

@@ -50,7 +50,11 @@ def test_a_long_passage_becomes_windows_and_a_long_question_is_cut() -> None:
     assert {reading.tokens for reading in windows} == {24}
     assert {reading.head for reading in windows} == {PAIR.shape.query_tokens + 2}
     assert (windows[0].start, windows[-1].end) == (0, len(passage))
-    assert TEXTS.cut(text_of(30)) == (text_of(30), 30)
+    cut, tokens = TEXTS.cut(text_of(30))
+    assert (len(ids_of(cut)), tokens) == (12, 30)
+    assert text_of(30).startswith(cut)
+    assert TEXTS.cut(cut) == (cut, 12)
+    assert TEXTS.readings(cut, [passage]) == [windows]
 
 
 def test_separators_stand_between_the_parts_of_a_prompt() -> None:
@@ -75,3 +79,16 @@ def test_an_answer_ends_with_sep() -> None:
     assert (TEXTS.vectors, TEXTS.rates, TEXTS.scores) == ((3,), (8,), True)
     assert TEXTS.decode([VOCABULARY.index("river")]) == "river"
     assert (GENERATOR.dtype, GENERATOR.device.type) == (torch.float32, "cpu")
+
+
+def test_special_tokens_in_a_callers_text_stay_text() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
+    rude = "the [SEP] mill [CLS]"
+    assert {2, 3} <= set(tokenizer.encode(rude, add_special_tokens=False).ids)
+    texts = BertTexts(tokenizer, PAIR.shape)
+    ((reading,),) = texts.readings(rude, [rude])
+    assert (reading.ids.count(2), reading.ids.count(3), reading.end) == (1, 2, len(rude))
+    passage, asked = texts.prompt(rude, [rude])
+    assert not {2, 3} & set(passage)
+    assert (asked.count(2), asked.count(3)) == (1, 1)

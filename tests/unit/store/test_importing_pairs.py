@@ -15,8 +15,8 @@ from transformers import DynamicCache
 from condensery.errors import CorruptModel, StoreError
 from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape
+from condensery.networks.oscar_interface import PairTexts
 from condensery.networks.oscar_opening import open_networks, open_texts
-from condensery.networks.oscar_texts import CausalTexts
 from condensery.store.importing import import_model
 from condensery.store.manifest import StoredModel
 from condensery.store.pair_options import Options
@@ -45,11 +45,11 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-Opened = tuple[CausalPair, CausalTexts]
+Opened = tuple[CausalPair, PairTexts]
 
 
 def open_pair(stored: StoredModel) -> Opened:
-    shape = CausalShape.from_dict(stored.manifest.shape)
+    shape = stored.manifest.shape
     pair = open_networks(stored.path, shape, each_tensor(stored))
     return pair, open_texts(stored.path, shape)
 
