@@ -21,7 +21,7 @@ Metadata = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A running model, as ``/v1/models`` and ``/info`` show it."""
+    """A running model, as ``/v1/models`` and ``/info`` show it; the doors add ``pair``."""
 
     name: str
     kind: Kind
@@ -34,6 +34,7 @@ class ModelInfo:
     licence: str
     created: int
     pooling: str | None = None
+    pair: "PairTraits | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,11 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage found, with its score: inner product of normalised vectors, or minus squared L2."""
+    """A passage found, with its score; more is better.
+
+    By vectors: the inner product of normalised ones, or minus the squared distance. By words: BM25.
+    By both: the fusion of the two rankings.
+    """
 
     passage: Passage
     score: float

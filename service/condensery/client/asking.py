@@ -21,7 +21,7 @@ class Asking(TypedDict, total=False):
     context: str | None
     model: str | None
     top_k: int
-    search: SearchMode
+    search: SearchMode | None
     top_n: int | None
     mode: CompressionMode
     rate: int | None

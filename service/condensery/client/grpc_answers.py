@@ -85,7 +85,7 @@ def _question(asked: Question) -> pb.AnswerRequest:
         index=asked.index or "",
         context=asked.context or "",
         top_k=asked.top_k,
-        search_mode=asked.search,
+        search_mode=asked.search or "",
         top_n=asked.top_n,
         compression_mode=asked.mode,
         ratio=asked.rate,

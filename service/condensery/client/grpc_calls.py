@@ -159,7 +159,7 @@ def query(
     vector: Floats | None = None,
     fingerprint: str | None = None,
     top_k: int = 10,
-    search: SearchMode = "dense",
+    search: SearchMode | None = None,
 ) -> RpcCall[list[Hit]]:
     """Find the passages nearest to a text, or to a vector, the best first."""
     if text is not None and vector is not None:  # one would silently replace the other
@@ -170,7 +170,7 @@ def query(
         vector=None if vector is None else _pack(vector),
         fingerprint=fingerprint or "",
         top_k=top_k,
-        mode=search,
+        mode=search or "",
     )
     return make_call("Index/Query", request, pb.QueryResponse, replies.read_hits)
 

@@ -19,6 +19,7 @@ from condensery.values import (
     Hit,
     IndexInfo,
     ModelInfo,
+    PairTraits,
     Passage,
     Ranked,
     Retrieved,
@@ -179,11 +180,22 @@ def read_models(reply: pb.ListModelsResponse) -> list[ModelInfo]:
             dtype=one.dtype,
             device=one.device,
             licence=one.licence,
-            created=0,
+            created=one.created,
             pooling=one.pooling or None,
+            pair=_pair(one.pair) if one.HasField("pair") else None,
         )
         for one in reply.models
     ]
+
+
+def _pair(traits: pb.PairTraits) -> PairTraits:
+    return PairTraits(
+        vectors=tuple(traits.vectors),
+        rates=tuple(traits.rates),
+        scores=traits.scores,
+        top_n=traits.top_n,
+        min_relevance=traits.min_relevance,
+    )
 
 
 def plain(struct: Any) -> dict[str, Any]:

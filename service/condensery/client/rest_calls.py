@@ -160,7 +160,7 @@ def query(
     vector: Floats | None = None,
     fingerprint: str | None = None,
     top_k: int = 10,
-    search: SearchMode = "dense",
+    search: SearchMode | None = None,
 ) -> RestCall[list[Hit]]:
     """Find the passages nearest to a text, or to a vector, the best first.
 
@@ -171,7 +171,7 @@ def query(
         fingerprint: the index's own encoder, as ``models`` tells.
         top_k: How many passages to find.
         search: By vectors (``dense``), by words (``bm25``) or by both, their ranks fused
-            (``hybrid``).
+            (``hybrid``); None is the server's default.
     """
     body = make_body(
         query=text,

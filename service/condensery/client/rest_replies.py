@@ -19,6 +19,7 @@ from condensery.values import (
     Hit,
     IndexInfo,
     ModelInfo,
+    PairTraits,
     Passage,
     Ranked,
     Retrieved,
@@ -119,7 +120,10 @@ def read_counts(reply: Any) -> tuple[int, int]:
 
 def read_models(reply: Any) -> list[ModelInfo]:
     """Read the list of models."""
-    return [build(ModelInfo, item, name=item["id"]) for item in reply["data"]]
+    return [
+        build(ModelInfo, {**item, "pair": _pair(item.get("pair"))}, name=item["id"])
+        for item in reply["data"]
+    ]
 
 
 def read_event(event: tuple[str, Any]) -> list[AnswerEvent]:
@@ -140,6 +144,13 @@ def read_event(event: tuple[str, Any]) -> list[AnswerEvent]:
             told.get("code"), CondenseryError, told["message"], field=told.get("param")
         ).error
     return []  # what a newer server may add; the compression block comes with the answer too
+
+
+def _pair(told: dict[str, Any] | None) -> PairTraits | None:
+    if told is None:
+        return None
+    lists = {name: tuple(told[name]) for name in ("vectors", "rates")}
+    return build(PairTraits, {**told, **lists})
 
 
 def _compression(block: dict[str, Any]) -> Compression:

@@ -90,8 +90,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search",
         choices=get_args(SearchMode),
-        default="dense",
-        help="find passages by vectors (dense, the default), by words (bm25) or by both (hybrid)",
+        help="find passages by vectors (dense), by words (bm25) or by both (hybrid); default: the"
+        " server's own",
     )
 
 

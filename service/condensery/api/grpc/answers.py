@@ -28,7 +28,9 @@ def question(
         context=given.context or None,
         model=model,
         top_k=given.top_k or 20,
-        search=cast(SearchMode, given.search_mode or "dense"),  # the job checks it, and the mode
+        search=cast(
+            SearchMode | None, given.search_mode or None
+        ),  # the job checks it, and the mode
         top_n=optional(given, "top_n"),
         mode=cast(values.CompressionMode, given.compression_mode or "auto"),
         rate=optional(given, "ratio"),

@@ -173,8 +173,8 @@ def hit(found: values.Hit) -> pb.Hit:
     )
 
 
-def model_info(info: values.ModelInfo, traits: values.PairTraits | None = None) -> pb.ModelInfo:
-    """Write what a running model is, and what it can do if it is a pair."""
+def model_info(info: values.ModelInfo) -> pb.ModelInfo:
+    """Write what a running model is."""
     return pb.ModelInfo(
         name=info.name,
         kind=info.kind,
@@ -187,7 +187,7 @@ def model_info(info: values.ModelInfo, traits: values.PairTraits | None = None) 
         licence=info.licence,
         pooling=info.pooling or "",
         created=info.created,
-        pair=None if traits is None else _pair(traits),
+        pair=None if info.pair is None else _pair(info.pair),
     )
 
 
