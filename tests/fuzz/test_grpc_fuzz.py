@@ -41,6 +41,20 @@ DOCUMENT.metadata.update({"n": [1, {"x": None}]})
 VECTOR = b"\0\0\x80\x3f" * 384
 PASSAGES = ["one passage", "another"]
 
+SAMPLED: dict[str, Any] = {
+    "search_mode": "hybrid",
+    "ratio": 16,
+    "max_context_vectors": 8,
+    "target_ms": 1e3,
+    "compress_timeout_ms": 1e4,
+    "min_relevance": 0.5,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "seed": -1,
+    "stop": [".", "\n"],
+    "logprobs": 2,
+}
+
 # What each method takes. Where serving it is work, most of it asks for what is not there.
 GIVEN: dict[str, list[Message]] = {
     "Embedding/EmbedBatch": [
@@ -67,7 +81,7 @@ GIVEN: dict[str, list[Message]] = {
     ],
     "Index/Delete": [pb.DeleteRequest(index=INDEX, ids=["a", "b", ""])],
     "Index/Query": [
-        pb.QueryRequest(index=INDEX, query="a text", top_k=3),
+        pb.QueryRequest(index=INDEX, query="a text", top_k=3, mode="hybrid"),
         pb.QueryRequest(index=INDEX, vector=VECTOR, fingerprint="sha256:none", top_k=3),
     ],
     "Index/Count": [pb.CountRequest(index=INDEX)],
@@ -75,6 +89,7 @@ GIVEN: dict[str, list[Message]] = {
     "Rag/Answer": [
         pb.AnswerRequest(query="q", documents=[DOCUMENT], max_tokens=1, top_n=1),
         pb.AnswerRequest(query="q", index="nowhere", top_k=3, compression_mode="off"),
+        pb.AnswerRequest(query="q", documents=[DOCUMENT], max_tokens=1, **SAMPLED),
     ],
     "Rag/AnswerStream": [
         pb.AnswerRequest(
@@ -82,6 +97,15 @@ GIVEN: dict[str, list[Message]] = {
         ),
         pb.AnswerRequest(query="q", index="nowhere", top_k=3, model="nobody"),
     ],
+    "Rag/Compare": [
+        pb.AnswerRequest(query="q", documents=[DOCUMENT], max_tokens=1, top_n=1),
+        pb.AnswerRequest(query="q", context="ctx_none", **SAMPLED),
+    ],
+    "Rag/Compress": [
+        pb.CompressRequest(query="q", documents=[DOCUMENT], ratio=16, ttl_s=0.5),
+        pb.CompressRequest(query="q", documents=[DOCUMENT], model="nobody", keep=False),
+    ],
+    "Rag/ReleaseContext": [pb.ReleaseContextRequest(context="ctx_none")],
     "Models/List": [pb.ListModelsRequest()],
 }
 HEALTH = "/grpc.health.v1.Health/Check"
