@@ -43,8 +43,8 @@ class Batcher(Generic[Item, Result]):
     """Runs ``forward`` over items from many callers, a batch at a time on each free worker.
 
     There is no timer: an idle service adds no delay, and a busy one fills its batches by itself.
-    Callers, and the requests of each, take turns (``Lane``); short requests and long ones get
-    half of the tokens each while both wait.
+    Callers take turns, and of each goes first what is due first (``Lane``); short requests and
+    long ones get half of the tokens each while both wait.
 
     Args:
         forward: Called in a worker's thread with a batch; returns a result for each item, in

@@ -1,7 +1,8 @@
-"""What waits for a device, in turns: between callers, and between the requests of each."""
+"""What waits for a device: callers take turns, and of each the request goes first that is due."""
 
 import asyncio
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,12 @@ from condensery.callers import Call
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Tokens that a request gives to a batch before the next one's turn: a long text's.
+# Tokens that a caller gives to a batch before the next one's turn: a long text's.
 TURN_TOKENS = 512
+# A request is due once so many times its own tokens have been handed out since it came. Smaller
+# ones go before it that come until shortly before then, so that four fifths of the device are
+# theirs while a list waits; and after that none, so that it comes to its end.
+PATIENCE = 4
 # In the place of a result that is not there yet; None may be one.
 MISSING = object()
 
@@ -31,6 +36,7 @@ class Request(Generic[Item, Result]):
         tokens: Of those.
         begun: Whether an item of it has gone to the device.
         arrived: Seconds of ``time.perf_counter``.
+        due: Its place among its caller's: see ``Lane``; 0 until it is queued.
         each: Whether an item that fails has its error among the results, and fails no other.
     """
 
@@ -42,6 +48,7 @@ class Request(Generic[Item, Result]):
     tokens: int = 0
     begun: bool = False
     arrived: float = field(default_factory=time.perf_counter)
+    due: float = 0.0
     each: bool = False
 
     @property
@@ -62,19 +69,27 @@ class Ticket(Generic[Item, Result]):
 
 @dataclass(slots=True)
 class _Caller(Generic[Item, Result]):
-    """What waits of one caller."""
+    """What waits of one caller, those that are due first in front."""
 
-    requests: deque[Request[Item, Result]] = field(default_factory=deque)
-    waiting: int = 0  # requests, those let go of not counted
+    requests: list[Request[Item, Result]] = field(default_factory=list)
     tokens: int = 0
+
+
+def _place(request: Request[Any, Any]) -> tuple[float, float]:
+    return request.due, request.arrived
 
 
 class Lane(Generic[Item, Result]):
     """A queue in which nobody waits for the whole of anybody else's work.
 
-    Callers take turns, and a caller's requests take turns among themselves: each gives up to
-    ``TURN_TOKENS`` to the batch that forms, then goes to the back (deficit round robin, Shreedhar
-    and Varghese 1996, with texts short enough that deficits need not be carried over).
+    Callers take turns: each gives up to ``TURN_TOKENS`` to the batch that forms, then goes to the
+    back (deficit round robin, Shreedhar and Varghese 1996, with texts short enough that deficits
+    need not be carried over).
+
+    A caller's own requests go one after the other, the one first that is due first. A request is
+    due when the lane has handed out ``PATIENCE`` times its tokens since it came: of equal ones the
+    first, a small one before a large one that has not waited long. Taking turns, equal requests
+    would all be done late: whoever is about to be done waits for all who came since.
 
     Attributes:
         items: That wait.
@@ -86,20 +101,25 @@ class Lane(Generic[Item, Result]):
         self.items = 0
         self.tokens = 0
         self.served = 0
+        self._handed = 0  # tokens, ever
         self._callers: dict[str, _Caller[Item, Result]] = {}
         self._turns: deque[str] = deque()
 
     def put(self, request: Request[Item, Result], tickets: Sequence[Ticket[Item, Result]]) -> None:
         """Queue a request's tickets: all of them, or those that have come so far."""
+        if not tickets:
+            return
         name = request.call.caller
         caller = self._callers.get(name)
         if caller is None:
             caller = self._callers[name] = _Caller()
             self._turns.append(name)
-        if not request.waiting:
-            caller.requests.append(request)
-            caller.waiting += 1
         tokens = sum(ticket.tokens for ticket in tickets)
+        if not request.due:  # the rest will be as long as these
+            cost = tokens * len(request.results) / len(tickets)
+            request.due = self._handed + PATIENCE * cost
+        if not request.waiting:
+            insort(caller.requests, request, key=_place)
         request.waiting.extend(tickets)
         request.tokens += tokens
         caller.tokens += tokens
@@ -109,9 +129,7 @@ class Lane(Generic[Item, Result]):
     def forget(self, request: Request[Item, Result]) -> None:
         """Let go of what waits of a request; its empty place is dropped when its turn comes."""
         if request.waiting:
-            caller = self._callers[request.call.caller]
-            caller.waiting -= 1
-            caller.tokens -= request.tokens
+            self._callers[request.call.caller].tokens -= request.tokens
             self.items -= len(request.waiting)
             self.tokens -= request.tokens
             request.waiting.clear()
@@ -127,12 +145,20 @@ class Lane(Generic[Item, Result]):
     def ahead(self, name: str, cost: int) -> int:
         """Return about how many tokens go before a new request of ``cost`` tokens is done.
 
-        In its turns every other request of its caller gives as much as it does, at least a
-        turn's worth; and every other caller as much as all of those.
+        All of its caller's that are due before it; and every other caller gives as much in its
+        turns as all of those and it. Who comes later goes before it only if smaller, and due
+        before it: until ``PATIENCE`` times its cost have been handed out.
         """
         turn = max(cost, TURN_TOKENS)
         mine = self._callers.get(name)
-        before = min(mine.tokens, mine.waiting * turn) if mine is not None else 0
+        before = 0
+        if mine is not None:
+            before = mine.tokens
+            due = self._handed + PATIENCE * cost
+            for request in reversed(mine.requests):
+                if request.due <= due:
+                    break
+                before -= request.tokens
         others = len(self._callers) - (mine is not None)
         return min(self.tokens, before + others * (before + turn))
 
@@ -144,30 +170,20 @@ class Lane(Generic[Item, Result]):
         batch: list[Ticket[Item, Result]] = []
         left = budget
         while self._turns and len(batch) < most:
-            name = self._turns[0]
-            caller = self._callers[name]
-            self._drop_unwanted(caller)
-            if not caller.requests:
-                self._turns.popleft()
-                del self._callers[name]
-                continue
-            request = caller.requests[0]
-            taken = self._turn(request, batch, left, most, strict)
-            if not taken:  # it does not fit, and is first next time
-                break
+            caller = self._callers[self._turns[0]]
+            taken = self._turn(caller, batch, left, most, strict)
             left -= taken
-            caller.tokens -= taken
-            if request.waiting:
-                caller.requests.rotate(-1)
-            else:
-                caller.requests.popleft()
-                caller.waiting -= 1
-            self._turns.rotate(-1)
+            if not caller.requests:
+                del self._callers[self._turns.popleft()]
+            elif taken:
+                self._turns.rotate(-1)
+            else:  # its next item does not fit, and is first next time
+                break
         return batch
 
     def _turn(
         self,
-        request: Request[Item, Result],
+        caller: _Caller[Item, Result],
         batch: list[Ticket[Item, Result]],
         left: int,
         most: int,
@@ -175,19 +191,24 @@ class Lane(Generic[Item, Result]):
     ) -> int:
         """Move one turn's tickets into the batch; returns their tokens."""
         taken = 0
-        while request.waiting and len(batch) < most and taken < TURN_TOKENS:
+        while caller.requests and len(batch) < most and taken < TURN_TOKENS:
+            request = caller.requests[0]
+            if not request.wanted:
+                self.forget(request)
+            if not request.waiting:
+                del caller.requests[0]
+                continue
             ticket = request.waiting[0]
             if (batch or strict) and taken + ticket.tokens > left:
                 break
             batch.append(request.waiting.popleft())
-            taken += ticket.tokens
-            self.items -= 1
-        request.tokens -= taken
-        self.tokens -= taken
-        if taken:
             request.begun = request.call.began = True
+            taken += ticket.tokens
+            request.tokens -= ticket.tokens
+            caller.tokens -= ticket.tokens
+            self.items -= 1
+            self.tokens -= ticket.tokens
+            self._handed += ticket.tokens
+            if not request.waiting:
+                del caller.requests[0]
         return taken
-
-    def _drop_unwanted(self, caller: _Caller[Item, Result]) -> None:
-        while caller.requests and not (caller.requests[0].waiting and caller.requests[0].wanted):
-            self.forget(caller.requests.popleft())

@@ -286,7 +286,7 @@ async def test_a_request_that_does_not_fit_whole_leaves_nothing_behind(
     tasks.append(await started(batcher.submit(["fits"], [10])))
     device.free.set()
     await settled(tasks)
-    assert device.batches == [["held"], ["first", "fits"]]
+    assert device.batches == [["held"], ["fits", "first"]], "the smaller one goes first"
 
 
 async def test_a_request_over_the_queue_s_size_runs_when_nothing_waits(
