@@ -214,8 +214,8 @@ class QueryRequest(Ours):
     vector: Many[float] | None = None
     fingerprint: str | None = None
     top_k: int = 10
-    mode: SearchMode = Field(
-        default="dense",
+    mode: SearchMode | None = Field(
+        default=None,
         description="By vectors, by words (BM25), or by both, their ranks fused; words need "
-        "`query`.",
+        "`query`. null: as the server is set.",
     )

@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, WithJsonSchema
 
-from condensery.questions import MAX_LOGPROBS, MAX_TEMPERATURE, SearchMode
+from condensery.questions import (
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    SearchMode,
+)
 from condensery.schemas import Lenient, Many, Ours, as_document
 from condensery.values import CompressionMode
 
@@ -16,7 +22,7 @@ from condensery.values import CompressionMode
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 ANSWER_TOKENS = 64
 Probability = Annotated[FiniteFloat, Field(ge=0, le=1)]
-Milliseconds = Annotated[FiniteFloat, Field(gt=0)]
+Milliseconds = Annotated[FiniteFloat, Field(ge=1)]
 
 
 class AnswerDocument(Ours):
@@ -40,8 +46,10 @@ class AnswerIndex(Ours):
 
     name: str
     top_k: int = Field(default=20, description="Passages to retrieve, and to compress.")
-    mode: SearchMode = Field(
-        default="dense", description="By vectors, by words, or by both, their ranks fused."
+    mode: SearchMode | None = Field(
+        default=None,
+        description="By vectors, by words (BM25), or by both, their ranks fused. null: as the "
+        "server is set.",
     )
 
 
@@ -83,8 +91,12 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+# As the jobs check it.
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stop = Annotated[
-    Many[str] | None, BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None)
+    Many[str] | None,
+    BeforeValidator(_as_list, json_schema_input_type=StopString | StopStrings | None),
 ]
 STOP = "A string that ends the answer, or several."
 RELEVANCE = (
@@ -140,7 +152,7 @@ class CompressRequest(Ours):
         default=None, ge=1, description="Tokens a memory vector; by default the pair's finest rate."
     )
     ttl_s: FiniteFloat = Field(
-        default=600.0, gt=0, description="How long the server holds the vectors, seconds."
+        default=600.0, description="How long the server holds the vectors, seconds."
     )
     returns: Literal["handle", "stats"] = Field(
         default="handle",

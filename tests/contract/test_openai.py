@@ -99,3 +99,151 @@ async def test_many_callers_at_once_each_get_their_own(live_server: Any) -> None
     rows = np.array([one.data[0].embedding for one in alone])
     wanted = np.array([one.embedding for one in together.data])
     assert ((rows * wanted).sum(axis=1) > 0.9995).all()
+
+
+QUESTION = "Which lake does the Rhine pass through?"
+PASSAGES = ["The Rhine passes through Lake Constance.", "Helium is a gas.", "Vasa sank in 1628."]
+USER: Any = {"role": "user", "content": QUESTION}
+
+
+def answer_of(live_server: Any, **body: Any) -> Any:
+    """Return what `/v1/rag/answer` says to the same question."""
+    asked = {"query": QUESTION, "max_tokens": 12, **body}
+    reply = httpx.post(f"{live_server.url}/v1/rag/answer", json=asked, timeout=60)
+    return reply.raise_for_status().json()
+
+
+def test_a_chat_is_the_answer_to_the_same_question(client: openai.OpenAI, live_server: Any) -> None:
+    more: dict[str, Any]
+    for more in (
+        {"documents": PASSAGES},
+        {"index": {"name": "samples", "top_k": 5}, "rerank": {"top_n": 2}},
+        {"documents": PASSAGES, "compression": {"mode": "off"}},
+    ):
+        whole = answer_of(live_server, **more)
+        chat = client.chat.completions.create(
+            model="oscar-mini", messages=[USER], max_tokens=12, extra_body=more
+        )
+        assert chat.choices[0].message.content == whole["answer"] != ""
+        assert chat.choices[0].message.role == "assistant"
+        assert chat.choices[0].finish_reason == whole["finish_reason"]
+        assert chat.usage
+        assert chat.usage.completion_tokens == whole["usage"]["completion_tokens"]
+        assert chat.usage.total_tokens == whole["usage"]["total_tokens"]
+        assert chat.model_extra
+        assert chat.model_extra["condensery"]["citations"] == whole["citations"]
+
+
+def test_a_streamed_chat_joins_to_the_whole_one(client: openai.OpenAI, live_server: Any) -> None:
+    whole = answer_of(live_server, documents=PASSAGES)
+    chunks = list(
+        client.chat.completions.create(
+            model="oscar-mini",
+            messages=[USER],
+            max_completion_tokens=12,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"documents": PASSAGES},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    deltas = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    assert "".join(delta or "" for delta in deltas) == whole["answer"]
+    assert chunks[-2].choices[0].finish_reason == whole["finish_reason"]
+    assert chunks[-2].model_extra
+    assert chunks[-2].model_extra["condensery"]["citations"] == whole["citations"]
+    assert chunks[-1].usage
+    assert chunks[-1].usage.completion_tokens == whole["usage"]["completion_tokens"]
+
+
+def test_its_helper_for_streams_reads_ours(client: openai.OpenAI, live_server: Any) -> None:
+    whole = answer_of(live_server, documents=PASSAGES)
+    with client.chat.completions.stream(
+        model="oscar-mini", messages=[USER], max_tokens=12, extra_body={"documents": PASSAGES}
+    ) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == whole["answer"]
+
+
+def test_log_probabilities_are_read_token_by_token(client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model="oscar-mini",
+        messages=[USER],
+        max_tokens=6,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body={"documents": PASSAGES},
+    )
+    assert chat.choices[0].logprobs
+    content = chat.choices[0].logprobs.content
+    assert content
+    assert chat.usage
+    assert len(content) == chat.usage.completion_tokens
+    for token in content:
+        assert token.logprob <= 0
+        # greedy: what was taken is the likeliest
+        assert token.top_logprobs[0].token == token.token
+        assert token.top_logprobs[0].logprob == pytest.approx(token.logprob, abs=1e-4)
+        assert token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob
+
+
+def test_the_same_seed_gives_the_same_chat_again(client: openai.OpenAI) -> None:
+    def ask(seed: int) -> str | None:
+        chat = client.chat.completions.create(
+            model="oscar-mini",
+            messages=[USER],
+            max_tokens=12,
+            temperature=2,
+            seed=seed,
+            extra_body={"documents": PASSAGES},
+        )
+        return chat.choices[0].message.content
+
+    assert ask(1) == ask(1)
+    assert len({ask(seed) for seed in range(5)}) > 1
+
+
+def test_compressed_once_a_chat_reads_it_by_its_handle(
+    client: openai.OpenAI, live_server: Any
+) -> None:
+    body = {"query": QUESTION, "documents": PASSAGES}
+    done = httpx.post(f"{live_server.url}/v1/compress", json=body, timeout=60).json()
+    whole = answer_of(live_server, documents=PASSAGES)
+    chat = client.chat.completions.create(
+        model="oscar-mini", messages=[USER], max_tokens=12, extra_body={"context": done["context"]}
+    )
+    assert chat.choices[0].message.content == whole["answer"]
+    with pytest.raises(openai.ConflictError) as caught:
+        client.with_options(max_retries=0).chat.completions.create(
+            model="oscar-mini",
+            messages=[{"role": "user", "content": "And the Danube?"}],
+            extra_body={"context": done["context"]},
+        )
+    assert caught.value.code == "context_mismatch"
+    httpx.delete(f"{live_server.url}/v1/contexts/{done['context']}").raise_for_status()
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(
+            model="oscar-mini", messages=[USER], extra_body={"context": done["context"]}
+        )
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"n": 2}, "n"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"messages": [{"role": "system", "content": "Be brief."}, USER]}, "messages"),
+        ({"extra_body": {}}, "documents"),
+    ],
+)
+def test_what_would_be_without_effect_is_a_bad_request(
+    client: openai.OpenAI, more: dict[str, Any], field: str
+) -> None:
+    asked = {"messages": [USER], "extra_body": {"documents": PASSAGES}, **more}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="oscar-mini", **asked)
+    assert caught.value.param == field

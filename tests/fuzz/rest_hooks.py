@@ -41,15 +41,26 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         for field in ("model", "encoder", "fingerprint", "prompt_name"):
             if isinstance(body.get(field), str) and half(body[field]):
                 body[field] = None
-        if "documents" in body and isinstance(body.get("index"), dict):
-            body.pop("index" if half(str(body.get("query"))) else "documents")
+        given = [name for name in ("documents", "index", "context") if body.get(name) is not None]
+        if len(given) > 1:  # one of them is asked for
+            kept = given[len(str(body)) % len(given)]
+            body.update({name: None for name in given if name != kept})
+        messages = body.get("messages")
+        if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+            if isinstance(messages[-1].get("role"), str) and half(messages[-1]["role"]):
+                messages[-1]["role"] = "user"
+            if half(str(messages)):
+                body["history"] = "ignore"
         if isinstance(body.get("index"), dict) and isinstance(body["index"].get("name"), str):
             body["index"]["name"] = INDEXES[0]
+        elif isinstance(body.get("index"), str):
+            body["index"] = INDEXES[0]
         if body.get("query") is not None and body.get("vector") is not None:
             body["vector"] = None
         # Work that takes seconds shows no more than work that takes none.
         for field in ("input", "inputs", "texts", "documents"):
             if isinstance(body.get(field), list) and LONG < len(body[field]) <= MOST:
                 del body[field][LONG:]
-        if body.get("max_tokens") in range(FEW, 513):
-            body["max_tokens"] = FEW
+        for field in ("max_tokens", "max_completion_tokens"):
+            if body.get(field) in range(FEW, 513):
+                body[field] = FEW

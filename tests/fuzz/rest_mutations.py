@@ -38,6 +38,56 @@ def good() -> list[Asked]:
             {"query": "q", "documents": ["one", {"id": "b", "text": "two"}], "max_tokens": 2},
         ),
         ("POST", "/v1/rag/answer", {"query": "q", "documents": ["one"], "stream": True}),
+        (
+            "POST",
+            "/v1/rag/answer",
+            {
+                "query": "q",
+                "index": {"name": INDEX, "top_k": 2, "mode": "hybrid"},
+                "rerank": {"top_n": 0},
+                "compression": {"mode": "required", "ratio": None, "timeout_ms": 9000},
+                "min_relevance": 0.1,
+                "max_tokens": 2,
+                "temperature": 0.5,
+                "top_p": 0.9,
+                "seed": 7,
+                "stop": ["a", "b"],
+                "logprobs": 2,
+            },
+        ),
+        ("POST", "/v1/rag/compare", {"query": "q", "documents": ["one", "two"], "max_tokens": 2}),
+        (
+            "POST",
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "system", "content": "s"},
+                    {"role": "user", "content": [{"type": "text", "text": "q"}]},
+                ],
+                "history": "ignore",
+                "documents": ["one", {"id": "b", "text": "two"}],
+                "max_completion_tokens": 2,
+                "logprobs": True,
+                "top_logprobs": 1,
+                "n": 1,
+            },
+        ),
+        (
+            "POST",
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": "q"}],
+                "index": INDEX,
+                "max_tokens": 2,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        ),
+        (
+            "POST",
+            "/v1/compress",
+            {"query": "q", "documents": ["one", {"text": "two"}], "ttl_s": 1, "return": "handle"},
+        ),
         ("PUT", f"/v1/indexes/{INDEX}", {"metric": "ip", "kind": "flat"}),
         (
             "POST",
@@ -47,12 +97,13 @@ def good() -> list[Asked]:
         ("POST", f"/v1/indexes/{INDEX}/documents/get", {"ids": ["a", "b"]}),
         ("POST", f"/v1/indexes/{INDEX}/documents/count", {}),
         ("POST", f"/v1/indexes/{INDEX}/documents/delete", {"ids": ["z"]}),
-        ("POST", f"/v1/indexes/{INDEX}/query", {"query": "one", "top_k": 3}),
+        ("POST", f"/v1/indexes/{INDEX}/query", {"query": "one", "top_k": 3, "mode": "bm25"}),
     ]
     asked = [
         Asked(method, path.encode(), path.replace(INDEX, "{name}"), json.dumps(body).encode())
         for method, path, body in bodies
     ]
+    asked.append(Asked("DELETE", b"/v1/contexts/ctx_0", "/v1/contexts/{name}"))
     for path, template in (
         (f"/v1/indexes/{INDEX}", "/v1/indexes/{name}"),
         ("/v1/models/minilm-l6", "/v1/models/{name}"),

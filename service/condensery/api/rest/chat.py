@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from condensery.api.rest.answers import finite, write_block
 from condensery.api.rest.bodies import read
-from condensery.api.rest.chat_asking import Chat, named, read_chat
+from condensery.api.rest.chat_asking import Chat, read_chat
 from condensery.api.rest.doors import reply
 from condensery.api.rest.events import END, stream
+from condensery.api.rest.questions import renamed
 from condensery.api.rest.rag import ask
 from condensery.jobs.accounting import account
 from condensery.jobs.answer import answered
@@ -30,14 +31,16 @@ async def chat_completions(request: Request, services: Services) -> Response:
     script = _Script(services, chat)
     if chat.stream:
         return await stream(request, _ask(services, chat), script)
-    with account(services, chat.question.model, "answer", "rest"), named(chat.field):
+    model = chat.question.model
+    with account(services, model, "answer", "rest") as counted, renamed("query", chat.field):
         whole = await answered(services, chat.question)
+        counted.model = whole.model  # a context names its pair
         with services.metrics.stage(whole.model, "serialize"):
             return reply(script.whole(whole), headers={"x-model": whole.model})
 
 
 async def _ask(services: Services, chat: Chat) -> AsyncGenerator[AnswerEvent, None]:
-    with named(chat.field):
+    with renamed("query", chat.field):
         async with aclosing(ask(services, chat.question)) as events:
             async for event in events:
                 yield event

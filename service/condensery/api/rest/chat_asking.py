@@ -1,7 +1,6 @@
 """OpenAI's chat body as a question: what would be without effect is refused by name."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,18 +84,6 @@ def read_chat(data: Any) -> Chat:
         stream=bool(body.stream),
         usage=_wants_usage(body),
     )
-
-
-@contextmanager
-def named(field: str) -> Iterator[None]:
-    """Name the question by where it stands in the body, in what is wrong with it."""
-    try:
-        yield
-    except InputError as error:
-        if error.field != "query":
-            raise
-        message = error.message.replace("query", field, 1)
-        raise type(error)(message, field=field, value=error.value) from error
 
 
 def _refuse(data: Mapping[str, Any]) -> None:

@@ -16,8 +16,9 @@ from condensery.schemas_rag import CompareRequest
 async def compare(request: Request, services: Services) -> Response:
     """Answer a question from vectors and from the passages' own text, and compare."""
     body = await read_body(request, services, CompareRequest)
-    with account(services, body.model, "compare", "rest"):
+    with account(services, body.model, "compare", "rest") as counted:
         both = await job.compare(services, question_of(body))
+        counted.model = both.compressed.model  # a context names its pair
         with services.metrics.stage(both.compressed.model, "serialize"):
             return reply(
                 {

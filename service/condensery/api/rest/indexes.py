@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from condensery.api.rest.bodies import read, read_body, validate
 from condensery.api.rest.doors import reply
+from condensery.api.rest.questions import renamed
 from condensery.api.rest.writing import TEXTS, reply_list
 from condensery.errors import InputError
 from condensery.jobs import search
@@ -103,10 +104,10 @@ async def count(request: Request, services: Services) -> Response:
 
 
 async def query(request: Request, services: Services) -> Response:
-    """Find the passages nearest to a text or a vector, the best first."""
+    """Find passages by a text, by its words or its meaning, or by a vector; the best first."""
     name = _name(request)
     body = await read_body(request, services, QueryRequest)
-    with account(services, None, "index", "rest", index=name):
+    with account(services, None, "index", "rest", index=name), renamed("search", "mode"):
         vector = None if body.vector is None else to_floats([body.vector], ["vector"])[0]
         hits = await search.query(
             services,
@@ -115,6 +116,7 @@ async def query(request: Request, services: Services) -> Response:
             vector=vector,
             fingerprint=body.fingerprint,
             top_k=body.top_k,
+            search=body.mode,
         )
         results = [
             {

@@ -1,6 +1,6 @@
 """What operators and clients ask about the service itself."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -129,10 +129,10 @@ async def tei_info(request: Request, services: Services) -> Response:
 
 
 def _model(services: Services, info: ModelInfo) -> dict[str, Any]:
+    if info.kind == "oscar-pair":
+        info = replace(info, pair=services.pool.reader(info.name).traits)
     fields = asdict(info)
-    told = {"id": fields.pop("name"), "object": "model", "owned_by": "condensery", **fields}
-    pair = info.kind == "oscar-pair"
-    return {**told, "pair": services.pool.reader(info.name).traits if pair else None}
+    return {"id": fields.pop("name"), "object": "model", "owned_by": "condensery", **fields}
 
 
 def _model_type(info: ModelInfo) -> dict[str, Any]:

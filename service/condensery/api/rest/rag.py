@@ -27,18 +27,21 @@ async def rag_answer(request: Request, services: Services) -> Response:
     question = question_of(body)
     if body.stream:
         return await stream(request, ask(services, question), _Script(request.state.request_id))
-    with account(services, question.model, "answer", "rest"):
+    with account(services, question.model, "answer", "rest") as counted:
         whole = await answered(services, question)
+        counted.model = whole.model  # a context names its pair
         with services.metrics.stage(whole.model, "serialize"):
             return reply(write_answer(whole), headers={"x-model": whole.model})
 
 
 async def ask(services: Services, question: Question) -> AsyncGenerator[AnswerEvent, None]:
     """Answer a question, and count it as one request."""
-    with account(services, question.model, "answer", "rest"):
+    with account(services, question.model, "answer", "rest") as counted:
         answering: Any = answer(services, question)
         async with aclosing(answering) as events:
             async for event in events:
+                if isinstance(event, Retrieved):
+                    counted.model = event.model  # a context names its pair
                 yield event
 
 

@@ -1,0 +1,158 @@
+"""Chats over the door: OpenAI's replies and chunks, and our extras beside them."""
+
+import json
+
+import pytest
+
+from condensery.questions import Sampling
+
+CHAT = {
+    "messages": [{"role": "user", "content": "where?"}],
+    "documents": ["some words", {"id": "best", "text": "gold"}],
+}
+QUESTION = {"query": "where?", "documents": CHAT["documents"]}
+PATH = "/v1/chat/completions"
+
+
+def chunks_of(text):
+    lines = text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+async def streamed(door, **more):
+    reply = await door.post(PATH, json={**CHAT, "stream": True, **more})
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert reply.headers["x-model"] == "pair"
+    return chunks_of(reply.text)
+
+
+async def test_a_chat_says_what_the_answer_says(door):
+    answer = (await door.post("/v1/rag/answer", json=QUESTION)).json()
+    reply = await door.post(PATH, json={**CHAT, "user": "me"})
+    chat = reply.json()
+    (choice,) = chat["choices"]
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": answer["answer"],
+        "refusal": None,
+    }
+    assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "stop", None)
+    assert chat["id"].startswith("chatcmpl-")
+    assert (chat["object"], chat["model"]) == ("chat.completion", "pair")
+    assert chat["system_fingerprint"] == "sha256:pair"
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert chat["usage"] == {name: answer["usage"][name] for name in counts}
+    extras = chat["condensery"]
+    assert extras["citations"] == answer["citations"]
+    assert extras["compression"].keys() == answer["compression"].keys()
+    assert (extras["finish_reason"], extras["ignored_messages"]) == ("stop", 0)
+    assert reply.headers["x-model"] == "pair"
+
+
+async def test_chunks_join_to_the_whole(door):
+    whole = (await door.post(PATH, json=CHAT)).json()
+    chunks = await streamed(door)
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    same = {(chunk["id"], chunk["created"], chunk["system_fingerprint"]) for chunk in chunks}
+    assert len(same) == 1
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    joined = "".join(one["delta"].get("content", "") for one in choices)
+    assert joined == whole["choices"][0]["message"]["content"] != ""
+    assert [one["finish_reason"] for one in choices] == [None] * (len(choices) - 1) + ["stop"]
+    assert choices[-1]["delta"] == {}
+    assert chunks[-1]["condensery"]["citations"] == whole["condensery"]["citations"]
+    assert not any("condensery" in chunk or "usage" in chunk for chunk in chunks[:-1])
+
+
+async def test_usage_comes_last_where_it_is_asked_for(door):
+    whole = (await door.post(PATH, json=CHAT)).json()
+    *chunks, last = await streamed(door, stream_options={"include_usage": True})
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert "condensery" in chunks[-1]
+
+
+async def test_an_answer_that_is_cut_ends_for_its_length(door):
+    chat = (await door.post(PATH, json={**CHAT, "max_completion_tokens": 1})).json()
+    assert chat["choices"][0]["finish_reason"] == "length"
+    assert chat["usage"]["completion_tokens"] == 1
+    assert (await streamed(door, max_tokens=1))[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_log_probabilities_come_in_openais_shape(door):
+    asked = {"logprobs": True, "top_logprobs": 1}
+    chat = (await door.post(PATH, json={**CHAT, **asked})).json()
+    logprobs = chat["choices"][0]["logprobs"]
+    token = {"token": "where? ", "logprob": -0.5, "bytes": list(b"where? ")}
+    assert logprobs["content"][0] == {**token, "top_logprobs": [token]}
+    chunks = await streamed(door, **asked)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    content = [
+        one for choice in choices if choice["logprobs"] for one in choice["logprobs"]["content"]
+    ]
+    assert content == logprobs["content"]
+    assert "".join(one["token"] for one in content) == chat["choices"][0]["message"]["content"]
+
+
+async def test_how_to_sample_reaches_the_pair(door, pool):
+    body = {**CHAT, "temperature": 0.5, "top_p": 0.5, "seed": 3, "stop": "END"}
+    assert (await door.post(PATH, json=body)).status_code == 200
+    assert (await door.post(PATH, json=CHAT)).status_code == 200
+    assert pool.readers["pair"].asked == [
+        (Sampling(0.5, 0.5, 3), ("END",)),
+        (Sampling(temperature=0), ()),
+    ]
+
+
+async def test_a_failure_amid_chunks_is_an_error_that_openais_client_raises(door, pool):
+    pool.readers["pair"].fails_after = 1
+    chunks = await streamed(door)
+    assert [list(chunk) for chunk in chunks[2:]] == [["error"]]
+    assert chunks[2]["error"]["code"] == "internal_error"
+    assert "secret detail" not in json.dumps(chunks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_wrong_has_a_status_streamed_or_not(door, stream):
+    bad = [
+        ({**CHAT, "model": "gpt-4o"}, 404, "model_not_found", "model"),
+        ({"messages": CHAT["messages"], "index": "kb"}, 404, "index_not_found", None),
+        ({"messages": CHAT["messages"]}, 400, "input_error", "documents"),
+        ({**CHAT, "index": "kb"}, 400, "input_error", "documents"),
+        ({**CHAT, "n": 2}, 400, "input_error", "n"),
+        ({**CHAT, "max_tokens": 100_000}, 400, "input_error", "max_tokens"),
+        (
+            {**CHAT, "messages": [{"role": "user", "content": "a" * 5000}]},
+            *(400, "input_error", "messages[0].content"),
+        ),
+    ]
+    for body, status, code, field in bad:
+        reply = await door.post(PATH, json={**body, "stream": stream})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"]) == (status, code), error
+        assert field in (None, error["param"])
+
+
+async def test_ignored_messages_are_told(door):
+    messages = [{"role": "system", "content": "Be brief."}, *CHAT["messages"]]
+    body = {**CHAT, "messages": messages}
+    refused = await door.post(PATH, json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "messages"
+    body["history"] = "ignore"
+    assert (await door.post(PATH, json=body)).json()["condensery"]["ignored_messages"] == 1
+    last = chunks_of((await door.post(PATH, json={**body, "stream": True})).text)[-1]
+    assert last["condensery"]["ignored_messages"] == 1
+
+
+async def test_a_chat_counts_as_an_answer(door):
+    await door.post(PATH, json=CHAT)
+    await streamed(door)
+    await door.post(PATH, json={**CHAT, "model": "gpt-4o"})
+    lines = (await door.get("/metrics")).text.splitlines()
+    labels = 'protocol="rest",task="answer"}'
+    assert f'condensery_requests_total{{code="ok",model="pair",{labels} 2.0' in lines
+    assert f'condensery_requests_total{{code="ModelNotFound",model="unknown",{labels} 1.0' in lines
