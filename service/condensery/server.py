@@ -149,7 +149,7 @@ class Server:
             limits=_limits(settings),
             admission=Admission(settings.max_requests, settings.max_inflight_bytes, metrics),
             keys=keys,
-        )
+            )
         self._watch(stack, pool, metrics)
         if settings.samples and any(info.kind == "encoder" for info in pool.models()):
             try:
@@ -222,7 +222,7 @@ class Server:
             loop.call_later(FAREWELL_SECONDS, self._ended.set)
 
         watchdog = Watchdog(
-            pool.workers,
+            pool.teams,
             loop,
             on_fault=health.fault,
             on_fatal=fatal,
@@ -277,8 +277,9 @@ def _limits(settings: Settings) -> Limits:
 
 async def _load_models(settings: Settings, metrics: Metrics, say: Say) -> "RunningModels":
     say("loading PyTorch")
-    from condensery.runtime.device import choose_device, choose_dtype, prepare_process
+    from condensery.runtime.device import choose_common_dtype, choose_device, prepare_process
     from condensery.runtime.pool import RunningModels
+    from condensery.runtime.room import Bounds
     from condensery.store.importing import MINILM, import_minilm
     from condensery.store.store import ModelStore, shipped_store
 
@@ -291,13 +292,24 @@ async def _load_models(settings: Settings, metrics: Metrics, say: Say) -> "Runni
     except CondenseryError as error:  # others may serve
         say(f"{MINILM}: not imported: {error.message}")
     device = choose_device(settings.device)
-    dtype = choose_dtype(device, settings.dtype)
-    say(f"loading models on {device} in {str(dtype).removeprefix('torch.')}")
+    halves = [
+        choose_device(named, field) if named else device
+        for field, named in (
+            ("compressor_device", settings.compressor_device),
+            ("generator_device", settings.generator_device),
+        )
+    ]
+    dtype = choose_common_dtype([device, *halves], settings.dtype)
+    places = ", ".join(dict.fromkeys(map(str, [device, *halves])))
+    say(f"loading models on {places} in {str(dtype).removeprefix('torch.')}")
     pool = await asyncio.to_thread(
         RunningModels.load,
         store,
         device=device,
         dtype=dtype,
+        compressor=halves[0],
+        generator=halves[1],
+        bounds=Bounds(settings.generator_sequences, settings.generator_cache_mib),
         workers=settings.workers or None,
         queue_tokens=settings.max_queue_tokens,
         queue_seconds=settings.max_queue_seconds,

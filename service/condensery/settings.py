@@ -85,10 +85,28 @@ class Settings(BaseModel):
         json_schema_extra=_MODELS,
     )
     """What computes; auto is CUDA where there is one."""
+    compressor_device: str | None = Field(
+        default=None,
+        pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
+        examples=["auto", "cpu", "cuda", "cuda:1"],
+        json_schema_extra=_MODELS,
+    )
+    """What computes pairs' compressors; by default `device`."""
+    generator_device: str | None = Field(
+        default=None,
+        pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
+        examples=["auto", "cpu", "cuda", "cuda:1"],
+        json_schema_extra=_MODELS,
+    )
+    """What computes pairs' generators; by default `device`."""
     dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", json_schema_extra=_MODELS)
     """What models compute in; auto is bfloat16 where the hardware is fast at it."""
     workers: int = Field(default=0, ge=0, le=1024, json_schema_extra=_MODELS)
     """Threads for forward passes; 0 decides by the device."""
+    generator_sequences: int = Field(default=0, ge=0, le=65536, json_schema_extra=_MODELS)
+    """Most answers that each pair generates at once; 0 decides by the device."""
+    generator_cache_mib: int = Field(default=0, ge=0, le=2**20, json_schema_extra=_MODELS)
+    """MiB of keys and values that each pair's generator keeps; 0 decides by the device."""
     samples: bool = Field(default=True, json_schema_extra=_MODELS)
     """Make the index `samples` on first start."""
 

@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 
 from condensery.errors import CondenseryError, ModelFault
-from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_packing import Pairing, length, pack
-from condensery.networks.windows import windows
-from condensery.runtime.batcher import Batcher, Limits
-from condensery.runtime.pieces import Pieces, PieceTokenizer
+from condensery.networks.oscar_interface import CompressorNetwork, Reading
+from condensery.runtime.batcher import RATE_MEMORY, Batcher
+from condensery.runtime.limits import Limits
 from condensery.runtime.workers import Workers
 from condensery.values import CompressedPassage, Floats
 
@@ -20,18 +17,17 @@ if TYPE_CHECKING:
 
 
 class Window(NamedTuple):
-    """What one pairing gives."""
+    """What one reading gives; relevance is None where the pair has no rerank head."""
 
     memory: Floats
-    relevance: float
+    relevance: float | None
 
 
 class Compressor:
     """Compresses and scores in the same forward pass, batched with whoever else asks.
 
     Args:
-        pair: The networks, ready for packed inference.
-        tokenizer: The pair's.
+        network: The pair's compressor, ready for packed inference.
         workers: Where batches run.
         model: Name in metrics and messages.
         limits: Of a batch and of the queue.
@@ -40,79 +36,88 @@ class Compressor:
 
     def __init__(
         self,
-        pair: OscarPair,
-        tokenizer: PieceTokenizer,
+        network: CompressorNetwork,
         workers: Workers,
         *,
         model: str,
         limits: Limits | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
-        self._pair = pair
-        self._shape = pair.shape
-        self._words = pair.generator.words
-        self._specials = tokenizer.specials
+        self._network = network
         self._model = model
-        self._batcher: Batcher[Pairing, Window] = Batcher(
+        self._batcher: Batcher[Reading, Window] = Batcher(
             self._forward, workers, limits=limits, model=model, stage="compress", metrics=metrics
         )
+        self._spread = 0.0  # positions read for each token of a passage
 
     async def compress(
-        self, question: Sequence[int], passages: Sequence[Pieces]
-    ) -> list[CompressedPassage]:
-        """Compress each passage; one longer than a window is read in several, the best counts.
+        self, passages: Sequence[Sequence[Reading]]
+    ) -> list[CompressedPassage | CondenseryError]:
+        """Compress each passage; of one in several windows, the best counts.
+
+        A passage any of whose windows fails has the error in its place, and harms no other.
 
         Args:
-            question: Its word pieces, at most ``query_tokens``.
-            passages: Their word pieces with character offsets.
+            passages: The windows of each.
+
+        Raises:
+            Overloaded, DeadlineExceeded, Unavailable: As ``Batcher.submit_each``.
         """
-        cuts = [windows(len(p.ids), self._shape.passage_tokens) for p in passages]
-        pairings = [
-            Pairing(question, passage.ids[start:end])
-            for passage, spans in zip(passages, cuts, strict=True)
-            for start, end in spans
-        ]
-        found = iter(
-            await self._batcher.submit(pairings, [length(p, self._shape) for p in pairings])
-        )
-        compressed = []
-        for passage, spans in zip(passages, cuts, strict=True):
-            seen = [next(found) for _ in spans]
-            best = max(range(len(seen)), key=lambda i: seen[i].relevance)
-            first, last = spans[best]
-            compressed.append(
-                CompressedPassage(
-                    memory=seen[best].memory,
-                    relevance=seen[best].relevance,
-                    tokens_in=len(passage.ids),
-                    windows=len(spans),
-                    start=passage.offsets[first][0] if last > first else 0,
-                    end=passage.offsets[last - 1][1] if last > first else 0,
-                )
-            )
-        return compressed
+        readings = [reading for windows in passages for reading in windows]
+        costs = [self._network.cost(reading) for reading in readings]
+        found = iter(await self._batcher.submit_each(readings, costs))
+        tokens = sum(reading.tokens for reading in readings)
+        if tokens:
+            spread, past = sum(costs) / tokens, self._spread or sum(costs) / tokens
+            self._spread = RATE_MEMORY * past + (1 - RATE_MEMORY) * spread
+        return [_best(windows, [next(found) for _ in windows]) for windows in passages]
+
+    def expects(self, tokens: int) -> float:
+        """Return about how many seconds so many tokens of passages take, at the rate so far.
+
+        0 if nothing was compressed yet. What waits before them is left out.
+        """
+        rate = self._batcher.rate
+        return tokens * self._spread / rate if rate else 0.0
 
     @torch.inference_mode()
-    def _forward(self, pairings: list[Pairing]) -> list[Window | CondenseryError]:
-        given = pack(
-            pairings,
-            self._shape,
-            self._specials,
-            self._pair.compressor.slot_positions,
-            dtype=self._words.dtype,
-            device=self._words.device,
-        )
-        out = self._pair.compressor(given, self._words)
-        memory: Floats = out.memory.float().cpu().numpy()
-        relevance: Floats = out.relevance.cpu().numpy()
-        finite = np.isfinite(memory).all(axis=(1, 2)) & np.isfinite(relevance)
-        return [
-            Window(vectors, float(score))
-            if whole
-            else ModelFault(f"{self._model}: a memory vector came out with NaN or infinity")
-            for vectors, score, whole in zip(memory, relevance, finite, strict=True)
-        ]
+    def _forward(self, readings: list[Reading]) -> list[Window | CondenseryError]:
+        memories = self._network.compress(readings)
+        vectors = memories.vectors.float().cpu()
+        found = memories.relevance
+        scores = [None] * len(readings) if found is None else found.float().cpu().tolist()
+        windows: list[Window | CondenseryError] = []
+        for memory, score in zip(vectors.split(memories.counts), scores, strict=True):
+            if bool(memory.isfinite().all()) and (score is None or abs(score) < float("inf")):
+                # A copy: what is kept of one passage must not keep the whole batch.
+                windows.append(Window(memory.clone().numpy(), score))
+            else:
+                windows.append(
+                    ModelFault(f"{self._model}: a memory vector came out with NaN or infinity")
+                )
+        return windows
 
     def close(self) -> None:
         """Refuse new passages and those that wait."""
         self._batcher.close()
+
+
+def _best(
+    readings: Sequence[Reading], seen: Sequence[Window | CondenseryError]
+) -> CompressedPassage | CondenseryError:
+    """Return the best window of a passage, or what failed; the first where nothing is scored."""
+    windows: list[Window] = []
+    for one in seen:
+        if isinstance(one, CondenseryError):
+            return one
+        windows.append(one)
+    scores = [0.0 if window.relevance is None else window.relevance for window in windows]
+    best = scores.index(max(scores))
+    return CompressedPassage(
+        memory=windows[best].memory,
+        relevance=windows[best].relevance,
+        tokens_in=readings[-1].first + readings[-1].tokens,
+        windows=len(windows),
+        start=readings[best].start,
+        end=readings[best].end,
+    )

@@ -1,6 +1,7 @@
 """Where forward passes run: the device, what it computes in, how the process is set up for it."""
 
 import ctypes
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -16,8 +17,8 @@ MMAP_BYTES = 32 << 20  # glibc documents no more; with 1 GiB the page faults cam
 TRIM_BYTES = 1 << 30
 
 
-def choose_device(setting: str = "auto") -> torch.device:
-    """Return the device that ``setting`` names; "auto" is CUDA where there is one.
+def choose_device(setting: str = "auto", field: str = "device") -> torch.device:
+    """Return the device that ``setting``, called ``field``, names; "auto" is CUDA if there is one.
 
     Raises:
         SettingError: There is no such device here.
@@ -27,11 +28,11 @@ def choose_device(setting: str = "auto") -> torch.device:
     try:
         device = torch.device(setting)
     except RuntimeError as error:
-        raise SettingError(f"device={setting!r} is no device name", field="device") from error
+        raise SettingError(f"{field}={setting!r} is no device name", field=field) from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingError(f"device={setting!r}, but torch sees no CUDA device", field="device")
+        raise SettingError(f"{field}={setting!r}, but torch sees no CUDA device", field=field)
     if device.type not in ("cpu", "cuda"):
-        raise SettingError(f"device={setting!r} is neither cpu nor cuda", field="device")
+        raise SettingError(f"{field}={setting!r} is neither cpu nor cuda", field=field)
     return device
 
 
@@ -57,6 +58,18 @@ def choose_dtype(device: torch.device | str, setting: DTypeSetting | str = "auto
     else:
         native = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     return torch.bfloat16 if native else torch.float32
+
+
+def choose_common_dtype(
+    devices: Iterable[torch.device], setting: DTypeSetting | str = "auto"
+) -> torch.dtype:
+    """Return what to compute in on all of these; "auto" is bf16 where each multiplies it natively.
+
+    Raises:
+        SettingError: As in ``choose_dtype``.
+    """
+    chosen = {choose_dtype(device, setting) for device in devices}
+    return torch.float32 if torch.float32 in chosen else torch.bfloat16
 
 
 def tune_allocator() -> bool:

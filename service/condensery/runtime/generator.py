@@ -14,16 +14,20 @@ from condensery.errors import CondenseryError, DeadlineExceeded
 from condensery.networks.oscar_interface import Part
 from condensery.networks.stepping import Network, Stepper
 from condensery.questions import GREEDY, Sampling
-from condensery.runtime.batcher import Limits
+from condensery.runtime.blocks import BLOCK
 from condensery.runtime.deltas import Deltas, StopStrings
 from condensery.runtime.engine import Engine
-from condensery.runtime.room import Room
+from condensery.runtime.limits import Limits
+from condensery.runtime.room import Bounds, Room, room_within
 from condensery.runtime.sequences import Chosen, Generation, Order
 from condensery.runtime.workers import Workers
-from condensery.values import FinishReason, Floats
+from condensery.values import FinishReason, Floats, TokenLogprob
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
+
+
+UNBOUNDED = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +39,14 @@ class Token:
         count: Tokens so far, one that stops left out.
         finish: Why it was the last.
         id: The token's; None where nothing was chosen.
-        logprob: Its log-probability, if it was asked for.
-        top: The likeliest tokens' ids and log-probabilities, best first.
+        logprob: Its log-probability, if it was asked for, and the token is part of the answer.
     """
 
     text: str
     count: int
     finish: FinishReason | None = None
     id: int | None = None
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    logprob: TokenLogprob | None = None
 
 
 class Generator:
@@ -56,12 +58,15 @@ class Generator:
         stop_ids: Tokens that end an answer.
         workers: Where steps run.
         model: Name in metrics and messages.
+        name: Text of one token, for reports of log-probabilities.
         limits: Of the queue and of steps.
-        room: What may run at the same time.
+        room: What may run at the same time; by default what suits, within ``bounds``.
+        bounds: What the operator allows.
         metrics: Where to count.
 
     Raises:
         CorruptModel: The backbone does not run in steps.
+        SettingError: The bounds leave no room.
     """
 
     def __init__(
@@ -72,15 +77,41 @@ class Generator:
         workers: Workers,
         *,
         model: str,
+        name: Callable[[int], str] = str,
         limits: Limits | None = None,
         room: Room | None = None,
+        bounds: Bounds = UNBOUNDED,
         metrics: "Metrics | None" = None,
     ) -> None:
         self._deltas = deltas
         self._stop_ids = stop_ids
+        self._name = name
+        stepper = Stepper(network)
+        room = room or room_within(stepper, bounds)
+        self._longest = stepper.longest
+        self._room = room.positions // BLOCK * BLOCK
         self._engine = Engine(
-            *(Stepper(network), workers), model=model, limits=limits, room=room, metrics=metrics
+            stepper, workers, model=model, limits=limits, room=room, metrics=metrics
         )
+
+    def spare(self, prompt: Sequence[Part], size: int, max_tokens: int) -> int:
+        """Return the positions that a prompt and its answer leave free; negative: too long.
+
+        Args:
+            prompt: Its parts.
+            size: Positions that it takes, separators included.
+            max_tokens: Of the answer.
+        """
+        # The engine reserves one for a separator after each part; the last token is never read.
+        reserved = Order(prompt, max_tokens).prompt + max_tokens - 1
+        return min(self._longest - size - max_tokens, self._room - reserved)
+
+    def expects(self, positions: int) -> float:
+        """Return about how many seconds a prompt takes to its first token, at the pace so far.
+
+        0 if too little has run yet. What waits before it is left out.
+        """
+        return self._engine._pace.expects(0, positions)
 
     async def generate(
         self,
@@ -110,7 +141,7 @@ class Generator:
         generation = self._engine.begin(Order(parts, max_tokens, self._stop_ids, sampling))
         try:
             while True:
-                token = _show(await _next(generation, call), deltas, stops)
+                token = self._show(await _next(generation, call), deltas, stops)
                 if token.finish is not None:  # by a stop string, perhaps: the engine knows of none
                     self._engine.leave(generation)
                 yield token
@@ -124,6 +155,20 @@ class Generator:
             raise
         finally:
             self._engine.leave(generation)
+
+    def _show(self, chosen: Chosen, deltas: Deltas, stops: StopStrings) -> Token:
+        """Turn a token into what may be shown once it is there."""
+        finish, text, stopped, choice = chosen.finish, "", False, chosen.choice
+        logprob = None
+        if finish != "stop":  # what stops is no part of the answer
+            text, stopped = stops.push(deltas.push(choice.id))
+            if choice.logprob is not None:
+                top = tuple((self._name(token), value) for token, value in choice.top)
+                logprob = TokenLogprob(self._name(choice.id), choice.logprob, top)
+        if finish is not None and not stopped:
+            rest, stopped = stops.push(deltas.rest())
+            text += rest if stopped else rest + stops.rest()
+        return Token(text, chosen.count, "stop" if stopped else finish, choice.id, logprob)
 
     def close(self) -> None:
         """Refuse new answers, and end those under way."""
@@ -142,18 +187,3 @@ async def _next(generation: Generation, call: Call) -> Chosen:
     if isinstance(told, CondenseryError):
         raise told
     return told
-
-
-def _show(chosen: Chosen, deltas: Deltas, stops: StopStrings) -> Token:
-    """Turn a token into what may be shown once it is there."""
-    finish, text, stopped = chosen.finish, "", False
-    if finish != "stop":  # what stops is no part of the answer
-        text, stopped = stops.push(deltas.push(chosen.choice.id))
-    if finish is not None and not stopped:
-        rest, stopped = stops.push(deltas.rest())
-        text += rest if stopped else rest + stops.rest()
-    choice = chosen.choice
-    return Token(
-        *(text, chosen.count, "stop" if stopped else finish),
-        *(choice.id, choice.logprob, choice.top),
-    )

@@ -1,7 +1,7 @@
 """The running models by name."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from condensery.errors import CondenseryError, ModelNotFound, shorten
-from condensery.runtime.batcher import default_limits
 from condensery.runtime.encoder import Encoder
+from condensery.runtime.generator import UNBOUNDED
+from condensery.runtime.limits import Limits, default_limits
 from condensery.runtime.reader import Reader
+from condensery.runtime.room import Bounds
 from condensery.runtime.workers import Workers
 from condensery.store.store import ModelStore
 from condensery.values import ModelInfo
@@ -25,6 +27,30 @@ DEFAULT_ENCODER = "minilm-l6"
 DEFAULT_PAIR = "oscar-mini"
 
 
+class Teams:
+    """Workers by device, each team started when it is first asked for.
+
+    Args:
+        count: Threads of a team; None is what suits the device.
+    """
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        self._teams: dict[torch.device, Workers] = {}
+
+    def on(self, device: torch.device) -> Workers:
+        """Return the team of a device."""
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device not in self._teams:
+            self._teams[device] = Workers(self._count, device)
+        return self._teams[device]
+
+    def all(self) -> tuple[Workers, ...]:
+        """Return every team there is."""
+        return tuple(self._teams.values())
+
+
 class RunningModels:
     """Encoders and pairs that serve, and the stored models that were refused.
 
@@ -32,7 +58,7 @@ class RunningModels:
         encoders: By name.
         readers: Pairs, by name.
         refused: Reason why a stored model does not serve, by name.
-        workers: What the models run on; closed with them.
+        teams: What the models run on, one a device; closed with them.
         threads: Where texts are tokenised; closed with them.
     """
 
@@ -41,19 +67,19 @@ class RunningModels:
         encoders: Mapping[str, Encoder],
         readers: Mapping[str, Reader],
         refused: Mapping[str, str],
-        workers: Workers,
+        teams: Sequence[Workers],
         threads: ThreadPoolExecutor,
     ) -> None:
         self._encoders = dict(encoders)
         self._readers = dict(readers)
         self._refused = dict(refused)
-        self._workers = workers
+        self._teams = tuple(teams)
         self._threads = threads
 
     @property
-    def workers(self) -> Workers:
-        """What the models run on."""
-        return self._workers
+    def teams(self) -> tuple[Workers, ...]:
+        """What the models run on, one a device."""
+        return self._teams
 
     @classmethod
     def load(
@@ -62,6 +88,9 @@ class RunningModels:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        compressor: torch.device | None = None,
+        generator: torch.device | None = None,
+        bounds: Bounds = UNBOUNDED,
         workers: int | None = None,
         queue_tokens: int | None = None,
         queue_seconds: float = 10.0,
@@ -74,17 +103,22 @@ class RunningModels:
             store: Where the models are.
             device: Where to run them.
             dtype: What to compute in.
+            compressor: Where to run pairs' compressors, if elsewhere.
+            generator: Where to run their generators, if elsewhere.
+            bounds: What each generator may hold.
             workers: Threads for forward passes; None is one a core on a CPU.
             queue_tokens: Tokens that may wait for each model; None is what suits the device.
             queue_seconds: How long a request may have to wait for its turn.
             metrics: Where to count.
             say: Called with a line of progress for each model.
         """
-        team = Workers(workers, device)
-        limits = replace(default_limits(device), queue_seconds=queue_seconds)
-        if queue_tokens is not None:
-            limits = replace(limits, queue_tokens=queue_tokens)
+        teams = Teams(workers)
         threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+
+        def limits(device: torch.device) -> Limits:
+            own = replace(default_limits(device), queue_seconds=queue_seconds)
+            return own if queue_tokens is None else replace(own, queue_tokens=queue_tokens)
+
         encoders: dict[str, Encoder] = {}
         readers: dict[str, Reader] = {}
         refused: dict[str, str] = {}
@@ -94,14 +128,22 @@ class RunningModels:
                 stored = store.open(name)
                 if stored.manifest.kind == "encoder":
                     encoders[name] = Encoder.load(
-                        stored, team, dtype=dtype, limits=limits, metrics=metrics, threads=threads
+                        *(stored, teams.on(device)),
+                        dtype=dtype,
+                        limits=limits(device),
+                        metrics=metrics,
+                        threads=threads,
                     )
                 elif stored.manifest.kind == "oscar-pair":
+                    halves = compressor or device, generator or device
                     readers[name] = Reader.load(
-                        *(stored, store.open_base(stored), team),
+                        *(stored, store.open_base(stored) if stored.manifest.base else None),
+                        teams.on(halves[0]),
+                        generators=teams.on(halves[1]),
                         dtype=dtype,
                         threads=threads,
-                        limits=limits,
+                        limits=limits(halves[0]),
+                        bounds=bounds,
                         metrics=metrics,
                     )
                 else:
@@ -115,7 +157,7 @@ class RunningModels:
             if metrics is not None:
                 metrics.prepare_model(name)
                 metrics.model_loaded.labels(name).set(name not in refused)
-        return cls(encoders, readers, refused, team, threads)
+        return cls(encoders, readers, refused, teams.all(), threads)
 
     async def warm_up(self) -> None:
         """Run every model once."""
@@ -128,7 +170,8 @@ class RunningModels:
 
     def scorer(self, name: str | None = None) -> Reader:
         """Return what reranks: a pair, by its rerank head. Raises ModelNotFound."""
-        return self._find(self._readers, name, DEFAULT_PAIR, "reranker")
+        scorers = {name: reader for name, reader in self._readers.items() if reader.traits.scores}
+        return self._find(scorers, name, DEFAULT_PAIR, "reranker")
 
     def reader(self, name: str | None = None) -> Reader:
         """Return the OSCAR pair; None is the default one. Raises ModelNotFound."""
@@ -148,7 +191,8 @@ class RunningModels:
         """Refuse new work, and finish what runs; what takes over ``seconds`` is left behind."""
         for model in self._all():
             model.close()
-        self._workers.close(seconds)
+        for team in self._teams:
+            team.close(seconds)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _all(self) -> list[Encoder | Reader]:

@@ -90,23 +90,8 @@ class TextTokenizer:
         Raises:
             InputError: One is over ``max_characters``, or no valid Unicode.
         """
-        characters = 0
-        for place, text in enumerate(texts):
-            where = f"{field}[{place}]"
-            if not isinstance(text, str):
-                raise InputError(
-                    f"{where} is {shorten(text)}, not a text", field=where, value=shorten(text)
-                )
-            if len(text) > self.max_characters:
-                raise InputError(
-                    f"{where} has {len(text)} characters, over the limit of {self.max_characters}",
-                    field=where,
-                    value=len(text),
-                )
-            if not text.isascii():
-                _check_unicode(text, where)
-            characters += len(text)
-        return characters
+        places = enumerate(texts)
+        return sum(check_text(text, f"{field}[{i}]", self.max_characters) for i, text in places)
 
     def encode(
         self,
@@ -208,6 +193,32 @@ class TextTokenizer:
     def _shorten(self, ids: list[int]) -> list[int]:
         end = len(ids) - self._last_special
         return ids[: self.max_tokens - self._last_special] + ids[end:]
+
+
+def check_text(text: object, where: str, most: int) -> int:
+    """Check that a text can be tokenised; returns its characters.
+
+    Args:
+        text: Anything.
+        where: The request's field that holds it, for messages.
+        most: Characters that it may have.
+
+    Raises:
+        InputError: It is no text, too long, or no valid Unicode.
+    """
+    if not isinstance(text, str):
+        raise InputError(
+            f"{where} is {shorten(text)}, not a text", field=where, value=shorten(text)
+        )
+    if len(text) > most:
+        raise InputError(
+            f"{where} has {len(text)} characters, over the limit of {most}",
+            field=where,
+            value=len(text),
+        )
+    if not text.isascii():
+        _check_unicode(text, where)
+    return len(text)
 
 
 def _check_unicode(text: str, where: str) -> None:

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from condensery.runtime.workers import Worker, Workers
@@ -38,7 +38,7 @@ class Watchdog:
     second fault ends the process, since a device that hangs twice hangs for ever.
 
     Args:
-        workers: What is watched.
+        teams: What is watched: the workers of each device.
         loop: The event loop; its own stall of ``LOOP_SECONDS`` ends the process as well.
         on_fault: Called in the loop with what is wrong, or None once it is mended.
         on_fatal: Called in the loop with the reason why the process should end.
@@ -49,7 +49,7 @@ class Watchdog:
 
     def __init__(
         self,
-        workers: Workers,
+        teams: Sequence[Workers],
         loop: asyncio.AbstractEventLoop,
         *,
         on_fault: Callable[[str | None], None],
@@ -58,7 +58,7 @@ class Watchdog:
         stall_seconds: float = 1.5,
         metrics: "Metrics | None" = None,
     ) -> None:
-        self._workers = workers
+        self._teams = teams
         self._loop = loop
         self._on_fault = on_fault
         self._on_fatal = on_fatal
@@ -101,16 +101,17 @@ class Watchdog:
     def _look_at_workers(self) -> None:
         now = time.monotonic()
         oldest, wrong = 0.0, None
-        for worker in self._workers.team():
+        watched = [(workers, one) for workers in self._teams for one in workers.team()]
+        for workers, worker in watched:
             job = worker.job
             age = now - worker.began if job is not None else 0.0
             oldest = max(oldest, age)
             assert worker.thread is not None
             if not worker.thread.is_alive():
-                wrong = wrong or self._give_up(worker, "died")
+                wrong = wrong or self._give_up(workers, worker, "died")
             elif job is not None and age > (limit := self._limit(job.seconds)):
                 if age > 2 * limit:
-                    wrong = self._give_up(worker, "hung") or wrong
+                    wrong = self._give_up(workers, worker, "hung") or wrong
                 else:
                     wrong = "a device worker hangs"
         if self._metrics is not None:
@@ -122,7 +123,7 @@ class Watchdog:
     def _limit(self, expected: float) -> float:
         return max(self._stall_seconds, PATIENCE * expected) if expected else FIRST_SECONDS
 
-    def _give_up(self, worker: Worker, how: str) -> str | None:
+    def _give_up(self, workers: Workers, worker: Worker, how: str) -> str | None:
         """Replace a worker, the first time; returns what is still wrong."""
         now = time.monotonic()
         again = now - self._last_restart < WINDOW_SECONDS
@@ -137,7 +138,7 @@ class Watchdog:
         _log.error("worker_restarted", extra=event)
         if self._metrics is not None:
             self._metrics.worker_restarts.inc()
-        self._workers.replace(worker, f"the device worker {how} while it ran this batch")
+        workers.replace(worker, f"the device worker {how} while it ran this batch")
         return None
 
     def _call(self, function: Callable[..., None], *args: object) -> None:

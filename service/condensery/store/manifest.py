@@ -76,6 +76,20 @@ class Provenance(BaseModel):
     notes: tuple[str, ...] = ()
 
 
+class Defaults(BaseModel):
+    """What a pair does where nothing is asked for; no part of its fingerprint.
+
+    Attributes:
+        top_n: Passages that it reads best, as measured; 0 is all, None what the service does.
+        min_relevance: Score (0 to 1) under which it should not answer; None is the same.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    top_n: int | None = Field(default=None, ge=0)
+    min_relevance: float | None = Field(default=None, ge=0, le=1)
+
+
 class Manifest(BaseModel):
     """What ``model.json`` holds.
 
@@ -90,6 +104,7 @@ class Manifest(BaseModel):
         max_tokens: Longest input, tokens, special ones included.
         dtype: Of the stored weights (most of their elements).
         shape: The method's dimensions: dropped layers, widths, experts, memory tokens.
+        defaults: What a pair does where nothing is asked for; see ``Defaults``.
         files: Relative path to sha256 (hex) of each file but ``model.json``.
         quality: Measured figures, and what they were measured on.
         cost: Parameters, bytes, FLOPs.
@@ -112,6 +127,7 @@ class Manifest(BaseModel):
     max_tokens: int = Field(ge=1)
     dtype: str = "float32"
     shape: dict[str, JsonValue] = {}
+    defaults: Defaults = Defaults()
     files: dict[str, Sha256] = {}
     licence: str = "unknown"
     provenance: Provenance = Provenance()

@@ -9,15 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_pair import pair_files, text_of, tiny_pair, tiny_tokenizer
+from tiny_pair import VOCABULARY, pair_files, text_of, tiny_pair, tiny_tokenizer
 
-from condensery.errors import CorruptModel, InputError, ModelFault, Unavailable
+from condensery.errors import (
+    CondenseryError,
+    ContextTooLong,
+    CorruptModel,
+    InputError,
+    ModelFault,
+    Unavailable,
+)
 from condensery.networks.oscar import OscarPair
 from condensery.networks.windows import windows
+from condensery.questions import Sampling
 from condensery.runtime.generator import Token
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
+from condensery.values import CompressedPassage, PairTraits
 
 QUESTION = "who is in the old mill?"
 PASSAGES = ["the old mill", "", text_of(24, seed=1), "bread of stone, and new bread", text_of(9)]
@@ -40,16 +49,25 @@ def reader(tmp_path_factory: pytest.TempPathFactory, shared_workers: Workers) ->
     return read_with(make_ready(tiny_pair()), tmp_path_factory.mktemp("pair"), shared_workers)
 
 
+async def compressed_by(
+    reader: Reader, question: str, passages: list[str]
+) -> list[CompressedPassage]:
+    """Compress passages none of which fails."""
+    found = await reader.compress(question, passages)
+    assert not [one for one in found if isinstance(one, CondenseryError)]
+    return [one for one in found if isinstance(one, CompressedPassage)]
+
+
 async def join(stream: AsyncIterator[Token]) -> str:
     return "".join([token.text async for token in stream])
 
 
 async def test_compress_keeps_order_and_count(reader: Reader) -> None:
-    found = await reader.compress(QUESTION, PASSAGES)
+    found = await compressed_by(reader, QUESTION, PASSAGES)
     assert len(found) == len(PASSAGES)
     count = tiny_tokenizer()
     for passage, compressed in zip(PASSAGES, found, strict=True):
-        (alone,) = await reader.compress(QUESTION, [passage])
+        (alone,) = await compressed_by(reader, QUESTION, [passage])
         np.testing.assert_allclose(compressed.memory, alone.memory, atol=1e-5)
         assert compressed.relevance == pytest.approx(alone.relevance, abs=1e-4)
         assert compressed.memory.shape == (3, 32)
@@ -72,10 +90,10 @@ async def test_a_long_passage_becomes_windows_and_the_best_counts(
     offsets = tiny_tokenizer().encode(passage, add_special_tokens=False).offsets
     spans = windows(tokens, 24)
     texts = [passage[offsets[a][0] : offsets[b - 1][1]] for a, b in spans]
-    alone = await reader.compress(QUESTION, texts)
+    alone = await compressed_by(reader, QUESTION, texts)
     best = max(range(len(alone)), key=lambda i: alone[i].relevance)
 
-    _, found, _ = await reader.compress(QUESTION, ["the mill", passage, "the river"])
+    _, found, _ = await compressed_by(reader, QUESTION, ["the mill", passage, "the river"])
     assert found.windows == len(spans) > 1
     assert found.tokens_in == tokens
     assert passage[found.start : found.end] == texts[best]
@@ -86,7 +104,7 @@ async def test_a_long_passage_becomes_windows_and_the_best_counts(
 async def test_score_is_the_relevance_that_compress_gives(reader: Reader) -> None:
     passages = [*PASSAGES, text_of(70)]
     scored = await reader.score(QUESTION, passages)
-    found = await reader.compress(QUESTION, passages)
+    found = await compressed_by(reader, QUESTION, passages)
     np.testing.assert_allclose(scored.scores, [p.relevance for p in found], atol=1e-4)
     assert scored.model == "tiny"
     assert scored.tokens == 7 + sum(p.tokens_in for p in found)
@@ -99,7 +117,7 @@ async def test_a_question_over_the_limit_is_cut(reader: Reader) -> None:
     np.testing.assert_allclose(whole.scores, cut.scores, atol=1e-4)
     assert whole.tokens == cut.tokens
     assert (whole.query_truncated, cut.query_truncated) == (True, False)
-    memory = [p.memory for p in await reader.compress(head, PASSAGES)]
+    memory = [p.memory for p in await compressed_by(reader, head, PASSAGES)]
     same = [await join(reader.generate(q, memory, max_tokens=6)) for q in (question, head)]
     assert same[0] == same[1]
 
@@ -127,12 +145,15 @@ async def test_a_context_too_long_for_the_generator_is_refused_with_the_remedy(
     # 96 positions: 4 a passage, and 9 for the question and its two special tokens.
     for passages, room in ((0, 87), (10, 47), (21, 3)):
         memory = [vectors] * passages
+        assert reader.spare(QUESTION, memory, room) == 0
         await join(reader.generate(QUESTION, memory, max_tokens=room))
-        with pytest.raises(InputError, match=r"rerank\.top_n") as caught:
+        assert reader.spare(QUESTION, memory, room + 1) == -1
+        with pytest.raises(ContextTooLong, match=r"has 96.*max_tokens") as caught:
             await join(reader.generate(QUESTION, memory, max_tokens=room + 1))
-        assert caught.value.field == "rerank.top_n"
-    with pytest.raises(InputError, match=r"96"):
-        await join(reader.generate_plain(QUESTION, [text_of(90)], max_tokens=4))
+        assert caught.value.field == ("rerank.top_n" if passages else "max_tokens")
+        assert caught.value.field in caught.value.message
+    with pytest.raises(ContextTooLong, match=r"100 positions"):
+        await join(reader.generate(QUESTION, [text_of(90)], max_tokens=4))
 
 
 async def test_an_answer_needs_no_memory(reader: Reader) -> None:
@@ -141,53 +162,115 @@ async def test_an_answer_needs_no_memory(reader: Reader) -> None:
 
 
 async def test_the_answer_depends_on_the_memory_and_on_its_order(reader: Reader) -> None:
-    memory = [p.memory for p in await reader.compress(QUESTION, PASSAGES)]
+    memory = [p.memory for p in await compressed_by(reader, QUESTION, PASSAGES)]
     answers = [
         await join(reader.generate(QUESTION, given, max_tokens=12))
         for given in (memory, memory[::-1], [], memory[:1])
     ]
     assert len(set(answers)) > 2
-    plain = await join(reader.generate_plain(QUESTION, PASSAGES[:1], max_tokens=12))
+    plain = await join(reader.generate(QUESTION, PASSAGES[:1], max_tokens=12))
     assert plain != answers[3]
+
+
+async def test_memory_and_text_stand_side_by_side(reader: Reader) -> None:
+    """A mixed prompt is its parts in order, a separator between: counted, and told apart."""
+    memory = (await compressed_by(reader, QUESTION, PASSAGES[:1]))[0].memory
+    contexts = [[memory, "new bread"], ["new bread", memory], [memory, memory], ["new bread"]]
+    answers = [
+        await join(reader.generate(QUESTION, context, max_tokens=12)) for context in contexts
+    ]
+    assert len(set(answers)) > 2
+    spare = [reader.spare(QUESTION, context, 12) for context in contexts]
+    assert spare == [96 - 12 - 9 - used for used in (4 + 3, 3 + 4, 4 + 4, 3)]
+
+
+async def test_log_probabilities_name_the_tokens_of_the_answer(reader: Reader) -> None:
+    wish = Sampling(logprobs=2)
+    tokens = [t async for t in reader.generate(QUESTION, [], max_tokens=6, sampling=wish)]
+    vocabulary = tiny_tokenizer()
+    for token in tokens:
+        if token.finish == "stop":
+            assert token.logprob is None, "what ends an answer is no part of it"
+            continue
+        assert token.logprob is not None
+        assert token.logprob.text == vocabulary.id_to_token(token.id)
+        assert token.logprob.top[0] == (token.logprob.text, token.logprob.logprob), "greedy"
+        assert len(token.logprob.top) == 2
+    plain = [t async for t in reader.generate(QUESTION, [], max_tokens=6)]
+    assert {t.logprob for t in plain} == {None}
+    assert [t.text for t in plain] == [t.text for t in tokens]
+
+
+async def test_a_stop_string_ends_the_answer(reader: Reader) -> None:
+    whole = await join(reader.generate(QUESTION, [], max_tokens=20))
+    stop = whole[len(whole) // 2 :][:3]
+    found = await join(reader.generate(QUESTION, [], max_tokens=20, stop=[stop]))
+    assert found == whole[: whole.index(stop)]
+    with pytest.raises(InputError, match=r"stop\[0\]"):
+        await join(reader.generate(QUESTION, [], max_tokens=20, stop=[""]))
+
+
+def test_traits_are_the_shape_s_and_what_suits_where_the_manifest_says_nothing(
+    reader: Reader,
+) -> None:
+    assert reader.traits == PairTraits(vectors=(3,), rates=(8,), scores=True, top_n=5)
+
+
+async def test_what_is_expected_grows_with_the_work_and_is_unknown_before_any(
+    tmp_path: Path, workers: Workers
+) -> None:
+    fresh = read_with(make_ready(tiny_pair()), tmp_path, workers)
+    assert fresh.expected_ms(100, 8, 0, 1) == 0
+    await fresh.warm_up()
+    least = fresh.expected_ms(0, 8, 0, 1)
+    assert least > 0
+    for more in ((100, 8, 0, 1), (0, 80, 0, 1), (0, 8, 200, 1), (0, 8, 0, 10)):
+        assert fresh.expected_ms(*more) > least
+    assert fresh.expected_ms(200, 8, 0, 1) - least == pytest.approx(
+        2 * (fresh.expected_ms(100, 8, 0, 1) - least)
+    )
 
 
 async def test_costs_agree_with_each_other_and_with_the_counts(reader: Reader) -> None:
     long = text_of(60)
     passages = [*PASSAGES[:3], long]
-    found = await reader.compress(QUESTION, passages)
+    found = await compressed_by(reader, QUESTION, passages)
     kept = [passages[0], long]
-    cost = reader.cost(QUESTION, found, kept, plain=False, completion_tokens=4)
+    memory = [found[0].memory, found[3].memory]
+    cost = reader.cost(QUESTION, found, memory, kept, completion_tokens=4)
     assert cost.prompt_tokens == 7 + 2
     assert cost.context_vectors == 2 * 3
-    assert cost.context_tokens == 3 + 60
     assert (cost.question_tokens, cost.question_limit) == (7, 12)
 
-    plain = reader.cost(QUESTION, [], kept, plain=True, completion_tokens=4)
+    plain = reader.cost(QUESTION, [], kept, kept, completion_tokens=4)
     assert plain.flops_used == plain.flops_plain == cost.flops_plain
     assert plain.context_vectors == 0
     assert plain.prompt_tokens == 7 + 2 + 63
     # The generator alone, from the same dimensions: 64-wide products of the layers and the head.
     layer = 4 * 32 * 32 + 3 * 32 * 48
-    read = plain.prompt_tokens + 2 + 3  # two separators; the last token is not read again
-    head = 4 * 2 * 32 * (32 + reader_vocabulary())
-    scores = 4 * 32 * read * (read + 1) // 2
-    assert plain.flops_plain == 2 * (2 * layer * read + scores) + head
+
+    def generator_flops(positions: int) -> int:
+        read = positions + 3  # the last token is not read again
+        head = 4 * 2 * 32 * (32 + reader_vocabulary())
+        scores = 4 * 32 * read * (read + 1) // 2
+        return 2 * (2 * layer * read + scores) + head
+
+    assert plain.flops_plain == generator_flops(plain.prompt_tokens + 2)  # two separators
+
+    mixed = reader.cost(QUESTION, [], [memory[0], long], kept, completion_tokens=4)
+    assert (mixed.context_vectors, mixed.prompt_tokens) == (3, 7 + 2 + 60)
+    assert mixed.flops_used == generator_flops(3 + 60 + 7 + 2 + 2)
+    assert mixed.flops_plain == cost.flops_plain
 
     # What the compressor adds is a sum over the windows that it read.
-    parts = [reader.cost(QUESTION, [p], [], plain=False, completion_tokens=1) for p in found]
-    none = reader.cost(QUESTION, [], [], plain=False, completion_tokens=1)
-    whole = reader.cost(QUESTION, found, [], plain=False, completion_tokens=1)
-    added = [part.flops_used - none.flops_used for part in parts]
-    assert whole.flops_used - none.flops_used == sum(added)
-    full = reader.cost(
-        QUESTION,
-        await reader.compress(QUESTION, [text_of(24)]),
-        [],
-        plain=False,
-        completion_tokens=1,
-    )
+    def flops(read: list[CompressedPassage]) -> int:
+        return reader.cost(QUESTION, read, [], [], completion_tokens=1).flops_used
+
+    added = [flops([one]) - flops([]) for one in found]
+    assert flops(found) - flops([]) == sum(added)
+    full = await compressed_by(reader, QUESTION, [text_of(24)])
     assert found[3].windows == 3
-    assert added[3] == 3 * (full.flops_used - none.flops_used)
+    assert added[3] == 3 * (flops(full) - flops([]))
 
 
 def reader_vocabulary() -> int:
@@ -195,17 +278,17 @@ def reader_vocabulary() -> int:
 
 
 async def test_a_question_over_the_limit_is_told_by_the_cost(reader: Reader) -> None:
-    cost = reader.cost(text_of(40), [], [], plain=False, completion_tokens=1)
+    cost = reader.cost(text_of(40), [], [], [], completion_tokens=1)
     assert (cost.question_tokens, cost.question_limit, cost.prompt_tokens) == (40, 12, 14)
 
 
 async def test_text_over_the_character_limit_is_refused_naming_its_field(reader: Reader) -> None:
     limit = (12 + 24 + 3) * 250
-    await reader.compress(QUESTION, ["a " * (limit // 2)])
+    await compressed_by(reader, QUESTION, ["a " * (limit // 2)])
     with pytest.raises(InputError, match=rf"{limit + 1} characters, over the limit of {limit}"):
-        await reader.compress(QUESTION, ["mill", "a" * (limit + 1)])
+        await compressed_by(reader, QUESTION, ["mill", "a" * (limit + 1)])
     with pytest.raises(InputError, match=r"documents\[1\]"):
-        await reader.compress(QUESTION, ["mill", "\ud800"])
+        await compressed_by(reader, QUESTION, ["mill", "\ud800"])
     with pytest.raises(InputError, match="query"):
         await join(reader.generate("\ud800", [], max_tokens=1))
 
@@ -217,8 +300,33 @@ async def test_a_network_that_gives_nan_is_a_fault_not_a_memory(
     with torch.no_grad():
         pair.compressor.mapping[2].bias[5] = torch.nan
     broken = read_with(make_ready(pair), tmp_path, workers)
+    for found in await broken.compress(QUESTION, PASSAGES):
+        assert isinstance(found, ModelFault)
+        assert "tiny: a memory vector" in found.message
     with pytest.raises(ModelFault, match="tiny: a memory vector"):
-        await broken.compress(QUESTION, PASSAGES)
+        await broken.score(QUESTION, PASSAGES)
+    with pytest.raises(ModelFault, match="tiny: a memory vector"):
+        await broken.warm_up()
+
+
+async def test_a_passage_one_of_whose_windows_fails_fails_whole_and_its_neighbours_do_not(
+    tmp_path: Path, workers: Workers
+) -> None:
+    pair = make_ready(tiny_pair())
+    words = pair.generator.words
+    reader = read_with(pair, tmp_path, workers)
+    passages = ["the old mill", text_of(100).replace("bread", "stone"), "", "new stone"]
+    wanted = await compressed_by(reader, QUESTION, passages)
+    with torch.no_grad():  # whoever reads this word gets NaN
+        words[VOCABULARY.index("bread")] = torch.nan
+    bad = passages[1].split()
+    bad[50] = "bread"
+    found = await reader.compress(QUESTION, [passages[0], " ".join(bad), *passages[2:], "bread"])
+    assert [isinstance(one, ModelFault) for one in found] == [False, True, False, False, True]
+    for place in (0, 2, 3):
+        one = found[place]
+        assert isinstance(one, CompressedPassage)
+        np.testing.assert_allclose(one.memory, wanted[place].memory, atol=1e-5)
 
 
 async def test_readers_work_side_by_side_and_a_closed_one_refuses(
@@ -226,9 +334,12 @@ async def test_readers_work_side_by_side_and_a_closed_one_refuses(
 ) -> None:
     other = read_with(make_ready(tiny_pair(seed=5)), tmp_path, shared_workers)
     await other.warm_up()
-    alone = await reader.compress(QUESTION, PASSAGES), await other.compress(QUESTION, PASSAGES)
+    alone = (
+        await compressed_by(reader, QUESTION, PASSAGES),
+        await compressed_by(other, QUESTION, PASSAGES),
+    )
     both = await asyncio.gather(
-        reader.compress(QUESTION, PASSAGES), other.compress(QUESTION, PASSAGES)
+        compressed_by(reader, QUESTION, PASSAGES), compressed_by(other, QUESTION, PASSAGES)
     )
     for a, b in zip(alone, both, strict=True):
         for x, y in zip(a, b, strict=True):
@@ -237,7 +348,7 @@ async def test_readers_work_side_by_side_and_a_closed_one_refuses(
     other.close()
     with pytest.raises(Unavailable, match="tiny"):
         await other.compress(QUESTION, PASSAGES)
-    await reader.compress(QUESTION, PASSAGES)
+    await compressed_by(reader, QUESTION, PASSAGES)
 
 
 async def test_bf16_stays_close_to_fp32(
@@ -245,7 +356,7 @@ async def test_bf16_stays_close_to_fp32(
 ) -> None:
     half = read_with(make_ready(tiny_pair().bfloat16()), tmp_path, shared_workers)
     assert half.info.dtype == "bfloat16"
-    wanted, found = [await each.compress(QUESTION, PASSAGES) for each in (reader, half)]
+    wanted, found = [await compressed_by(each, QUESTION, PASSAGES) for each in (reader, half)]
     for a, b in zip(wanted, found, strict=True):
         x, y = a.memory.ravel(), b.memory.ravel()
         assert b.memory.dtype == np.float32
@@ -285,8 +396,8 @@ async def test_a_gpu_gives_what_the_cpu_gives(
     on_gpu = read_with(make_ready(pair), tmp_path, workers)
     passages = [*PASSAGES, text_of(60)]
     try:
-        wanted = await reader.compress(QUESTION, passages)
-        found = await on_gpu.compress(QUESTION, passages)
+        wanted = await compressed_by(reader, QUESTION, passages)
+        found = await compressed_by(on_gpu, QUESTION, passages)
         for a, b in zip(wanted, found, strict=True):
             if dtype == torch.float32:
                 np.testing.assert_allclose(a.memory, b.memory, atol=2e-3)

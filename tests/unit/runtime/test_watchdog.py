@@ -28,7 +28,7 @@ class Service:
         self.is_fatal = asyncio.Event()
         self.ended = threading.Event()
         self.watchdog = Watchdog(
-            self.workers,
+            [self.workers],
             asyncio.get_running_loop(),
             on_fault=lambda reason: self.faults.append((time.monotonic(), reason)),
             on_fatal=self.tell_fatal,

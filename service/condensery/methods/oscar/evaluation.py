@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from condensery.errors import CondenseryError
 from condensery.methods.oscar.scoring import exact, f1
 from condensery.networks.oscar import OscarPair
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
+from condensery.values import CompressedPassage
 
 ANSWER_TOKENS = 24
 AT_ONCE = 16  # questions asked side by side
@@ -46,13 +48,20 @@ async def answer(
 ) -> tuple[str, int]:
     """Answer a question; returns the text and the place of the best scored passage (-1: none)."""
     if plain:
-        stream = reader.generate_plain(question, passages, max_tokens=ANSWER_TOKENS)
+        stream = reader.generate(question, passages, max_tokens=ANSWER_TOKENS)
         return "".join([token.text async for token in stream]), -1
-    found = await reader.compress(question, passages) if passages else []
-    order = sorted(range(len(found)), key=lambda place: -found[place].relevance)
+    found = [whole(one) for one in await reader.compress(question, passages)] if passages else []
+    order = sorted(range(len(found)), key=lambda place: -(found[place].relevance or 0.0))
     memory = [found[place].memory for place in order[:keep]]
     stream = reader.generate(question, memory, max_tokens=ANSWER_TOKENS)
     return "".join([token.text async for token in stream]), order[0] if order else -1
+
+
+def whole(found: CompressedPassage | CondenseryError) -> CompressedPassage:
+    """Return a compressed passage; an evaluation that leaves some out measures something else."""
+    if isinstance(found, CondenseryError):
+        raise found
+    return found
 
 
 async def score(

@@ -13,7 +13,7 @@ from condensery.methods.oscar.card import card, quality
 from condensery.methods.oscar.checkpoint import NAME
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.importing import import_minilm
-from condensery.store.manifest import Manifest, Provenance, StoredModel
+from condensery.store.manifest import Defaults, Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore
 from condensery.store.weights import save_state
 
@@ -71,6 +71,7 @@ def publish(
             max_tokens=shape.query_tokens + shape.passage_tokens + 3,
             dtype="int8",
             shape=shape.to_dict(),
+            defaults=defaults(report),
             licence=LICENCE,
             provenance=Provenance(
                 command=command(recipe), data=DATA, seed=recipe["seed"], source=base.name
@@ -79,6 +80,15 @@ def publish(
             cost={"parameters": parameters},
         )
         return store.publish(files, manifest)
+
+
+def defaults(report: dict[str, Any] | None) -> Defaults:
+    """Read the best passage alone, if that was measured to answer better than reading five."""
+    if report is None:
+        return Defaults()
+    f1 = {name: setting["f1"] for name, setting in report["settings"].items()}
+    best_one = f1["gold_among_five_best_one"] > f1["gold_among_five"]
+    return Defaults(top_n=1 if best_one else None)
 
 
 def command(recipe: dict[str, Any]) -> str:

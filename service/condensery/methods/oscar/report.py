@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from condensery.agreement import exact
 from condensery.methods.oscar.data import read_jsonl
 from condensery.methods.oscar.evaluation import Row, Scores, beside, of_others, replaced, score
-from condensery.methods.oscar.scoring import exact, paired_bootstrap
+from condensery.methods.oscar.scoring import paired_bootstrap
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
@@ -105,7 +106,8 @@ def main(argv: list[str] | None = None) -> None:
     workers = Workers(None, device)
     dtype = choose_dtype(device)
     with ThreadPoolExecutor(2) as threads, torch.inference_mode():
-        reader = Reader.load(stored, store.open_base(stored), workers, dtype=dtype, threads=threads)
+        base = store.open_base(stored) if stored.manifest.base else None
+        reader = Reader.load(stored, base, workers, dtype=dtype, threads=threads)
         rows = sample(args.questions, args.count, args.seed)
         report = asyncio.run(measure(reader, rows, seed=args.seed))
         reader.close()

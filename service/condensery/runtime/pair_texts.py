@@ -1,0 +1,140 @@
+"""A pair's texts, checked, and tokenised where that does not stop the event loop."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from condensery.errors import InputError
+from condensery.networks.oscar_interface import PairTexts, Part, Reading
+from condensery.runtime.tokenizing import CHARACTERS_PER_TOKEN, INLINE_CHARACTERS, check_text
+from condensery.values import Floats
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question as it is read.
+
+    Attributes:
+        text: As far as it is read.
+        tokens: In whole.
+        limit: That are read at most.
+    """
+
+    text: str
+    tokens: int
+    limit: int
+
+    @property
+    def read(self) -> int:
+        """Tokens of it that are read."""
+        return min(self.tokens, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A generator's prompt.
+
+    Attributes:
+        parts: Token ids, or memory vectors.
+        text: Tokens that are text.
+        vectors: Memory vectors.
+        size: Positions of both, and of the separators between parts.
+    """
+
+    parts: list[Part]
+    text: int
+    vectors: int
+    size: int
+
+
+class CheckedTexts:
+    """A pair's texts for a service: limits checked, long ones tokenised in a thread.
+
+    Args:
+        texts: The pair's.
+        separators: Positions that its generator puts between two parts of a prompt.
+        threads: Where longer texts are tokenised.
+    """
+
+    def __init__(self, texts: PairTexts, separators: int, threads: ThreadPoolExecutor) -> None:
+        self._texts = texts
+        self._separators = separators
+        self._threads = threads
+        self.max_characters = texts.text_tokens * CHARACTERS_PER_TOKEN
+
+    def asked(self, question: str) -> Asked:
+        """Cut a question.
+
+        Raises:
+            InputError: It is over the character limit, or no valid Unicode.
+        """
+        check_text(question, "query", self.max_characters)
+        return Asked(*self._texts.cut(question), self._texts.query_tokens)
+
+    async def read(
+        self, question: str, passages: Sequence[str], field: str
+    ) -> tuple[Asked, list[list[Reading]]]:
+        """Return the question as it is read, and the windows of each passage.
+
+        Raises:
+            InputError: A text is over the character limit, or no valid Unicode; names ``field``.
+        """
+        characters = self._check(question, passages, field)
+        return await self._run(characters, lambda: self._read(question, passages))
+
+    async def prompt(self, question: str, context: Sequence[Floats | str]) -> Prompt:
+        """Return the generator's prompt.
+
+        Raises:
+            InputError: As in ``read``.
+        """
+        characters = self._check(question, [one for one in context if isinstance(one, str)])
+        return await self._run(characters, lambda: self.prompt_now(question, context))
+
+    def prompt_now(self, question: str, context: Sequence[Floats | str]) -> Prompt:
+        """Do what ``prompt`` does, in this thread; raises likewise."""
+        self._check(question, [one for one in context if isinstance(one, str)])
+        given = [one if isinstance(one, str) else as_tensor(one) for one in context]
+        parts = self._texts.prompt(self._texts.cut(question)[0], given)
+        vectors = sum(len(part) for part in parts if isinstance(part, Tensor))
+        whole = sum(map(len, parts))
+        size = whole + self._separators * (len(parts) - 1)
+        return Prompt(parts, whole - vectors, vectors, size)
+
+    def beside(self, question: str) -> int:
+        """Return the tokens that a window has beside its passage's own."""
+        ((reading,),) = self._readings(self._texts.cut(question)[0], [""])
+        return reading.head + reading.tail
+
+    def _check(self, question: str, texts: Sequence[str], field: str = "documents") -> int:
+        most = self.max_characters
+        characters = check_text(question, "query", most)
+        return characters + sum(check_text(t, f"{field}[{i}]", most) for i, t in enumerate(texts))
+
+    def _read(self, question: str, passages: Sequence[str]) -> tuple[Asked, list[list[Reading]]]:
+        asked = Asked(*self._texts.cut(question), self._texts.query_tokens)
+        return asked, self._readings(asked.text, passages)
+
+    def _readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
+        try:
+            return self._texts.readings(question, passages)
+        except ValueError as error:  # with little room for texts, a question may take all of it
+            raise InputError(f"query: {error}", field="query") from error
+
+    async def _run(self, characters: int, function: Callable[[], Found]) -> Found:
+        if characters <= INLINE_CHARACTERS:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def as_tensor(memory: Floats) -> Tensor:
+    """Return memory vectors as torch has them, without a copy where it can be."""
+    # torch warns of arrays that can't be written; nothing writes to these either way.
+    return torch.from_numpy(memory if memory.flags.writeable else memory.copy())
