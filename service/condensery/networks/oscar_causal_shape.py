@@ -89,6 +89,12 @@ class CompressorShape:
         return 2 if self.layout == "joined" else 3
 
     @property
+    def positions(self) -> int:
+        """Positions that the longest text takes, memory and rerank tokens included."""
+        text = max(self.text_tokens, self.slots_at)
+        return text + self.memory_of(self.text_tokens) + self.rerank
+
+    @property
     def vectors(self) -> tuple[int, ...]:
         """Vectors that a full window may become, the most first."""
         return (self.memory_of(self.text_tokens), *self.fewer)

@@ -318,3 +318,32 @@ def test_bf16_gives_about_the_same_and_rounds_no_buffer() -> None:
         one, other = (p.compressor.compress(batch).vectors.float() for p in (pair, rough))
     assert torch.cosine_similarity(one, other).min() > 0.98
     assert len(VOCABULARY) == configs[0].vocab_size
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gpu_gives_the_cpus_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
+    directory, shape, state = stored(tmp_path)
+    here = open_networks(directory, shape, state.items())
+    cuda = torch.device("cuda")
+    there, split = (
+        open_networks(directory, shape, state.items(), compressor=one, generator=cuda, dtype=dtype)
+        for one in (cuda, torch.device("cpu"))
+    )
+    texts = open_texts(directory, shape)
+    readings = [window for found in texts.readings(QUESTION, PASSAGES) for window in found]
+    with torch.inference_mode():
+        wanted = here.compressor.compress(readings)
+        prompt = texts.prompt(QUESTION, [wanted.vectors[:3], "The mill stands"])
+        state_here = here.generator(here.generator.embed(prompt)).last_hidden_state
+        for pair in (there, split):
+            found = pair.compressor.compress(readings)
+            assert found.vectors.is_cuda == (pair is there)
+            least = 0.9999 if dtype == torch.float32 else 0.97
+            alike = torch.cosine_similarity(found.vectors.float().cpu(), wanted.vectors)
+            assert alike.min() > least
+            prompt = texts.prompt(QUESTION, [found.vectors[:3], "The mill stands"])
+            states = pair.generator(pair.generator.embed(prompt)).last_hidden_state
+            alike = torch.cosine_similarity(states.float().cpu(), state_here, dim=-1)
+            assert alike.min() > least
