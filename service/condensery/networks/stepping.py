@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from condensery.errors import CorruptModel
-from condensery.networks.caching import CACHED, Cache, Span, Step
+from condensery.networks.cached_attention import CACHED
+from condensery.networks.caching import BLOCK, Cache, Span, Step
+from condensery.networks.decoding import AGREEMENT, Decoder
+from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar_interface import GeneratorNetwork
+from condensery.networks.paging import Tokens
 
-# In steps against transformers' own attention, on random input. In bf16 the two differ by
-# rounding (cosine 0.999); a wrong mask or position costs far more.
-AGREEMENT = 0.99
 # Their angles hang on the longest sequence of a batch.
 BATCH_BOUND_ROPES = frozenset({"dynamic", "longrope"})
 
@@ -32,7 +33,8 @@ class Stepper:
     """Runs a generator in steps.
 
     Args:
-        network: In the device and dtype it runs in; its backbone's attention is replaced.
+        network: In the device and dtype it runs in; its backbone's attention is replaced, and its
+            linear layers by those that take few rows fast.
 
     Raises:
         CorruptModel: The backbone does not give the same numbers in steps as at once.
@@ -46,7 +48,7 @@ class Stepper:
         heads: int = config.num_attention_heads
         self._heads: int = getattr(config, "num_key_value_heads", None) or heads
         self._size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
-        self._width: int = config.hidden_size
+        self.width: int = config.hidden_size
         self.longest: int = config.max_position_embeddings
         rope = getattr(config, "rope_parameters", None) or {}
         if rope.get("rope_type") in BATCH_BOUND_ROPES:
@@ -54,12 +56,19 @@ class Stepper:
                 f"a backbone of rope type {rope['rope_type']!r} does not run in steps: its angles "
                 "hang on what else is in the batch"
             )
+        if isinstance(network, nn.Module):
+            prepack_linears(network, fp32=True)
         self._take_over(backbone)
 
     @property
     def device(self) -> torch.device:
         """Where it runs."""
         return self._network.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the embeddings."""
+        return self._network.dtype
 
     @property
     def bytes_per_position(self) -> int:
@@ -74,6 +83,10 @@ class Stepper:
             device=self._network.device,
         )
 
+    def decoder(self, cache: Cache, rows: int) -> Decoder:
+        """Make what runs single tokens of up to so many sequences in fixed shapes."""
+        return Decoder(self, cache, rows)
+
     def embed(self, parts: Sequence[Sequence[int] | Tensor]) -> Tensor:
         """Return a prompt's embeddings, (positions, hidden)."""
         return self._network.embed(parts)[0]
@@ -82,7 +95,7 @@ class Stepper:
         """Score every token after the given states, (rows, hidden) to (rows, vocabulary), fp32."""
         return self._network.logits(hidden).float()
 
-    def run(self, embeds: Tensor, step: Step) -> Tensor:
+    def run(self, embeds: Tensor, step: Step | Tokens) -> Tensor:
         """Run a step's rows (total, hidden); returns their last hidden states.
 
         Raises:
@@ -101,7 +114,7 @@ class Stepper:
         """Replace the attention, and see that nothing has changed: read at once, and in pieces."""
         kind = backbone.config.model_type
         source = torch.Generator().manual_seed(0)
-        rows = [torch.randn(n, self._width, generator=source) for n in (9, 21)]
+        rows = [torch.randn(n, self.width, generator=source) for n in (9, 21)]
         probes = [one.to(device=self.device, dtype=self._network.dtype) for one in rows]
         backbone.set_attn_implementation("sdpa")
         wanted = [self._network(one[None], use_cache=False).last_hidden_state[0] for one in probes]

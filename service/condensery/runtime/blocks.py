@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from condensery.networks.caching import Places
-
-BLOCK = 16
+from condensery.networks.caching import BLOCK, Places
 
 
 def blocks_for(positions: int) -> int:
@@ -21,13 +19,8 @@ class Blocks:
 
     def __init__(self, positions: int) -> None:
         self.count = positions // BLOCK
-        # What came back last is given out first: memory that was never used stays untouched.
-        self._free = list(range(self.count - 1, -1, -1))
-
-    @property
-    def free(self) -> int:
-        """Blocks that nobody has."""
-        return len(self._free)
+        self._free = np.ones(self.count, dtype=np.bool_)
+        self.free = self.count  # blocks that nobody has
 
     @property
     def used(self) -> int:
@@ -35,16 +28,25 @@ class Blocks:
         return self.count - self.free
 
     def take(self, count: int) -> list[int]:
-        """Give out ``count`` blocks; there are so many."""
+        """Give out ``count`` blocks; there are so many.
+
+        Blocks side by side, where there are any: what lies so is read without gathering it. The
+        first ones first: memory that was never used stays untouched.
+        """
         assert 0 < count <= self.free
-        taken = self._free[-count:]
-        del self._free[-count:]
-        return taken[::-1]
+        free = np.flatnonzero(self._free)
+        runs = np.flatnonzero(free[count - 1 :] - free[: len(free) - count + 1] == count - 1)
+        first = int(runs[0]) if runs.size else 0
+        taken = free[first : first + count]
+        self._free[taken] = False
+        self.free -= count
+        return [int(block) for block in taken]
 
     def give_back(self, blocks: list[int]) -> None:
         """Take blocks back."""
-        self._free.extend(reversed(blocks))
-        assert self.free <= self.count
+        assert not self._free[blocks].any()
+        self._free[blocks] = True
+        self.free += len(blocks)
 
 
 def places_of(blocks: list[int]) -> Places:

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from condensery.networks.caching import Cache, Span, Step, attend, cached_attention
+from condensery.networks.cached_attention import attend, cached_attention
+from condensery.networks.caching import Cache, Span, Step
 
 HEADS, SIZE = 4, 8
 CPU = torch.device("cpu")

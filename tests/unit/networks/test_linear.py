@@ -55,24 +55,25 @@ def test_stacked_layers_give_their_outputs_side_by_side(dtype: torch.dtype, bias
         close(Dense.stack([first, second])(inputs), wanted.float())
 
 
-def test_fp32_layers_are_left_as_they_are() -> None:
-    network = nn.Sequential(nn.Linear(4, 4))
-    assert prepack_linears(network) == 0
-    assert type(network[0]) is nn.Linear
-
-
-@pytest.mark.skipif(not can_prepack(CPU, torch.bfloat16), reason="no bf16 in this CPU's oneDNN")
-def test_bf16_layers_are_replaced_and_the_network_gives_the_same() -> None:
-    network = nn.Sequential(
-        nn.Linear(48, 48), nn.ReLU(), nn.Sequential(nn.Linear(48, 8))
-    ).bfloat16()
-    inputs = torch.randn(3, 10, 48).bfloat16()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layers_are_replaced_and_the_network_gives_the_same(dtype: torch.dtype) -> None:
+    if not can_prepack(CPU, dtype, fp32=True):
+        pytest.skip(f"no {dtype} in this CPU's oneDNN")
+    network = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Sequential(nn.Linear(48, 8))).to(dtype)
+    inputs = torch.randn(3, 10, 48).to(dtype)
     with torch.inference_mode():
         before = network(inputs)
-        assert prepack_linears(network) == 2
+        assert prepack_linears(network, fp32=True) == 2
         assert isinstance(network[0], Dense)
         assert network[0].prepacked
         close(network(inputs), before.float())
+
+
+def test_fp32_layers_are_left_as_they_are_unless_that_is_wanted() -> None:
+    network = nn.Sequential(nn.Linear(4, 4))
+    assert prepack_linears(network) == 0
+    assert type(network[0]) is nn.Linear
+    assert prepack_linears(network.double(), fp32=True) == 0
 
 
 def test_a_subclass_of_linear_is_not_replaced() -> None:

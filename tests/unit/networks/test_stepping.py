@@ -4,7 +4,7 @@ import torch
 from tiny_generators import KINDS, Reference, tiny_causal
 
 from condensery.errors import CorruptModel
-from condensery.networks.caching import Span, Step
+from condensery.networks.caching import BLOCK, Span, Step
 from condensery.networks.oscar_causal import CausalGenerator
 from condensery.networks.stepping import Stepper
 
@@ -26,8 +26,11 @@ def test_a_model_gives_in_steps_what_it_gives_at_once(kind: str) -> None:
 
 def test_what_a_position_takes_is_what_the_cache_takes() -> None:
     stepper = Stepper(CausalGenerator(tiny_causal()))
-    keys, values = stepper.cache(10).layer(2)
-    assert stepper.bytes_per_position == 3 * (keys.nbytes + values.nbytes) // 10
+    cache = stepper.cache(32)
+    keys, values = cache.layer(2)
+    spare = BLOCK
+    assert stepper.bytes_per_position == 3 * (keys.nbytes + values.nbytes) // (32 + spare)
+    assert cache.positions == 32
 
 
 def test_a_backbone_that_gives_other_numbers_in_steps_is_refused() -> None:
