@@ -157,14 +157,21 @@ def test_a_streamed_chat_joins_to_the_whole_one(client: openai.OpenAI, live_serv
 
 
 def test_its_helper_for_streams_reads_ours(client: openai.OpenAI, live_server: Any) -> None:
-    whole = answer_of(live_server, documents=PASSAGES)
+    stop = answer_of(live_server, documents=PASSAGES)["answer"].split()[1]
+    whole = answer_of(live_server, documents=PASSAGES, stop=stop)
+    assert whole["finish_reason"] == "stop"  # the helper takes one that is cut for an error
     with client.chat.completions.stream(
-        model="oscar-mini", messages=[USER], max_tokens=12, extra_body={"documents": PASSAGES}
+        model="oscar-mini",
+        messages=[USER],
+        max_tokens=12,
+        stop=[stop],
+        extra_body={"documents": PASSAGES},
     ) as stream:
         for _ in stream:
             pass
         final = stream.get_final_completion()
     assert final.choices[0].message.content == whole["answer"]
+    assert stop not in whole["answer"]
 
 
 def test_log_probabilities_are_read_token_by_token(client: openai.OpenAI) -> None:
