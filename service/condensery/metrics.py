@@ -24,6 +24,9 @@ STAGES: tuple[Stage, ...] = (
     "serialize",
 )
 PROTOCOLS = ("rest", "grpc")
+FallbackReason = Literal["timeout", "fault"]
+FALLBACK_REASONS: tuple[FallbackReason, ...] = ("timeout", "fault")
+DOC_STATUSES = ("applied", "fallback", "left_out")
 DROP_STAGES: tuple[Stage, ...] = ("queue", "forward", "compress", "generate")
 CAUSES = ("client", "deadline")
 REASONS = ("queue_tokens", "queue_seconds", "requests", "bytes", "connections")
@@ -125,15 +128,16 @@ class Metrics:
             "How long the oldest forward pass has been running.",
             registry=reg,
         )
+        # These are the sums of the compression blocks that were told.
         self.compressed_docs = Counter(
             "condensery_compressed_docs_total",
-            "Passages that answers were generated from, as vectors.",
-            ["model"],
+            "Passages of answers: read as vectors, read as text for a failure, or left out.",
+            ["model", "status"],
             registry=reg,
         )
         self.context_tokens_in = Counter(
             "condensery_context_tokens_in_total",
-            "Tokens of those passages.",
+            "Tokens of the passages read as vectors.",
             ["model"],
             registry=reg,
         )
@@ -142,6 +146,31 @@ class Metrics:
             "Memory vectors that those passages became.",
             ["model"],
             registry=reg,
+        )
+        self.flops_used = Counter(
+            "condensery_flops_used_total",
+            "FLOPs of compressing passages and answering from them, by the configs' dimensions.",
+            ["model"],
+            registry=reg,
+        )
+        # What was saved is the difference, which may be negative: no counter of its own.
+        self.flops_plain = Counter(
+            "condensery_flops_plain_total",
+            "FLOPs that the same answers would have taken from the passages' own tokens.",
+            ["model"],
+            registry=reg,
+        )
+        self.compression_fallback = Counter(
+            "condensery_compression_fallback_total",
+            "Passages read as text because their compression failed, by why it did.",
+            ["model", "reason"],
+            registry=reg,
+        )
+        self.contexts = Gauge(
+            "condensery_contexts", "Compressed contexts held for later answers.", registry=reg
+        )
+        self.context_bytes = Gauge(
+            "condensery_context_bytes", "Bytes that those contexts take.", registry=reg
         )
         self.ttft_seconds = Histogram(
             "condensery_ttft_seconds",
@@ -206,6 +235,10 @@ class Metrics:
             self.sequences.labels(model, state)
         for state in ("used", "limit"):
             self.cache_positions.labels(model, state)
+        for status in DOC_STATUSES:
+            self.compressed_docs.labels(model, status)
+        for fallback in FALLBACK_REASONS:
+            self.compression_fallback.labels(model, fallback)
         for action in ("split", "failed"):
             self.oom.labels(model, action)
         for family in (
@@ -217,9 +250,10 @@ class Metrics:
             self.output_tokens,
             self.truncated_inputs,
             self.forwards,
-            self.compressed_docs,
             self.context_tokens_in,
             self.context_vectors_out,
+            self.flops_used,
+            self.flops_plain,
             self.ttft_seconds,
             self.inter_token_seconds,
             self.step_tokens,

@@ -12,6 +12,8 @@ SearchMode = Literal["dense", "bm25", "hybrid"]
 
 MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Question:
         context: Handle of passages that were compressed for this question.
         model: A pair's name.
         top_k: Passages taken from the index.
-        search: How they are found.
+        search: How they are found; None is the server's default.
         top_n: Passages that the generator reads, the most relevant; 0 reads all.
         mode: ``auto`` compresses and falls back on text, reported; ``required`` fails instead;
             ``off`` reads the passages' own tokens, in retrieval order and without scores.
@@ -87,7 +89,7 @@ class Question:
     context: str | None = None
     model: str | None = None
     top_k: int = 20
-    search: SearchMode = "dense"
+    search: SearchMode | None = None
     top_n: int | None = None
     mode: CompressionMode = "auto"
     rate: int | None = None

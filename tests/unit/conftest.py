@@ -11,6 +11,7 @@ import pytest
 
 from condensery.errors import CondenseryError, InputError, ModelNotFound
 from condensery.index.store import IndexStore
+from condensery.jobs.contexts import Contexts
 from condensery.jobs.services import Limits, Services
 from condensery.metrics import Metrics
 from condensery.questions import GREEDY, Sampling
@@ -311,6 +312,12 @@ def services(pool: StandInPool, tmp_path: Path) -> Iterator[Services]:
         metrics.prepare_model(model.name)
     with IndexStore(tmp_path, metrics=metrics) as indexes:
         limits = Limits(max_items=50, max_body_bytes=20_000, passage_tokens=12, passage_overlap=2)
-        services = Services(pool=pool, indexes=indexes, metrics=metrics, limits=limits)
+        services = Services(
+            pool=pool,
+            indexes=indexes,
+            metrics=metrics,
+            limits=limits,
+            contexts=Contexts(metrics=metrics),
+        )
         services.health.start()
         yield services

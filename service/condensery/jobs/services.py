@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from condensery.jobs.admission import Admission
+from condensery.jobs.contexts import Contexts
 from condensery.jobs.ports import Indexes, Pool
 from condensery.keys import Keys
 from condensery.metrics import Metrics
+from condensery.questions import SearchMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts that jobs use."""
+    """The parts that jobs use.
+
+    ``search`` is how an index is searched where a request does not say.
+    """
 
     pool: Pool
     indexes: Indexes
@@ -117,3 +122,5 @@ class Services:
     health: Health = field(default_factory=Health)
     admission: Admission = field(default_factory=Admission)
     keys: Keys = field(default_factory=Keys)
+    contexts: Contexts = field(default_factory=Contexts)
+    search: SearchMode = "dense"

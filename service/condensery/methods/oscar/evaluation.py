@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from condensery.agreement import exact, f1
 from condensery.errors import CondenseryError
-from condensery.methods.oscar.scoring import exact, f1
 from condensery.networks.oscar import OscarPair
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader

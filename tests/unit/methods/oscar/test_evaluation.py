@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tiny_pair import pair_files, tiny_pair
 
+from condensery.agreement import exact, f1
 from condensery.methods.oscar.evaluation import (
     answer,
     beside,
@@ -19,7 +20,6 @@ from condensery.methods.oscar.evaluation import (
     validate,
 )
 from condensery.methods.oscar.report import measure, sample
-from condensery.methods.oscar.scoring import exact, f1
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers

@@ -1,0 +1,207 @@
+"""What an answer may read: its passages, found and compressed, and what failed on the way."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from condensery.callers import current
+from condensery.errors import CompressionFailed, CondenseryError, ModelFault
+from condensery.jobs import search
+from condensery.jobs.budgets import affordable
+from condensery.jobs.candidates import Candidate, Gathered, count_of
+from condensery.jobs.contexts import Context
+from condensery.jobs.failures import Failure
+from condensery.jobs.ports import Reader
+from condensery.jobs.question_checks import check_question, check_sources, is_blank, vectors_for
+from condensery.jobs.rerank import sigmoid
+from condensery.jobs.services import Services
+from condensery.questions import Question
+from condensery.values import CompressedPassage, Document, Hit, Passage
+
+_log = logging.getLogger(__name__)
+
+
+def find_reader(services: Services, question: Question) -> tuple[Reader, Context | None]:
+    """Return the pair that is asked, and the context it is asked about, checked.
+
+    Raises:
+        ModelNotFound, ContextNotFound, ContextMismatch: As they say.
+        InputError: The question can't be answered as it is asked.
+    """
+    check_sources(question)
+    context = None
+    model = question.model
+    if question.context is not None:
+        context = services.contexts.get(current().caller, question.context)
+        model = context.pair if model is None else model
+    reader = services.pool.reader(model)
+    check_question(services.limits, reader, question)
+    if context is not None:
+        context.check(reader.info, question.text)
+    return reader, context
+
+
+async def gather(
+    services: Services, reader: Reader, question: Question, context: Context | None
+) -> Gathered:
+    """Find the passages, and compress and score them all in one forward pass.
+
+    Raises:
+        CompressionFailed: One could not be, and compression is required.
+        IndexNotFound, EncoderMismatch: As in search.
+        Overloaded, Unavailable, DeadlineExceeded: Nothing is answered.
+    """
+    held = context.vectors if context is not None else 0
+    vectors = vectors_for(reader.traits, question.rate, held=held)
+    if context is not None:
+        return _recall(question, context, vectors)
+    started = time.perf_counter()
+    hits = await _retrieve(services, question)
+    retrieve_ms = since(started)
+    candidates = [
+        Candidate(place, hit.passage, hit.score)
+        for place, hit in enumerate(hits)
+        if not is_blank(hit.passage.text)
+    ]
+    blank = tuple(place for place, hit in enumerate(hits) if is_blank(hit.passage.text))
+    reasons = [f"{count_of(len(blank), 'passage')} without text left out"] if blank else []
+    if question.mode == "off" or not candidates:
+        return Gathered(
+            tuple(candidates), vectors, (), blank, tuple(reasons), retrieve_ms=retrieve_ms
+        )
+    most = affordable(reader, question, [one.passage.text for one in candidates], vectors[-1])
+    unread = tuple(one.place for one in candidates[most:])
+    if unread:
+        reasons.append(
+            f"the last {count_of(len(unread), 'passage')} found left out before compression, to "
+            f"keep to target_ms {question.target_ms:g}"
+        )
+    started = time.perf_counter()
+    found = await compress_all(
+        services,
+        reader,
+        question.text,
+        [one.passage.text for one in candidates[:most]],
+        timeout_ms=question.compress_timeout_ms,
+    )
+    return Gathered(
+        tuple(
+            candidate_of(one.place, one.passage, one.score, outcome, question)
+            for one, outcome in zip(candidates, found, strict=False)
+        ),
+        vectors,
+        tuple(one for one in found if isinstance(one, CompressedPassage)),
+        (*blank, *unread),
+        tuple(reasons),
+        retrieve_ms=retrieve_ms,
+        compress_ms=since(started),
+    )
+
+
+async def compress_all(
+    services: Services,
+    reader: Reader,
+    question: str,
+    texts: Sequence[str],
+    *,
+    timeout_ms: float | None = None,
+) -> list[CompressedPassage | Failure]:
+    """Compress each text, or say why it can't be; order and count are kept.
+
+    Raises:
+        InputError: They can't be read at all.
+        Overloaded, Unavailable, DeadlineExceeded: No fault of the compressor's.
+    """
+    seconds = None if timeout_ms is None else timeout_ms / 1000
+    timeout = asyncio.timeout(seconds)
+    started = time.perf_counter()
+    try:
+        async with timeout:
+            found = await reader.compress(question, texts)
+    except TimeoutError as error:
+        late = Failure("timeout", f"compression took longer than {timeout_ms:g} ms")
+        return [late if timeout.expired() else Failure.of(error)] * len(texts)
+    except CondenseryError as error:
+        if not isinstance(error, ModelFault):
+            raise
+        return [Failure.of(error)] * len(texts)
+    except Exception as error:  # a bug in the compressor is a fault of it, and must not be lost
+        _log.exception("compression_failed", extra={"model": reader.info.name})
+        return [Failure.of(error)] * len(texts)
+    finally:
+        services.metrics.stage_seconds.labels(reader.info.name, "compress").observe(
+            since(started) / 1000
+        )
+    return [one if isinstance(one, CompressedPassage) else Failure.of(one) for one in found]
+
+
+def candidate_of(
+    place: int,
+    passage: Passage,
+    retrieved: float,
+    outcome: CompressedPassage | Failure,
+    question: Question,
+) -> Candidate:
+    """Make a candidate of what became of a passage.
+
+    Raises:
+        CompressionFailed: It failed, and compression is required.
+    """
+    if isinstance(outcome, CompressedPassage):
+        score = relevance(outcome)
+        return Candidate(place, passage, retrieved if score is None else score, outcome)
+    if question.mode == "required":
+        raise CompressionFailed(
+            f"documents[{place}] could not be compressed ({outcome.why}), and compression.mode is "
+            "required.",
+            field=f"documents[{place}]",
+        )
+    return Candidate(place, passage, retrieved, failure=outcome)
+
+
+def relevance(passage: CompressedPassage) -> float | None:
+    """Return how relevant a passage is, 0 to 1; None where the pair does not score."""
+    if passage.relevance is None:
+        return None
+    return float(sigmoid(np.array([passage.relevance], np.float32))[0])
+
+
+def since(started: float) -> float:
+    """Return the milliseconds since a ``time.perf_counter()``."""
+    return (time.perf_counter() - started) * 1000
+
+
+async def _retrieve(services: Services, question: Question) -> list[Hit]:
+    """Return the passages to read. Documents that came with the request have no score: 0."""
+    if question.index is not None:
+        return await search.query(
+            services, question.index, question.text, top_k=question.top_k, search=question.search
+        )
+    return [Hit(whole(document), 0.0) for document in question.documents or ()]
+
+
+def whole(document: Document) -> Passage:
+    """Return a document as one passage."""
+    text = document.text
+    return Passage(document.id, document.id, text, 0, len(text), document.metadata)
+
+
+def _recall(question: Question, context: Context, vectors: tuple[int, ...]) -> Gathered:
+    """Return what a context holds; nothing is compressed again."""
+    candidates = []
+    for place, (document, outcome) in enumerate(
+        zip(context.documents, context.passages, strict=True)
+    ):
+        if outcome is None:
+            continue
+        passage = whole(document)
+        if question.mode == "off":
+            candidates.append(Candidate(place, passage))
+        else:
+            candidates.append(candidate_of(place, passage, 0.0, outcome, question))
+    blank = tuple(place for place, one in enumerate(context.passages) if one is None)
+    reasons = (f"{count_of(len(blank), 'passage')} without text left out",) if blank else ()
+    return Gathered(tuple(candidates), vectors, left_out=blank, reasons=reasons)
