@@ -136,12 +136,13 @@ def check_query(vector: Floats, dims: int, top_k: object) -> None:
         )
     if not np.isfinite(vector).all() or np.abs(vector).max() > MAX_COMPONENT:
         raise _bad_number("vector", vector)
-    if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= MAX_TOP_K:
-        raise InputError(
-            f"top_k: {shorten(top_k)} is not a whole number from 1 to {MAX_TOP_K}.",
-            field="top_k",
-            value=top_k,
-        )
+    _check_top_k(top_k)
+
+
+def check_match(text: object, top_k: object) -> None:
+    """Refuse anything but a text to look for and a sensible ``top_k``."""
+    _check_text(text, "words")
+    _check_top_k(top_k)
 
 
 def encode_metadata(metadata: object, field: str) -> str:
@@ -187,6 +188,15 @@ def _plain(value: Any, field: str, depth: int) -> Any:
         field=field,
         value=value,
     )
+
+
+def _check_top_k(top_k: object) -> None:
+    if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= MAX_TOP_K:
+        raise InputError(
+            f"top_k: {shorten(top_k)} is not a whole number from 1 to {MAX_TOP_K}.",
+            field="top_k",
+            value=top_k,
+        )
 
 
 def _check_text(text: object, field: str) -> None:

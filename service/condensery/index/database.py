@@ -1,6 +1,7 @@
 """One SQLite file an index: how it is made, opened, migrated, and how its failures are named."""
 
 import errno
+import logging
 import os
 import sqlite3
 import tempfile
@@ -10,13 +11,17 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from condensery.errors import StorageError, StorageFull, StorageReadOnly
+from condensery.index import words
 
 Migration = Callable[[sqlite3.Connection], None]
 
 APPLICATION_ID = 0x434E4459  # "CNDY"
 # MIGRATIONS[i] brings a file from format i + 1 to i + 2, inside a transaction.
-MIGRATIONS: tuple[Migration, ...] = ()
+MIGRATIONS: tuple[Migration, ...] = (words.create,)
 
+_log = logging.getLogger(__name__)
+
+# Format 1; what came later is made by the migrations.
 # passages: AUTOINCREMENT keeps a row id from ever naming a second passage, also in a stale cache.
 # vectors: a table of their own, so that passages stays small to scan and join.
 # writes: one row a transaction; its random stamp tells a cache of this history from one of
@@ -92,7 +97,8 @@ def open_writer(path: Path, *, migrations: Sequence[Migration] = MIGRATIONS) -> 
     connection = _connect(path, "rw")
     try:
         _prepare(connection)
-        _migrate(connection, path, migrations)
+        if _migrate(connection, path, migrations):
+            _log.info("index_migrated", extra={"path": where(path), "format": 1 + len(migrations)})
         # a file copied from elsewhere may have lost the mode; asking again costs nothing
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
@@ -105,7 +111,9 @@ def open_writer(path: Path, *, migrations: Sequence[Migration] = MIGRATIONS) -> 
 
 def open_reader(path: Path) -> sqlite3.Connection:
     """Open a connection that can't write. Any thread may use it, one at a time."""
-    return _connect(path, "ro")
+    connection = _connect(path, "ro")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
 
 
 def read_settings(connection: sqlite3.Connection) -> Settings:
@@ -170,7 +178,8 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
 
 
-def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
+def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> bool:
+    """Bring a file to the newest format, one transaction a step; returns whether it was older."""
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise StorageError(f"{where(path)} is not an index of this service.")
     newest = 1 + len(migrations)
@@ -184,6 +193,7 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Mi
         with transaction(connection):
             migrations[version - 1](connection)
             connection.execute(f"PRAGMA user_version = {version + 1}")
+    return bool(found < newest)
 
 
 def _from_sqlite(error: sqlite3.Error, code: int, path: Path) -> StorageError:

@@ -5,6 +5,7 @@ FAISS, where queries meet rows that SQLite does not show them yet, and skip them
 (3) makes tombstones of the rows it replaced. A query does both its FAISS search and the read
 that fixes its SQLite snapshot under one hold of the shared lock, so that neither (1) nor (3)
 falls between them: whichever side of (2) its snapshot is on, FAISS holds all that it shows.
+What is found by its words is found in SQLite alone.
 """
 
 import logging
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from condensery.errors import CondenseryError, EncoderMismatch, IndexNotFound
-from condensery.index import checks, database, passages, recovery
+from condensery.index import checks, database, passages, recovery, words
 from condensery.index.database import storage_errors, transaction
 from condensery.index.passages import Rows, Stamp
 from condensery.index.sharing import SharedLock
@@ -51,7 +52,8 @@ class Index:
         self._cache_file = directory / CACHE
         self._cache_every = cache_every
         self._writing = threading.Lock()
-        self._sharing = SharedLock()
+        self._sharing = SharedLock()  # over FAISS
+        self._reading = SharedLock()  # what needs no FAISS; held alone to close the files
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
         with storage_errors(self._database):
@@ -175,10 +177,31 @@ class Index:
         hits = [Hit(found[row], score) for score, row in ranked if row in found]
         return hits[:top_k]
 
+    def match(self, text: str, *, top_k: int) -> list[Hit]:
+        """Return the passages that share most words with a text, best first.
+
+        Ranked by BM25 (``words``), where a rare word counts more, and a passage need not have them
+        all. It sees what a query sees: every write that was acknowledged, no half of one.
+
+        Args:
+            text: Of a user; one without a word finds nothing.
+            top_k: Most passages to return.
+
+        Raises:
+            InputError: A malformed text or ``top_k``.
+        """
+        checks.check_match(text, top_k)
+        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
+            asked = words.split(reader, text)
+            reader.execute("BEGIN")  # one snapshot for all that follows
+            ranked = words.search(reader, asked, self._counts[1], top_k)
+            found = passages.fetch(reader, [row for row, _ in ranked])
+        return [Hit(found[row], score) for row, score in ranked]
+
     def get(self, ids: Sequence[str]) -> list[Document]:
         """Return the documents found, in the order asked."""
         checks.check_ids(ids)
-        with storage_errors(self._database), self._sharing.shared(), self._reader() as reader:
+        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
             found = passages.fetch_documents(reader, ids)
         return [found[one] for one in ids if one in found]
 
@@ -189,7 +212,7 @@ class Index:
                 return
             if keep_cache and self._unsaved:
                 self._save_cache()
-            with self._sharing.exclusive():
+            with self._sharing.exclusive(), self._reading.exclusive():
                 self._closed = True
                 for reader in self._idle:
                     reader.close()

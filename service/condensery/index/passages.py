@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from condensery.errors import InputError, StorageError, shorten
+from condensery.index import words
 from condensery.values import Document, Floats, Passage
 
 Rows = NDArray[np.int64]
@@ -35,9 +36,7 @@ class Stamp:
 def remove(connection: sqlite3.Connection, ids: Sequence[str]) -> tuple[int, list[int]]:
     """Delete documents by id; returns how many there were, and the rows of their passages."""
     documents = [row for chunk in _chunks(ids) for (row,) in _in(connection, _DOCUMENT_ROWS, chunk)]
-    passages = [
-        row for chunk in _chunks(documents) for (row,) in _in(connection, _PASSAGE_ROWS, chunk)
-    ]
+    passages = words.remove(connection, documents)
     for chunk in _chunks(documents):
         _in(connection, "DELETE FROM documents WHERE row IN ({})", chunk)  # cascades
     return len(documents), passages
@@ -51,6 +50,8 @@ def insert(
     rows: Rows,
 ) -> None:
     """Write documents and passages, each with its metadata as JSON; ``rows`` are the passages'.
+
+    The passages' words as well.
 
     Raises:
         InputError: A passage's id belongs to another document already.
@@ -80,6 +81,8 @@ def insert(
                 value=passage.id,
             ) from error
         connection.execute("INSERT INTO vectors VALUES (?, ?)", (row, vector.tobytes()))
+    texts = (passage.text for passage, _ in passages)
+    words.insert(connection, zip(rows.tolist(), texts, strict=True))
 
 
 def record_write(connection: sqlite3.Connection, oldest: int) -> Stamp:
@@ -158,7 +161,6 @@ def vector_blocks(
 
 
 _DOCUMENT_ROWS = "SELECT row FROM documents WHERE id IN ({})"
-_PASSAGE_ROWS = "SELECT row FROM passages WHERE document IN ({})"
 _DOCUMENTS = "SELECT id, text, metadata FROM documents WHERE id IN ({})"
 _VECTORS = "SELECT passage, vector FROM vectors WHERE passage IN ({}) ORDER BY passage"
 _PASSAGES = (

@@ -162,6 +162,10 @@ class IndexStore:
         """Return the nearest passages, best first; see ``Index.query``."""
         return self._index(name).query(vector, top_k=top_k, fingerprint=fingerprint)
 
+    def match(self, name: str, words: str, *, top_k: int) -> Hits:
+        """Return the passages that share most words with a text; see ``Index.match``."""
+        return self._index(name).match(words, top_k=top_k)
+
     def count(self, name: str) -> tuple[int, int]:
         """Return (documents, passages)."""
         info = self.info(name)

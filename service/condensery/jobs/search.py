@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -10,8 +10,10 @@ from condensery.errors import EncoderMismatch, InputError, ModelNotFound, shorte
 from condensery.index.splitting import split
 from condensery.jobs.checks import check_choice, check_count, check_range, check_text
 from condensery.jobs.embed import find_prompt
+from condensery.jobs.fusion import fuse
 from condensery.jobs.ports import Encoder
 from condensery.jobs.services import Limits, Services
+from condensery.questions import SearchMode
 from condensery.values import Document, Floats, Hit, IndexInfo, Passage, Upserted
 
 # What sentence-transformers models call the two sides.
@@ -21,6 +23,11 @@ DOCUMENT_PROMPTS = ("document", "passage")
 MAX_DOCUMENT_ID_CHARS = 500
 METRICS = ("ip", "l2")
 KINDS = ("flat", "hnsw")
+MODES: tuple[SearchMode, ...] = get_args(SearchMode)
+# Characters of a query that is looked for by its words alone, so that no encoder limits it.
+MAX_WORDS_CHARS = 100_000
+# Passages that each half of a hybrid search puts up at least; of fewer, too few are in both.
+LEAST_CANDIDATES = 50
 
 
 async def create_index(
@@ -156,8 +163,13 @@ async def query(
     vector: Floats | None = None,
     fingerprint: str | None = None,
     top_k: int = 10,
+    search: SearchMode | None = None,
 ) -> list[Hit]:
     """Return the passages nearest to a text, or to a vector of the index's encoder, best first.
+
+    A hit's score is what it was ranked by: the index's metric (``dense``), BM25 (``bm25``; no
+    forward pass is made, and the encoder need not run), or the fusion of the two (``hybrid``; see
+    ``fuse``). Scores of different modes can't be compared.
 
     Args:
         services: The running parts.
@@ -166,29 +178,59 @@ async def query(
         vector: its vector, (dims,), with
         fingerprint: that of the encoder which made it.
         top_k: Most passages to return.
+        search: How a text is looked for; None is the server's default. A vector is ``dense``.
 
     Raises:
         IndexNotFound: No such index.
         EncoderMismatch: The vector, or the index, is another encoder's.
-        InputError: Neither or both of text and vector; a malformed one; ``top_k`` out of range.
+        InputError: Neither or both of text and vector; a malformed one; ``top_k`` out of range; an
+            unknown ``search``, or one by words beside a vector.
     """
     info = services.indexes.info(name)
     check_range(top_k, "top_k", 1, services.limits.max_top_k)
     if (text is None) == (vector is None):
         got = "neither" if text is None else "both"
         raise InputError(f"query: give `query` or `vector`, one of them; got {got}.", field="query")
+    if search is not None:
+        check_choice(search, "search", MODES)
     if text is not None:
+        mode = search or services.search
+        if mode == "bm25":
+            check_text(text, "query", MAX_WORDS_CHARS)
+            with services.metrics.stage(info.encoder, "index"):
+                return await asyncio.to_thread(services.indexes.match, name, text, top_k=top_k)
         encoder = encoder_of(services, info)
         check_text(text, "query", encoder.info.max_tokens * services.limits.chars_per_token)
         embedded = await encoder.embed([text], prompt=_first_prompt(encoder, QUERY_PROMPTS))
         vector, fingerprint = embedded.vectors[0], embedded.fingerprint
+        if mode == "hybrid":
+            with services.metrics.stage(info.encoder, "index"):
+                return await _query_both(services, name, text, vector, fingerprint, top_k)
     else:
         assert vector is not None  # checked above
+        if search not in (None, "dense"):
+            raise InputError(
+                f"search: {search!r} looks for words, and a vector has none; give `query`.",
+                field="search",
+                value=search,
+            )
         fingerprint = _check_vectors(info, vector[None], fingerprint, "vector")
     with services.metrics.stage(info.encoder, "index"):
         return await asyncio.to_thread(
             services.indexes.query, name, vector, top_k=top_k, fingerprint=fingerprint
         )
+
+
+async def _query_both(
+    services: Services, name: str, text: str, vector: Floats, fingerprint: str, top_k: int
+) -> list[Hit]:
+    candidates = max(top_k, LEAST_CANDIDATES)
+    indexes = services.indexes
+    near, alike = await asyncio.gather(
+        asyncio.to_thread(indexes.query, name, vector, top_k=candidates, fingerprint=fingerprint),
+        asyncio.to_thread(indexes.match, name, text, top_k=candidates),
+    )
+    return fuse([near, alike], top_k)
 
 
 def encoder_of(services: Services, index: IndexInfo) -> Encoder:

@@ -91,6 +91,33 @@ def assert_agrees(store: IndexStore, data_dir: Path, name: str = "kb", queries: 
         top_k = len(truth) + 10
         hits = store.query(name, vector, top_k=top_k)
         assert_best_hits(hits, score_truth(truth, vector, metric), top_k)
+    assert_words_agree(data_dir, name)
+
+
+def assert_words_agree(data_dir: Path, name: str = "kb") -> None:
+    """The words are those of the passages there are, each in its place, and of no other."""
+    connection = sqlite3.connect(data_dir / "indexes" / name / "index.sqlite3")
+    texts = {
+        row: text[start:end]
+        for row, text, start, end in connection.execute(
+            "SELECT p.row, text, start_char, end_char FROM passages AS p "
+            "JOIN documents AS d ON d.row = document"
+        )
+    }
+    fresh = sqlite3.connect(":memory:")
+    fresh.execute(
+        "CREATE VIRTUAL TABLE words USING fts5 "
+        "(text, content = '', tokenize = 'unicode61 remove_diacritics 2')"
+    )
+    fresh.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", sorted(texts.items()))
+    places, lengths = [], []
+    for one in (connection, fresh):
+        one.execute("CREATE VIRTUAL TABLE temp.places USING fts5vocab (main, words, instance)")
+        places.append(sorted(one.execute("SELECT term, doc, offset FROM temp.places")))
+        lengths.append(sorted(one.execute("SELECT id, sz FROM words_docsize")))
+        one.close()
+    assert places[0] == places[1]
+    assert lengths[0] == lengths[1]
 
 
 def assert_best_hits(hits: Sequence[Hit], scores: dict[str, float], top_k: int) -> None:

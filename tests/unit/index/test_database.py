@@ -49,7 +49,7 @@ def test_a_newer_format_is_refused_and_left_as_it_is(path: Path) -> None:
     connection.execute("PRAGMA user_version = 9")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StorageError, match=r"format 9, written by a newer version.*format 1"):
+    with pytest.raises(StorageError, match=r"format 9, written by a newer version.*format 2"):
         database.open_writer(path)
     assert path.read_bytes() == before
 
@@ -62,11 +62,11 @@ def test_an_older_format_is_migrated_once(path: Path) -> None:
         connection.execute("ALTER TABLE documents ADD COLUMN language TEXT")
 
     for _ in range(2):
-        writer = database.open_writer(path, migrations=(add_column,))
-        assert writer.execute("PRAGMA user_version").fetchone()[0] == 2
+        writer = database.open_writer(path, migrations=(*database.MIGRATIONS, add_column))
+        assert writer.execute("PRAGMA user_version").fetchone()[0] == 3
         writer.execute("SELECT language FROM documents")
         writer.close()
-    assert ran == [1]
+    assert ran == [2]
     with pytest.raises(StorageError, match="newer"):
         database.open_writer(path)
 
@@ -77,7 +77,7 @@ def test_a_migration_that_fails_leaves_the_old_format(path: Path) -> None:
         connection.execute("SELECT nonsense")
 
     with pytest.raises(StorageError, match="nonsense"), database.storage_errors(path):
-        database.open_writer(path, migrations=(fail,))
+        database.open_writer(path, migrations=(*database.MIGRATIONS, fail))
     writer = database.open_writer(path)
     assert writer.execute("SELECT count(*) FROM writes").fetchone() == (1,)
     writer.close()

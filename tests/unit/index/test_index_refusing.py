@@ -67,6 +67,7 @@ def test_a_failure_at_any_write_or_sync_leaves_the_index_as_it_was(
         finally:
             # while the disk still refuses, queries are answered
             assert refused > 100 or store.query("other", query, top_k=10)
+            assert refused > 100 or store.match("other", "first of b", top_k=10)
             disk.refuse = lambda asked, path: 0
         refused += 1
         assert type(raised) is kind

@@ -1,7 +1,10 @@
 """An index under many threads."""
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.index.conftest import (
@@ -15,6 +18,7 @@ from tests.unit.index.conftest import (
 from condensery.errors import (
     IndexNotFound,
 )
+from condensery.index import words
 from condensery.index.store import IndexStore
 
 
@@ -42,6 +46,9 @@ def test_readers_never_see_half_a_write(store: IndexStore, data_dir: Path, kind:
                 assert len({one.text.split(":")[1] for one in stable}) == 1
                 few = store.query("other", vector, top_k=5)
                 assert len(few) == 5
+                found = [hit.passage.text for hit in store.match("other", "first", top_k=1000)]
+                assert len([one for one in found if "fleeting" not in one]) == 20
+                assert len({one.split(":")[1] for one in found if "fleeting" not in one}) == 1
                 queries[0] += 1
         except BaseException as error:
             errors.append(error)
@@ -88,10 +95,48 @@ def test_a_query_during_a_slow_sync_is_answered(disk: Disk, store: IndexStore) -
     assert syncing.wait(20)
     hits = store.query("kb", batch.vectors[0], top_k=2)
     assert [hit.passage for hit in hits] == batch.passages
+    assert [hit.passage for hit in store.match("kb", "second", top_k=2)] == batch.passages[1:]
+    assert store.match("kb", "anew", top_k=2) == []
     go_on.set()
     writer.join(20)
     hits = store.query("kb", batch.vectors[0], top_k=2)
     assert {hit.passage.text for hit in hits} == {"First of anew.", "Second of anew."}
+    assert len(store.match("kb", "anew", top_k=3)) == 2
+
+
+def test_closing_waits_for_who_is_reading(
+    store: IndexStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_batch(["a", "b", "c"]).upsert(store)
+    index, search = store._index("kb"), words.search
+    reading, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def slow(*args: Any) -> list[tuple[int, float]]:
+        reading.set()
+        assert go_on.wait(20)
+        found = search(*args)
+        order.append("read")
+        return found
+
+    def close() -> None:
+        index.close()
+        order.append("closed")
+
+    monkeypatch.setattr(words, "search", slow)
+    reader = threading.Thread(target=store.match, args=("kb", "first"), kwargs={"top_k": 3})
+    reader.start()
+    assert reading.wait(20)
+    closer = threading.Thread(target=close)
+    closer.start()
+    while not (order or index._reading._writers_waiting):
+        time.sleep(0.01)
+    go_on.set()
+    for thread in (reader, closer):
+        thread.join(20)
+    assert order == ["read", "closed"]
+    with pytest.raises(IndexNotFound):
+        store.match("kb", "first", top_k=1)
 
 
 def test_an_index_dropped_under_its_readers_is_not_found(store: IndexStore) -> None:
@@ -99,14 +144,19 @@ def test_an_index_dropped_under_its_readers_is_not_found(store: IndexStore) -> N
     make_batch([f"d{n}" for n in range(20)]).upsert(store, "other")
     ended: list[BaseException] = []
 
-    def read() -> None:
+    def read(call: Callable[[], object]) -> None:
         try:
             while True:
-                store.query("other", make_vectors(1)[0], top_k=5)
+                call()
         except IndexNotFound as error:
             ended.append(error)
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
+    vector = make_vectors(1)[0]
+    calls = [
+        lambda: store.query("other", vector, top_k=5),
+        lambda: store.match("other", "first of d3", top_k=5),
+    ]
+    threads = [threading.Thread(target=read, args=(call,)) for call in calls * 2]
     for thread in threads:
         thread.start()
     store.drop("other")

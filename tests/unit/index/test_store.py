@@ -73,6 +73,7 @@ def test_an_unknown_index_is_named_beside_those_there_are(store: IndexStore) -> 
         lambda: store.get("nope", ["a"]),
         lambda: store.delete("nope", ["a"]),
         lambda: store.query("nope", make_vectors(1)[0], top_k=1),
+        lambda: store.match("nope", "words", top_k=1),
         lambda: make_batch(["a"]).upsert(store, "nope"),
     ]
     for call in calls:

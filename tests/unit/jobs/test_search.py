@@ -5,6 +5,7 @@ import pytest
 
 from condensery.errors import EmptyInput, EncoderMismatch, IndexExists, IndexNotFound, InputError
 from condensery.jobs import search
+from condensery.jobs.fusion import fuse
 from condensery.values import Document
 
 
@@ -119,3 +120,91 @@ async def test_what_is_not_there_or_says_nothing_is_refused(services, index):
 async def test_dropping_takes_all(services, index):
     await search.drop_index(services, index)
     assert await search.list_indexes(services) == []
+
+
+def places(hits):
+    return [hit.passage.document_id for hit in hits]
+
+
+async def test_words_are_looked_for_without_a_forward_pass(services, index, pool):
+    pool.encoders["words"].asked.clear()
+    hits = await search.query(services, index, "TWO alpha two", search="bm25")
+    assert places(hits) == places(services.indexes.match(index, "two alpha", top_k=10))
+    assert pool.encoders["words"].asked == []
+    # so that an index may outlive its encoder
+    del pool.encoders["words"]
+    assert places(await search.query(services, index, "two", search="bm25")) == ["b"]
+    with pytest.raises(EncoderMismatch):
+        await search.query(services, index, "two", search="hybrid")
+
+
+@pytest.fixture
+async def many(services):
+    await search.create_index(services, "many")
+    # of one passage each; "rare" is in every fifth, "odd" in every third
+    texts = [
+        f"text {n}{' rare' * (n % 5 == 0)}{' odd odd' * (n % 3 == 0)}".strip() for n in range(120)
+    ]
+    for start in range(0, 120, 40):
+        block = [Document(f"d{n}", texts[n]) for n in range(start, start + 40)]
+        await search.upsert(services, "many", block)
+    return "many"
+
+
+@pytest.mark.parametrize("top_k", [1, 10, 70])
+async def test_hybrid_fuses_the_places_in_both_rankings(services, many, pool, top_k):
+    text = "rare odd 7"
+    pool.encoders["words"].asked.clear()
+    hits = await search.query(services, many, text, top_k=top_k, search="hybrid")
+    assert [prompt for _, prompt, _ in pool.encoders["words"].asked] == ["query: "]
+    depth = max(top_k, search.LEAST_CANDIDATES)
+    near = await search.query(services, many, text, top_k=depth, search="dense")
+    alike = await search.query(services, many, text, top_k=depth, search="bm25")
+    assert len(near) == depth
+    assert hits == fuse([near, alike], top_k)
+    assert len(hits) == top_k
+    assert hits == await search.query(services, many, text, top_k=top_k, search="hybrid")
+
+
+async def test_a_request_that_names_no_mode_takes_the_servers(services, many):
+    best = {}
+    for mode in search.MODES:
+        hits = await search.query(replace(services, search=mode), many, "rare 7")
+        assert hits == await search.query(services, many, "rare 7", search=mode)
+        best[mode] = hits[0].score
+    assert len(set(best.values())) == 3
+    assert (await search.query(services, many, "rare 7"))[0].score == best["dense"]
+    # a vector has no words: the default does not concern it
+    by_words = replace(services, search="bm25")
+    asked = {"vector": np.ones(8, np.float32), "fingerprint": "sha256:words"}
+    assert len(await search.query(by_words, many, **asked)) == 10
+    assert len(await search.query(by_words, many, **asked, search="dense")) == 10
+
+
+@pytest.mark.parametrize("mode", ["bm25", "hybrid"])
+async def test_a_vector_beside_a_search_by_words_is_refused(services, index, mode):
+    asked = {"vector": np.ones(8, np.float32), "fingerprint": "sha256:words"}
+    with pytest.raises(InputError, match=f"search: '{mode}' looks for words") as caught:
+        await search.query(services, index, **asked, search=mode)
+    assert caught.value.field == "search"
+
+
+@pytest.mark.parametrize("mode", ["sparse", "", "BM25"])
+async def test_a_mode_that_does_not_exist_is_named_beside_those_that_do(services, index, mode):
+    with pytest.raises(InputError, match="is not one of dense, bm25, hybrid") as caught:
+        await search.query(services, index, "a", search=mode)
+    assert (caught.value.field, caught.value.value) == ("search", mode)
+
+
+@pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
+async def test_every_mode_refuses_what_is_out_of_its_limits(services, index, mode):
+    with pytest.raises(InputError, match="top_k: 101"):
+        await search.query(services, index, "a", top_k=101, search=mode)
+    with pytest.raises(InputError, match=r"query: 100001 characters, over the limit"):
+        await search.query(services, index, "a" * 100_001, search=mode)
+    with pytest.raises(InputError, match="surrogate"):
+        await search.query(services, index, "a\ud800", search=mode)
+    with pytest.raises(IndexNotFound):
+        await search.query(services, "nobody", "a", search=mode)
+    assert await search.query(services, index, "?!", search="bm25") == []
+    assert len(await search.query(services, index, "?!", search="hybrid")) == 2
