@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from google.protobuf.message import Message
 
@@ -16,7 +16,9 @@ from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.keys import Scope
 from condensery.metrics import Task
+from condensery.questions import SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.values import ModelInfo
 
 Given = TypeVar("Given", bound=Message)
 
@@ -156,6 +158,7 @@ async def query(services: Services, given: pb.QueryRequest, model: str | None) -
         vector=vector,
         fingerprint=given.fingerprint or None,
         top_k=given.top_k or 10,
+        search=cast(SearchMode | None, given.mode or None),  # the job checks it
     )
     return pb.QueryResponse(hits=[messages.hit(one) for one in hits]).SerializeToString()
 
@@ -178,10 +181,16 @@ async def get_documents(
 async def list_models(services: Services, given: pb.ListModelsRequest, model: str | None) -> bytes:
     """List what serves, and what could not."""
     reply = pb.ListModelsResponse(
-        models=[messages.model_info(info) for info in services.pool.models()],
+        models=[messages.model_info(_told(services, info)) for info in services.pool.models()],
         refused=services.pool.refused(),
     )
     return reply.SerializeToString()
+
+
+def _told(services: Services, info: ModelInfo) -> ModelInfo:
+    if info.kind != "oscar-pair":
+        return info
+    return replace(info, pair=services.pool.reader(info.name).traits)
 
 
 _INFER: Scope = "infer"
