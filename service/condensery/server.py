@@ -149,7 +149,8 @@ class Server:
             limits=_limits(settings),
             admission=Admission(settings.max_requests, settings.max_inflight_bytes, metrics),
             keys=keys,
-            )
+            search=settings.search,
+        )
         self._watch(stack, pool, metrics)
         if settings.samples and any(info.kind == "encoder" for info in pool.models()):
             try:

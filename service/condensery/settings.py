@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from condensery.errors import SettingError, shorten
 from condensery.keys import LEAST_CHARACTERS, parse_key
+from condensery.questions import SearchMode
 
 PREFIX = "CONDENSERY_"
 # Read by the commands that talk to a server, and not by the server.
@@ -109,6 +110,8 @@ class Settings(BaseModel):
     """MiB of keys and values that each pair's generator keeps; 0 decides by the device."""
     samples: bool = Field(default=True, json_schema_extra=_MODELS)
     """Make the index `samples` on first start."""
+    search: SearchMode = Field(default="dense", json_schema_extra=_MODELS)
+    """How an index is searched where a request does not say: by vectors, by words, or by both."""
 
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, le=2**30, json_schema_extra=_LIMITS)
     """Longest request, REST body and gRPC message alike."""
