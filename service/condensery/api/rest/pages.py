@@ -1,8 +1,11 @@
 """The description of the routes: for programs, and for people. Nothing is loaded from elsewhere."""
 
+import re
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,16 +16,29 @@ from condensery.jobs.services import Services
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 STYLE = """
+:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
 h2 { margin-top: 2.5rem; } h3 { margin: 1.5rem 0 0; font-size: 1rem; }
 code, pre { font-family: ui-monospace, monospace; font-size: .9em; }
-pre { background: #f4f4f4; overflow-x: auto; padding: .75rem; }
+pre { background: #f4f4f4; padding: .75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 p { margin: .25rem 0; } table { border-collapse: collapse; }
 td { padding: .1rem 1rem .1rem 0; vertical-align: top; }
+td, p, h3 { overflow-wrap: anywhere; } td:first-child { overflow-wrap: normal; }
+nav ul { columns: 20rem; list-style: none; padding: 0; margin: .25rem 0 1rem; }
+@media (max-width: 40rem) { td { display: block; } tr { display: block; margin: .5rem 0; } }
 @media (prefers-color-scheme: dark) {
   body { background: #181818; color: #ddd; } pre { background: #242424; } a { color: #8ab4f8; }
 }
 """
+
+# What to try, by path: complete, and right for a fresh server.
+EXAMPLES: dict[str, Any] = {
+    "/v1/embeddings": {"input": ["a text", "another"]},
+    "/embed": {"inputs": "a text"},
+    "/rerank": {"query": "who?", "texts": ["a passage", "another"]},
+    "/v1/rerank": {"query": "who?", "documents": ["a passage", "another"], "top_n": 1},
+    "/v1/rag/answer": {"query": "who?", "documents": ["a passage", "another"]},
+}
 
 
 async def openapi(request: Request, services: Services) -> Response:
@@ -34,13 +50,20 @@ async def openapi(request: Request, services: Services) -> Response:
 async def docs(request: Request, services: Services) -> Response:
     """Show what there is, for people."""
     del services
-    page = render(request.app.openapi())
+    host = request.headers.get("host", "localhost:8080")
+    secure = request.url.scheme == "https"
+    page = render(request.app.openapi(), f"https://{host}" if secure else host)
     headers = {"content-security-policy": POLICY}
     return Response(page, headers=headers, media_type="text/html")
 
 
-def render(described: dict[str, Any]) -> str:
-    """Return the page of a description."""
+def render(described: dict[str, Any], server: str = "localhost:8080") -> str:
+    """Return the page of a description.
+
+    Args:
+        described: As OpenAPI has it.
+        server: Where the examples go.
+    """
     info = described["info"]
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
@@ -49,43 +72,124 @@ def render(described: dict[str, Any]) -> str:
         f"<style>{STYLE}</style></head><body>",
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>",
         f"<p>{escape(info['description'])} For programs: <a href='openapi.json'>openapi.json</a>.",
-        "</p>",
+        "</p><nav>",
     ]
-    for tag in described["tags"]:
-        parts.append(f"<h2>{escape(tag['name'])}</h2>")
-        for path, methods in described["paths"].items():
-            for method, operation in methods.items():
-                if tag["name"] in operation["tags"]:
-                    parts += _operation(path, method, operation)
+    routes = [
+        (tag["name"], path, method, operation)
+        for tag in described["tags"]
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+        if tag["name"] in operation["tags"]
+    ]
+    operations: list[str] = []
+    last = ""
+    for tag, path, method, operation in routes:
+        if tag != last:
+            parts.append(f"{'</ul>' if last else ''}<b>{escape(tag)}</b><ul>")
+            operations.append(f"<h2>{escape(tag)}</h2>")
+            last = tag
+        name = f"{method.upper()} {escape(path)}"
+        parts.append(f"<li><a href='#{_slug(method, path)}'>{name}</a></li>")
+        operations += _operation(path, method, operation)
+        operations += _failures(operation["responses"], described["components"]["responses"])
+        operations += _example(path, method, server)
+    parts.append("</ul></nav><h2 id='headers'>Headers</h2><p>Of requests, where one wants:</p>")
+    parts.append(_table(described["components"]["parameters"].values()))
+    parts += [*operations, *_errors(described["components"]["responses"])]
     parts.append("<h2>Schemas</h2>")
     for name, schema in described["components"]["schemas"].items():
         parts += _schema(name, schema)
     return "".join([*parts, "</body></html>"])
 
 
+def _slug(method: str, path: str) -> str:
+    return method + re.sub(r"\W+", "-", path).rstrip("-")
+
+
+def _table(parameters: Iterable[dict[str, Any]]) -> str:
+    rows = (
+        f"<tr><td><code>{escape(one['name'])}</code></td><td>{_kind(one['schema'])}</td>"
+        f"<td>{_marked(one.get('description', ''))}</td></tr>"
+        for one in parameters
+    )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _errors(responses: dict[str, Any]) -> list[str]:
+    """Return what the statuses of errors mean."""
+    meanings = {name.rpartition("_")[2]: one["description"] for name, one in responses.items()}
+    rows = (
+        f"<tr><td>{status}</td><td>{escape(meaning)}</td></tr>"
+        for status, meaning in sorted(meanings.items())
+    )
+    return [f"<h2 id='errors'>Errors</h2><table>{''.join(rows)}</table>"]
+
+
+def _failures(responses: dict[str, Any], described: dict[str, Any]) -> list[str]:
+    """Return the statuses of an operation's errors, and what their bodies are."""
+    statuses: list[str] = []
+    bodies: dict[str, None] = {}  # in order
+    for status, response in responses.items():
+        if "$ref" in response:
+            statuses.append(status)
+            content = described[response["$ref"].rpartition("/")[2]]["content"]
+            bodies |= {_kind(one["schema"]): None for one in content.values()}
+    if not statuses:
+        return []
+    listed = ", ".join(statuses)
+    return [f"<p><a href='#errors'>Errors</a>: {listed}, with {' or '.join(bodies)}.</p>"]
+
+
+def _example(path: str, method: str, server: str) -> list[str]:
+    if path not in EXAMPLES or method != "post":
+        return []
+    command = f"curl {server}{path} -d '{orjson.dumps(EXAMPLES[path]).decode()}'"
+    return [f"<pre>{escape(command)}</pre>"]
+
+
 def _operation(path: str, method: str, operation: dict[str, Any]) -> list[str]:
-    head = f"<h3><code>{method.upper()} {escape(path)}</code></h3>"
+    name = f"{method.upper()} {escape(path)}"
+    head = f"<h3 id='{_slug(method, path)}'><code>{name}</code></h3>"
     parts = [head, f"<p>{_marked(operation['summary'])}</p>"]
     if "description" in operation:
         parts.append(f"<p>{_marked(operation['description'])}</p>")
     if "requestBody" in operation:
-        body = _links(operation["requestBody"]["content"]["application/json"]["schema"])
+        body = _kind(operation["requestBody"]["content"]["application/json"]["schema"])
         parts.append(f"<p>Body: {body}</p>")
     content = operation["responses"]["200"]["content"]
-    replies = [f"{escape(media)} {_links(one['schema'])}" for media, one in content.items()]
-    errors = ", ".join(status for status in operation["responses"] if status != "200")
-    return [*parts, f"<p>Reply: {'; or '.join(replies)}. Errors: {errors}.</p>"]
+    replies = [f"{escape(media)} {_kind(one['schema'])}" for media, one in content.items()]
+    return [*parts, f"<p>Reply: {'; or '.join(replies)}.</p>"]
 
 
-def _links(schema: dict[str, Any]) -> str:
-    """Return the names of what a schema holds, each a link to it."""
+def _kind(schema: dict[str, Any]) -> str:
+    """Return what values a schema allows: names of others, each a link to it, words, ranges."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f"<a href='#{name}'>{name}</a>"
     if "anyOf" in schema:
-        return " or ".join(_links(one) for one in schema["anyOf"])
+        return " or ".join(_kind(one) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum") or [schema["const"]]
+        return " or ".join(f"<code>{escape(str(value))}</code>" for value in values)
     kind = escape(str(schema.get("type", "any")))
-    return f"{kind} of {_links(schema['items'])}" if "items" in schema else kind
+    if "items" in schema:
+        kind = f"{kind} of {_kind(schema['items'])}"
+    return f"{kind}{_range(schema)}"
+
+
+def _range(schema: dict[str, Any]) -> str:
+    """Return what a number, a length or a count must keep to."""
+    bounds = []
+    for word, names in (
+        ("at least", ("minimum", "minItems", "minLength")),
+        ("over", ("exclusiveMinimum",)),
+        ("at most", ("maximum", "maxItems", "maxLength")),
+    ):
+        found = next((schema[name] for name in names if name in schema), None)
+        if found is not None and abs(found) < 2**31:  # the others are what a machine's word holds
+            bounds.append(f" {word} {found:g}" if isinstance(found, float) else f" {word} {found}")
+    unit = " characters" if "minLength" in schema or "maxLength" in schema else ""
+    return f",{' and'.join(bounds)}{unit}" if bounds else ""
 
 
 def _schema(name: str, schema: dict[str, Any]) -> list[str]:
@@ -93,10 +197,14 @@ def _schema(name: str, schema: dict[str, Any]) -> list[str]:
     parts.append(f"<p>{_marked(schema.get('description', ''))}</p><table>")
     needed = schema.get("required", ())
     for field, one in schema.get("properties", {}).items():
-        values = " or ".join(f"<code>{escape(str(value))}</code>" for value in one.get("enum", ()))
-        must = "" if field in needed else ", may be left out"
+        default = one.get("default")
+        must = "; may be left out"
+        if field in needed:
+            must = ""
+        elif default not in (None, [], {}):
+            must = f"; default <code>{escape(orjson.dumps(default).decode())}</code>"
         parts.append(
-            f"<tr><td><code>{escape(field)}</code></td><td>{values or _links(one)}{must}</td>"
+            f"<tr><td><code>{escape(field)}</code></td><td>{_kind(one)}{must}</td>"
             f"<td>{_marked(one.get('description', ''))}</td></tr>"
         )
     return [*parts, "</table>"]
