@@ -21,12 +21,17 @@ from condensery.jobs.services import Limits, Services
 from condensery.stubs import condensery_v1_pb2 as pb
 
 # A message, or metadata, over our limit, up to so many times, is read and refused by us, by its
-# size and the limit; one over that is the transport's to refuse.
-TRANSPORT_FACTOR = 4
+# size and the limit; one over that is the transport's to refuse. Messages being read are in memory
+# before admission can count them, and so may be no larger than need be.
+MESSAGE_FACTOR = 2
+METADATA_FACTOR = 4
 # Calls over those that admission takes, for health and its watchers. Who comes when all are taken
 # is refused at once, with RESOURCE_EXHAUSTED.
 SPARE_CALLS = 64
 LEAST_PING_SECONDS = 10.0
+# A connection without a call for so long is ended, and its file is free; a client that comes again
+# connects again.
+IDLE_SECONDS = 600.0
 
 
 class GrpcServer:
@@ -119,10 +124,10 @@ def _reflection(names: Collection[str]) -> grpc.GenericRpcHandler:
 
 
 def _options(limits: Limits) -> list[tuple[str, Any]]:
-    metadata = TRANSPORT_FACTOR * limits.max_header_bytes
+    metadata = METADATA_FACTOR * limits.max_header_bytes
     return [
         ("grpc.so_reuseport", 0),  # else a second server would share the port unnoticed
-        ("grpc.max_receive_message_length", TRANSPORT_FACTOR * limits.max_body_bytes + 2**20),
+        ("grpc.max_receive_message_length", MESSAGE_FACTOR * limits.max_body_bytes + 2**20),
         ("grpc.max_send_message_length", -1),
         # Between the two gRPC refuses at random, more and more.
         ("grpc.max_metadata_size", metadata),
@@ -135,5 +140,5 @@ def _options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_ping_strikes", 2),
         ("grpc.server_handshake_timeout_ms", 20_000),
-        ("grpc.max_connection_idle_ms", 30 * 60_000),
+        ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
     ]

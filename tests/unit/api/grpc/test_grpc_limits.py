@@ -268,10 +268,26 @@ async def test_a_client_that_pings_too_often_is_cut_off(
     assert end == (enhance_your_calm if cut else None)
 
 
-def ping(port: int, times: int, pause: float) -> int | None:
+async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
+    services: Services, monkeypatch: pytest.MonkeyPatch, pool: Any, until: Until
+) -> None:
+    monkeypatch.setattr("condensery.api.grpc.server.IDLE_SECONDS", 1.0)
+    server = await start(services, "127.0.0.1", 0)
+    encoder = pool.encoders["words"]
+    encoder.delay = 3
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = embed(channel)
+        await until(lambda: encoder.waiting)
+        ended = asyncio.to_thread(ping, server.port, 1, 0.0, patience=60)
+        assert await ended is not None, "it was given up"
+        assert (await call).dims == 8
+    await server.stop(0)
+
+
+def ping(port: int, times: int, pause: float, patience: float = 1) -> int | None:
     """Speak HTTP/2, and nothing but pings; returns the code of the GOAWAY that ends it, if any."""
     received = b""
-    with socket.create_connection(("127.0.0.1", port), 1) as connection:
+    with socket.create_connection(("127.0.0.1", port), patience) as connection:
         with suppress(OSError):
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, b""))
             for _ in range(times):
