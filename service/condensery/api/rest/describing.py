@@ -16,6 +16,7 @@ from condensery.api.rest import notices
 from condensery.api.rest.errors import MALFORMED, Family, row_of
 from condensery.api.rest.routes import Route, sections
 from condensery.errors import CondenseryError
+from condensery.jobs.contexts import LEAST_SECONDS, MOST_SECONDS
 from condensery.jobs.services import Limits
 
 Schema = dict[str, Any]
@@ -155,6 +156,7 @@ def _bounds(limits: Limits) -> dict[str, dict[str, Schema]]:
     count = {"minimum": 1, "maximum": limits.max_answer_documents}
     tokens = {"minimum": 1, "maximum": limits.max_answer_tokens}
     answer = {"documents": read, "max_tokens": tokens}
+    seconds = {"minimum": LEAST_SECONDS, "maximum": MOST_SECONDS}
     return {
         "OpenAIEmbedRequest": {"input": items},
         "TeiEmbedRequest": {"inputs": items},
@@ -166,16 +168,16 @@ def _bounds(limits: Limits) -> dict[str, dict[str, Schema]]:
         "AnswerRequest": answer,
         "CompareRequest": answer,
         "ChatRequest": {**answer, "max_completion_tokens": tokens},
-        "CompressRequest": {"documents": read},
+        "CompressRequest": {"documents": read, "ttl_s": seconds},
         "AnswerIndex": {"top_k": count},
         "AnswerRerank": {"top_n": {**count, "minimum": 0}},
     }
 
 
 def _bind(schema: Schema, bound: Schema) -> None:
-    kind = "array" if "maxItems" in bound else "integer"
+    kinds = ("array",) if "maxItems" in bound else ("integer", "number")
     for branch in schema.get("anyOf", [schema]):
-        if branch.get("type") == kind:
+        if branch.get("type") in kinds:
             branch.update(bound)
 
 

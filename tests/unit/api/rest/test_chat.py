@@ -1,5 +1,6 @@
 """Chats over the door: OpenAI's replies and chunks, and our extras beside them."""
 
+import asyncio
 import json
 
 import pytest
@@ -97,6 +98,12 @@ async def test_log_probabilities_come_in_openais_shape(door):
     assert "".join(one["token"] for one in content) == chat["choices"][0]["message"]["content"]
 
 
+async def test_a_token_that_is_part_of_a_character_has_no_bytes(door):
+    body = {**CHAT, "messages": [{"role": "user", "content": "\ufffd?"}], "logprobs": True}
+    chat = (await door.post(PATH, json=body)).json()
+    assert chat["choices"][0]["logprobs"]["content"][0]["bytes"] is None
+
+
 async def test_how_to_sample_reaches_the_pair(door, pool):
     body = {**CHAT, "temperature": 0.5, "top_p": 0.5, "seed": 3, "stop": "END"}
     assert (await door.post(PATH, json=body)).status_code == 200
@@ -156,3 +163,26 @@ async def test_a_chat_counts_as_an_answer(door):
     labels = 'protocol="rest",task="answer"}'
     assert f'condensery_requests_total{{code="ok",model="pair",{labels} 2.0' in lines
     assert f'condensery_requests_total{{code="ModelNotFound",model="unknown",{labels} 1.0' in lines
+
+
+@pytest.mark.parametrize("until", ["http.response.start", "http.response.body"])
+async def test_who_leaves_amid_chunks_stops_the_generator(line, pool, services, until):
+    asked = line(PATH, {**CHAT, "stream": True})
+
+    held = []
+
+    async def pause(message):
+        if message["type"] == until and b'"role"' not in message.get("body", b""):
+            held.append(message)
+            await asyncio.sleep(60)
+
+    asked.pause = pause
+    asked.start()
+    await asked.until(lambda: held)
+    asked.leave()
+    await asked.end()
+    began = until == "http.response.body"
+    assert pool.readers["pair"].closed == int(began)
+    labels = {"model": "pair", "task": "answer", "protocol": "rest", "code": "Cancelled"}
+    metrics = services.metrics.registry
+    assert metrics.get_sample_value("condensery_requests_total", labels) == 1
