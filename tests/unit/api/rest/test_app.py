@@ -260,6 +260,14 @@ async def test_models_are_listed_and_shown(door):
     listed = (await door.get("/v1/models")).json()
     assert [one["id"] for one in listed["data"]] == ["words", "other", "pair"]
     assert (await door.get("/v1/models/pair")).json() == listed["data"][2]
+    assert [one["pair"] for one in listed["data"][:2]] == [None, None]
+    assert listed["data"][2]["pair"] == {
+        "vectors": [2, 1],
+        "rates": [4, 8],
+        "scores": True,
+        "top_n": 5,
+        "min_relevance": 0.0,
+    }
     reply = await door.get("/v1/models/broken")
     assert reply.status_code == 404
     assert "was refused: model.json is cut short" in error_of(reply)["message"]

@@ -83,6 +83,18 @@ async def test_an_answer_that_is_cut_ends_for_its_length(door):
     assert (await streamed(door, max_tokens=1))[-1]["choices"][0]["finish_reason"] == "length"
 
 
+async def test_an_answer_that_was_not_found_stops_and_says_so_beside(door):
+    chat = (await door.post(PATH, json={**CHAT, "min_relevance": 0.9})).json()
+    assert chat["choices"][0]["finish_reason"] == "stop"
+    assert "do not hold" in chat["choices"][0]["message"]["content"]
+    assert chat["condensery"]["finish_reason"] == "not_found"
+    last = (await streamed(door, min_relevance=0.9))[-1]
+    assert (last["choices"][0]["finish_reason"], last["condensery"]["finish_reason"]) == (
+        "stop",
+        "not_found",
+    )
+
+
 async def test_log_probabilities_come_in_openais_shape(door):
     asked = {"logprobs": True, "top_logprobs": 1}
     chat = (await door.post(PATH, json={**CHAT, **asked})).json()

@@ -1,6 +1,7 @@
 """Answers over the door: what was read, how, and what became of it, whole and streamed."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,30 @@ async def test_what_was_compressed_is_read_again_without_a_pass(door, pool):
     reply = await door.post(PATH, json={"query": "why?", "context": done["context"]})
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "context_mismatch")
     assert reply.headers["x-should-retry"] == "false"
+
+
+async def test_a_context_names_its_pair_in_the_reply_and_in_the_metrics(door, pool):
+    second = replace(pool.readers["pair"].info, name="second")
+    pool.readers["second"] = replace(pool.readers["pair"], info=second)
+    body = {**QUESTION, "model": "second"}
+    done = (await door.post("/v1/compress", json=body)).json()
+    assert done["model"] == "second"
+    asked = {"query": QUESTION["query"], "context": done["context"]}
+    chat = {"messages": [{"role": "user", "content": QUESTION["query"]}]}
+    paths = {
+        PATH: asked,
+        "/v1/rag/compare": asked,
+        "/v1/chat/completions": {**chat, "context": done["context"]},
+    }
+    for path, body in paths.items():
+        reply = await door.post(path, json=body)
+        assert (reply.status_code, reply.headers["x-model"]) == (200, "second")
+    reply = await door.post(PATH, json={**asked, "stream": True})
+    assert reply.headers["x-model"] == "second"
+    lines = (await door.get("/metrics")).text.splitlines()
+    for task, count in (("compress", 1), ("answer", 3), ("compare", 1)):
+        labels = f'code="ok",model="second",protocol="rest",task="{task}"'
+        assert f"condensery_requests_total{{{labels}}} {count}.0" in lines
 
 
 async def test_an_index_is_searched_as_it_is_said(door):
