@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from condensery.api.grpc import messages, rag
 from condensery.api.grpc.bodies import read_documents, write
+from condensery.api.naming import renamed
 from condensery.jobs import search
 from condensery.jobs.embed import embed
 from condensery.jobs.rerank import rerank
@@ -151,15 +152,16 @@ async def query(services: Services, given: pb.QueryRequest, model: str | None) -
     """Find the nearest passages."""
     by = given.WhichOneof("by")
     vector = messages.unpack(given.vector, "vector", rows=1)[0] if by == "vector" else None
-    hits = await search.query(
-        services,
-        given.index,
-        given.query if by == "query" else None,
-        vector=vector,
-        fingerprint=given.fingerprint or None,
-        top_k=given.top_k or 10,
-        search=cast(SearchMode | None, given.mode or None),  # the job checks it
-    )
+    with renamed("search", "mode"):
+        hits = await search.query(
+            services,
+            given.index,
+            given.query if by == "query" else None,
+            vector=vector,
+            fingerprint=given.fingerprint or None,
+            top_k=given.top_k or 10,
+            search=cast(SearchMode | None, given.mode or None),  # the job checks it
+        )
     return pb.QueryResponse(hits=[messages.hit(one) for one in hits]).SerializeToString()
 
 

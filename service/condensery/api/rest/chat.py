@@ -9,12 +9,12 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from condensery.api.naming import renamed
 from condensery.api.rest.answers import finite, write_block
 from condensery.api.rest.bodies import read
 from condensery.api.rest.chat_asking import Chat, read_chat
 from condensery.api.rest.doors import reply
 from condensery.api.rest.events import END, stream
-from condensery.api.rest.questions import renamed
 from condensery.api.rest.rag import ask
 from condensery.jobs.accounting import account
 from condensery.jobs.answer import answered

@@ -6,9 +6,9 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from condensery.api.naming import renamed
 from condensery.api.rest.bodies import read, read_body, validate
 from condensery.api.rest.doors import reply
-from condensery.api.rest.questions import renamed
 from condensery.api.rest.writing import TEXTS, reply_list
 from condensery.errors import InputError
 from condensery.jobs import search

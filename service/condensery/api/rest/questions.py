@@ -1,9 +1,7 @@
 """Bodies that ask a pair, as the question that the jobs take."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-from condensery.errors import InputError
 from condensery.questions import Question, Sampling
 from condensery.schemas_rag import AnswerDocument, AnswerIndex, AnswerRequest, ChatRequest
 from condensery.values import Document
@@ -50,15 +48,3 @@ def documents_of(given: Sequence[AnswerDocument]) -> list[Document]:
         Document(one.id if one.id is not None else str(place), one.text, one.metadata)
         for place, one in enumerate(given)
     ]
-
-
-@contextmanager
-def renamed(field: str, here: str) -> Iterator[None]:
-    """Name what the jobs call ``field`` as the body does, in what is wrong with it."""
-    try:
-        yield
-    except InputError as error:
-        if error.field != field:
-            raise
-        message = error.message.replace(field, here, 1)
-        raise type(error)(message, field=here, value=error.value) from error

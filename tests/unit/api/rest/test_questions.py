@@ -4,8 +4,9 @@ from dataclasses import fields
 
 import pytest
 
+from condensery.api.naming import renamed
 from condensery.api.rest.bodies import validate
-from condensery.api.rest.questions import question_of, renamed
+from condensery.api.rest.questions import question_of
 from condensery.errors import EmptyInput, InputError, ModelFault
 from condensery.questions import Question, Sampling
 from condensery.schemas_rag import AnswerRequest, CompareRequest
