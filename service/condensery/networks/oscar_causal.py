@@ -170,7 +170,7 @@ class CausalPair(nn.Module):
         for half in HALVES:
             adapters[half].merge(self.get_submodule(half), self._adapter_scales[half])
         self.compressor.make_ready()
-        prepack_linears(self)
+        self._prepack()
         return self.eval()
 
     def _finish(self, devices: dict[str, torch.device], adapters: dict[str, Adapters]) -> None:
@@ -191,6 +191,20 @@ class CausalPair(nn.Module):
         backbone, device = self.compressor.backbone, devices["compressor"]
         fill_buffers(backbone, device, rounded=self._rounded_rope)
         fill_buffers(network, devices["generator"])
+
+    def _prepack(self) -> None:
+        """Prepack both halves; layers that they share stay one."""
+        backbone, theirs = self.compressor.backbone, self.generator.backbone
+        twins = [
+            name
+            for name, layer in backbone.named_modules()
+            if self._shared and isinstance(layer, nn.Linear)
+            if layer.weight.data_ptr() == theirs.get_parameter(f"{name}.weight").data_ptr()
+        ]
+        prepack_linears(self.generator)
+        for name in twins:
+            backbone.set_submodule(name, theirs.get_submodule(name))
+        prepack_linears(self.compressor)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or convert all but rotary frequencies, which stay as exact as they were."""

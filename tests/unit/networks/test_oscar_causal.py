@@ -214,6 +214,14 @@ def test_a_compressor_that_shares_the_generators_weights_adapts_its_own_copy() -
     assert torch.equal(theirs.get_parameter(f"{layer}.weight"), base[f"model.{layer}.weight"])
     for name in ("embed_tokens.weight", "layers.0.mlp.up_proj.weight"):
         assert own.get_parameter(name).data_ptr() == theirs.get_parameter(name).data_ptr()
+    # In whatever layout: prepacked weights are held once too.
+    rough = CausalPair(shape, config, config).load((state | extra).items(), dtype=torch.bfloat16)
+    own, theirs = rough.compressor.backbone, rough.generator.backbone
+    assert own.get_submodule(layer) is not theirs.get_submodule(layer)
+    same = "layers.0.mlp.up_proj"
+    assert own.get_submodule(same) is theirs.get_submodule(same)
+    there = compress(rough, reading(tokens)).vectors.float()
+    assert torch.cosine_similarity(there, wanted).min() > 0.9
 
 
 def test_a_pairs_cost_is_that_of_its_own_dimensions() -> None:
