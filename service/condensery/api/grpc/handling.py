@@ -145,7 +145,16 @@ def _counted(
     if call.task is None:
         return nullcontext()
     index = getattr(given, call.index_field) if call.index_field else None
-    return account(services, model, call.task, "grpc", index=index)
+    return account(services, model or _pair(services, given), call.task, "grpc", index=index)
+
+
+def _pair(services: Services, given: Any) -> str | None:
+    """Return the pair that made the context that a request is about, if it is about one."""
+    handle = getattr(given, "context", "")
+    try:
+        return services.contexts.get(callers.current().caller, handle).pair if handle else None
+    except CondenseryError:  # the job itself will say so
+        return None
 
 
 def _report(call: Call[Any], asked: callers.Call, outcome: str, started: float) -> None:
