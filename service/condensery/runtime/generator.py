@@ -11,10 +11,10 @@ import torch
 
 from condensery.callers import Call, current
 from condensery.errors import CondenseryError, DeadlineExceeded
+from condensery.networks.caching import BLOCK
 from condensery.networks.oscar_interface import Part
 from condensery.networks.stepping import Network, Stepper
 from condensery.questions import GREEDY, Sampling
-from condensery.runtime.blocks import BLOCK
 from condensery.runtime.deltas import Deltas, StopStrings
 from condensery.runtime.engine import Engine
 from condensery.runtime.limits import Limits

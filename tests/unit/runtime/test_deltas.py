@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_causal import bpe
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
@@ -46,6 +47,26 @@ def test_deltas_of_bytes_join_to_the_text_and_are_whole_characters(text: str) ->
 def test_deltas_keep_blanks_that_decoders_drop_at_the_beginning(words: list[str]) -> None:
     text = " ".join(words)
     assert "".join(deltas_of(DecodedDeltas(PIECES.decode), PIECES.encode(text).ids)) == text
+
+
+TOKENIZERS = {kind: bpe(kind) for kind in ("llama", "mistral", "qwen2")}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(st.data())
+def test_deltas_join_to_what_the_tokenizer_says_of_all_tokens(
+    kind: str, data: st.DataObject
+) -> None:
+    """Any tokens: cut characters, bytes that are none, special ones, blanks, in any order."""
+    tokenizer = TOKENIZERS[kind]
+    every = st.integers(0, len(tokenizer.get_vocab()) - 1)
+    written = st.text("aé😀 \n▁", max_size=4).map(
+        lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+    )
+    runs = data.draw(st.lists(st.one_of(st.lists(every, max_size=3), written), max_size=8))
+    ids = [token for run in runs for token in run]
+    found = deltas_of(DecodedDeltas(tokenizer.decode), ids)
+    assert "".join(found) == tokenizer.decode(ids)
 
 
 def test_a_character_is_shown_with_its_last_byte() -> None:

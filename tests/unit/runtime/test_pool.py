@@ -1,3 +1,4 @@
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,15 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_pair import pair_files, tiny_pair, tiny_shape, write_base
+from tiny_published import Cocom
+from tiny_published import write_base as write_language_model
+from torch import Tensor
 
-from condensery.errors import ModelNotFound, Unavailable
+from condensery.errors import CondenseryError, ModelNotFound, Unavailable
 from condensery.metrics import Metrics
 from condensery.runtime.pair import make_ready
 from condensery.runtime.pool import RunningModels
 from condensery.runtime.reader import Reader
+from condensery.runtime.room import Bounds
 from condensery.runtime.workers import Workers
-from condensery.store.manifest import Manifest
+from condensery.store.importing import import_model
+from condensery.store.manifest import Manifest, StoredModel
+from condensery.store.pair_options import Options
 from condensery.store.store import ModelStore
 from condensery.store.weights import save_state
 
@@ -57,9 +65,8 @@ def load(store: ModelStore) -> Iterator[Callable[..., RunningModels]]:
     started = []
 
     def run(**options: Any) -> RunningModels:
-        models = RunningModels.load(
-            store, device=torch.device("cpu"), dtype=FP32, workers=1, **options
-        )
+        wanted = {"dtype": FP32, "workers": 1, **options}
+        models = RunningModels.load(store, device=torch.device("cpu"), **wanted)
         started.append(models)
         return models
 
@@ -242,3 +249,189 @@ async def test_closed_models_refuse(load: Callable[..., RunningModels]) -> None:
     for call in (encoder.embed(["a"]), reader.compress("a", ["b"])):
         with pytest.raises(Unavailable, match="shutting down"):
             await call
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    """An imported pair of two causal language models, of which tests take a copy."""
+    root = tmp_path_factory.mktemp("causal")
+    bases = [
+        write_language_model(root / "wide", "mistral", seed=4, hidden_size=64),
+        write_language_model(root / "llama", "llama", seed=3),
+    ]
+    published = Cocom(root / "naver", (bases[0], bases[1]), "small")
+    return import_model(ModelStore(None, root / "store"), published.path, "causal", pair=Options())
+
+
+def tampered(
+    store: ModelStore, causal: StoredModel, change: Callable[[dict[str, Tensor]], None], files: Path
+) -> None:
+    """Publish a pair whose weights were changed, and whose files are whole."""
+    shutil.copytree(causal.path, files, ignore=shutil.ignore_patterns("model.json"))
+    (weights,) = files.glob("*.safetensors")
+    tensors = load_file(weights)
+    change(tensors)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    store.publish(files, causal.manifest)
+
+
+async def test_pairs_of_every_kind_serve_side_by_side(
+    store: ModelStore, causal: StoredModel, load: Callable[..., RunningModels], tmp_path: Path
+) -> None:
+    tampered(store, causal, lambda tensors: None, tmp_path / "copy")
+    models = load()
+    assert models.refused() == {}
+    await models.warm_up()
+    for name in (PAIR, "causal"):
+        reader = models.reader(name)
+        found = await reader.compress("who?", ["the old mill", "new bread"])
+        memory = [one.memory for one in found if not isinstance(one, CondenseryError)]
+        tokens = [token async for token in reader.generate("who?", memory, max_tokens=4)]
+        assert tokens[-1].finish
+    assert models.reader().info.name == PAIR, "the default stays"
+    with pytest.raises(ModelNotFound, match="'causal' is no reranker"):
+        models.scorer("causal")
+    assert models.scorer().info.name == PAIR
+
+
+NAME = "compressor.backbone.layers.0.self_attn.q_proj.weight"
+
+
+def lose(tensors: dict[str, Tensor]) -> None:
+    del tensors[NAME]
+
+
+def gain(tensors: dict[str, Tensor]) -> None:
+    tensors["compressor.backbone.layers.9.extra.weight"] = torch.zeros(2)
+
+
+def reshape(tensors: dict[str, Tensor]) -> None:
+    tensors[NAME] = tensors[NAME][:-1].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lose, rf"{NAME}: missing"),
+        (gain, r"layers\.9\.extra\.weight: \(2,\), unknown"),
+        (reshape, rf"{NAME}: \(31, 32\), expected \(32, 32\)"),
+    ],
+)
+def test_a_pair_whose_tensors_do_not_fit_is_refused_by_name_and_reason_and_the_rest_serve(
+    store: ModelStore,
+    causal: StoredModel,
+    load: Callable[..., RunningModels],
+    tmp_path: Path,
+    change: Callable[[dict[str, Tensor]], None],
+    reason: str,
+) -> None:
+    tampered(store, causal, change, tmp_path / "tampered")
+    models = load()
+    assert set(models.refused()) == {"causal"}
+    with pytest.raises(ModelNotFound, match=reason):
+        models.reader("causal")
+    assert {info.name for info in models.models()} == {
+        *(ENCODER, "another-encoder"),
+        *(PAIR, "another-pair"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("half", "change", "reason"),
+    [
+        ("generator", {"hidden_size": 32, "head_dim": 16}, "expected"),
+        ("generator", {"model_type": "bert"}, "unknown"),
+        ("compressor", {"num_hidden_layers": 3}, "unknown"),
+        ("compressor", {"hidden_size": "wide"}, "config.json"),
+        ("generator", {"rope_parameters": {"rope_type": "none such"}}, "none such"),
+        ("generator", None, "holds no object"),
+    ],
+)
+def test_a_pair_whose_halves_do_not_match_is_refused_and_the_rest_serve(
+    store: ModelStore,
+    causal: StoredModel,
+    load: Callable[..., RunningModels],
+    tmp_path: Path,
+    half: str,
+    change: dict[str, Any] | None,
+    reason: str,
+) -> None:
+    files = tmp_path / "files"
+    shutil.copytree(causal.path, files, ignore=shutil.ignore_patterns("model.json"))
+    path = files / half / "config.json"
+    path.write_text("[]" if change is None else json.dumps(json.loads(path.read_text()) | change))
+    store.publish(files, causal.manifest)
+    models = load()
+    assert set(models.refused()) == {"causal"}
+    with pytest.raises(ModelNotFound, match=reason):
+        models.reader("causal")
+
+
+def test_memory_tokens_that_the_generator_s_prompt_does_not_have_are_refused(
+    store: ModelStore, causal: StoredModel, load: Callable[..., RunningModels], tmp_path: Path
+) -> None:
+    shape = json.loads(json.dumps(causal.manifest.shape))
+    shape["generator"]["memory"] = shape["generator"]["memory"][:-1]
+    files = tmp_path / "files"
+    shutil.copytree(causal.path, files, ignore=shutil.ignore_patterns("model.json"))
+    store.publish(files, causal.manifest.model_copy(update={"shape": shape}))
+    assert "halves that don't match" in load().refused()["causal"]
+
+
+async def test_what_the_manifest_says_suits_the_pair_is_among_its_traits(
+    store: ModelStore, load: Callable[..., RunningModels], tmp_path: Path
+) -> None:
+    publish_pair(store, tmp_path / "said", PAIR, defaults={"top_n": 1, "min_relevance": 0.25})
+    models = load()
+    said, unsaid = models.reader(PAIR).traits, models.reader("another-pair").traits
+    assert (said.top_n, said.min_relevance) == (1, 0.25)
+    assert (unsaid.top_n, unsaid.min_relevance) == (5, 0.0)
+    assert models.reader(PAIR).info.fingerprint == models.reader(PAIR).info.fingerprint
+
+
+async def test_the_generator_is_bounded_and_a_bound_too_tight_refuses_the_pair(
+    load: Callable[..., RunningModels], store: ModelStore, causal: StoredModel, tmp_path: Path
+) -> None:
+    tampered(store, causal, lambda tensors: None, tmp_path / "copy")
+    metrics = Metrics()
+    models = load(bounds=Bounds(sequences=3, cache_mib=1), metrics=metrics)
+    assert models.refused() == {}
+
+    def positions(model: str) -> float | None:
+        labels = {"model": model, "state": "limit"}
+        return metrics.registry.get_sample_value("condensery_cache_positions", labels)
+
+    # Two layers of keys and values, 32 features of 4 bytes; four of 2 heads of 16 features.
+    assert positions(PAIR) == 2**20 // (2 * 2 * 32 * 4)
+    assert positions("causal") == 2**20 // (2 * 4 * 2 * 16 * 4)
+    reader = models.reader("causal")
+    assert reader.spare("who?", [], 1) < 2**20 // (2 * 4 * 2 * 16 * 4)
+
+    deep = tiny_pair(generator_layers=40)
+    files = pair_files(tmp_path / "deep", deep)
+    save_state(files, deep.own_state())
+    store.publish(
+        files, store.open(PAIR).manifest.model_copy(update={"shape": deep.shape.to_dict()})
+    )
+    tight = load(bounds=Bounds(cache_mib=1))
+    assert set(tight.refused()) == {PAIR}
+    assert "generator_cache_mib=1 holds 102 positions" in tight.refused()[PAIR]
+
+
+async def test_halves_on_devices_of_their_own_have_workers_of_their_own(
+    store: ModelStore, causal: StoredModel, load: Callable[..., RunningModels], tmp_path: Path
+) -> None:
+    """As far as a machine without a second device shows: two names of the same one."""
+    tampered(store, causal, lambda tensors: None, tmp_path / "copy")
+    one, two = load(), load(generator=torch.device("cpu", 0))
+    assert (len(one.teams), len(two.teams)) == (1, 2)
+    assert two.refused() == {}
+    for name in (PAIR, "causal"):
+        said = []
+        for models in (one, two):
+            reader = models.reader(name)
+            found = await reader.compress("who?", ["the old mill"])
+            memory = [each.memory for each in found if not isinstance(each, CondenseryError)]
+            tokens = [t async for t in reader.generate("who?", memory, max_tokens=6)]
+            said.append([token.id for token in tokens])
+        assert said[0] == said[1]

@@ -120,3 +120,27 @@ async def test_a_loop_that_hangs_ends_the_process(
     time.sleep(1.2)  # noqa: ASYNC251 - hanging is what is tested
     assert service.ended.is_set()
     assert "test_a_loop_that_hangs" in capfd.readouterr().err, "its stack is in the log"
+
+
+async def test_the_workers_of_a_second_device_are_watched_too(service: Service) -> None:
+    second = Workers(1)
+    batcher: Batcher[str, str] = Batcher(service.forward, second, model="second")
+    watchdog = Watchdog(
+        [service.workers, second],
+        asyncio.get_running_loop(),
+        on_fault=lambda reason: None,
+        on_fatal=service.tell_fatal,
+        end_process=service.ended.set,
+        stall_seconds=0.5,
+    )
+    try:
+        await batcher.submit(["measured"], [10])
+        with pytest.raises(ModelFault, match="hung"):
+            await asyncio.wait_for(batcher.submit(["hang"], [10]), WAIT)
+        assert await asyncio.wait_for(batcher.submit(["next"], [10]), WAIT) == ["next"]
+        assert await service.batcher.submit(["beside"], [10]) == ["beside"]
+    finally:
+        service.release.set()
+        watchdog.close()
+        batcher.close()
+        await asyncio.to_thread(second.close)

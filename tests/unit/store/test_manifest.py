@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from condensery.store.manifest import Manifest, path_problem
+from condensery.store.store import ModelStore, shipped_store
 
 HASH = "0" * 64
 OTHER = "1" * 64
@@ -25,6 +26,7 @@ def test_a_manifest_survives_its_own_json(manifest: MakeManifest) -> None:
         prompts={"query": "query: "},
         default_prompt="query",
         shape={"memory_tokens": 8, "dropped": [1, 2]},
+        defaults={"top_n": 1},
         files=FILES,
         quality={"squad_f1": 30.5},
     )
@@ -39,6 +41,7 @@ def test_a_manifest_survives_its_own_json(manifest: MakeManifest) -> None:
         {"licence": "mit"},
         {"quality": {"sts": 0.8}},
         {"cost": {"parameters": 1}},
+        {"defaults": {"top_n": 1, "min_relevance": 0.5}},
         {"created": 7},
         {"name": "other"},
         {"version": "2"},
@@ -146,3 +149,28 @@ def test_no_accepted_file_name_leaves_the_directory(path: str) -> None:
         assert not path.startswith("/")
         assert ".." not in path.split("/")
         assert path.isprintable()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"top_n": -1}, {"top_n": 1.5}, {"top_n": True}, {"top_n": "1"}, {"colour": 1}),
+        *({"min_relevance": -0.1}, {"min_relevance": 1.1}, {"min_relevance": "high"}),
+    ],
+    ids=str,
+)
+def test_a_default_that_can_not_be_is_refused_by_name(
+    manifest: MakeManifest, wrong: dict[str, Any]
+) -> None:
+    (name,) = wrong
+    with pytest.raises(ValidationError, match=name):
+        manifest(defaults=wrong)
+
+
+def test_the_shipped_pair_reads_one_passage_and_is_the_one_it_was() -> None:
+    root = shipped_store()
+    assert root is not None
+    shipped = ModelStore(None, root).open("oscar-mini").manifest
+    assert shipped.defaults.top_n == 1
+    fingerprint = "sha256:9950a17cb44c740170e30dcfcd375ea64a05727455b2c5fdd86f1c52142d2809"
+    assert shipped.fingerprint == fingerprint

@@ -14,7 +14,7 @@ from tiny_pair import VOCABULARY, pair_files, tiny_config, tiny_pair, write_base
 
 from condensery.methods.oscar.checkpoint import save_checkpoint
 from condensery.methods.oscar.optimizer import Group, MasterAdamW
-from condensery.methods.oscar.publishing import publish
+from condensery.methods.oscar.publishing import defaults, publish
 from condensery.methods.oscar.training import Recipe
 from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_shape import OscarShape
@@ -200,3 +200,12 @@ def test_a_pair_of_the_real_size_fits_the_shipped_store(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in stored.path.iterdir()) < 24 * MIB - 4 * 30_522
     names = [set(load_file(path)) for path in stored.weights]
     assert not names[0] & names[1]
+
+
+@pytest.mark.parametrize(("best_one", "top_n"), [(41.0, 1), (39.0, None)])
+def test_the_pair_reads_one_passage_by_default_where_that_was_measured_to_be_better(
+    best_one: float, top_n: int | None
+) -> None:
+    settings = {"gold_among_five": {"f1": 40.0}, "gold_among_five_best_one": {"f1": best_one}}
+    assert defaults({"settings": settings}).top_n == top_n
+    assert defaults(None).top_n is None
