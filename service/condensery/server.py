@@ -317,12 +317,12 @@ async def _load_models(settings: Settings, metrics: Metrics, say: Say) -> "Runni
         metrics=metrics,
         say=say,
     )
+    say("warming up")
+    await pool.warm_up(say)
     if not pool.models():
         reasons = "; ".join(f"{name}: {reason}" for name, reason in pool.refused().items())
         pool.close(0)
         raise StartError(f"No model serves. {reasons or 'The store is empty.'}")
-    say("warming up")
-    await pool.warm_up()
     return pool
 
 

@@ -60,6 +60,7 @@ class RunningModels:
         refused: Reason why a stored model does not serve, by name.
         teams: What the models run on, one a device; closed with them.
         threads: Where texts are tokenised; closed with them.
+        metrics: Where to count.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class RunningModels:
         refused: Mapping[str, str],
         teams: Sequence[Workers],
         threads: ThreadPoolExecutor,
+        metrics: "Metrics | None" = None,
     ) -> None:
         self._encoders = dict(encoders)
         self._readers = dict(readers)
         self._refused = dict(refused)
         self._teams = tuple(teams)
         self._threads = threads
+        self._metrics = metrics
 
     @property
     def teams(self) -> tuple[Workers, ...]:
@@ -157,12 +160,28 @@ class RunningModels:
             if metrics is not None:
                 metrics.prepare_model(name)
                 metrics.model_loaded.labels(name).set(name not in refused)
-        return cls(encoders, readers, refused, teams.all(), threads)
+        return cls(encoders, readers, refused, teams.all(), threads, metrics)
 
-    async def warm_up(self) -> None:
-        """Run every model once."""
-        for model in self._all():
-            await model.warm_up()
+    async def warm_up(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """Run every model once; one that fails is refused, the rest serve.
+
+        Args:
+            say: Called with a line for each that fails.
+        """
+        await self._warm_up(self._encoders, say)
+        await self._warm_up(self._readers, say)
+
+    async def _warm_up(self, serving: dict[str, Model], say: Callable[[str], None]) -> None:
+        for name, model in list(serving.items()):
+            try:
+                await model.warm_up()
+            except CondenseryError as error:
+                model.close()
+                del serving[name]
+                self._refused[name] = f"it fails when it is tried: {error.message}"
+                say(f"{name}: refused: {self._refused[name]}")
+                if self._metrics is not None:
+                    self._metrics.model_loaded.labels(name).set(0)
 
     def encoder(self, name: str | None = None) -> Encoder:
         """Return the encoder; None is the default one. Raises ModelNotFound."""

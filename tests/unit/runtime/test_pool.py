@@ -435,3 +435,23 @@ async def test_halves_on_devices_of_their_own_have_workers_of_their_own(
             tokens = [t async for t in reader.generate("who?", memory, max_tokens=6)]
             said.append([token.id for token in tokens])
         assert said[0] == said[1]
+
+
+async def test_a_model_that_fails_when_it_is_tried_is_refused_and_the_rest_serve(
+    store: ModelStore, load: Callable[..., RunningModels]
+) -> None:
+    metrics, said = Metrics(), list[str]()
+    models = load(metrics=metrics)
+    reader = models.reader(PAIR)
+    reader._compressor._network._words.fill_(torch.nan)
+    await models.warm_up(said.append)
+    assert set(models.refused()) == {PAIR}
+    assert "NaN" in models.refused()[PAIR]
+    assert said == [f"{PAIR}: refused: {models.refused()[PAIR]}"]
+    assert models.reader().info.name == "another-pair"
+    with pytest.raises(ModelNotFound, match="was refused"):
+        models.reader(PAIR)
+    with pytest.raises(Unavailable):
+        await reader.compress("who?", ["the mill"])
+    loaded = metrics.registry.get_sample_value("condensery_model_loaded", {"model": PAIR})
+    assert loaded == 0
