@@ -61,6 +61,36 @@ def test_ask_can_read_passages_plain(door: tuple[str, str]) -> None:
     assert done.stdout.splitlines()[-1].startswith("compression: off")
 
 
+def test_what_was_compressed_is_asked_by_its_handle(door: tuple[str, str], tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("The Rhine passes through Lake Constance.\n\nBread rises.\n")
+    more = '{"id": "mine", "text": "Helium is a gas."}\n'
+    head, *rows, block, handle = run(
+        "compress", QUESTION, str(notes), "-", "--ttl", "60", *door, given=more
+    ).stdout.splitlines()
+    assert head.split() == ["PLACE", "SCORE", "TOKENS", "VECTORS", "WINDOWS", "STATUS", "ID"]
+    assert [row.split()[-1] for row in rows] == ["notes-1", "notes-2", "mine"]
+    assert block.startswith("compression: applied, 3 passages, ")
+    context = handle.split()[1]
+    arguments = ("ask", QUESTION, "--context", context, "--max-tokens", "8", *door)
+    answer = json.loads(run(*arguments, "--json").stdout)
+    assert sorted(one["id"] for one in answer["citations"]) == ["mine", "notes-1", "notes-2"]
+    assert answer["text"] == run(*arguments).stdout.split("\n\n")[0]
+    gone = run("ask", QUESTION, "--context", "ctx_of_nobody", *door, status=1)
+    assert gone.stderr == "condensery: context: there is no such handle.\n"
+
+
+def test_ask_compares_both_ways(door: tuple[str, str]) -> None:
+    arguments = ("ask", QUESTION, "--top-k", "3", "--max-tokens", "8", "--compare", *door)
+    said = run(*arguments).stdout
+    assert said.startswith("compressed: ")
+    assert "\nplain:      " in said
+    assert "\nagreement: " in said
+    assert said.splitlines()[-1].startswith("plain took ")
+    told = json.loads(run(*arguments, "--search", "bm25", "--json").stdout)
+    assert told["plain"]["compression"]["status"] == "off"
+
+
 def test_embed_prints_json_lines_or_writes_an_array(door: tuple[str, str], tmp_path: Path) -> None:
     out = tmp_path / "vectors"
     texts = ["one text", "a second text", ""]
@@ -154,7 +184,21 @@ def test_an_interrupt_ends_quietly(live_server: Any) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    time.sleep(2.0)  # it waits for a first line that does not come
+    until_idle(process.pid)  # it waits for a first line that does not come
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def until_idle(pid: int) -> None:
+    """Wait until a process has had no use for the processor for a second."""
+    if not Path("/proc/self/stat").exists():
+        time.sleep(10)
+        return
+    before, since = "", time.monotonic()
+    while time.monotonic() < since + 1:
+        time.sleep(0.05)
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        spent = " ".join(fields[10:12])
+        if state != "S" or spent != before:
+            before, since = spent, time.monotonic()
