@@ -29,7 +29,7 @@ FALLBACK_REASONS: tuple[FallbackReason, ...] = ("timeout", "fault")
 DOC_STATUSES = ("applied", "fallback", "left_out")
 DROP_STAGES: tuple[Stage, ...] = ("queue", "forward", "compress", "generate")
 CAUSES = ("client", "deadline")
-REASONS = ("queue_tokens", "queue_seconds", "requests", "bytes", "connections")
+REASONS = ("queue_tokens", "queue_seconds", "requests", "bytes", "connections", "context_bytes")
 
 # Seconds, 0.1 ms to 60 s: a CPU query takes milliseconds, a long answer seconds.
 SECONDS = (
@@ -199,6 +199,18 @@ class Metrics:
             ["model", "state"],
             registry=reg,
         )
+        self.decode_graphs = Gauge(
+            "condensery_decode_graphs",
+            "Captured graphs that a generator's steps of single tokens run as; 0: none.",
+            ["model"],
+            registry=reg,
+        )
+        self.decode_graph_failures = Counter(
+            "condensery_decode_graph_failures_total",
+            "Times that capturing them failed; steps then run slower, one kernel after another.",
+            ["model"],
+            registry=reg,
+        )
         self.cache_positions = Gauge(
             "condensery_cache_positions",
             "Positions of the key/value cache that are taken, and how many there are.",
@@ -257,6 +269,8 @@ class Metrics:
             self.ttft_seconds,
             self.inter_token_seconds,
             self.step_tokens,
+            self.decode_graphs,
+            self.decode_graph_failures,
             self.model_loaded,
         ):
             family.labels(model)

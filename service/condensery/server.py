@@ -23,6 +23,7 @@ from condensery.api.rest.server import RestServer
 from condensery.errors import CondenseryError, StartError
 from condensery.index.store import IndexStore
 from condensery.jobs.admission import Admission
+from condensery.jobs.contexts import Contexts
 from condensery.jobs.samples import NAME as SAMPLES
 from condensery.jobs.samples import ensure_samples
 from condensery.jobs.services import Limits, Services
@@ -149,6 +150,7 @@ class Server:
             limits=_limits(settings),
             admission=Admission(settings.max_requests, settings.max_inflight_bytes, metrics),
             keys=keys,
+            contexts=Contexts(settings.max_context_bytes, metrics),
             search=settings.search,
         )
         self._watch(stack, pool, metrics)

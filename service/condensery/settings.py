@@ -133,6 +133,10 @@ class Settings(BaseModel):
     """Most tokens that wait for one model; more come back later."""
     max_queue_seconds: float = Field(default=10.0, ge=0.01, le=3600, json_schema_extra=_LIMITS)
     """Longest wait for one model; who would wait longer is told at once to come back later."""
+    max_context_bytes: int = Field(
+        default=256 * 2**20, ge=2**20, le=2**40, json_schema_extra=_LIMITS
+    )
+    """Most bytes of compressed contexts held for later answers; one caller gets a quarter."""
     request_timeout_seconds: float = Field(
         default=300.0, ge=0.01, le=86_400, json_schema_extra=_LIMITS
     )

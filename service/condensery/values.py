@@ -161,8 +161,10 @@ class Compression:
     """What compression did for one answer. FLOPs are analytic, from the config's dimensions.
 
     Attributes:
-        status: ``partial`` if some passages in context were read as text, ``fallback`` if all.
-        docs: Passages in context that were read as vectors.
+        status: ``applied``; ``partial`` if a passage could not be compressed, or one that should
+            have been read did not fit the generator; ``fallback`` if all in context were read as
+            text for it; ``off`` if none was to be compressed, or there was none.
+        docs: Passages that were read as vectors (or would have been, in an answer not found).
         tokens_in: Their tokens.
         vectors_out: What they became.
         fallback: Places (``Citation.index``) of those in context that were read as text

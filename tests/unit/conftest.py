@@ -199,7 +199,7 @@ class StandInReader:
         start = passage.index(best)
         return CompressedPassage(
             memory=np.full((MEMORY_TOKENS, 4), place, np.float32),
-            relevance=float(best.count("gold")),
+            relevance=float(best.count("gold")) if self.traits.scores else None,
             tokens_in=len(words),
             windows=len(cuts),
             start=start,

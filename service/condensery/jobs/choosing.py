@@ -53,7 +53,7 @@ class Reading:
     @property
     def as_text(self) -> tuple[Candidate, ...]:
         """Those read as text because they could not be compressed."""
-        return tuple(one for one in self.kept if one.failure is not None)
+        return () if self.mode == "off" else tuple(one for one in self.kept if one.failure)
 
 
 def choose(reader: Reader, question: Question, gathered: Gathered) -> Reading:

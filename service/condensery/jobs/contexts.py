@@ -156,6 +156,8 @@ class Contexts:
             ends = min(
                 held.ends for held in self._held.values() if held.caller == caller or not own
             )
+            if self._metrics is not None:
+                self._metrics.rejected.labels("context_bytes").inc()
             what = f"{share} bytes for one caller" if own else f"{self._max_bytes} bytes"
             raise Overloaded(
                 f"Contexts take all of their {what} (max_context_bytes): release one, or come back "

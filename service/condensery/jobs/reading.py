@@ -76,8 +76,8 @@ async def gather(
     unread = tuple(one.place for one in candidates[most:])
     if unread:
         reasons.append(
-            f"the last {count_of(len(unread), 'passage')} found left out before compression, to "
-            f"keep to target_ms {question.target_ms:g}"
+            f"the last {len(unread)} of {len(candidates)} passages are not compressed, to keep to "
+            f"target_ms {question.target_ms:g}"
         )
     started = time.perf_counter()
     found = await compress_all(
@@ -90,7 +90,7 @@ async def gather(
     return Gathered(
         tuple(
             candidate_of(one.place, one.passage, one.score, outcome, question)
-            for one, outcome in zip(candidates, found, strict=False)
+            for one, outcome in zip(candidates[:most], found, strict=True)
         ),
         vectors,
         tuple(one for one in found if isinstance(one, CompressedPassage)),
@@ -122,8 +122,10 @@ async def compress_all(
         async with timeout:
             found = await reader.compress(question, texts)
     except TimeoutError as error:
-        late = Failure("timeout", f"compression took longer than {timeout_ms:g} ms")
-        return [late if timeout.expired() else Failure.of(error)] * len(texts)
+        failure = Failure.of(error)
+        if timeout.expired():
+            failure = Failure("timeout", f"longer than {timeout_ms:g} ms", error=error)
+        return [failure] * len(texts)
     except CondenseryError as error:
         if not isinstance(error, ModelFault):
             raise
@@ -154,10 +156,11 @@ def candidate_of(
         score = relevance(outcome)
         return Candidate(place, passage, retrieved if score is None else score, outcome)
     if question.mode == "required":
+        field = f"documents[{place}]" if question.index is None else "index"
+        what = field if question.index is None else f"Passage {place} of those found"
         raise CompressionFailed(
-            f"documents[{place}] could not be compressed ({outcome.why}), and compression.mode is "
-            "required.",
-            field=f"documents[{place}]",
+            f"{what} could not be compressed ({outcome.why}), and compression.mode is required.",
+            field=field,
         )
     return Candidate(place, passage, retrieved, failure=outcome)
 

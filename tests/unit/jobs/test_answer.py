@@ -1,10 +1,12 @@
+import asyncio
+
 import pytest
 
 from condensery.errors import EmptyInput, IndexNotFound, InputError, ModelNotFound
 from condensery.jobs import search
 from condensery.jobs.answer import answer, answered
-from condensery.questions import Question
-from condensery.values import Answer, Delta, Document, Retrieved
+from condensery.questions import Question, Sampling
+from condensery.values import Answer, Delta, Document, Retrieved, TokenLogprob
 
 DOCUMENTS = [
     Document("plain", "some words here"),
@@ -92,6 +94,46 @@ async def test_max_tokens_ends_an_answer(services):
         "length",
         1,
     )
+
+
+async def test_sampling_and_stop_strings_reach_the_generator(services, pool):
+    sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
+    asked = Question("where?", documents=DOCUMENTS, sampling=sampling, stop=("end", "."))
+    whole = await answered(services, asked)
+    assert pool.readers["pair"].asked == [(sampling, ("end", "."))]
+    assert whole.logprobs is None
+
+
+async def test_logprobs_come_with_their_deltas_and_joined_with_the_answer(services):
+    asked = Question("where?", documents=DOCUMENTS, sampling=Sampling(logprobs=1))
+    events = [event async for event in answer(services, asked)]
+    deltas = [event for event in events if isinstance(event, Delta)]
+    assert [one.logprobs for one in deltas] == [
+        (TokenLogprob(one.text, -0.5, ((one.text, -0.5),)),) for one in deltas
+    ]
+    assert events[-1].logprobs == tuple(said for one in deltas for said in one.logprobs)
+    assert "".join(said.text for said in events[-1].logprobs) == events[-1].text
+
+
+async def test_leaving_while_passages_are_compressed_ends_that(services, pool):
+    reader = pool.readers["pair"]
+    reader.delay = 60
+    task = asyncio.create_task(answered(services, Question("where?", documents=DOCUMENTS)))
+    async with asyncio.timeout(20):
+        while not reader.passes:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert reader.contexts == []
+
+
+async def test_times_add_up(services):
+    whole = await answered(services, Question("where?", documents=DOCUMENTS))
+    times = whole.timings
+    parts = times.retrieve_ms + times.compress_ms + times.generate_ms
+    assert 0 < parts <= times.total_ms
+    assert times.retrieve_ms + times.compress_ms <= times.ttft_ms <= times.total_ms
 
 
 async def test_leaving_early_stops_the_generator(services, pool):

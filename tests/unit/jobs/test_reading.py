@@ -1,0 +1,209 @@
+"""The ladder: what is read where compression fails, and what is said of it."""
+
+import asyncio
+import logging
+
+import pytest
+
+from condensery.errors import (
+    CompressionFailed,
+    DeadlineExceeded,
+    InputError,
+    ModelFault,
+    Overloaded,
+    Unavailable,
+)
+from condensery.jobs import search
+from condensery.jobs.answer import answer, answered
+from condensery.questions import Question
+from condensery.values import Document, PairTraits, Retrieved
+
+DOCUMENTS = [
+    Document("plain", "some words here"),
+    Document("best", "gold gold gold"),
+    Document("good", "gold again"),
+]
+SECRET = "a secret of the caller's"
+
+
+@pytest.fixture
+def reader(pool):
+    return pool.readers["pair"]
+
+
+def ask(**how):
+    return Question("where?", **{"documents": DOCUMENTS, **how})
+
+
+async def test_relevance_and_memory_cost_one_forward_pass(services, reader):
+    await answered(services, ask())
+    assert reader.passes == [[one.text for one in DOCUMENTS]]
+
+
+async def test_a_passage_that_fails_is_read_as_text_after_the_others_and_said_to_be(
+    services, reader
+):
+    reader.faults["gold gold gold"] = ModelFault(SECRET)
+    whole = await answered(services, ask())
+    assert [(one.id, one.index) for one in whole.citations] == [
+        ("good", 2),
+        ("plain", 0),
+        ("best", 1),
+    ]
+    assert whole.text == "where? 2 0 gold gold gold "
+    assert [one.relevance_score > 0 for one in whole.citations] == [True, True, False]
+    block = whole.compression
+    assert (block.status, block.fallback, block.docs, block.left_out) == ("partial", (1,), 2, ())
+    assert (block.tokens_in, block.vectors_out) == (5, 4)
+    assert block.reason == (
+        "1 of 3 passages could not be compressed (ModelFault): they have no scores and rank last, "
+        "and 1 of them in context, read as text"
+    )
+
+
+async def test_a_passage_that_fails_and_is_not_read_is_reported_too(services, reader):
+    reader.faults["gold gold gold"] = ModelFault(SECRET)
+    block = (await answered(services, ask(top_n=1))).compression
+    assert (block.status, block.fallback, block.docs) == ("partial", (), 1)
+    assert "0 of them in context" in block.reason
+
+
+async def test_where_all_fail_the_passages_are_read_as_text_in_retrieval_order(services, reader):
+    reader.breaks = ModelFault(SECRET)
+    whole = await answered(services, ask(top_n=2))
+    assert whole.text == "where? some words here gold gold gold "
+    assert [one.id for one in whole.citations] == ["plain", "best"]
+    block = whole.compression
+    assert (block.status, block.fallback, block.docs) == ("fallback", (0, 1), 0)
+    assert block.reason == (
+        "no passage could be compressed (ModelFault): read as text, in the order of retrieval"
+    )
+    assert block.flops_used == block.flops_plain
+
+
+async def test_where_all_fail_an_indexs_passages_keep_retrievals_scores(services, reader):
+    await search.create_index(services, "kb")
+    await search.upsert(services, "kb", DOCUMENTS)
+    found = await search.query(services, "kb", "where?", top_k=3)
+    reader.breaks = ModelFault(SECRET)
+    whole = await answered(services, Question("where?", index="kb", top_k=3))
+    assert [(one.id, one.relevance_score) for one in whole.citations] == [
+        (hit.passage.id, hit.score) for hit in found
+    ]
+
+
+async def test_a_bug_in_the_compressor_is_a_fault_of_it_and_is_logged(services, reader, caplog):
+    reader.breaks = RuntimeError(SECRET)
+    with caplog.at_level(logging.ERROR):
+        block = (await answered(services, ask())).compression
+    assert (block.status, block.fallback) == ("fallback", (0, 1, 2))
+    assert "(RuntimeError)" in block.reason
+    assert SECRET not in block.reason
+    assert [record.getMessage() for record in caplog.records] == ["compression_failed"]
+
+
+async def test_compression_over_its_time_is_given_up(services, reader):
+    reader.delay = 60
+    async with asyncio.timeout(20):
+        block = (await answered(services, ask(compress_timeout_ms=20))).compression
+    assert (block.status, block.fallback) == ("fallback", (0, 1, 2))
+    assert "(longer than 20 ms)" in block.reason
+
+
+async def test_compression_within_its_time_is_not(services):
+    block = (await answered(services, ask(compress_timeout_ms=60_000))).compression
+    assert (block.status, block.reason) == ("applied", None)
+
+
+@pytest.mark.parametrize("seconds", [None, 60_000])
+async def test_a_timeout_inside_the_compressor_is_a_fault_like_others(services, reader, seconds):
+    reader.breaks = TimeoutError()
+    block = (await answered(services, ask(compress_timeout_ms=seconds))).compression
+    assert (block.status, "(TimeoutError)" in block.reason) == ("fallback", True)
+
+
+@pytest.mark.parametrize(
+    "error", [Overloaded("full"), Unavailable("draining"), DeadlineExceeded("late")]
+)
+@pytest.mark.parametrize("where", ["all", "one"])
+async def test_what_is_no_fault_of_the_compressor_is_the_callers_to_hear(
+    services, reader, error, where
+):
+    if where == "all":
+        reader.breaks = error
+    else:
+        reader.faults["gold again"] = error
+    with pytest.raises(type(error)):
+        await answered(services, ask())
+
+
+async def test_an_error_in_the_request_is_the_callers_to_hear(services, reader):
+    reader.breaks = InputError("query: too long", field="query")
+    with pytest.raises(InputError, match="query: too long"):
+        await answered(services, ask())
+
+
+@pytest.mark.parametrize("where", ["all", "one", "late"])
+async def test_required_fails_before_the_first_event_where_auto_would_read_text(
+    services, reader, where
+):
+    if where == "all":
+        reader.breaks = ModelFault(SECRET)
+    elif where == "one":
+        reader.faults["gold gold gold"] = ModelFault(SECRET)
+    else:
+        reader.delay = 60
+    stream = answer(services, ask(mode="required", compress_timeout_ms=50))
+    with pytest.raises(CompressionFailed, match="mode is required") as caught:
+        await anext(stream)
+    assert caught.value.field == ("documents[1]" if where == "one" else "documents[0]")
+    assert SECRET not in caught.value.message
+
+
+async def test_required_compresses_as_auto_does(services):
+    whole = await answered(services, ask(mode="required"))
+    block = whole.compression
+    assert (block.mode, block.status, block.docs) == ("required", "applied", 3)
+
+
+async def test_without_compression_nothing_is_compressed(services, reader):
+    block = (await answered(services, ask(mode="off"))).compression
+    assert reader.passes == []
+    assert (block.status, block.reason, block.compress_ms) == ("off", "asked for", 0)
+
+
+async def test_a_blank_passage_is_not_read_and_said_not_to_be(services, reader):
+    documents = [Document("blank", " \n"), *DOCUMENTS]
+    whole = await answered(services, ask(documents=documents))
+    assert reader.passes == [[one.text for one in DOCUMENTS]]
+    assert [one.index for one in whole.citations] == [2, 3, 1]
+    block = whole.compression
+    assert (block.status, block.left_out) == ("applied", (0,))
+    assert block.reason == "1 passage is without text left out"
+
+
+async def test_a_pair_without_scores_reads_in_retrieval_order_a_failed_passage_in_its_place(
+    services, reader
+):
+    reader.traits = PairTraits(vectors=(2, 1), rates=(4, 8), scores=False)
+    reader.faults["gold gold gold"] = ModelFault(SECRET)
+    whole = await answered(services, ask())
+    assert [one.id for one in whole.citations] == ["plain", "best", "good"]
+    assert whole.text == "where? 0 gold gold gold 2 "
+    assert (whole.compression.status, whole.compression.fallback) == ("partial", (1,))
+
+
+async def test_a_long_passage_is_cited_by_the_window_that_was_read(services, reader):
+    reader.words_each = 2
+    document = Document("long", "one two gold gold three", {"page": 1})
+    (cited,) = (await answered(services, ask(documents=[document]))).citations
+    assert (cited.text, cited.start, cited.end) == ("gold gold", 8, 17)
+    assert cited.metadata == {"page": 1}
+
+
+async def test_the_first_event_says_of_compression_what_the_last_says(services, reader):
+    reader.faults["gold gold gold"] = ModelFault(SECRET)
+    events = [event async for event in answer(services, ask())]
+    assert isinstance(events[0], Retrieved)
+    assert events[0].compression == events[-1].compression
+    assert events[0].citations == events[-1].citations
