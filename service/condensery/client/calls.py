@@ -9,7 +9,17 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,10 +84,19 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def _dress(method: Method, operation: Callable[..., Any]) -> Method:
     """Give ``method`` the name, docstring and parameters of ``operation``, after its client."""
     functools.update_wrapper(method, operation)
-    signature = inspect.signature(operation)
     client = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    vars(method)["__signature__"] = signature.replace(
-        parameters=[client, *signature.parameters.values()],
-        return_annotation=inspect.Signature.empty,  # the operation's is a call
-    )
+    vars(method)["__signature__"] = inspect.Signature([client, *_parameters(operation)])
     return method
+
+
+def _parameters(operation: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """Yield an operation's parameters, those that a ``TypedDict`` holds one by one."""
+    for one in inspect.signature(operation).parameters.values():
+        if get_origin(one.annotation) is not Unpack:
+            yield one
+            continue
+        (keywords,) = get_args(one.annotation)
+        for name, kind in get_type_hints(keywords).items():
+            yield inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=kind
+            )

@@ -4,11 +4,12 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from condensery.client.access import milliseconds
+from condensery.client.asking import Asking
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
 from condensery.errors import InputError
@@ -28,6 +29,9 @@ def test_all_clients_have_the_same_methods_and_parameters(other: type) -> None:
 
 def test_methods_show_their_parameters_and_say_what_they_do() -> None:
     assert str(inspect.signature(Client.count)) == "(self, /, name: str)"
+    asked = inspect.signature(Client.answer).parameters
+    assert [*asked] == ["self", "question", *get_type_hints(Asking)]
+    assert asked["top_n"].annotation == int | None
     for name in METHODS:
         assert (getattr(Client, name).__doc__ or "").strip(), name
 
