@@ -115,7 +115,8 @@ def _varlen(
     from torch.nn.attention.varlen import varlen_attn
 
     key, value = (rows.index_select(0, step.keys) for rows in (keys, values))
-    repeats, options = query.shape[1] // keys.shape[1], {}
+    repeats = query.shape[1] // keys.shape[1]
+    options: dict[str, Any] = {}
     if repeats > 1 and "enable_gqa" in inspect.signature(varlen_attn).parameters:
         options["enable_gqa"] = True
     elif repeats > 1:  # torch 2.11's knows no shared key heads

@@ -4,6 +4,7 @@ A token of one sequence is a thousand small kernels, which take longer to launch
 graph launches them all at once. It holds addresses, so its inputs lie in buffers that stay.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -43,8 +44,6 @@ class Runner(Protocol):
 class Decoder:
     """Runs single tokens of up to ``rows`` sequences, padded to a power of two.
 
-    Not to be used by two threads at once: all steps share their buffers.
-
     Args:
         runner: The model.
         cache: What is read and written.
@@ -52,11 +51,14 @@ class Decoder:
 
     Attributes:
         sizes: What steps are padded to.
+        runs: Steps so far.
     """
 
     def __init__(self, runner: Runner, cache: Cache, rows: int) -> None:
         self.sizes = [1 << power for power in range((rows - 1).bit_length() + 1)]
+        self.runs = 0
         self._runner = runner
+        self._lock = threading.Lock()  # all steps share their buffers
         most = self.sizes[-1]
         self._tokens = Tokens(cache, most, min(runner.longest, cache.positions))
         self._embeds = torch.zeros(most, runner.width, dtype=runner.dtype, device=cache.device)
@@ -95,6 +97,7 @@ class Decoder:
         wanted = self._runner.logits(self._runner.run(probe[last:], Step(cache, [token])))
         for size in self.sizes:
             found = self.run(probe[last:].expand(size, -1), [token] * size)
+            assert found is not None
             agreement = nn.functional.cosine_similarity(found, wanted).min().item()
             # Not `<`: a NaN must be refused as well.
             if not agreement >= AGREEMENT:
@@ -123,7 +126,7 @@ class Decoder:
         self._steps = graphs
 
     @torch.inference_mode()
-    def run(self, embeds: Tensor, spans: Sequence[Span]) -> Tensor:
+    def run(self, embeds: Tensor, spans: Sequence[Span]) -> Tensor | None:
         """Run a token of each sequence; returns the scores of what comes next, fp32.
 
         Args:
@@ -131,12 +134,19 @@ class Decoder:
             spans: Their sequences', a row each.
 
         Returns:
-            (sequences, vocabulary), until the next step.
+            (sequences, vocabulary); None if it can't: there are too many, or another step, of a
+            thread that hangs perhaps, is in it.
         """
         count = len(spans)
-        size = next(size for size in self.sizes if size >= count)
-        self._tokens.first(size).fill(spans)
-        self._embeds[:count].copy_(embeds)
-        self._steps[size]()
-        assert self._scores is not None
-        return self._scores[:count]
+        if count > self.sizes[-1] or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            size = next(size for size in self.sizes if size >= count)
+            self._tokens.first(size).fill(spans)
+            self._embeds[:count].copy_(embeds)
+            self._steps[size]()
+            self.runs += 1
+            assert self._scores is not None
+            return self._scores[:count].clone()
+        finally:
+            self._lock.release()

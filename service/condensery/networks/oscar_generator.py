@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
+from condensery.networks.linear import Dense, can_prepack
 from condensery.networks.oscar_interface import Part
 from condensery.networks.oscar_shape import OscarShape
 
@@ -59,6 +60,7 @@ class Generator(nn.Module):
         nn.init.eye_(self.output.weight)
         self.output_bias = nn.Parameter(torch.zeros(vocabulary))
         self.output_scale = nn.Parameter(torch.tensor(hidden**-0.5))
+        self._head: Dense | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -94,5 +96,16 @@ class Generator(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Score every word piece after the given states, (..., hidden) to (..., vocabulary)."""
-        scores: Tensor = self.output(hidden) * self.output_scale @ self.words.T
-        return scores + self.output_bias
+        states: Tensor = self.output(hidden) * self.output_scale
+        if self._head is not None:
+            scores: Tensor = self._head(states)
+            return scores
+        return states @ self.words.T + self.output_bias
+
+    def prepack(self, *, fp32: bool = False) -> None:
+        """Hold the word table once more, in the layout that scoring reads: half of a step's time.
+
+        It can only infer afterwards.
+        """
+        if self._head is None and can_prepack(self.words.device, self.words.dtype, fp32=fp32):
+            self._head = Dense(self.words, self.output_bias, fp32=fp32)

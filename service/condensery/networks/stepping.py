@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from condensery.errors import CorruptModel
 from condensery.networks.cached_attention import CACHED
-from condensery.networks.caching import BLOCK, Cache, Span, Step
+from condensery.networks.caching import Cache, Span, Step
 from condensery.networks.decoding import AGREEMENT, Decoder
 from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar_interface import GeneratorNetwork

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from condensery.callers import current
 from condensery.errors import CondenseryError, InputError, ModelFault, Unavailable
+from condensery.networks.caching import BLOCK
 from condensery.networks.stepping import Stepper
 from condensery.runtime.batcher import (
     SHORT_TOKENS,
@@ -14,8 +15,9 @@ from condensery.runtime.batcher import (
     is_out_of_memory,
     make_room,
 )
-from condensery.runtime.blocks import BLOCK, Blocks, blocks_for, places_of
+from condensery.runtime.blocks import Blocks, blocks_for, places_of
 from condensery.runtime.engine_gauges import EngineGauges
+from condensery.runtime.fixed import FixedSteps
 from condensery.runtime.lanes import Lane, Ticket
 from condensery.runtime.pace import Pace
 from condensery.runtime.refusing import refuse_overload
@@ -45,6 +47,8 @@ class Engine:
         model: Name in metrics and messages.
         limits: Of the queue, and of steps in which nobody waits for a token.
         room: What may run at the same time; by default what suits the device.
+        fixed: Whether steps of single tokens run in fixed shapes, on CUDA as captured graphs; by
+            default on CUDA only, since elsewhere padding costs and there is nothing to gain.
         metrics: Where to count.
     """
 
@@ -56,6 +60,7 @@ class Engine:
         model: str,
         limits: Limits | None = None,
         room: Room | None = None,
+        fixed: bool | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
         self._stepper = stepper
@@ -71,6 +76,11 @@ class Engine:
         self._ready: deque[Generation] = deque()  # running, and in no step at the moment
         self._flights: set[int] = set()  # steps under way, by the identity of their members
         self._pace = Pace()
+        self._fixed: FixedSteps | None = None
+        if stepper.device.type == "cuda" if fixed is None else fixed:
+            self._fixed = FixedSteps(
+                *(stepper, self._cache, self._room.sequences), model=model, metrics=metrics
+            )
         self._metrics = metrics
         self._gauges = EngineGauges(metrics, model, self._cache.positions)
         self._closed = False
@@ -139,6 +149,8 @@ class Engine:
 
     def take(self, idle: int, *, express: bool) -> Job | None:
         """Make a step of what is ready; called by a free worker (``Source``)."""
+        if self._fixed is not None and not express and (first := self._fixed.job()) is not None:
+            return first  # before anything is served: nobody should wait for it later
         if not self._ready and not self._lane.items:
             return None
         self._drop_expired()
@@ -278,7 +290,8 @@ class Engine:
     def _outcomes(self, members: list[Member]) -> list[Outcome]:
         """Run a step; if it fails, halve it until the sequences at fault stand alone."""
         try:
-            return run_step(self._stepper, self._cache, members, self._model)
+            decoder = None if self._fixed is None else self._fixed.decoder
+            return run_step(self._stepper, self._cache, members, self._model, decoder)
         except Exception as error:  # whatever a forward raises must not kill the worker
             cause = error
         if is_out_of_memory(cause):

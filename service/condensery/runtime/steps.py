@@ -8,6 +8,7 @@ from torch import Tensor
 
 from condensery.errors import CondenseryError, InputError, ModelFault
 from condensery.networks.caching import Cache, Step
+from condensery.networks.decoding import Decoder
 from condensery.networks.stepping import Stepper
 from condensery.runtime.sampling import Choice, choose
 from condensery.runtime.sequences import Generation, Member
@@ -18,9 +19,20 @@ Outcome: TypeAlias = Choice | CondenseryError | None
 
 @torch.inference_mode()
 def run_step(
-    stepper: Stepper, cache: Cache, members: Sequence[Member], model: str
+    stepper: Stepper,
+    cache: Cache,
+    members: Sequence[Member],
+    model: str,
+    decoder: Decoder | None = None,
 ) -> list[Outcome]:
     """Run a step; returns an outcome for each member, in order.
+
+    Args:
+        stepper: The model.
+        cache: Its.
+        members: Whose step it is.
+        model: Name in messages.
+        decoder: Runs a step of single tokens, if there is one.
 
     Raises:
         Exception: Whatever a forward pass raises.
@@ -38,13 +50,10 @@ def run_step(
         key=lambda place: (members[place].generation.embeds is not None, members[place].count > 1)
     )
     ordered = [members[place] for place in going]
-    step = Step(cache, [member.span for member in ordered])
-    hidden = stepper.run(_rows(stepper, ordered), step)
     choosing = [row for row, member in enumerate(ordered) if member.chooses]
-    if not choosing:
+    scores = _scores(stepper, cache, ordered, choosing, decoder)
+    if scores is None:
         return outcomes
-    last = step.last if len(choosing) == len(ordered) else step.last[choosing]
-    scores = stepper.logits(hidden.index_select(0, last))
     wishes = [ordered[row].generation.order.sampling for row in choosing]
     chosen = choose(scores, wishes, [ordered[row].draw for row in choosing])
     for row, choice in zip(choosing, chosen, strict=True):
@@ -52,6 +61,28 @@ def run_step(
             f"{model}: the next token's scores are NaN or infinite"
         )
     return outcomes
+
+
+def _scores(
+    stepper: Stepper,
+    cache: Cache,
+    members: Sequence[Member],
+    choosing: Sequence[int],
+    decoder: Decoder | None,
+) -> Tensor | None:
+    """Run members' rows; returns the scores of those that choose, (choosing, vocabulary)."""
+    spans = [member.span for member in members]
+    rows = _rows(stepper, members)
+    if decoder is not None and all(member.generation.embeds is None for member in members):
+        scores = decoder.run(rows, spans)
+        if scores is not None:
+            return scores
+    step = Step(cache, spans)
+    hidden = stepper.run(rows, step)
+    if not choosing:
+        return None
+    last = step.last if len(choosing) == len(members) else step.last[choosing]
+    return stepper.logits(hidden.index_select(0, last))
 
 
 def _prepare(stepper: Stepper, member: Member, model: str) -> CondenseryError | None:

@@ -1,84 +1,39 @@
-import itertools
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
-from condensery.networks.cached_attention import attend, cached_attention
-from condensery.networks.caching import Cache, Span, Step
-
-HEADS, SIZE = 4, 8
-CPU = torch.device("cpu")
+from condensery.networks.caching import BLOCK, Cache, Span, Step
 
 
-def cache_of(positions: int, shared: int, fill: float = float("nan")) -> Cache:
-    """Whatever nobody wrote is NaN: to read it would show."""
-    made = Cache(2, positions, shared, SIZE, dtype=torch.float32, device=CPU)
-    for tensor in itertools.chain(*(made.layer(layer) for layer in range(made.layers))):
-        tensor.fill_(fill)
-    return made
+def cache_of(positions: int) -> Cache:
+    return Cache(1, positions, 1, 4, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def rows(count: int, heads: int, seed: int) -> Tensor:
-    return torch.randn(count, heads, SIZE, generator=torch.Generator().manual_seed(seed))
+def test_there_is_a_block_that_nobody_owns() -> None:
+    for positions in (5, BLOCK, BLOCK + 1):
+        cache = cache_of(positions)
+        assert cache.positions == positions
+        assert cache.spare * BLOCK >= positions
+        assert all(len(rows) == (cache.spare + 1) * BLOCK for rows in cache.layer(0))
 
 
-def plain(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-    """Attend over one whole sequence, by the formula."""
-    key, value = (one.repeat_interleave(HEADS // one.shape[1], dim=1) for one in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
-    row, place = torch.arange(len(query))[:, None], torch.arange(len(query))[None, :]
-    seen = place <= row
-    if window is not None:
-        seen &= place > row - window
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
-    return torch.einsum("hqk,khd->qhd", weights, value)
-
-
-@pytest.mark.parametrize("shared", [1, 2, 4])
-@pytest.mark.parametrize("window", [None, 1, 5, 100])
-def test_pieces_see_what_whole_sequences_see(shared: int, window: int | None) -> None:
-    cache = cache_of(96, shared)
-    order = np.random.default_rng(shared).permutation(96)
-    lengths, places = [7, 20, 33], [order[:7], order[7:27], order[27:60]]
-    whole = [
-        tuple(rows(n, heads, 10 * i + j) for j, heads in enumerate((HEADS, shared, shared)))
-        for i, n in enumerate(lengths)
-    ]
-    found = [torch.full((n, HEADS, SIZE), torch.nan) for n in lengths]
-    # Which rows of which sequence run together; single ones first.
-    for parts in (
-        [(0, 0, 6)],
-        [(0, 6, 7), (1, 0, 1), (2, 0, 10)],
-        [(2, 10, 11), (1, 1, 18)],
-        [(1, 18, 19), (2, 11, 12)],
-        [(1, 19, 20), (2, 12, 33)],
-    ):
-        step = Step(cache, [Span(places[i], a, b - a) for i, a, b in parts])
-        given = [torch.cat([whole[i][part][a:b] for i, a, b in parts]) for part in range(3)]
-        out = attend(step, 1, *given, scale=0.3, window=window)
-        for (i, a, b), part in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
-            found[i][a:b] = part
-    for got, one in zip(found, whole, strict=True):
-        torch.testing.assert_close(got, plain(*one, 0.3, window), atol=1e-5, rtol=1e-5)
-    assert cache.layer(0)[0].isnan().all(), "another layer's"
-
-
-def test_a_step_can_be_run_again() -> None:
-    cache = cache_of(32, 2)
-    given = [rows(9, heads, heads) for heads in (HEADS, 2, 2)]
-    places = np.arange(32)[::-1].copy()
-    first = attend(Step(cache, [Span(places, 0, 9)]), 0, *given, scale=1.0)
-    step = Step(cache, [Span(places, 4, 5)])
-    again = [attend(step, 0, *(one[4:] for one in given), scale=1.0) for _ in range(2)]
-    torch.testing.assert_close(again[0], first[4:])
-    assert torch.equal(again[0], again[1])
+def test_keys_side_by_side_are_read_where_they_lie_and_others_gathered() -> None:
+    cache = cache_of(64)
+    apart = np.concatenate([np.arange(32, 48), np.arange(16)])
+    step = Step(cache, [Span(np.arange(8, 40), 20, 1), Span(apart, 19, 1), Span(apart, 2, 9)])
+    near, far, chunk = step.seen(None)
+    assert near == slice(8, 29)
+    assert far.tolist() == apart[:20].tolist()
+    assert chunk == slice(32, 43)
+    near, far, chunk = step.seen(5)
+    assert near == slice(24, 29)
+    assert far.tolist() == [47, 0, 1, 2, 3]
+    assert chunk == slice(32, 43), "its first row sees further back than its last"
 
 
 def test_positions_are_each_sequences_own() -> None:
     places = np.arange(32)
-    step = Step(cache_of(32, 1), [Span(places[16:], 5, 1), Span(places, 2, 3)])
+    step = Step(cache_of(32), [Span(places[16:], 5, 1), Span(places, 2, 3)])
     assert step.position_ids.tolist() == [[5, 2, 3, 4]]
     assert step.places.tolist() == [21, 2, 3, 4]
     assert step.last.tolist() == [0, 3]
@@ -88,49 +43,6 @@ def test_positions_are_each_sequences_own() -> None:
 def test_longer_pieces_must_come_after_single_rows() -> None:
     places = np.arange(8)
     with pytest.raises(ValueError, match="single tokens come first"):
-        Step(cache_of(8, 1), [Span(places, 0, 2), Span(places, 0, 1)])
+        Step(cache_of(8), [Span(places, 0, 2), Span(places, 0, 1)])
     with pytest.raises(ValueError, match="needs rows"):
-        Step(cache_of(8, 1), [])
-
-
-def test_what_cached_attention_does_not_do_is_refused() -> None:
-    module = nn.Module()
-    step = Step(cache_of(16, HEADS), [Span(np.arange(16), 0, 3)])
-    given = [rows(3, HEADS, seed).transpose(0, 1)[None] for seed in range(3)]
-    for wrong, message in (
-        ({"step": None}, "keyword argument step"),
-        ({"attention_mask": torch.zeros(1)}, "no mask"),
-        ({"dropout": 0.1}, "no dropout"),
-        ({"softcap": 30.0}, "softcap"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            cached_attention(module, *given, **{"attention_mask": None, "step": step, **wrong})
-    with pytest.raises(ValueError, match="2 queries and 2 keys for a step of 3"):
-        cached_attention(module, *(one[:, :, :2] for one in given), None, step=step)
-    module.is_causal = False
-    with pytest.raises(ValueError, match="causal"):
-        cached_attention(module, *given, None, step=step)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("window", [None, 5])
-def test_a_gpu_sees_in_bf16_what_a_cpu_sees(window: int | None) -> None:
-    lengths, shared = [7, 40, 33], 2
-    outs = []
-    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
-        cache = Cache(1, 96, shared, SIZE * 8, dtype=dtype, device=torch.device(device))
-        source = torch.Generator().manual_seed(0)
-        out = []
-        for spans in (
-            [Span(np.arange(16, 96), 0, n) for n in lengths[:1]],
-            [Span(np.arange(16, 96), 7, 1), Span(np.arange(16), 0, 9)],
-            [Span(np.arange(16), 9, 4), Span(np.arange(16, 96), 8, 20)],
-        ):
-            step = Step(cache, spans)
-            given = [
-                torch.randn(step.total, heads, SIZE * 8, generator=source).to(device, dtype)
-                for heads in (HEADS, shared, shared)
-            ]
-            out.append(attend(step, 0, *given, scale=0.125, window=window).float().cpu())
-        outs.append(torch.cat(out))
-    torch.testing.assert_close(*outs, atol=0.05, rtol=0.05)
+        Step(cache_of(8), [])

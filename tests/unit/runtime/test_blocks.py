@@ -1,6 +1,7 @@
 import numpy as np
 
-from condensery.runtime.blocks import BLOCK, Blocks, blocks_for, places_of
+from condensery.networks.caching import BLOCK
+from condensery.runtime.blocks import Blocks, blocks_for, places_of
 
 
 def test_positions_are_rounded_up_to_blocks() -> None:
@@ -22,6 +23,16 @@ def test_what_came_back_last_is_given_out_first() -> None:
     for _ in range(50):
         blocks.give_back(blocks.take(3))
     assert blocks.take(3) == [0, 1, 2]
+
+
+def test_blocks_lie_side_by_side_where_there_are_such() -> None:
+    blocks = Blocks(10 * BLOCK)
+    first, second, _ = blocks.take(2), blocks.take(3), blocks.take(1)
+    blocks.give_back(first)
+    assert blocks.take(3) == [6, 7, 8], "not the first two and another"
+    blocks.give_back(second)
+    assert blocks.take(6) == [0, 1, 2, 3, 4, 9], "none but these"
+    assert blocks.free == 0
 
 
 def test_places_are_those_of_the_blocks_in_order() -> None:

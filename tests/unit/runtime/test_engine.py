@@ -22,10 +22,11 @@ from condensery.errors import (
     Unavailable,
 )
 from condensery.metrics import Metrics
+from condensery.networks.caching import BLOCK
+from condensery.networks.decoding import Decoder
 from condensery.networks.stepping import Stepper
 from condensery.questions import GREEDY, Sampling
 from condensery.runtime.batcher import Limits
-from condensery.runtime.blocks import BLOCK
 from condensery.runtime.engine import Engine
 from condensery.runtime.room import Room, default_room
 from condensery.runtime.sequences import Generation, Order
@@ -53,6 +54,7 @@ class Served:
         workers: int = 1,
         room: Room | None = None,
         limits: Limits | None = None,
+        fixed: bool = False,
     ) -> None:
         self.workers = Workers(workers)
         self.metrics = Metrics()
@@ -62,6 +64,7 @@ class Served:
             model="m",
             limits=limits,
             room=room or Room(64, 4096, 256),
+            fixed=fixed,
             metrics=self.metrics,
         )
 
@@ -141,51 +144,122 @@ class Gate:
         assert await asyncio.to_thread(self.reached.wait, WAIT)
 
 
+FATES = st.one_of(
+    st.just(("stays", 0)),
+    st.tuples(st.just("leaves"), st.integers(0, 10)),  # after so many tokens
+    st.tuples(st.just("fails"), st.integers(0, 10)),  # its step, at so many tokens
+)
 MIXES = st.lists(
     st.tuples(
         st.integers(0, 30),  # whose prompt
         st.integers(1, 40),  # its tokens
         st.integers(1, 12),  # tokens generated
         st.integers(0, 20),  # milliseconds before it joins
-        st.one_of(st.none(), st.integers(0, 10)),  # tokens after which it leaves
+        FATES,
     ),
     min_size=1,
     max_size=10,
 )
 
 
+class Faults:
+    """Fails each step that has a marked vector among its rows."""
+
+    def __init__(self) -> None:
+        self.marked: list[Tensor] = []
+
+    def __call__(self, rows: Tensor) -> None:
+        for vector in list(self.marked):
+            if (rows == vector).all(dim=-1).any():
+                raise RuntimeError("a fault")
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     mix=MIXES,
     room=st.sampled_from([Room(64, 4096, 256), Room(3, 4096, 7), Room(64, 112, 20)]),
     workers=st.sampled_from([1, 3]),
+    fixed=st.booleans(),
 )
 def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
-    kind: str, mix: list[tuple[int, int, int, int, int | None]], room: Room, workers: int
+    kind: str,
+    mix: list[tuple[int, int, int, int, tuple[str, int]]],
+    room: Room,
+    workers: int,
+    fixed: bool,
 ) -> None:
-    async def one(served: Served, seed: int, size: int, count: int, after: int, leaves: int | None):
-        prompt = prompt_of(seed, size)
+    faults = Faults()
+
+    async def one(
+        served: Served, seed: int, size: int, count: int, after: int, fate: tuple[str, int]
+    ) -> None:
+        prompt, (what, when) = prompt_of(seed, size), fate
         await asyncio.sleep(after / 1000)
+        if what == "fails":
+            # A vector of its own, in the prompt: it fails wherever that is read.
+            vector = torch.randn(1, 32, generator=torch.Generator().manual_seed(seed * 100 + when))
+            faults.marked.append(vector[0])
+            generation = served.engine.begin(Order([prompt[: when + 1], vector], count))
+            with pytest.raises(ModelFault, match="a step failed"):
+                await served.rest(generation)
+            return
         generation = served.begin(prompt, count)
-        if leaves is None:
+        if what == "stays":
             assert await served.rest(generation) == REFERENCES[kind](prompt, count)
             return
-        for _ in range(min(leaves, count)):
+        for _ in range(min(when, count)):
             told = await asyncio.wait_for(generation.news.get(), WAIT)
             assert told.choice.id == REFERENCES[kind](prompt, count)[told.count - 1]
         served.engine.leave(generation, "client")
 
     async def all_of_them() -> None:
         limits = Limits(batch_tokens=50)
-        served = Served(STEPPERS[kind], workers=workers, room=room, limits=limits)
+        stepper = STEPPERS[kind]
+        served = Served(stepper, workers=workers, room=room, limits=limits, fixed=fixed)
         try:
-            await asyncio.gather(*(one(served, *each) for each in mix))
-            await served.empty()
+            with served.before_each_step(faults):
+                await asyncio.gather(*(one(served, *each) for each in mix))
+                await served.empty()
+            blocks = served.engine._blocks
+            assert blocks.free == blocks.count
+            assert blocks.take(blocks.count) == list(range(blocks.count)), "one twice, or none"
         finally:
             served.close()
 
     asyncio.run(all_of_them())
+
+
+async def test_steps_of_single_tokens_run_in_fixed_shapes_once_they_are_ready() -> None:
+    served = Served(fixed=True, room=Room(5, 4096, 256))
+    try:
+        prompts = [prompt_of(i, 3 + 11 * i) for i in range(7)]
+        found = await asyncio.gather(*(served.answer(one, 20) for one in prompts))
+        assert list(found) == [ANSWER(one, 20) for one in prompts]
+        decoder = served.engine._fixed.decoder
+        assert decoder.sizes == [1, 2, 4, 8]
+        assert decoder.runs > 20
+        assert served.sample("decode_graphs", model="m") == 0, "not on a CPU"
+        assert served.sample("decode_graph_failures_total", model="m") == 0
+    finally:
+        served.close()
+
+
+async def test_where_they_cannot_be_made_steps_run_as_they_are_and_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Decoder) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Decoder, "prepare", fail)
+    served = Served(fixed=True)
+    try:
+        assert await served.answer(prompt_of(0), 6) == ANSWER(prompt_of(0), 6)
+        assert served.engine._fixed.decoder is None
+        assert served.sample("decode_graph_failures_total", model="m") == 1
+        assert "decode_graphs_failed" in caplog.text
+    finally:
+        served.close()
 
 
 async def test_sequences_share_steps_and_join_those_that_run(served: Served) -> None:
@@ -610,5 +684,21 @@ async def test_bf16_runs_and_holds_one_long_sequence_at_least() -> None:
         prompts = [prompt_of(i, 5 * i + 1) for i in range(6)]
         found = await asyncio.gather(*(served.answer(one, 6) for one in prompts))
         assert [len(one) for one in found] == [6] * 6
+    finally:
+        served.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+async def test_on_a_gpu_graphs_give_what_transformers_gives(kind: str) -> None:
+    served = Served(Stepper(Reference(kind).network.to("cuda")), room=Room(6, 4096, 64), fixed=True)
+    try:
+        prompts = [prompt_of(i, 4 + 9 * i) for i in range(9)]
+        found = await asyncio.gather(*(served.answer(one, 12) for one in prompts))
+        assert list(found) == [REFERENCES[kind](one, 12) for one in prompts]
+        decoder = served.engine._fixed.decoder
+        assert decoder is not None, "capturing failed: see the log"
+        assert decoder.runs > 12
+        assert served.sample("decode_graphs", model="m") == 4
     finally:
         served.close()
