@@ -151,11 +151,8 @@ def print_comparison(comparison: Comparison) -> None:
     if comparison.cosine is not None:
         agreement += f", cosine {comparison.cosine:.2f}"
     print(f"agreement: {'the same answer, ' if comparison.exact else ''}{agreement}")
-    print(
-        f"plain took {comparison.speedup:.2f} times as long; compression saved"
-        f" {comparison.flops_saved / 1e9:.2f} of {compressed.compression.flops_plain / 1e9:.2f}"
-        " GFLOPs (analytic)"
-    )
+    print(f"speedup: {comparison.speedup:.2f} (plain's time over compressed's)")
+    print(describe_flops(compressed.compression))
 
 
 def print_sources(answer: Answer) -> None:
@@ -190,3 +187,10 @@ def describe_compression(compression: Compression) -> str:
         f"{compression.tokens_in:,} tokens read, {compression.vectors_out:,} vectors kept "
         f"({compression.ratio:.1f} tokens a vector), {compression.compress_ms:.0f} ms"
     )
+
+
+def describe_flops(compression: Compression) -> str:
+    """Return the line that says what compression saved of the generator's work, or cost."""
+    saved, plain = compression.flops_saved / 1e9, compression.flops_plain / 1e9
+    said = f"{saved:.2f} saved of" if saved >= 0 else f"{-saved:.2f} more than"
+    return f"GFLOPs, analytic: {said} plain's {plain:.2f}"

@@ -8,7 +8,7 @@ import pytest
 
 from condensery.cli import main
 from condensery.client.asking import ask
-from condensery.commands.asking import describe_compression
+from condensery.commands.asking import describe_compression, describe_flops
 from condensery.questions import Question, Sampling
 from condensery.values import Answer, Citation, Comparison, Compression, Delta, Timings, Usage
 
@@ -91,7 +91,8 @@ def test_a_comparison_prints_both_answers_their_agreement_and_the_time(
         "plain:      It is Lake Constance",
         *LINES,
         "agreement: F1 0.67, cosine 0.91",
-        "plain took 2.35 times as long; compression saved 2.00 of 3.00 GFLOPs (analytic)",
+        "speedup: 2.35 (plain's time over compressed's)",
+        "GFLOPs, analytic: 2.00 saved of plain's 3.00",
     ]
     client.reply = Comparison(ANSWER, ANSWER, True, 1.0, None, 0.5)
     assert "agreement: the same answer, F1 1.00" in lines_of(capsys, "--compare")
@@ -117,3 +118,8 @@ def test_passages_that_were_not_read_as_vectors_are_counted() -> None:
         "compression: partial (no time), 1 passages, 2 read as text, 1 left out, 60 tokens read, "
         "4 vectors kept (15.0 tokens a vector), 12 ms"
     )
+
+
+def test_what_compression_cost_more_than_it_saved_is_said_as_such() -> None:
+    block = replace(BLOCK, flops_used=48_500_000_000)
+    assert describe_flops(block) == "GFLOPs, analytic: 45.50 more than plain's 3.00"
