@@ -127,8 +127,15 @@ def test_a_streamed_answer_joins_to_the_whole_one(door: httpx.Client, mode: str)
     assert block["flops_saved"] == block["flops_plain"] - block["flops_used"]
 
 
-def test_metrics_count_what_was_compressed(door: httpx.Client) -> None:
-    names = ("compressed_docs", "context_tokens_in", "context_vectors_out")
+STATUSES = ("applied", "fallback", "left_out")
+SUMS = ("context_tokens_in", "context_vectors_out", "flops_used", "flops_plain")
+
+
+def test_metrics_are_the_sums_of_what_answers_said(door: httpx.Client) -> None:
+    names = [
+        *(f'compressed_docs_total{{model="oscar-mini",status="{status}"}}' for status in STATUSES),
+        *(f'{name}_total{{model="oscar-mini"}}' for name in SUMS),
+    ]
 
     def read() -> list[float]:
         lines = dict(
@@ -136,13 +143,25 @@ def test_metrics_count_what_was_compressed(door: httpx.Client) -> None:
             for line in door.get("/metrics").text.splitlines()
             if not line.startswith("#")
         )
-        return [float(lines[f'condensery_{name}_total{{model="oscar-mini"}}']) for name in names]
+        return [float(lines[f"condensery_{name}"]) for name in names]
 
     before = read()
-    body = {"query": QUESTION, "documents": PASSAGES, "max_tokens": 4}
-    block = door.post("/v1/rag/answer", json=body).json()["compression"]
+    asked = {"query": QUESTION, "documents": [*PASSAGES, " "], "max_tokens": 4}
+    blocks = [
+        door.post("/v1/rag/answer", json={**asked, **more}).raise_for_status().json()["compression"]
+        for more in ({}, {"compression": {"mode": "off"}}, {"rerank": {"top_n": 0}})
+    ]
     grown = [after - early for after, early in zip(read(), before, strict=True)]
-    assert grown == [block["docs"], block["tokens_in"], block["vectors_out"]]
+    assert grown == [
+        sum(block["docs"] for block in blocks),
+        sum(len(block["fallback_docs"]) for block in blocks),
+        sum(len(block["left_out"]) for block in blocks),
+        sum(block["tokens_in"] for block in blocks),
+        sum(block["vectors_out"] for block in blocks),
+        sum(block["flops_used"] for block in blocks),
+        sum(block["flops_plain"] for block in blocks),
+    ]
+    assert grown[2] == 3  # the blank one, each time
 
 
 BAD = [

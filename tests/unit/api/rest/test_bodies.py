@@ -82,7 +82,7 @@ def test_what_is_no_json_is_told_where(data, message):
             CompressRequest,
             {"query": "q", "documents": ["a"], "returns": "stats"},
             "returns",
-            "unknown field, with value 'stats'; known: .*ratio, ttl_s, return",
+            "unknown field, with value 'stats'; known: .*ratio, ttl_s, return\\.",
         ),
         (ChatRequest, {"messages": []}, "messages", "at least 1"),
         (ChatRequest, {"messages": [{"content": "q"}]}, "messages[0].role", "missing"),
