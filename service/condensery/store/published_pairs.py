@@ -1,4 +1,4 @@
-"""What the two published layouts of OSCAR pairs have in common, and how a pair is written.
+"""What the two published layouts of OSCAR pairs have in common, and how any pair is written.
 
 The layouts themselves are in ``cocom`` and ``pisco``.
 """
