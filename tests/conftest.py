@@ -153,7 +153,8 @@ def serving(store: Path, folder: Path, *flags: str) -> Iterator[LiveServer]:
     data_dir, log = folder / "data", folder / "log"
     command = [str(Path(sys.executable).with_name("condensery")), "serve", "--port", "0"]
     command += ["--grpc-port", "0", "--data-dir", str(data_dir), "--store", str(store)]
-    command += ["--settle-seconds", "0", *flags]
+    # However slow the machine, what waits is not refused but served.
+    command += ["--settle-seconds", "0", "--max-queue-seconds", "600", *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

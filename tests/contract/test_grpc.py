@@ -196,16 +196,14 @@ def test_the_request_id_comes_back(channel: grpc.Channel) -> None:
 def test_a_client_that_leaves_an_answer_ends_it(live_server: Any, channel: grpc.Channel) -> None:
     before = cancelled(live_server)
     asked = pb.AnswerRequest(query="Which lake?", index="samples", max_tokens=512)
-    for _ in range(10):  # on a busy machine an answer may be whole before its client has left
-        stream = stubs.RagStub(channel).AnswerStream(asked, timeout=60)
-        assert next(stream).WhichOneof("event") == "retrieved"
-        stream.cancel()
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline:
-            if cancelled(live_server) > before:
-                return
-            time.sleep(0.1)
-    raise AssertionError("no generation was ended")
+    streams = [stubs.RagStub(channel).AnswerStream(asked, timeout=60) for _ in range(40)]
+    assert next(streams[0]).WhichOneof("event") == "retrieved"
+    for one in streams:  # few of so many are whole before, also on a busy machine
+        one.cancel()
+    deadline = time.monotonic() + 60
+    while cancelled(live_server) == before:
+        assert time.monotonic() < deadline, "no answer was ended"
+        time.sleep(0.1)
 
 
 def cancelled(live_server: Any) -> float:

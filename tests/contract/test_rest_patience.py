@@ -16,7 +16,7 @@ import pytest
 TEXTS = ["the river passes through a town with an old stone mill " * 10] * 16
 TOKENS = 16 * 112
 TIMEOUT = "x-request-timeout-ms"
-QUESTION = {"query": "Which lake?", "index": {"name": "samples"}, "max_tokens": 300}
+QUESTION = {"query": "Which lake?", "index": {"name": "samples"}, "max_tokens": 512}
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def read_all(line: socket.socket) -> bytes:
 
 
 def until(happened: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not happened():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
@@ -105,15 +105,15 @@ def test_who_hangs_up_amid_an_answer_ends_its_generation(
 ) -> None:
     left = {"stage": "generate", "cause": "client"}
     before = metric("condensery_cancelled_total", **left)
-    for _ in range(20):  # on a busy machine an answer may be whole before
+    deadline = time.monotonic() + 60
+    while metric("condensery_cancelled_total", **left) == before:
+        assert time.monotonic() < deadline, "no generation was ended"
         with ExitStack() as stack:
+            # So many that they are far from their end when one has begun, also on a busy machine.
             for line in [stack.enter_context(dial()) for _ in range(40)]:
                 line.sendall(written("/v1/rag/answer", {**QUESTION, "stream": stream}))
             until(lambda: metric("condensery_sequences", state="running"))
         until(lambda: not metric("condensery_sequences"))
-        if metric("condensery_cancelled_total", **left) > before:
-            return
-    raise AssertionError("no generation was ended")
 
 
 def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
@@ -137,12 +137,14 @@ def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
 
 
 def test_an_answer_whose_time_runs_out_ends_with_an_error_and_done(door: httpx.Client) -> None:
-    for milliseconds in (60, 100, 200, 400, 800):  # until it is enough to begin
+    milliseconds = 100.0
+    for _ in range(40):  # until it is enough to begin, and not to end
         body = {**QUESTION, "stream": True}
-        reply = door.post("/v1/rag/answer", json=body, headers={TIMEOUT: str(milliseconds)})
-        if reply.status_code == 200 and "event: message" in reply.text:
+        reply = door.post("/v1/rag/answer", json=body, headers={TIMEOUT: str(round(milliseconds))})
+        begun = reply.status_code == 200 and "event: message" in reply.text
+        if begun and "event: final_answer" not in reply.text:
             break
-    assert "event: final_answer" not in reply.text, "it was whole before"
+        milliseconds *= 0.6 if begun else 1.5
     assert '"code":"deadline_exceeded"' in reply.text
     assert reply.text.endswith("event: done\ndata: [DONE]\n\n")
 
@@ -153,7 +155,7 @@ def test_a_body_that_dribbles_ends_with_its_time(dial: Any) -> None:
         line.sendall(written("/embed", {"inputs": TEXTS}, f"{TIMEOUT}: 300\r\n")[:150])
         head = line.recv(65536)
     assert head.startswith(b"HTTP/1.1 408 ")
-    assert 0.25 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.25
 
 
 @pytest.mark.parametrize("size", [20_000, 5_000_000])
@@ -183,7 +185,7 @@ def test_heads_that_come_byte_by_byte_and_lines_that_say_nothing_end(
         lines = [stack.enter_context(dial()) for _ in range(50)]
         left = set(lines)
         while left:
-            assert time.monotonic() - started < 20, f"{len(left)} connections are still open"
+            assert time.monotonic() - started < 60, f"{len(left)} connections are still open"
             for place, line in enumerate(lines):
                 if line in left and has_ended(line, (b"", b"G", b"", b"\r\n")[place % 4]):
                     left.discard(line)

@@ -32,7 +32,7 @@ class Own:
     def ready(self) -> bool:
         return httpx.get(f"{self.url}/readyz", trust_env=False).status_code == 200
 
-    def until_unready(self, seconds: float = 5) -> None:
+    def until_unready(self, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
         while self.ready():
             assert time.monotonic() < deadline, "still ready"
