@@ -102,7 +102,7 @@ GIVEN: dict[str, list[Message]] = {
         pb.AnswerRequest(query="q", context="ctx_none", **SAMPLED),
     ],
     "Rag/Compress": [
-        pb.CompressRequest(query="q", documents=[DOCUMENT], ratio=16, ttl_s=0.5),
+        pb.CompressRequest(query="q", documents=[DOCUMENT], ratio=16, ttl_s=1.0),
         pb.CompressRequest(query="q", documents=[DOCUMENT], model="nobody", keep=False),
     ],
     "Rag/ReleaseContext": [pb.ReleaseContextRequest(context="ctx_none")],
