@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from condensery.errors import InputError
+from condensery.errors import ContextTooLong, InputError
 from condensery.networks.oscar_interface import PairTexts, Part, Reading
 from condensery.runtime.tokenizing import CHARACTERS_PER_TOKEN, INLINE_CHARACTERS, check_text
 from condensery.values import Floats
+
+if TYPE_CHECKING:
+    from condensery.metrics import Metrics
 
 Found = TypeVar("Found")
 
@@ -61,9 +65,21 @@ class CheckedTexts:
         texts: The pair's.
         separators: Positions that its generator puts between two parts of a prompt.
         threads: Where longer texts are tokenised.
+        model: The pair's name in metrics.
+        metrics: Where to count.
     """
 
-    def __init__(self, texts: PairTexts, separators: int, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        texts: PairTexts,
+        separators: int,
+        threads: ThreadPoolExecutor,
+        *,
+        model: str = "",
+        metrics: "Metrics | None" = None,
+    ) -> None:
+        self._model = model
+        self._metrics = metrics
         self._texts = texts
         self._separators = separators
         self._threads = threads
@@ -87,7 +103,15 @@ class CheckedTexts:
             InputError: A text is over the character limit, or no valid Unicode; names ``field``.
         """
         characters = self._check(question, passages, field)
-        return await self._run(characters, lambda: self._read(question, passages))
+        metrics = self._metrics
+        with nullcontext() if metrics is None else metrics.stage(self._model, "tokenize"):
+            asked, windows = await self._run(characters, lambda: self._read(question, passages))
+        if metrics is not None:
+            tokens = sum(readings[-1].first + readings[-1].tokens for readings in windows)
+            metrics.input_tokens.labels(self._model).inc(asked.tokens + tokens)
+            if asked.read < asked.tokens:
+                metrics.truncated_inputs.labels(self._model).inc()
+        return asked, windows
 
     async def prompt(self, question: str, context: Sequence[Floats | str]) -> Prompt:
         """Return the generator's prompt.
@@ -138,3 +162,22 @@ def as_tensor(memory: Floats) -> Tensor:
     """Return memory vectors as torch has them, without a copy where it can be."""
     # torch warns of arrays that can't be written; nothing writes to these either way.
     return torch.from_numpy(memory if memory.flags.writeable else memory.copy())
+
+
+def too_long(prompt: Prompt, passages: int, max_tokens: int, spare: int) -> ContextTooLong:
+    """Return the error of a prompt that does not fit, with the remedy.
+
+    Args:
+        prompt: What does not fit.
+        passages: In it.
+        max_tokens: Of its answer.
+        spare: Positions that are left free; negative.
+    """
+    room = prompt.size + max_tokens + spare
+    remedy = "keep fewer passages (rerank.top_n) or ask for" if passages else "ask for"
+    return ContextTooLong(
+        f"the context takes {prompt.size} positions and max_tokens is {max_tokens}, but the "
+        f"generator has {room}: {remedy} fewer tokens (max_tokens)",
+        field="rerank.top_n" if passages else "max_tokens",
+        value=passages or max_tokens,
+    )

@@ -145,7 +145,7 @@ class RunningModels:
                         generators=teams.on(halves[1]),
                         dtype=dtype,
                         threads=threads,
-                        limits=limits(halves[0]),
+                        limits=limits,
                         bounds=bounds,
                         metrics=metrics,
                     )

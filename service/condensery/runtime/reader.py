@@ -1,23 +1,23 @@
 """A running OSCAR pair: compress, score, answer."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from condensery.errors import CondenseryError, ContextTooLong, InputError, ModelNotFound
+from condensery.errors import CondenseryError, InputError, ModelNotFound
 from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_interface import Reading
 from condensery.questions import GREEDY, Sampling
 from condensery.runtime.compressor import Compressor
 from condensery.runtime.generator import UNBOUNDED, Generator, Token
-from condensery.runtime.limits import Limits
+from condensery.runtime.limits import Limits, default_limits
 from condensery.runtime.pair import Pair, bert_pair, open_pair
-from condensery.runtime.pair_texts import Asked, CheckedTexts, Prompt
+from condensery.runtime.pair_info import info_of, traits_of
+from condensery.runtime.pair_texts import CheckedTexts, Prompt, too_long
 from condensery.runtime.reading_cost import ReadingCost, cost_of_answer
 from condensery.runtime.room import Bounds
 from condensery.runtime.workers import Workers
@@ -25,7 +25,7 @@ from condensery.values import CompressedPassage, Floats, ModelInfo, PairTraits, 
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
-    from condensery.store.manifest import Defaults, StoredModel
+    from condensery.store.manifest import StoredModel
 
 WARM_UP = "How long is the river?", "The river is 1,200 kilometres long and ends in a delta."
 
@@ -36,18 +36,13 @@ class Reader:
     Args:
         pair: Ready to run.
         workers: Where the compressor's batches run.
-        name: In the store.
+        info: What ``/v1/models`` shows.
         threads: Where longer texts are tokenised.
+        traits: What the pair can do; by default what its shape says.
         generators: Where the generator's steps run, if on another device.
-        defaults: What the pair does where nothing is asked for.
-        fingerprint: Of the stored model; likewise the licence, and when it was made.
-        limits: Of batches and of the queue.
+        limits: Of batches, and of the queue, on a device.
         bounds: What the generator may hold.
         metrics: Where to count.
-
-    Attributes:
-        info: What ``/v1/models`` shows.
-        traits: What it can do.
 
     Raises:
         CorruptModel: The generator does not run in steps.
@@ -59,35 +54,19 @@ class Reader:
         pair: Pair,
         workers: Workers,
         *,
-        name: str,
+        info: ModelInfo,
         threads: ThreadPoolExecutor,
+        traits: PairTraits | None = None,
         generators: Workers | None = None,
-        defaults: "Defaults | None" = None,
-        fingerprint: str = "",
-        licence: str = "",
-        created: int = 0,
-        limits: Limits | None = None,
+        limits: Callable[[torch.device], Limits] = default_limits,
         bounds: Bounds = UNBOUNDED,
         metrics: "Metrics | None" = None,
     ) -> None:
-        texts = pair.texts
-        devices = dict.fromkeys(map(str, pair.devices))
-        self.info = ModelInfo(
-            name=name,
-            kind="oscar-pair",
-            method="oscar",
-            fingerprint=fingerprint,
-            dims=None,
-            max_tokens=texts.text_tokens,
-            dtype=str(pair.generator.dtype).removeprefix("torch."),
-            device=", ".join(devices),
-            licence=licence,
-            created=created,
-        )
-        self.traits = _traits(pair, defaults)
+        texts, name = pair.texts, info.name
+        self.info = info
+        self.traits = traits or traits_of(pair)
         self._pair = pair
-        self._metrics = metrics
-        self._texts = CheckedTexts(texts, pair.separators, threads)
+        self._texts = CheckedTexts(*(texts, pair.separators, threads), model=name, metrics=metrics)
         self._positions = texts.positions
         # Positions of a prompt without passages, and what each passage adds to its own.
         self._frame = self._texts.prompt_now("", []).size
@@ -97,12 +76,15 @@ class Reader:
             *(pair.generator, pair.deltas, texts.stop, generators or workers),
             model=name,
             name=pair.token,
-            limits=limits,
+            limits=limits((generators or workers).device),
             bounds=bounds,
             metrics=metrics,
         )
         self._compressor = Compressor(
-            pair.compressor, workers, model=name, limits=limits, metrics=metrics
+            *(pair.compressor, workers),
+            model=name,
+            limits=limits(workers.device),
+            metrics=metrics,
         )
 
     @classmethod
@@ -115,7 +97,7 @@ class Reader:
         dtype: torch.dtype,
         threads: ThreadPoolExecutor,
         generators: Workers | None = None,
-        limits: Limits | None = None,
+        limits: Callable[[torch.device], Limits] = default_limits,
         bounds: Bounds = UNBOUNDED,
         metrics: "Metrics | None" = None,
     ) -> "Reader":
@@ -127,16 +109,20 @@ class Reader:
         """
         manifest = stored.manifest
         devices = {"compressor": workers.device, "generator": (generators or workers).device}
-        return cls(
-            open_pair(stored, base, dtype=dtype, **devices),
-            workers,
+        pair = open_pair(stored, base, dtype=dtype, **devices)
+        info = info_of(
+            pair,
             name=manifest.name,
-            threads=threads,
-            generators=generators,
-            defaults=manifest.defaults,
             fingerprint=manifest.fingerprint,
             licence=manifest.licence,
             created=manifest.created,
+        )
+        return cls(
+            *(pair, workers),
+            info=info,
+            threads=threads,
+            traits=traits_of(pair, manifest.defaults),
+            generators=generators,
             limits=limits,
             bounds=bounds,
             metrics=metrics,
@@ -155,7 +141,8 @@ class Reader:
     ) -> "Reader":
         """Run networks that are ready for packed inference; ``directory`` has the tokenizer."""
         ready = bert_pair(pair, directory)
-        return cls(ready, workers, name=name, threads=threads, metrics=metrics)
+        info = info_of(ready, name=name)
+        return cls(ready, workers, info=info, threads=threads, metrics=metrics)
 
     async def score(
         self,
@@ -185,7 +172,7 @@ class Reader:
                 field="model",
                 value=self.info.name,
             )
-        asked, windows = await self._read(query, passages, field)
+        asked, windows = await self._texts.read(query, passages, field)
         if asked.read < asked.tokens and not truncate:
             raise InputError(
                 f"query has {asked.tokens} tokens, over the model's {asked.limit}, and truncate "
@@ -218,7 +205,7 @@ class Reader:
             DeadlineExceeded: The caller's time ran out.
             Unavailable: Closed.
         """
-        _, windows = await self._read(question, passages, field)
+        _, windows = await self._texts.read(question, passages, field)
         return await self._compressor.compress(windows)
 
     async def generate(
@@ -246,15 +233,7 @@ class Reader:
         """
         prompt = await self._texts.prompt(question, context)
         if (spare := self._spare(prompt, max_tokens)) < 0:
-            room = prompt.size + max_tokens + spare
-            remedy = "keep fewer passages (rerank.top_n) or ask for" if context else "ask for"
-            field = "rerank.top_n" if context else "max_tokens"
-            raise ContextTooLong(
-                f"the context takes {prompt.size} positions and max_tokens is {max_tokens}, but "
-                f"the generator has {room}: {remedy} fewer tokens (max_tokens)",
-                field=field,
-                value=len(context) or max_tokens,
-            )
+            raise too_long(prompt, len(context), max_tokens, spare)
         answer = self._generator.generate(
             prompt.parts, max_tokens=max_tokens, sampling=sampling, stop=stop
         )
@@ -327,22 +306,6 @@ class Reader:
         self._compressor.close()
         self._generator.close()
 
-    async def _read(
-        self, question: str, passages: Sequence[str], field: str
-    ) -> tuple[Asked, list[list[Reading]]]:
-        name, metrics = self.info.name, self._metrics
-        stage: AbstractContextManager[None] = nullcontext()
-        if metrics is not None:
-            stage = metrics.stage(name, "tokenize")
-        with stage:
-            asked, windows = await self._texts.read(question, passages, field)
-        if metrics is not None:
-            tokens = sum(readings[-1].first + readings[-1].tokens for readings in windows)
-            metrics.input_tokens.labels(name).inc(asked.tokens + tokens)
-            if asked.read < asked.tokens:
-                metrics.truncated_inputs.labels(name).inc()
-        return asked, windows
-
     def _spare(self, prompt: Prompt, max_tokens: int) -> int:
         left = self._positions - prompt.size - max_tokens
         return min(left, self._generator.spare(prompt.parts, prompt.size, max_tokens))
@@ -352,15 +315,3 @@ def _whole(found: CompressedPassage | CondenseryError) -> CompressedPassage:
     if isinstance(found, CondenseryError):
         raise found
     return found
-
-
-def _traits(pair: Pair, defaults: "Defaults | None") -> PairTraits:
-    texts = pair.texts
-    traits = PairTraits(texts.vectors, texts.rates, texts.scores)
-    top_n = None if defaults is None else defaults.top_n
-    least = None if defaults is None else defaults.min_relevance
-    return PairTraits(
-        *(traits.vectors, traits.rates, traits.scores),
-        top_n=traits.top_n if top_n is None else top_n,
-        min_relevance=traits.min_relevance if least is None else least,
-    )
