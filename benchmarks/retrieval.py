@@ -1,0 +1,149 @@
+"""Retrieval on a set with judgements: by vectors, by words (BM25), and by both.
+
+Reads a set in BEIR's form, indexes it through the same job as the server does (documents cut into
+passages of 128 tokens), asks each judged query in each mode for as many passages as one request
+may, and takes a document's best passage for its place. nDCG@10 has the judgements as gains, as
+trec_eval has it; means over the queries that have a relevant document.
+
+    python benchmarks/retrieval.py --data FOLDER [--index FOLDER] [--queries N]
+
+Prints a table. ``--index`` keeps the index, so that a second run need not embed again.
+"""
+
+import argparse
+import asyncio
+import gzip
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from condensery.index.store import IndexStore
+from condensery.jobs import search
+from condensery.jobs.services import Services
+from condensery.metrics import Metrics
+from condensery.runtime.device import choose_device, choose_dtype, prepare_process
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.workers import Workers
+from condensery.store.importing import import_minilm
+from condensery.store.store import ModelStore
+from condensery.values import Document
+
+MODES = ("dense", "bm25", "hybrid")
+BATCH = 64
+
+Judgements = Mapping[str, Mapping[str, int]]
+
+
+class OneEncoder:
+    """A pool of one encoder."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def encoder(self, name: str | None = None) -> Encoder:
+        return self._encoder
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def read_judgements(path: Path) -> Judgements:
+    judged: dict[str, dict[str, int]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+        query, document, grade = line.split("\t")
+        if int(grade) > 0:
+            judged.setdefault(query, {})[document] = int(grade)
+    return judged
+
+
+def ndcg(found: Sequence[str], grades: Mapping[str, int], depth: int = 10) -> float:
+    gains = [grades.get(one, 0) for one in found[:depth]]
+    best = sorted(grades.values(), reverse=True)[:depth]
+    return _discounted(gains) / _discounted(best)
+
+
+def _discounted(gains: Sequence[int]) -> float:
+    return sum(gain / math.log2(place + 2) for place, gain in enumerate(gains))
+
+
+def recall(found: Sequence[str], grades: Mapping[str, int], depth: int = 10) -> float:
+    return len(grades.keys() & set(found[:depth])) / len(grades)
+
+
+async def fill(services: Services, documents: Sequence[dict[str, Any]]) -> None:
+    await search.create_index(services, "set")
+    started = time.perf_counter()
+    done, _ = await search.count(services, "set")
+    for start in range(done, len(documents), BATCH):
+        block = [
+            Document(one["_id"], f"{one.get('title', '')}\n{one['text']}".strip())
+            for one in documents[start : start + BATCH]
+        ]
+        await search.upsert(services, "set", block)
+        seconds = time.perf_counter() - started
+        sys.stderr.write(f"\r{start + len(block)} of {len(documents)} in {seconds:.0f} s")
+    sys.stderr.write("\n")
+
+
+async def measure(
+    services: Services, queries: Mapping[str, str], judged: Judgements, mode: Any
+) -> list[float]:
+    rows = []
+    times = []
+    for query, grades in judged.items():
+        started = time.perf_counter()
+        top_k = services.limits.max_top_k
+        hits = await search.query(services, "set", queries[query], top_k=top_k, search=mode)
+        times.append(1000 * (time.perf_counter() - started))
+        found = list(dict.fromkeys(hit.passage.document_id for hit in hits))
+        rows.append((ndcg(found, grades), recall(found, grades)))
+    means = [statistics.mean(column) for column in zip(*rows, strict=True)]
+    return [*means, statistics.median(times)]
+
+
+async def compare(args: argparse.Namespace, folder: Path) -> None:
+    prepare_process()
+    workers = Workers()
+    store = ModelStore(None, folder / "models")
+    device = choose_device("auto")
+    encoder = Encoder.load(import_minilm(store), workers, dtype=choose_dtype(device, "auto"))
+    await encoder.warm_up()
+    with IndexStore(folder) as indexes:
+        pool: Any = OneEncoder(encoder)
+        services = Services(pool=pool, indexes=indexes, metrics=Metrics())
+        await fill(services, read_lines(args.data / "corpus.jsonl.gz"))
+        judged = read_judgements(args.data / "qrels.test.tsv")
+        judged = dict(list(judged.items())[: args.queries])
+        queries = {one["_id"]: one["text"] for one in read_lines(args.data / "queries.jsonl.gz")}
+        documents, passages = await search.count(services, "set")
+        print(
+            f"{args.data.name}: {documents} documents, {passages} passages, {len(judged)} queries"
+        )
+        print("\n| | nDCG@10 | recall@10 | ms a query |\n|---|---|---|---|")
+        for mode in MODES:
+            *quality, ms = await measure(services, queries, judged, mode)
+            print(f"| {mode} | {' | '.join(f'{one:.4f}' for one in quality)} | {ms:.1f} |")
+    encoder.close()
+    workers.close(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of a set in BEIR's form")
+    parser.add_argument("--index", type=Path, help="keep the index there")
+    parser.add_argument("--queries", type=int, help="only so many, the first")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as aside:
+        asyncio.run(compare(args, args.index or Path(aside)))
+
+
+if __name__ == "__main__":
+    main()
