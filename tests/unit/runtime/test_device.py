@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from condensery.errors import SettingError
-from condensery.runtime.device import choose_device, choose_dtype
+from condensery.runtime.device import choose_common_dtype, choose_device, choose_dtype
 
 
 def test_settings_name_the_dtype() -> None:
@@ -29,6 +29,24 @@ def test_a_cpu_computes_in_bf16_only_where_its_hardware_does(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
     assert choose_dtype("cpu") == wanted
+
+
+def test_devices_that_share_a_model_compute_in_what_suits_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert choose_common_dtype([cuda, cuda]) == torch.bfloat16
+    assert choose_common_dtype([cuda, cpu]) == torch.float32
+    assert choose_common_dtype([cuda, cpu], "bfloat16") == torch.bfloat16
+
+
+def test_a_device_that_is_not_there_is_told_by_the_setting_that_names_it() -> None:
+    with pytest.raises(SettingError, match="generator_device='mps'") as caught:
+        choose_device("mps", "generator_device")
+    assert caught.value.field == "generator_device"
 
 
 @pytest.mark.parametrize("setting", ["abacus", "mps"])

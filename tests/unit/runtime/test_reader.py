@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_pair import VOCABULARY, pair_files, text_of, tiny_pair, tiny_tokenizer
 
 from condensery.errors import (
@@ -19,6 +21,7 @@ from condensery.errors import (
     ModelFault,
     Unavailable,
 )
+from condensery.metrics import Metrics
 from condensery.networks.oscar import OscarPair
 from condensery.networks.windows import windows
 from condensery.questions import Sampling
@@ -32,9 +35,12 @@ QUESTION = "who is in the old mill?"
 PASSAGES = ["the old mill", "", text_of(24, seed=1), "bread of stone, and new bread", text_of(9)]
 
 
-def read_with(pair: OscarPair, directory: Path, workers: Workers) -> Reader:
+def read_with(
+    pair: OscarPair, directory: Path, workers: Workers, metrics: Metrics | None = None
+) -> Reader:
     threads = ThreadPoolExecutor(1)
-    return Reader.of(pair, pair_files(directory, pair), workers, name="tiny", threads=threads)
+    files = pair_files(directory, pair)
+    return Reader.of(pair, files, workers, name="tiny", threads=threads, metrics=metrics)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +86,46 @@ async def test_compress_keeps_order_and_count(reader: Reader) -> None:
 
 async def test_no_passages_compress_to_nothing(reader: Reader) -> None:
     assert await reader.compress(QUESTION, []) == []
+
+
+LENGTHS = st.lists(st.integers(0, 70), max_size=9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=LENGTHS, beside=LENGTHS)
+async def test_passages_of_any_number_and_length_get_in_one_batch_what_each_gets_alone(
+    reader: Reader, lengths: list[int], beside: list[int]
+) -> None:
+    passages, others = ([text_of(n, seed=n) for n in each] for each in (lengths, beside))
+    found, _ = await asyncio.gather(
+        compressed_by(reader, QUESTION, passages), compressed_by(reader, "where?", others)
+    )
+    assert len(found) == len(passages)
+    for passage, one in zip(passages, found, strict=True):
+        (alone,) = await compressed_by(reader, QUESTION, [passage])
+        np.testing.assert_allclose(one.memory, alone.memory, atol=2e-5)
+        assert one.relevance == pytest.approx(alone.relevance, abs=2e-4)
+        assert (one.start, one.end, one.tokens_in) == (alone.start, alone.end, alone.tokens_in)
+
+
+async def test_memory_and_relevance_are_of_one_forward_pass(tmp_path: Path) -> None:
+    workers, metrics = Workers(1), Metrics()
+    try:
+        reader = read_with(make_ready(tiny_pair()), tmp_path, workers, metrics)
+        found = await compressed_by(reader, QUESTION, PASSAGES)
+        assert all(one.relevance is not None and len(one.memory) == 3 for one in found)
+        sample = metrics.registry.get_sample_value
+        assert sample("condensery_forward_passes_total", {"model": "tiny"}) == 1
+        tokens = 7 + sum(one.tokens_in for one in found)
+        assert sample("condensery_input_tokens_total", {"model": "tiny"}) == tokens
+    finally:
+        workers.close()
+
+
+async def test_five_hundred_passages_are_compressed_each_in_its_place(reader: Reader) -> None:
+    passages = [text_of(number % 30, seed=number) for number in range(500)]
+    found = await compressed_by(reader, QUESTION, passages)
+    assert [one.tokens_in for one in found] == [number % 30 for number in range(500)]
 
 
 @pytest.mark.parametrize("tokens", [25, 60, 100])
@@ -156,6 +202,14 @@ async def test_a_context_too_long_for_the_generator_is_refused_with_the_remedy(
         await join(reader.generate(QUESTION, [text_of(90)], max_tokens=4))
 
 
+async def test_vectors_that_may_not_be_written_to_are_read_all_the_same(reader: Reader) -> None:
+    memory = (await compressed_by(reader, QUESTION, PASSAGES[:1]))[0].memory
+    held = memory.copy()
+    held.flags.writeable = False
+    answers = [await join(reader.generate(QUESTION, [m], max_tokens=6)) for m in (memory, held)]
+    assert answers[0] == answers[1]
+
+
 async def test_an_answer_needs_no_memory(reader: Reader) -> None:
     tokens = [token async for token in reader.generate(QUESTION, [], max_tokens=5)]
     assert tokens[-1].finish in {"stop", "length"}
@@ -214,6 +268,20 @@ def test_traits_are_the_shape_s_and_what_suits_where_the_manifest_says_nothing(
     reader: Reader,
 ) -> None:
     assert reader.traits == PairTraits(vectors=(3,), rates=(8,), scores=True, top_n=5)
+
+
+async def test_a_pair_of_several_rates_gives_all_vectors_and_reads_the_first_few(
+    tmp_path: Path, workers: Workers
+) -> None:
+    reader = read_with(make_ready(tiny_pair(fewer=(1,))), tmp_path, workers)
+    assert (reader.traits.vectors, reader.traits.rates) == ((3, 1), (8, 24))
+    (found,) = await compressed_by(reader, QUESTION, [text_of(9)])
+    assert found.memory.shape == (3, 32)
+    fine = await join(reader.generate(QUESTION, [found.memory], max_tokens=12))
+    coarse = await join(reader.generate(QUESTION, [found.memory[:1]], max_tokens=12))
+    assert fine != coarse
+    spare = [reader.spare(QUESTION, [found.memory[:count]], 12) for count in (1, 3)]
+    assert spare[0] - spare[1] == 2
 
 
 async def test_what_is_expected_grows_with_the_work_and_is_unknown_before_any(

@@ -163,6 +163,18 @@ async def test_memory_and_text_mix_are_counted_and_must_fit(
         await tokens_of(reader.generate(QUESTION, mixed, max_tokens=6 + spare + 1))
 
 
+async def test_passages_side_by_side_get_what_each_gets_alone(
+    bases: dict[str, Path], serve: Callable[..., Reader], tmp_path: Path
+) -> None:
+    reader = serve(Pisco(tmp_path / "pisco", bases["wide"], bases["llama"]).path)
+    passages = [LONG[: 37 * number] for number in range(12)]
+    together = await compress(reader, passages)
+    for passage, found in zip(passages, together, strict=True):
+        (alone,) = await compress(reader, [passage])
+        assert_close(found.memory, torch.from_numpy(alone.memory))
+        assert (found.windows, found.start, found.end) == (alone.windows, alone.start, alone.end)
+
+
 async def test_a_pair_without_a_rerank_head_scores_nothing_and_says_so(
     bases: dict[str, Path], serve: Callable[..., Reader], tmp_path: Path
 ) -> None:
