@@ -119,12 +119,12 @@ class CheckedTexts:
         Raises:
             InputError: As in ``read``.
         """
-        characters = self._check(question, [one for one in context if isinstance(one, str)])
+        characters = self._check(question, _texts_of(context))
         return await self._run(characters, lambda: self.prompt_now(question, context))
 
     def prompt_now(self, question: str, context: Sequence[Floats | str]) -> Prompt:
         """Do what ``prompt`` does, in this thread; raises likewise."""
-        self._check(question, [one for one in context if isinstance(one, str)])
+        self._check(question, _texts_of(context))
         given = [one if isinstance(one, str) else as_tensor(one) for one in context]
         parts = self._texts.prompt(self._texts.cut(question)[0], given)
         vectors = sum(len(part) for part in parts if isinstance(part, Tensor))
@@ -156,6 +156,11 @@ class CheckedTexts:
         if characters <= INLINE_CHARACTERS:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def _texts_of(context: Sequence[Floats | str]) -> list[str]:
+    """Return each passage's text, "" where it is memory, so that each keeps its place."""
+    return [one if isinstance(one, str) else "" for one in context]
 
 
 def as_tensor(memory: Floats) -> Tensor:

@@ -88,7 +88,7 @@ async def test_a_text_that_is_none_is_named_by_its_field(
             await texts.read(question, passages, "passages")  # type: ignore[arg-type]
         assert caught.value.field == field
         assert caught.value.message.startswith(field)
-    with pytest.raises(InputError, match=r"documents\[1\]"):
+    with pytest.raises(InputError, match=r"documents\[2\]"):
         await texts.prompt("who?", [np.zeros((3, 32), np.float32), "the mill", over])
 
 
