@@ -217,7 +217,7 @@ class PairTraits:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of an answer, its log-probability, and the likeliest ones in its place, best first."""
+    """A token of an answer, its log-probability, and the likeliest in its place, best first."""
 
     text: str
     logprob: float
