@@ -48,7 +48,8 @@ async def answer(services: Services, question: Question) -> AsyncIterator[Answer
     """
     began = time.perf_counter()
     reader, context = find_reader(services, question)
-    reading = choose(reader, question, await gather(services, reader, question, context))
+    gathered = await gather(services, reader, question, context)
+    reading = await choose(reader, question, gathered)
     async with closing(say(services, reader, question, reading, began)) as events:
         async for event in events:
             yield event

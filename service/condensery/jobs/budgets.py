@@ -21,10 +21,9 @@ def affordable(reader: Reader, question: Question, texts: Sequence[str], vectors
         texts: In the order of retrieval.
         vectors: That each may become, at the coarsest.
     """
-    if question.target_ms is None:
-        return len(texts)
+    assert question.target_ms is not None
     top_n = reader.traits.top_n if question.top_n is None else question.top_n
-    sizes = [size_of(reader, question, text) for text in texts]
+    sizes = sizes_of(reader, question, texts)
     for count in range(len(texts), 1, -1):
         kept = min(count, top_n or count)
         if reader.expected_ms(sum(sizes[:count]), vectors * kept, 0, kept) <= question.target_ms:
@@ -32,9 +31,10 @@ def affordable(reader: Reader, question: Question, texts: Sequence[str], vectors
     return 1
 
 
-def size_of(reader: Reader, question: Question, text: str) -> int:
-    """Return how many positions a text takes in the generator's context."""
-    return reader.spare(question.text, [], 0) - reader.spare(question.text, [text], 0)
+def sizes_of(reader: Reader, question: Question, texts: Sequence[str]) -> list[int]:
+    """Return how many positions each text takes in the generator's context."""
+    room = reader.spare(question.text, [], 0)
+    return [room - reader.spare(question.text, [text], 0) if text else 0 for text in texts]
 
 
 def within_budget(
@@ -51,7 +51,8 @@ def within_budget(
     most, target = question.max_context_vectors, question.target_ms
     sizes = []
     if target is not None:
-        sizes = [0 if one.compressed else size_of(reader, question, one.text) for one in kept]
+        texts = ["" if one.compressed else one.text for one in kept]
+        sizes = sizes_of(reader, question, texts)
     left_ms = 0.0 if target is None else max(0.0, target - gathered.compress_ms)
 
     def held(vectors: int, count: int) -> int:

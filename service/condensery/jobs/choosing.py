@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from condensery.errors import ContextTooLong
+from condensery.jobs.aside import aside
 from condensery.jobs.budgets import within_budget
 from condensery.jobs.candidates import Candidate, Gathered, count_of
 from condensery.jobs.ports import Reader
@@ -56,13 +57,27 @@ class Reading:
         return () if self.mode == "off" else tuple(one for one in self.kept if one.failure)
 
 
-def choose(reader: Reader, question: Question, gathered: Gathered) -> Reading:
+async def choose(reader: Reader, question: Question, gathered: Gathered) -> Reading:
     """Keep the most relevant passages that the budgets and the generator have room for.
 
     Raises:
         InputError: Not even one passage keeps to ``max_context_vectors``.
         ContextTooLong: Not even one fits the generator; or not all, and compression is required.
     """
+    texts = (one.text for one in gathered.candidates)
+    return await aside(texts, lambda: _choose(reader, question, gathered))
+
+
+async def plainly(reader: Reader, question: Question, reading: Reading) -> Reading:
+    """Return a reading of the same passages as text, as many as fit.
+
+    Raises:
+        ContextTooLong: Not even one does.
+    """
+    return await aside(reading.texts, lambda: _plainly(reader, question, reading))
+
+
+def _choose(reader: Reader, question: Question, gathered: Gathered) -> Reading:
     mode, plain = question.mode, question.mode == "off"
     top_n = reader.traits.top_n if question.top_n is None else question.top_n
     kept = ranked(gathered.candidates)[: top_n or None]
@@ -94,12 +109,7 @@ def choose(reader: Reader, question: Question, gathered: Gathered) -> Reading:
     )
 
 
-def plainly(reader: Reader, question: Question, reading: Reading) -> Reading:
-    """Return a reading of the same passages as text, as many as fit.
-
-    Raises:
-        ContextTooLong: Not even one does.
-    """
+def _plainly(reader: Reader, question: Question, reading: Reading) -> Reading:
     kept = reading.kept
     fits = fitting(reader, replace(question, mode="off"), kept, 0)
     unfit = [_no_room(len(kept) - fits)] if fits < len(kept) else []
@@ -134,26 +144,32 @@ def fitting(reader: Reader, question: Question, kept: Sequence[Candidate], vecto
         ContextTooLong: None of them; or not all, and compression is required.
     """
 
-    def spare(count: int) -> int:
+    def missing(count: int) -> int:
         context = _context(kept[:count], vectors)
-        return reader.spare(question.text, context, question.max_tokens)
+        return -reader.spare(question.text, context, question.max_tokens)
 
-    missing = -spare(len(kept))
-    if missing <= 0:
-        return len(kept)
-    fits, over = 0, len(kept)  # what more passages take only grows
-    while over - fits > 1:
-        half = (fits + over) // 2
-        fits, over = (half, over) if spare(half) >= 0 else (fits, half)
+    # More of them at each step, until they don't fit: a text that is counted is tokenised, so that
+    # of a hundred long ones few more than fit should be.
+    fits, most, step = 0, len(kept), 1
+    while fits < most:
+        tried = min(fits + step, most)
+        if missing(tried) <= 0:
+            fits, step = tried, 2 * step
+        else:
+            most = tried - 1
+            step = max(1, (most - fits + 1) // 2)
+    if fits == len(kept) and (kept or missing(0) <= 0):
+        return fits
     if fits and question.mode != "required":
         return fits
-    many = len(kept) > 1
+    count = len(kept) if fits else min(1, len(kept))
+    field, value = ("rerank.top_n", len(kept)) if fits else ("max_tokens", question.max_tokens)
     raise ContextTooLong(
-        f"{'rerank.top_n' if many else 'max_tokens'}: question, {len(kept)} passages and an answer "
-        f"of max_tokens {question.max_tokens} take {missing} positions more than the generator of "
-        f"{reader.info.name} has: ask for a shorter answer, or read fewer or shorter passages.",
-        field="rerank.top_n" if many else "max_tokens",
-        value=len(kept) if many else question.max_tokens,
+        f"{field}: the question, {count} passages and an answer of max_tokens "
+        f"{question.max_tokens} take {missing(count)} positions more than the generator of "
+        f"{reader.info.name} has.",
+        field=field,
+        value=value,
     )
 
 

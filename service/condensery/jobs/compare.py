@@ -35,8 +35,8 @@ async def compare(services: Services, question: Question) -> Comparison:
             field="compression.mode",
             value=question.mode,
         )
-    reading = choose(reader, question, await gather(services, reader, question, context))
-    plain_reading = plainly(reader, question, reading)
+    reading = await choose(reader, question, await gather(services, reader, question, context))
+    plain_reading = await plainly(reader, question, reading)
     compressed = await last(say(services, reader, question, reading, began))
     again = time.perf_counter() - reading.gathered.retrieve_ms / 1000
     plain = await last(say(services, reader, question, plain_reading, again))

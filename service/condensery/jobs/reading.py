@@ -10,6 +10,7 @@ import numpy as np
 from condensery.callers import current
 from condensery.errors import CompressionFailed, CondenseryError, ModelFault
 from condensery.jobs import search
+from condensery.jobs.aside import aside
 from condensery.jobs.budgets import affordable
 from condensery.jobs.candidates import Candidate, Gathered, count_of
 from condensery.jobs.contexts import Context
@@ -72,7 +73,10 @@ async def gather(
         return Gathered(
             tuple(candidates), vectors, (), blank, tuple(reasons), retrieve_ms=retrieve_ms
         )
-    most = affordable(reader, question, [one.passage.text for one in candidates], vectors[-1])
+    texts = [one.passage.text for one in candidates]
+    most = len(texts)
+    if question.target_ms is not None:
+        most = await aside(texts, lambda: affordable(reader, question, texts, vectors[-1]))
     unread = tuple(one.place for one in candidates[most:])
     if unread:
         reasons.append(
@@ -84,7 +88,7 @@ async def gather(
         services,
         reader,
         question.text,
-        [one.passage.text for one in candidates[:most]],
+        texts[:most],
         timeout_ms=question.compress_timeout_ms,
     )
     return Gathered(

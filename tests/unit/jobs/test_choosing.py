@@ -1,12 +1,14 @@
 """Rates, budgets, room and the threshold."""
 
 import math
+import threading
 
 import pytest
 
 from condensery.errors import ContextTooLong, InputError, ModelFault
 from condensery.jobs import search
 from condensery.jobs.answer import NOT_FOUND, answered
+from condensery.jobs.compare import compare
 from condensery.questions import Question
 from condensery.values import Document, PairTraits
 
@@ -171,6 +173,43 @@ async def test_what_does_not_fit_is_left_out_from_the_lowest_rank_and_said_to_be
     assert block.left_out == (3, 4, 5)
     assert block.status == ("partial" if mode == "auto" else "off")
     assert "3 passages are left out, since the generator has no room for more" in block.reason
+
+
+@pytest.mark.parametrize("room", range(1, 9))
+async def test_as_many_as_fit_are_read_and_few_more_are_counted(services, reader, room):
+    documents = [Document(str(count), "a b c") for count in range(50)]
+    reader.positions = 1 + 3 * room + 10
+    counted = []
+    spare = reader.spare
+
+    def watched(question, context, max_tokens):
+        counted.append(len(context))
+        return spare(question, context, max_tokens)
+
+    reader.spare = watched
+    whole = await answered(services, ask(documents=documents, mode="off", max_tokens=10))
+    assert [one.index for one in whole.citations] == list(range(room))
+    assert max(counted) <= 4 * room
+
+
+async def test_long_texts_are_counted_without_stopping_the_event_loop(services, reader):
+    threads = set()
+    spare = reader.spare
+
+    def watched(question, context, max_tokens):
+        threads.add(threading.current_thread())
+        return spare(question, context, max_tokens)
+
+    reader.spare = watched
+    await answered(services, ask(mode="off"))
+    assert threads == {threading.current_thread()}
+    threads.clear()
+    long = [Document(str(count), "words " * 600) for count in range(10)]
+    await answered(services, ask(documents=long, mode="off"))
+    await answered(services, ask(documents=long, target_ms=1))
+    await compare(services, ask(documents=long))
+    assert threading.current_thread() not in threads
+    assert threads
 
 
 async def test_what_just_fits_is_read(services, reader):

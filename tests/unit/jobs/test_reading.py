@@ -92,6 +92,14 @@ async def test_where_all_fail_an_indexs_passages_keep_retrievals_scores(services
     ]
 
 
+async def test_a_passage_that_fails_alone_does_not_keep_retrievals_score(services, reader):
+    await search.create_index(services, "kb")
+    await search.upsert(services, "kb", DOCUMENTS)
+    reader.faults["gold gold gold"] = ModelFault(SECRET)
+    whole = await answered(services, Question("where?", index="kb", top_k=3))
+    assert [one.relevance_score for one in whole.citations][-1] == 0
+
+
 async def test_a_bug_in_the_compressor_is_a_fault_of_it_and_is_logged(services, reader, caplog):
     reader.breaks = RuntimeError(SECRET)
     with caplog.at_level(logging.ERROR):
