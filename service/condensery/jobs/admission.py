@@ -52,7 +52,7 @@ class Admission:
     ) -> None:
         self._metrics = metrics
         self.max_requests = max_requests
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.requests = 0
         self.bytes = 0
         self._seconds_each = 0.0  # between two requests that leave
@@ -84,14 +84,14 @@ class Admission:
 
     def check_bytes(self, size: int, *, alone: bool) -> None:
         """Raise Overloaded if ``size`` bytes more have no room; ``alone``, they always have."""
-        if alone or self.bytes + size <= self._max_bytes:
+        if alone or self.bytes + size <= self.max_bytes:
             return
         mean = max(1.0, self.bytes / self.requests)
         raise self._refusal(
             "bytes",
             f"{self.bytes} bytes of requests are being served and {size} more are over the "
-            f"limit of {self._max_bytes} (max_inflight_bytes).",
-            (self.bytes + size - self._max_bytes) / mean,
+            f"limit of {self.max_bytes} (max_inflight_bytes).",
+            (self.bytes + size - self.max_bytes) / mean,
         )
 
     def _left(self) -> None:

@@ -17,6 +17,7 @@ from condensery.api.grpc import guarding
 from condensery.api.grpc.calls import Call
 from condensery.api.grpc.errors import Context, abort, code_of, refuse
 from condensery.api.grpc.metadata import Metadata, find, host_of
+from condensery.api.grpc.reading import Readers
 from condensery.errors import CondenseryError, InputError, PayloadTooLarge
 from condensery.jobs.accounting import account, counting_refusals
 from condensery.jobs.services import Services
@@ -30,15 +31,18 @@ Done = TypeVar("Done")
 _log = logging.getLogger(__name__)
 
 
-def handler(services: Services, call: Call[Any]) -> Any:
+def handler(services: Services, call: Call[Any], readers: Readers) -> Any:
     """Return a call as gRPC wants it.
+
+    To gRPC every request is a stream, of which one message is read: it would else read a message
+    before we are asked, how many there may be and how long they may take.
 
     Messages come as bytes and are parsed here: gRPC would fail a malformed one with UNKNOWN and
     its own words. A stream is written from a coroutine, not yielded: a client that leaves cancels
     the coroutine wherever it is, and the generator behind it is closed at once.
     """
 
-    async def handle(data: bytes, context: Context) -> bytes | None:
+    async def handle(_: Any, context: Context) -> bytes | None:
         started = time.monotonic()
         metadata: Metadata = context.invocation_metadata() or ()
         asked = callers.Call(
@@ -50,7 +54,7 @@ def handler(services: Services, call: Call[Any]) -> Any:
         outcome = "CANCELLED"  # unless it comes to an end of its own
         try:
             with callers.calling(asked):
-                reply = await _serve(services, call, data, context, asked)
+                reply = await _serve(services, call, readers, context, asked)
             outcome = "OK"
             return reply
         except CondenseryError as error:
@@ -67,17 +71,18 @@ def handler(services: Services, call: Call[Any]) -> Any:
             _report(call, asked, outcome, started)
 
     if call.unary is not None:
-        return grpc.unary_unary_rpc_method_handler(handle)
-    return grpc.unary_stream_rpc_method_handler(handle)
+        return grpc.stream_unary_rpc_method_handler(handle)
+    return grpc.stream_stream_rpc_method_handler(handle)
 
 
 async def _serve(
-    services: Services, call: Call[Any], data: bytes, context: Context, asked: callers.Call
+    services: Services, call: Call[Any], readers: Readers, context: Context, asked: callers.Call
 ) -> bytes | None:
     metadata: Metadata = context.invocation_metadata() or ()
     with ExitStack() as stack:
         with counting_refusals(services, call.task, "grpc"):
             asked.deadline = min(asked.deadline, _deadline(context, metadata))
+            data = await _in_time(readers.read(context), asked)
             _check_size(data, services.limits.max_body_bytes)
             stack.enter_context(services.admission.enter(len(data)))
             given = _parse(call, data)

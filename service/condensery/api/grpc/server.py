@@ -15,6 +15,7 @@ from condensery.api.grpc import health
 from condensery.api.grpc.calls import CALLS
 from condensery.api.grpc.guarding import Guard
 from condensery.api.grpc.handling import handler
+from condensery.api.grpc.reading import Readers
 from condensery.api.ports import Tls, check_free
 from condensery.errors import StartError
 from condensery.jobs.services import Limits, Services
@@ -62,6 +63,7 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
     """
     credentials = None if tls is None else _credentials(tls)
     calls = {call.path: call for call in CALLS}
+    readers = Readers(services.admission.max_bytes, _message_bytes(services.limits))
     server = grpc.aio.server(
         options=_options(services.limits),
         interceptors=(Guard(services, calls, health.PATHS),),
@@ -71,7 +73,9 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
     for service in pb.DESCRIPTOR.services_by_name.values():
         names.append(service.full_name)
         methods = {
-            call.name: handler(services, call) for call in CALLS if call.service == service.name
+            call.name: handler(services, call, readers)
+            for call in CALLS
+            if call.service == service.name
         }
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service.full_name, methods),)
@@ -123,11 +127,15 @@ def _reflection(names: Collection[str]) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, methods)
 
 
+def _message_bytes(limits: Limits) -> int:
+    return MESSAGE_FACTOR * limits.max_body_bytes + 2**20
+
+
 def _options(limits: Limits) -> list[tuple[str, Any]]:
     metadata = METADATA_FACTOR * limits.max_header_bytes
     return [
         ("grpc.so_reuseport", 0),  # else a second server would share the port unnoticed
-        ("grpc.max_receive_message_length", MESSAGE_FACTOR * limits.max_body_bytes + 2**20),
+        ("grpc.max_receive_message_length", _message_bytes(limits)),
         ("grpc.max_send_message_length", -1),
         # Between the two gRPC refuses at random, more and more.
         ("grpc.max_metadata_size", metadata),

@@ -268,7 +268,7 @@ async def test_a_place_is_held_until_the_reply_is_sent(line, services):
 
 async def test_a_body_of_unknown_length_takes_room_as_it_grows(line, services):
     admission = services.admission
-    admission._max_bytes = 2500
+    admission.max_bytes = 2500
     with admission.enter(1000):
         asked = line("/v1/embeddings", [b'{"input": "', b"a" * 1000, b'"}'])
         await asked.run()
@@ -280,7 +280,7 @@ async def test_a_body_of_unknown_length_takes_room_as_it_grows(line, services):
 
 
 async def test_a_body_over_the_limit_is_refused_as_that_even_where_room_is_scarce(line, services):
-    services.admission._max_bytes = 25_000
+    services.admission.max_bytes = 25_000
     with services.admission.enter(1000):
         asked = await line("/embed", b"a" * 30_000).run()
     assert asked.status == 413
