@@ -12,7 +12,10 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from condensery.errors import shorten
+from condensery.api.asking import request_id
+from condensery.api.grpc.errors import refuse
+from condensery.api.grpc.reading import Readers
+from condensery.errors import CondenseryError, shorten
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 PATHS = tuple(f"/{SERVICE}/{name}" for name in ("Check", "Watch"))
@@ -25,9 +28,11 @@ class Health:
 
     Args:
         services: Their full names; the server as a whole is called "".
+        readers: How messages are read; not those of other calls, for which nobody's health waits.
     """
 
-    def __init__(self, services: Collection[str]) -> None:
+    def __init__(self, services: Collection[str], readers: Readers) -> None:
+        self._readers = readers
         self._services = frozenset(("", *services))
         self._ready = False
         self._closed = False
@@ -47,19 +52,19 @@ class Health:
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the service, for a server."""
         methods: dict[str, Any] = {
-            "Check": grpc.unary_unary_rpc_method_handler(self._check),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+            "Check": grpc.stream_unary_rpc_method_handler(self._check),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    async def _check(self, data: bytes, context: Context) -> bytes:
-        service = await _read(data, context)
+    async def _check(self, _: Any, context: Context) -> bytes:
+        service = await self._read(context)
         if service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {shorten(service)} here")
         return self._told(service)
 
-    async def _watch(self, data: bytes, context: Context) -> None:
-        service = await _read(data, context)
+    async def _watch(self, _: Any, context: Context) -> None:
+        service = await self._read(context)
         last = b""
         while True:
             changed = self._changed
@@ -77,12 +82,14 @@ class Health:
             reply = _Reply(status=_Reply.SERVING if self._ready else _Reply.NOT_SERVING)
         return reply.SerializeToString()
 
-
-async def _read(data: bytes, context: Context) -> str:
-    try:
-        return health_pb2.HealthCheckRequest.FromString(data).service
-    except DecodeError:
-        await _refuse(context)
+    async def _read(self, context: Context) -> str:
+        try:
+            data = await self._readers.read(context)
+            return health_pb2.HealthCheckRequest.FromString(data).service
+        except CondenseryError as error:
+            await refuse(context, error, request_id(None))
+        except DecodeError:
+            await _refuse(context)
 
 
 async def _refuse(context: Context) -> NoReturn:

@@ -14,8 +14,9 @@ from condensery.errors import DeadlineExceeded, InputError
 # always come.
 READ_FACTOR = 32
 LEAST_READERS = 16
-# For one message, from its turn to its end.
+# For one message, from its turn to its end; and for one to health, which needs no key and is small.
 READ_SECONDS = 30.0
+HEALTH_READ_SECONDS = 5.0
 
 
 class Readers:
@@ -26,9 +27,11 @@ class Readers:
     Args:
         inside_bytes: The most that admission lets in, of all messages.
         message_bytes: The most that the transport lets in, of each.
+        seconds: For one message, from its turn to its end.
     """
 
-    def __init__(self, inside_bytes: int, message_bytes: int) -> None:
+    def __init__(self, inside_bytes: int, message_bytes: int, seconds: float) -> None:
+        self._seconds = seconds
         self.most = max(LEAST_READERS, READ_FACTOR * inside_bytes // message_bytes)
         self._turns = asyncio.Semaphore(self.most)
 
@@ -41,11 +44,11 @@ class Readers:
         """
         async with self._turns:
             try:
-                async with asyncio.timeout(READ_SECONDS):
+                async with asyncio.timeout(self._seconds):
                     data: bytes | object = await context.read()
             except TimeoutError as late:
                 raise DeadlineExceeded(
-                    f"The message did not come within {READ_SECONDS:g} s."
+                    f"The message did not come within {self._seconds:g} s."
                 ) from late
         if not isinstance(data, bytes):
             raise InputError("The call ended without a message.")

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
     ServerReflectionResponse,
 )
 
-from condensery.api.grpc import health
+from condensery.api.grpc import health, reading
 from condensery.api.grpc.calls import CALLS
 from condensery.api.grpc.guarding import Guard
 from condensery.api.grpc.handling import handler
@@ -63,7 +63,8 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
     """
     credentials = None if tls is None else _credentials(tls)
     calls = {call.path: call for call in CALLS}
-    readers = Readers(services.admission.max_bytes, _message_bytes(services.limits))
+    sizes = services.admission.max_bytes, _message_bytes(services.limits)
+    readers = Readers(*sizes, reading.READ_SECONDS)
     server = grpc.aio.server(
         options=_options(services.limits),
         interceptors=(Guard(services, calls, health.PATHS),),
@@ -80,7 +81,7 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service.full_name, methods),)
         )
-    checks = health.Health(names)
+    checks = health.Health(names, Readers(*sizes, reading.HEALTH_READ_SECONDS))
     checks.set_ready(services.health.ready)
     services.health.watch(checks.set_ready)
     server.add_generic_rpc_handlers((checks.handler(),))

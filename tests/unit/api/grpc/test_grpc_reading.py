@@ -7,8 +7,9 @@ from typing import Any
 import grpc
 import pytest
 from grpc import StatusCode
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from condensery.api.grpc import reading
+from condensery.api.grpc import health, reading
 from condensery.api.grpc.reading import LEAST_READERS, READ_FACTOR, Readers
 from condensery.api.grpc.server import GrpcServer, start
 from condensery.jobs.services import Services
@@ -53,9 +54,9 @@ async def one_reader(
 ) -> AsyncIterator[grpc.aio.Channel]:
     """A server that reads one message at a time."""
 
-    def make(inside_bytes: int, message_bytes: int) -> Readers:
-        readers.append(Readers(inside_bytes, message_bytes))
-        return readers[0]
+    def make(inside_bytes: int, message_bytes: int, seconds: float) -> Readers:
+        readers.append(Readers(inside_bytes, message_bytes, seconds))
+        return readers[-1]
 
     monkeypatch.setattr(reading, "READ_FACTOR", 0)
     monkeypatch.setattr(reading, "LEAST_READERS", 1)
@@ -66,14 +67,29 @@ async def one_reader(
     await server.stop(0)
 
 
-@pytest.mark.parametrize("path", [EMBED, STREAM])
+@pytest.mark.parametrize("path", [EMBED, STREAM, *health.PATHS])
 async def test_a_message_that_does_not_come_is_given_up(
-    channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch, path: str
+    services: Services, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(reading, "READ_SECONDS", 0.2)
-    code, details = await asyncio.wait_for(refused(silent(channel, path)), 30)
+    monkeypatch.setattr(reading, "HEALTH_READ_SECONDS", 0.2)
+    server = await start(services, "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        code, details = await asyncio.wait_for(refused(silent(channel, path)), 30)
+    await server.stop(0)
     assert code is StatusCode.DEADLINE_EXCEEDED
     assert details == "The message did not come within 0.2 s."
+
+
+async def test_health_is_told_though_others_are_being_read(
+    one_reader: grpc.aio.Channel, readers: list[Readers], until: Until
+) -> None:
+    first = silent(one_reader)
+    await until(readers[0]._turns.locked)
+    check = health_pb2_grpc.HealthStub(one_reader).Check
+    found = await check(health_pb2.HealthCheckRequest(), timeout=20)
+    assert found.status == health_pb2.HealthCheckResponse.SERVING
+    first.cancel()
 
 
 async def test_who_has_less_time_is_told_so_then(channel: grpc.aio.Channel) -> None:
@@ -115,6 +131,6 @@ async def test_being_served_takes_no_turn_of_reading(
 
 
 def test_larger_messages_are_read_fewer_at_a_time() -> None:
-    assert Readers(2**26, 2**20).most == 2**6 * READ_FACTOR
-    assert Readers(2**26, 2**24).most == 2**2 * READ_FACTOR
-    assert Readers(2**26, 2**31).most == LEAST_READERS
+    assert Readers(2**26, 2**20, 1).most == 2**6 * READ_FACTOR
+    assert Readers(2**26, 2**24, 1).most == 2**2 * READ_FACTOR
+    assert Readers(2**26, 2**31, 1).most == LEAST_READERS
