@@ -253,19 +253,31 @@ async def test_what_concerns_all_items_is_raised_even_where_each_is_wanted(
     await settled(tasks)
 
 
-async def test_a_lost_worker_fails_the_items_it_had_and_no_others_of_their_request(
-    device: Device, worker: Workers
+async def test_a_lost_worker_fails_the_items_it_had_and_what_it_brings_home_late_is_dropped(
+    worker: Workers,
 ) -> None:
-    batcher = Batcher(device.forward, worker, limits=Limits(batch_items=1), model="m")
-    device.free.clear()
+    gates = {"lost": threading.Event(), "kept": threading.Event()}
+    entered = threading.Semaphore(0)
+
+    def forward(batch: list[str]) -> list[str]:
+        entered.release()
+        assert gates[batch[0]].wait(WAIT)
+        return batch
+
+    batcher = Batcher(forward, worker, limits=Limits(batch_items=1), model="m")
     task = await started(batcher.submit_each(["lost", "kept"], [1, 1]))
-    assert await asyncio.to_thread(device.entered.acquire, timeout=WAIT)
+    assert await asyncio.to_thread(entered.acquire, timeout=WAIT)
     lost = next(one for one in worker.team() if one.job is not None)
     worker.replace(lost, "the device worker hung")
-    device.free.set()  # and it comes back after all, with what nobody waits for any more
+    assert await asyncio.to_thread(entered.acquire, timeout=WAIT)
+    gates["lost"].set()
+    assert lost.thread is not None
+    await asyncio.to_thread(lost.thread.join, WAIT)  # it has sent home what it had
+    await asyncio.sleep(0)
+    gates["kept"].set()
     first, second = await asyncio.wait_for(task, WAIT)  # type: ignore[misc]
-    assert second == ("done", "kept")
     assert isinstance(first, ModelFault)
+    assert second == "kept"
 
 
 async def test_none_is_a_result_like_any_other(worker: Workers) -> None:
