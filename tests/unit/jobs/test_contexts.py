@@ -154,6 +154,7 @@ async def test_vectors_texts_and_metadata_count(held, metrics):
 
 async def test_a_caller_has_a_quarter_and_is_told_when_there_is_room_again(held, clock, metrics):
     size = 100_000 - make(0).size  # a quarter of 400,000, to the byte
+    held.put("bob", make(40), 60)  # its end makes no room for alice
     for ttl in (300, 200):
         held.put("alice", make(size // 2 // 4 * 4 - make(0).size), ttl)
     clock.now += 50
