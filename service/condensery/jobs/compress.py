@@ -1,5 +1,6 @@
 """Documents compressed for a question, and held for answers to it."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -58,10 +59,12 @@ async def compress(
     check_query(services.limits, reader, text)
     check_documents(services.limits, reader, documents)
     vectors = vectors_for(reader.traits, rate, field="ratio")[0]
-    caller = current().caller
+    caller, size = current().caller, 0
     if keep:
         check_lifetime(ttl_seconds)
-        services.contexts.check_room(caller, text_bytes(text, documents))
+        # Metadata may be megabytes, and is counted as it would be printed.
+        size = await asyncio.to_thread(text_bytes, text, documents)
+        services.contexts.check_room(caller, size)
     started = time.perf_counter()
     texts = [one.text for one in documents if not is_blank(one.text)]
     found = await compress_all(services, reader, text, texts)
@@ -79,6 +82,7 @@ async def compress(
             documents=tuple(documents),
             passages=tuple(outcomes),
             vectors=vectors,
+            text_bytes=size,
         )
         handle = services.contexts.put(caller, context, ttl_seconds)
         expires_at = time.time() + ttl_seconds

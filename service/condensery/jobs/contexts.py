@@ -45,6 +45,7 @@ class Context:
         documents: As they were given.
         passages: What became of each of them; None is a blank one, which is not read.
         vectors: That a passage became at most.
+        text_bytes: What it takes beside the vectors (``text_bytes``).
     """
 
     pair: str
@@ -53,11 +54,12 @@ class Context:
     documents: tuple[Document, ...]
     passages: tuple[CompressedPassage | Failure | None, ...]
     vectors: int
+    text_bytes: int
 
     @property
     def size(self) -> int:
         """About how many bytes it takes."""
-        return text_bytes(self.question, self.documents) + sum(
+        return self.text_bytes + sum(
             one.memory.nbytes for one in self.passages if isinstance(one, CompressedPassage)
         )
 

@@ -16,11 +16,12 @@ from condensery.errors import (
     PayloadTooLarge,
 )
 from condensery.jobs import contexts as module
-from condensery.jobs.contexts import Context, Contexts, check_lifetime
+from condensery.jobs.contexts import Context, Contexts, check_lifetime, text_bytes
 from condensery.jobs.failures import Failure
 from condensery.metrics import Metrics
 from condensery.values import CompressedPassage, Document
 
+DOCUMENTS = (Document("a", "gold"), Document("b", "broken"))
 PAIR = info("pair", "oscar-pair")
 
 
@@ -47,13 +48,14 @@ def held(clock, metrics):
     return Contexts(400_000, metrics, clock)
 
 
-def make(size=10_000, text="gold"):
+def make(size=10_000):
     memory = np.zeros(size // 4, np.float32).reshape(-1, 1)
     return Context(
         *("pair", "sha256:pair", "where?"),
-        documents=(Document("a", text), Document("b", "broken")),
+        documents=DOCUMENTS,
         passages=(CompressedPassage(memory, 1.0, 1), Failure("fault", "ModelFault")),
         vectors=len(memory),
+        text_bytes=text_bytes("where?", DOCUMENTS),
     )
 
 
@@ -139,13 +141,12 @@ async def test_memory_is_freed_when_the_time_is_over_though_nobody_asks(metrics)
 
 
 async def test_vectors_texts_and_metadata_count(held, metrics):
-    bare = make(0, "")
-    assert make(10_000, "").size - bare.size == 10_000
-    assert make(0, "é" * 100).size - bare.size == 200
-    document = Document("a", "", {"title": "t" * 100})
-    told = replace(bare, documents=(document, bare.documents[1]))
-    assert told.size - bare.size >= 100
-    assert replace(bare, question="where?" + "x" * 50).size - bare.size == 50
+    assert make(10_000).size - make(0).size == 10_000
+    bare = text_bytes("where?", [Document("a", "")])
+    assert text_bytes("where?", [Document("a", "é" * 100)]) - bare == 200
+    assert text_bytes("where?", [Document("a", "", {"title": "t" * 100})]) - bare >= 100
+    assert text_bytes("where?" + "x" * 50, [Document("a", "")]) - bare == 50
+    assert text_bytes("where?", [Document("a", ""), Document("b", "")]) - bare > 1000
     held.put("alice", make(), 60)
     held.put("bob", make(), 60)
     assert sample(metrics, "contexts") == 2
