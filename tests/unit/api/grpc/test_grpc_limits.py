@@ -278,7 +278,7 @@ async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = embed(channel)
         await until(lambda: encoder.waiting)
-        ended = asyncio.to_thread(ping, server.port, 1, 0.0, patience=60)
+        ended = asyncio.to_thread(ping, server.port, 1, 0.0, patience=30)
         assert await ended is not None, "it was given up"
         assert (await call).dims == 8
     await server.stop(0)
