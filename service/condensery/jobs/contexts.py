@@ -30,8 +30,9 @@ MAX_BYTES = 256 * 2**20
 SHARES = 4  # a caller holds at most this part of all
 REMEMBERED = 10_000  # expired ones, so that their callers are told so
 TIMER_SECONDS = 0.01
-# What Python takes for a context and a document, beside vectors and texts.
-CONTEXT_BYTES, DOCUMENT_BYTES = 2048, 1024
+# Counted for each context and document beside vectors and texts. Python takes less for a context;
+# so much keeps their number in the thousands, and a look at all of them under a millisecond or so.
+CONTEXT_BYTES, DOCUMENT_BYTES = 16_384, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class Contexts:
         handle = f"ctx_{secrets.token_hex(16)}"
         key = _key(handle)
         # The clock says whether it is over; the timer only frees memory, and comes a bit late.
-        timer = asyncio.get_running_loop().call_later(ttl_seconds + TIMER_SECONDS, self._expire)
+        timer = asyncio.get_running_loop().call_later(ttl_seconds + TIMER_SECONDS, self._end, key)
         self._held[key] = _Held(context, caller, size, self._clock() + ttl_seconds, timer)
         self._bytes += size
         self._shares[caller] += size
@@ -206,7 +207,7 @@ class Contexts:
         key = _key(handle)
         held = self._held.get(key)
         if held is not None and held.ends <= self._clock():
-            self._expire()
+            self._end(key)
             held = None
         if held is not None and held.caller == caller:
             return key, held
@@ -219,7 +220,11 @@ class Contexts:
     def _expire(self) -> None:
         now = self._clock()
         for key in [key for key, held in self._held.items() if held.ends <= now]:
-            self._expired[key] = self._drop(key).caller
+            self._end(key)
+
+    def _end(self, key: bytes) -> None:
+        """Let go of a context whose time is over, and remember whose it was."""
+        self._expired[key] = self._drop(key).caller
         while len(self._expired) > REMEMBERED:
             self._expired.popitem(last=False)
 

@@ -191,7 +191,7 @@ async def test_a_context_is_one_pairs_and_one_questions(services, pool, reader):
 
 
 async def test_a_caller_without_room_is_told_before_anything_is_compressed(services, reader):
-    services = replace(services, contexts=Contexts(4 * 12_000))
+    services = replace(services, contexts=Contexts(4 * 30_000))
     long = [Document("a", "gold " * 700)]
     await compress(services, "where?", long, ttl_seconds=60)
     before = len(reader.passes)

@@ -140,6 +140,15 @@ async def test_memory_is_freed_when_the_time_is_over_though_nobody_asks(metrics)
     assert sample(metrics, "context_bytes") == 0
 
 
+async def test_however_small_they_are_their_number_is_bounded():
+    held = Contexts(2**20)
+    for _ in range(2**18 // make(0).size):  # in a quarter of a mebibyte: a dozen
+        held.put("alice", make(0), 60)
+    with pytest.raises(Overloaded):
+        held.put("alice", make(0), 60)
+    assert make(0).size > 2**14
+
+
 async def test_vectors_texts_and_metadata_count(held, metrics):
     assert make(10_000).size - make(0).size == 10_000
     bare = text_bytes("where?", [Document("a", "")])
