@@ -86,7 +86,8 @@ class Decoder:
             Exception: Whatever capturing raises, or a ``ValueError``: the decoder can't be used.
         """
         if self._embeds.is_cuda:
-            self._capture()
+            with torch.cuda.device(self._embeds.device):
+                self._capture()
         spot = self._tokens.cache.spare * BLOCK + np.arange(BLOCK)
         last = BLOCK - 1
         source = torch.Generator().manual_seed(0)

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from condensery.networks.caching import BLOCK, Cache, Span
+from condensery.networks.caching import BLOCK, Cache, Places, Span
+
+NOBODY: Places = np.zeros(0, dtype=np.int64)
 
 
 class Tokens:
@@ -36,11 +38,13 @@ class Tokens:
         self.cache = cache
         self.total = rows
         self.visits = 0
-        device = cache.device
+        device, blocks = cache.device, -(-longest // BLOCK)
         self.position_ids = torch.zeros(1, rows, dtype=torch.int64, device=device)
         self.places = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.table = torch.zeros(rows, -(-longest // BLOCK), dtype=torch.int32, device=device)
+        self.table = torch.full((rows, blocks), cache.spare, dtype=torch.int32, device=device)
         self.ends = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._owners: list[Places] = [NOBODY] * rows  # whose blocks the table's rows hold
+        self._blocks = np.full((rows, blocks), cache.spare, dtype=np.int32)
         self.fill([])
 
     def first(self, rows: int) -> "Tokens":
@@ -49,6 +53,7 @@ class Tokens:
         part.cache, part.total, part.visits = self.cache, rows, 0
         part.position_ids, part.places = self.position_ids[:, :rows], self.places[:rows]
         part.table, part.ends = self.table[:rows], self.ends[:rows]
+        part._owners, part._blocks = self._owners, self._blocks[:rows]
         return part
 
     def fill(self, spans: Sequence[Span]) -> None:
@@ -56,23 +61,35 @@ class Tokens:
 
         Their places lie in whole blocks: position ``i`` in the block of position ``i - i % BLOCK``.
         """
-        rows = self.total
+        rows, count = self.total, len(spans)
         positions, ends = np.zeros((1, rows), dtype=np.int64), np.ones(rows, dtype=np.int32)
+        positions[0, :count] = [span.start for span in spans]
+        ends[:count] = [span.end for span in spans]
         places = np.full(rows, self.cache.spare * BLOCK, dtype=np.int64)
-        widest = max((-(-span.end // BLOCK) for span in spans), default=1)
-        table = np.full((rows, widest), self.cache.spare, dtype=np.int32)
-        for row, span in enumerate(spans):
-            positions[0, row], ends[row] = span.start, span.end
-            places[row] = span.places[span.start]
-            blocks = span.places[: span.end : BLOCK] // BLOCK
-            table[row, : len(blocks)] = blocks
+        places[:count] = [span.places[span.start] for span in spans]
+        self._own([span.places for span in spans] + [NOBODY] * (rows - count))
         for target, values in (
             (self.position_ids, positions),
             (self.places, places),
             (self.ends, ends),
-            (self.table[:, :widest], table),
         ):
             target.copy_(self.cache.tensor(values))
+
+    def _own(self, owners: Sequence[Places]) -> None:
+        """Write the table's rows that are other sequences' than in the step before."""
+        widest = 0
+        for row, owner in enumerate(owners):
+            if owner is self._owners[row]:
+                continue
+            blocks = owner[::BLOCK][: self._blocks.shape[1]] // BLOCK
+            self._blocks[row, : len(blocks)] = blocks
+            if owner is NOBODY:
+                self._blocks[row, 0] = self.cache.spare
+            self._owners[row] = owner
+            widest = max(widest, len(blocks), 1)
+        if widest:
+            changed = np.ascontiguousarray(self._blocks[:, :widest])
+            self.table[:, :widest].copy_(self.cache.tensor(changed))
 
 
 def paged_attention(

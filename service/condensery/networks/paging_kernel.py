@@ -4,6 +4,7 @@ Split keys are merged by their log-sum-exp, as in Flash-Decoding. The query head
 head are one small matrix, so that each key is read once.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -146,19 +147,21 @@ def paged_attention_kernel(
     output = torch.empty(splits, rows, heads, size, dtype=kind, device=query.device)
     sums = torch.empty(splits, rows, heads, dtype=torch.float32, device=query.device)
     launch: Any = _attend[rows, shared, splits]
-    launch(
-        *(query, keys, values, table, ends, output, sums, scale),
-        *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), table.stride(0)),
-        *(output.stride(0), output.stride(1), output.stride(2), sums.stride(0), sums.stride(1)),
-        WINDOW=window,
-        SPLITS=splits,
-        GROUP=group,
-        GROUP_ROWS=max(LEAST_ROWS, triton.next_power_of_2(group)),
-        SIZE=size,
-        SIZE_COLUMNS=max(LEAST_ROWS, triton.next_power_of_2(size)),
-        BLOCK_PLACES=BLOCK,
-        TILE_PLACES=TILE,
-    )
+    # Triton launches on the current device, whatever its tensors are on.
+    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
+        launch(
+            *(query, keys, values, table, ends, output, sums, scale),
+            *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), table.stride(0)),
+            *(output.stride(0), output.stride(1), output.stride(2), sums.stride(0), sums.stride(1)),
+            WINDOW=window,
+            SPLITS=splits,
+            GROUP=group,
+            GROUP_ROWS=max(LEAST_ROWS, triton.next_power_of_2(group)),
+            SIZE=size,
+            SIZE_COLUMNS=max(LEAST_ROWS, triton.next_power_of_2(size)),
+            BLOCK_PLACES=BLOCK,
+            TILE_PLACES=TILE,
+        )
     if splits == 1:
         return output[0]
     weights = sums.softmax(dim=0)[..., None]  # a split without keys has weight 0

@@ -109,16 +109,23 @@ class Engine:
         with self._workers.changed:
             if self._closed:
                 raise self._shutting_down()
-            refuse_overload(
-                *(self._lane, call.caller, cost, self._pace.drain, self._limits),
-                model=self._model,
-                metrics=self._metrics,
-            )
+            if not self._fits(cost):
+                refuse_overload(
+                    *(self._lane, call.caller, cost, self._pace.drain, self._limits),
+                    model=self._model,
+                    metrics=self._metrics,
+                )
             self._lane.put(generation.request, [Ticket(generation.request, 0, generation, cost)])
             self._waiting.add(generation)
             self._tell()
             self._workers.wake(1, short=True)
         return generation
+
+    def _fits(self, cost: int) -> bool:
+        """Tell whether there is room for all that waits, and for so many positions more."""
+        # They wait for the step under way to end, which is no waiting for room.
+        some = len(self._running) + self._lane.items < self._room.sequences
+        return some and self._lane.tokens + cost <= self._blocks.free * BLOCK
 
     def leave(self, generation: Generation, cause: str | None = None) -> None:
         """Generate no more of it; ``cause`` says why it is cut off, if it is.

@@ -98,6 +98,20 @@ def test_a_step_leaves_nothing_behind_for_the_next_one() -> None:
     assert tokens.table[:, 0].tolist() == [5, cache.spare, cache.spare, cache.spare]
 
 
+def test_rows_that_change_owners_read_their_new_ones_blocks() -> None:
+    cache = cache_of(10, 2)
+    whole = Tokens(cache, 4, 10 * BLOCK)
+    fresh = [Span(OWNED[1], 20, 1), Span(OWNED[2], 17, 1), Span(OWNED[0], 2, 1)]
+    for size, given in ((4, spans()), (2, fresh[:2]), (4, fresh), (1, spans()[1:2]), (4, spans())):
+        whole.first(size).fill(given)
+        table = whole.table.tolist()
+        for row, span in enumerate(given):
+            blocks = [int(place) // BLOCK for place in span.places[::BLOCK]]
+            assert table[row][: len(blocks)] == blocks
+        for row in range(len(given), size):
+            assert table[row][0] == cache.spare
+
+
 @pytest.mark.parametrize(("device", "dtype"), DEVICES)
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize("shared", [1, 2, 4])

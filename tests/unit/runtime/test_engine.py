@@ -423,6 +423,22 @@ async def test_too_much_waiting_is_refused_by_positions_and_by_time() -> None:
         served.close()
 
 
+async def test_what_there_is_room_for_is_not_refused_however_slowly_room_came_back(
+    served: Served,
+) -> None:
+    served.engine._pace.began(0.0)
+    served.engine._pace.ended(BLOCK, 1000.0, idle=True)
+    gate = Gate()
+    with served.before_each_step(gate):
+        asked = [served.begin(prompt_of(0), 3)]
+        await gate.wait()
+        asked += [served.begin(prompt_of(i, 100), 3) for i in range(1, 6)]
+        with pytest.raises(Overloaded, match="for room"):
+            served.begin(prompt_of(6, 200), 3700)
+        gate.opened.set()
+        await asyncio.gather(*map(served.rest, asked))
+
+
 async def test_who_leaves_frees_its_room_wherever_it_is(served: Served) -> None:
     gate = Gate()
     served.engine._room = Room(2, 4096, 256)
