@@ -289,10 +289,7 @@ def _in_url(host: str) -> str:
 
 def _example(url: str, pool: "RunningModels", *, keyed: bool) -> str:
     if any(info.kind == "oscar-pair" for info in pool.models()):
-        body = (
-            '{"query": "How many traits did Mendel study?", "index": {"name": "samples"}, '
-            '"rerank": {"top_n": 1}}'
-        )
+        body = '{"query": "How many traits did Mendel study?", "index": {"name": "samples"}}'
         path = "/v1/rag/answer"
     else:
         body, path = '{"input": "a text"}', "/v1/embeddings"

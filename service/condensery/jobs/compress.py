@@ -140,7 +140,7 @@ def _block(
     kept = [one for one in outcomes if isinstance(one, CompressedPassage)]
     failed = [one for one in outcomes if isinstance(one, Failure)]
     blank = tuple(place for place, one in enumerate(outcomes) if one is None)
-    reasons = [f"{count_of(len(blank), 'passage')} without text left out"] if blank else []
+    reasons = [f"{count_of(len(blank), 'passage')} left out, for want of text"] if blank else []
     if failed:
         why = ", ".join(sorted({one.why for one in failed}))
         reasons.append(f"{len(failed)} of {len(outcomes)} passages could not be compressed ({why})")

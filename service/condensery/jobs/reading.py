@@ -68,7 +68,7 @@ async def gather(
         if not is_blank(hit.passage.text)
     ]
     blank = tuple(place for place, hit in enumerate(hits) if is_blank(hit.passage.text))
-    reasons = [f"{count_of(len(blank), 'passage')} without text left out"] if blank else []
+    reasons = [f"{count_of(len(blank), 'passage')} left out, for want of text"] if blank else []
     if question.mode == "off" or not candidates:
         return Gathered(
             tuple(candidates), vectors, (), blank, tuple(reasons), retrieve_ms=retrieve_ms
@@ -210,5 +210,5 @@ def _recall(question: Question, context: Context, vectors: tuple[int, ...]) -> G
         else:
             candidates.append(candidate_of(place, passage, 0.0, outcome, question))
     blank = tuple(place for place, one in enumerate(context.passages) if one is None)
-    reasons = (f"{count_of(len(blank), 'passage')} without text left out",) if blank else ()
+    reasons = (f"{count_of(len(blank), 'passage')} left out, for want of text",) if blank else ()
     return Gathered(tuple(candidates), vectors, left_out=blank, reasons=reasons)

@@ -187,7 +187,7 @@ async def test_a_blank_passage_is_not_read_and_said_not_to_be(services, reader):
     assert [one.index for one in whole.citations] == [2, 3, 1]
     block = whole.compression
     assert (block.status, block.left_out) == ("applied", (0,))
-    assert block.reason == "1 passage is without text left out"
+    assert block.reason == "1 passage is left out, for want of text"
 
 
 async def test_a_pair_without_scores_reads_in_retrieval_order_a_failed_passage_in_its_place(
