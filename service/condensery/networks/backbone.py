@@ -13,9 +13,10 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.utils import logging as transformers_logging
 
 from condensery.errors import CorruptModel
-from condensery.networks.attention import PACKED, Packing
+from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
 from condensery.networks.linear import prepack_linears
+from condensery.networks.packing import Packing
 
 # These count positions from padding_idx + 1 and derive them from the ids unless told.
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"})

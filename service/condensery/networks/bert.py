@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from condensery.networks.attention import Packing, attend, attend_padded
+from condensery.networks.attention import attend, attend_padded
 from condensery.networks.linear import Dense
+from condensery.networks.packing import Packing
 
 FAMILY = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from condensery.networks.attention import PACKED, Packing
+from condensery.networks.attention import PACKED
 from condensery.networks.backbone import CPU_ROW_MULTIPLE
 from condensery.networks.oscar_causal_shape import CompressorShape
 from condensery.networks.oscar_interface import Memories, Reading
+from condensery.networks.packing import Packing
 
 
 def check_positions(config: PretrainedConfig, needed: int, what: str) -> None:

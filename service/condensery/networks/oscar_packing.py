@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from condensery.networks.attention import Packing
 from condensery.networks.backbone import CPU_ROW_MULTIPLE
 from condensery.networks.oscar_compressor import TEXT, CompressorInput
 from condensery.networks.oscar_shape import BertShape
+from condensery.networks.packing import Packing
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from condensery.networks.attention import Packing
+from condensery.networks.packing import Packing
 
 Pooling = Literal["mean", "cls", "last"]
 

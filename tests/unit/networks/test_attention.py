@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from condensery.networks.attention import (
     LONGEST_PRODUCTS,
     PACKED,
-    Packing,
     attend,
     packed_attention,
 )
+from condensery.networks.packing import Packing
 
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=9)
 FP32 = torch.float32

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from condensery.networks.attention import Packing
+from condensery.networks.packing import Packing
 from condensery.networks.pooling import normalise, pool
 
 LENGTHS = [3, 1, 20]
