@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib.resources import files
 
 from condensery.errors import IndexExists
-from condensery.jobs import search
+from condensery.jobs import index_vectors, indexes
 from condensery.jobs.services import Services
 from condensery.values import Document
 
@@ -31,19 +31,19 @@ async def ensure_samples(services: Services, say: Callable[[str], None]) -> None
     """
     documents = sample_documents()
     try:
-        info = await search.create_index(services, NAME)
+        info = await indexes.create_index(services, NAME)
     except IndexExists as error:
         say(f"index {NAME}: left as it is. {error.message}")
         return
-    search.encoder_of(services, info)
+    index_vectors.encoder_of(services, info)
     missing = await _missing(services, documents)
     for start in range(0, len(missing), BATCH):
-        await search.upsert(services, NAME, missing[start : start + BATCH])
+        await indexes.upsert(services, NAME, missing[start : start + BATCH])
         done = min(start + BATCH, len(missing))
         say(f"index {NAME}: {done} of {len(missing)} passages")
 
 
 async def _missing(services: Services, documents: list[Document]) -> list[Document]:
-    held = await search.get(services, NAME, [one.id for one in documents])
+    held = await indexes.get(services, NAME, [one.id for one in documents])
     there = {one.id: (one.text, dict(one.metadata)) for one in held}
     return [one for one in documents if there.get(one.id) != (one.text, dict(one.metadata))]

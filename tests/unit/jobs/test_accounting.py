@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from condensery.errors import InputError
-from condensery.jobs import search
+from condensery.jobs import indexes
 from condensery.jobs.accounting import account
 
 
@@ -39,7 +39,7 @@ def test_names_that_callers_make_up_do_not_become_labels(services):
 
 
 async def test_an_index_counts_for_its_encoder(services):
-    await search.create_index(services, "kb", encoder="other")
+    await indexes.create_index(services, "kb", encoder="other")
     with account(services, None, "index", "rest", index="kb"):
         pass
     with account(services, None, "index", "rest", index="nowhere"):

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from condensery.errors import EmptyInput, IndexNotFound, InputError, ModelNotFound
-from condensery.jobs import search
+from condensery.jobs import indexes
 from condensery.jobs.answer import answer, answered
 from condensery.questions import Question, Sampling
 from condensery.values import Answer, Delta, Document, Retrieved, TokenLogprob
@@ -57,8 +57,8 @@ async def test_the_block_says_what_was_done_and_equals_the_metrics(services):
 
 
 async def test_passages_come_from_an_index(services):
-    await search.create_index(services, "kb")
-    await search.upsert(services, "kb", DOCUMENTS)
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", DOCUMENTS)
     whole = await answered(services, Question("where?", index="kb", top_k=3, top_n=1))
     assert [one.document_id for one in whole.citations] == ["best"]
     assert whole.citations[0].id == "best#0"
@@ -76,7 +76,7 @@ async def test_without_compression_the_passages_are_read_as_they_were_found(serv
 
 
 async def test_an_index_without_passages_is_said_to_be_so(services):
-    await search.create_index(services, "empty")
+    await indexes.create_index(services, "empty")
     whole = await answered(services, Question("where?", index="empty"))
     assert whole.citations == ()
     assert (whole.compression.status, whole.compression.reason) == ("off", "no passages were found")

@@ -3,7 +3,7 @@
 import pytest
 
 from condensery.errors import ModelFault
-from condensery.jobs import search
+from condensery.jobs import indexes
 from condensery.jobs.answer import answer, answered
 from condensery.jobs.compare import compare
 from condensery.jobs.compress import compress
@@ -49,8 +49,8 @@ def summed(blocks):
 async def test_over_answers_of_all_kinds_the_metrics_are_the_sums_of_the_blocks(
     services, reader, pool
 ):
-    await search.create_index(services, "kb")
-    await search.upsert(services, "kb", DOCUMENTS)
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", DOCUMENTS)
 
     def ask(**how):
         return Question("where?", **{"documents": DOCUMENTS, **how})

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from condensery.errors import ContextTooLong, InputError, ModelFault
-from condensery.jobs import search
+from condensery.jobs import indexes
 from condensery.jobs.answer import NOT_FOUND, answered
 from condensery.jobs.compare import compare
 from condensery.questions import Question
@@ -242,7 +242,7 @@ async def test_where_not_even_one_passage_fits_it_is_refused(services, reader):
 
 
 async def test_an_answer_that_does_not_fit_without_passages_is_refused(services, reader):
-    await search.create_index(services, "empty")
+    await indexes.create_index(services, "empty")
     reader.positions = 10
     with pytest.raises(ContextTooLong):
         await answered(services, Question("where?", index="empty", max_tokens=10))
@@ -292,7 +292,7 @@ async def test_a_passage_without_a_score_may_hold_the_answer(services, reader):
 
 
 async def test_an_index_without_passages_does_not_hold_the_answer(services, reader):
-    await search.create_index(services, "empty")
+    await indexes.create_index(services, "empty")
     whole = await answered(services, Question("where?", index="empty", min_relevance=0.1))
     assert (whole.finish_reason, whole.citations) == ("not_found", ())
     assert "no passages were found" in whole.compression.reason

@@ -13,7 +13,7 @@ from condensery.errors import (
     Overloaded,
     Unavailable,
 )
-from condensery.jobs import search
+from condensery.jobs import indexes, search
 from condensery.jobs.answer import answer, answered
 from condensery.questions import Question
 from condensery.values import Document, PairTraits, Retrieved
@@ -82,8 +82,8 @@ async def test_where_all_fail_the_passages_are_read_as_text_in_retrieval_order(s
 
 
 async def test_where_all_fail_an_indexs_passages_keep_retrievals_scores(services, reader):
-    await search.create_index(services, "kb")
-    await search.upsert(services, "kb", DOCUMENTS)
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", DOCUMENTS)
     found = await search.query(services, "kb", "where?", top_k=3)
     reader.breaks = ModelFault(SECRET)
     whole = await answered(services, Question("where?", index="kb", top_k=3))
@@ -93,8 +93,8 @@ async def test_where_all_fail_an_indexs_passages_keep_retrievals_scores(services
 
 
 async def test_a_passage_that_fails_alone_does_not_keep_retrievals_score(services, reader):
-    await search.create_index(services, "kb")
-    await search.upsert(services, "kb", DOCUMENTS)
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", DOCUMENTS)
     reader.faults["gold gold gold"] = ModelFault(SECRET)
     whole = await answered(services, Question("where?", index="kb", top_k=3))
     assert [one.relevance_score for one in whole.citations][-1] == 0

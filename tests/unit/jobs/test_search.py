@@ -4,24 +4,24 @@ import numpy as np
 import pytest
 
 from condensery.errors import EmptyInput, EncoderMismatch, IndexExists, IndexNotFound, InputError
-from condensery.jobs import search
+from condensery.jobs import indexes, search
 from condensery.jobs.fusion import fuse
 from condensery.values import Document
 
 
 @pytest.fixture
 async def index(services):
-    await search.create_index(services, "kb")
-    await search.upsert(services, "kb", [Document("a", "alpha one"), Document("b", "beta two")])
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", [Document("a", "alpha one"), Document("b", "beta two")])
     return "kb"
 
 
 async def test_an_index_takes_its_encoders_settings(services):
-    info = await search.create_index(services, "kb", encoder="other")
+    info = await indexes.create_index(services, "kb", encoder="other")
     assert (info.encoder, info.fingerprint, info.dims) == ("other", "sha256:other", 8)
-    assert await search.create_index(services, "kb", encoder="other") == info
+    assert await indexes.create_index(services, "kb", encoder="other") == info
     with pytest.raises(IndexExists, match="metric"):
-        await search.create_index(services, "kb", encoder="other", metric="l2")
+        await indexes.create_index(services, "kb", encoder="other", metric="l2")
 
 
 @pytest.mark.parametrize(
@@ -34,16 +34,16 @@ async def test_an_index_takes_its_encoders_settings(services):
 )
 async def test_settings_that_can_not_be_are_refused(services, setting, message):
     with pytest.raises(InputError, match=message):
-        await search.create_index(services, "kb", **setting)
+        await indexes.create_index(services, "kb", **setting)
 
 
 async def test_what_was_written_is_found_counted_and_read(services, index):
     hits = await search.query(services, index, vector=None, text="alpha one")
-    assert await search.count(services, index) == (2, 2)
+    assert await indexes.count(services, index) == (2, 2)
     assert {hit.passage.document_id for hit in hits} == {"a", "b"}
-    assert [one.text for one in await search.get(services, index, ["b", "nobody"])] == ["beta two"]
-    assert await search.delete(services, index, ["a", "nobody"]) == 1
-    assert await search.count(services, index) == (1, 1)
+    assert [one.text for one in await indexes.get(services, index, ["b", "nobody"])] == ["beta two"]
+    assert await indexes.delete(services, index, ["a", "nobody"]) == 1
+    assert await indexes.count(services, index) == (1, 1)
 
 
 async def test_queries_carry_the_query_prompt_and_documents_none(services, index, pool):
@@ -53,9 +53,9 @@ async def test_queries_carry_the_query_prompt_and_documents_none(services, index
 
 
 async def test_a_long_document_becomes_passages_that_know_their_place(services):
-    await search.create_index(services, "kb")
+    await indexes.create_index(services, "kb")
     text = " ".join(f"word{place}." for place in range(30))
-    written = await search.upsert(services, "kb", [Document("long", text, {"n": 1})])
+    written = await indexes.upsert(services, "kb", [Document("long", text, {"n": 1})])
     hits = await search.query(services, "kb", "word7.", top_k=10)
     assert written.documents == 1
     assert written.passages == len(hits) > 3
@@ -70,10 +70,10 @@ async def test_a_long_document_becomes_passages_that_know_their_place(services):
 async def test_vectors_of_the_caller_need_the_encoders_fingerprint(services, index):
     document, vector = [Document("c", "gamma")], np.ones((1, 8), np.float32)
     with pytest.raises(InputError, match="fingerprint: needed beside vectors"):
-        await search.upsert(services, index, document, vectors=vector)
+        await indexes.upsert(services, index, document, vectors=vector)
     with pytest.raises(EncoderMismatch, match="sha256:words, not 'sha256:other'"):
-        await search.upsert(services, index, document, vectors=vector, fingerprint="sha256:other")
-    await search.upsert(services, index, document, vectors=vector, fingerprint="sha256:words")
+        await indexes.upsert(services, index, document, vectors=vector, fingerprint="sha256:other")
+    await indexes.upsert(services, index, document, vectors=vector, fingerprint="sha256:words")
     hits = await search.query(services, index, vector=vector[0], fingerprint="sha256:words")
     assert hits[0].passage.document_id == "c"
     with pytest.raises(EncoderMismatch):
@@ -86,10 +86,10 @@ async def test_vectors_that_are_not_finite_or_too_short_are_named(services, inde
     documents = [Document("c", "gamma"), Document("d", "delta")]
     given = {"vectors": vectors, "fingerprint": "sha256:words"}
     with pytest.raises(InputError, match=r"documents\[1\]\.vector\[3\]: nan is not a finite"):
-        await search.upsert(services, index, documents, **given)
+        await indexes.upsert(services, index, documents, **given)
     with pytest.raises(InputError, match="vector: 5 numbers, but index 'kb' has 8 dimensions"):
         await search.query(services, index, vector=vectors[0, :5], fingerprint="sha256:words")
-    assert await search.count(services, index) == (2, 2)
+    assert await indexes.count(services, index) == (2, 2)
 
 
 async def test_an_index_of_an_encoder_that_has_changed_is_not_asked(services, index, pool):
@@ -99,7 +99,7 @@ async def test_an_index_of_an_encoder_that_has_changed_is_not_asked(services, in
         await search.query(services, index, "alpha")
     del pool.encoders["words"]
     with pytest.raises(EncoderMismatch, match="does not run here"):
-        await search.upsert(services, index, [Document("c", "gamma")])
+        await indexes.upsert(services, index, [Document("c", "gamma")])
 
 
 async def test_what_is_not_there_or_says_nothing_is_refused(services, index):
@@ -110,16 +110,16 @@ async def test_what_is_not_there_or_says_nothing_is_refused(services, index):
     with pytest.raises(InputError, match="top_k: 101 is not a whole number from 1 to 100"):
         await search.query(services, index, "a", top_k=101)
     with pytest.raises(EmptyInput, match="ids"):
-        await search.delete(services, index, [])
+        await indexes.delete(services, index, [])
     with pytest.raises(EmptyInput, match="documents"):
-        await search.upsert(services, index, [])
+        await indexes.upsert(services, index, [])
     with pytest.raises(InputError, match=r"documents\[0\]\.id: ''"):
-        await search.upsert(services, index, [Document("", "a")])
+        await indexes.upsert(services, index, [Document("", "a")])
 
 
 async def test_dropping_takes_all(services, index):
-    await search.drop_index(services, index)
-    assert await search.list_indexes(services) == []
+    await indexes.drop_index(services, index)
+    assert await indexes.list_indexes(services) == []
 
 
 def places(hits):
@@ -140,14 +140,14 @@ async def test_words_are_looked_for_without_a_forward_pass(services, index, pool
 
 @pytest.fixture
 async def many(services):
-    await search.create_index(services, "many")
+    await indexes.create_index(services, "many")
     # of one passage each; "rare" is in every fifth, "odd" in every third
     texts = [
         f"text {n}{' rare' * (n % 5 == 0)}{' odd odd' * (n % 3 == 0)}".strip() for n in range(120)
     ]
     for start in range(0, 120, 40):
         block = [Document(f"d{n}", texts[n]) for n in range(start, start + 40)]
-        await search.upsert(services, "many", block)
+        await indexes.upsert(services, "many", block)
     return "many"
 
 

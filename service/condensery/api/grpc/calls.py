@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from condensery.api.grpc import messages, rag
 from condensery.api.grpc.bodies import read_documents, write
 from condensery.api.naming import renamed
-from condensery.jobs import search
+from condensery.jobs import indexes, search
 from condensery.jobs.embed import embed
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
@@ -91,7 +91,7 @@ async def create_index(
     services: Services, given: pb.CreateIndexRequest, model: str | None
 ) -> bytes:
     """Create an index."""
-    info = await search.create_index(
+    info = await indexes.create_index(
         services,
         given.name,
         encoder=model,
@@ -106,20 +106,20 @@ async def list_indexes(
     services: Services, given: pb.ListIndexesRequest, model: str | None
 ) -> bytes:
     """List indexes."""
-    infos = await search.list_indexes(services)
+    infos = await indexes.list_indexes(services)
     reply = pb.ListIndexesResponse(indexes=[messages.index_info(info) for info in infos])
     return reply.SerializeToString()
 
 
 async def get_index(services: Services, given: pb.GetIndexRequest, model: str | None) -> bytes:
     """Describe an index."""
-    info = await search.index_info(services, given.name)
+    info = await indexes.index_info(services, given.name)
     return messages.index_info(info).SerializeToString()
 
 
 async def drop_index(services: Services, given: pb.DropIndexRequest, model: str | None) -> bytes:
     """Drop an index."""
-    await search.drop_index(services, given.name)
+    await indexes.drop_index(services, given.name)
     return pb.DropIndexResponse().SerializeToString()
 
 
@@ -129,7 +129,7 @@ async def upsert(services: Services, given: pb.UpsertRequest, model: str | None)
     vectors = None
     if given.vectors:
         vectors = messages.unpack(given.vectors, "vectors", rows=len(documents))
-    found = await search.upsert(
+    found = await indexes.upsert(
         services,
         given.index,
         documents,
@@ -144,7 +144,7 @@ async def upsert(services: Services, given: pb.UpsertRequest, model: str | None)
 
 async def delete(services: Services, given: pb.DeleteRequest, model: str | None) -> bytes:
     """Delete documents."""
-    deleted = await search.delete(services, given.index, list(given.ids))
+    deleted = await indexes.delete(services, given.index, list(given.ids))
     return pb.DeleteResponse(deleted=deleted).SerializeToString()
 
 
@@ -167,7 +167,7 @@ async def query(services: Services, given: pb.QueryRequest, model: str | None) -
 
 async def count(services: Services, given: pb.CountRequest, model: str | None) -> bytes:
     """Count documents and passages."""
-    documents, passages = await search.count(services, given.index)
+    documents, passages = await indexes.count(services, given.index)
     return pb.CountResponse(documents=documents, passages=passages).SerializeToString()
 
 
@@ -175,7 +175,7 @@ async def get_documents(
     services: Services, given: pb.GetDocumentsRequest, model: str | None
 ) -> bytes:
     """Return documents by id."""
-    found = await search.get(services, given.index, list(given.ids))
+    found = await indexes.get(services, given.index, list(given.ids))
     documents = await asyncio.to_thread(lambda: [messages.document(one) for one in found])
     return pb.GetDocumentsResponse(documents=documents).SerializeToString()
 

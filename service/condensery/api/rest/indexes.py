@@ -11,7 +11,7 @@ from condensery.api.rest.bodies import read, read_body, validate
 from condensery.api.rest.doors import reply
 from condensery.api.rest.writing import TEXTS, reply_list
 from condensery.errors import InputError
-from condensery.jobs import search
+from condensery.jobs import indexes, search
 from condensery.jobs.accounting import account
 from condensery.jobs.services import Services
 from condensery.schemas import (
@@ -29,7 +29,7 @@ async def create(request: Request, services: Services) -> Response:
     """Create an index; the same settings again return it as it is."""
     body = await read_body(request, services, CreateIndexRequest, optional=True)
     with account(services, body.encoder, "index", "rest"):
-        info = await search.create_index(
+        info = await indexes.create_index(
             services,
             _name(request),
             encoder=body.encoder,
@@ -44,21 +44,21 @@ async def list_all(request: Request, services: Services) -> Response:
     """List the indexes and what they hold."""
     del request
     with account(services, None, "index", "rest"):
-        return reply({"object": "list", "data": await search.list_indexes(services)})
+        return reply({"object": "list", "data": await indexes.list_indexes(services)})
 
 
 async def info(request: Request, services: Services) -> Response:
     """Return what an index is and holds."""
     name = _name(request)
     with account(services, None, "index", "rest", index=name):
-        return reply(await search.index_info(services, name))
+        return reply(await indexes.index_info(services, name))
 
 
 async def drop(request: Request, services: Services) -> Response:
     """Delete an index with all it holds."""
     name = _name(request)
     with account(services, None, "index", "rest", index=name):
-        await search.drop_index(services, name)
+        await indexes.drop_index(services, name)
         return reply({"name": name, "deleted": True})
 
 
@@ -67,7 +67,7 @@ async def upsert(request: Request, services: Services) -> Response:
     name = _name(request)
     body, vectors = await read(request, services, _with_vectors)
     with account(services, None, "index", "rest", index=name):
-        written = await search.upsert(
+        written = await indexes.upsert(
             services,
             name,
             [Document(one.id, one.text, one.metadata) for one in body.documents],
@@ -82,7 +82,7 @@ async def get(request: Request, services: Services) -> Response:
     name = _name(request)
     body = await read_body(request, services, IdsRequest)
     with account(services, None, "index", "rest", index=name):
-        found = await search.get(services, name, body.ids)
+        found = await indexes.get(services, name, body.ids)
         return await reply_list(found, TEXTS, within={"documents": None}, field="documents")
 
 
@@ -91,7 +91,7 @@ async def delete(request: Request, services: Services) -> Response:
     name = _name(request)
     body = await read_body(request, services, IdsRequest)
     with account(services, None, "index", "rest", index=name):
-        return reply({"deleted": await search.delete(services, name, body.ids)})
+        return reply({"deleted": await indexes.delete(services, name, body.ids)})
 
 
 async def count(request: Request, services: Services) -> Response:
@@ -99,7 +99,7 @@ async def count(request: Request, services: Services) -> Response:
     name = _name(request)
     await read_body(request, services, CountRequest, optional=True)
     with account(services, None, "index", "rest", index=name):
-        documents, passages = await search.count(services, name)
+        documents, passages = await indexes.count(services, name)
         return reply({"documents": documents, "passages": passages})
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from condensery.api.rest.routes import sections
 from condensery.errors import ModelFault, Overloaded
-from condensery.jobs import search
+from condensery.jobs import indexes
 from condensery.values import Document
 
 
@@ -311,8 +311,8 @@ async def test_every_route_is_described(door):
 
 
 async def test_an_answer_reads_from_an_index(door, services):
-    await search.create_index(services, "kb")
-    await search.upsert(services, "kb", [Document("a", "gold"), Document("b", "dust")])
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", [Document("a", "gold"), Document("b", "dust")])
     body = {"query": "q", "index": {"name": "kb", "top_k": 2}, "rerank": {"top_n": 1}}
     whole = (await door.post("/v1/rag/answer", json=body)).json()
     assert [one["document_id"] for one in whole["citations"]] == ["a"]

@@ -1,0 +1,184 @@
+"""Indexes: make, fill and empty them."""
+
+import asyncio
+from collections.abc import Sequence
+
+from condensery.errors import InputError, shorten
+from condensery.index.splitting import split
+from condensery.jobs.checks import check_choice, check_count, check_text
+from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
+from condensery.jobs.ports import Encoder
+from condensery.jobs.services import Limits, Services
+from condensery.values import Document, Floats, IndexInfo, Passage, Upserted
+
+# What sentence-transformers models call the texts that are searched.
+DOCUMENT_PROMPTS = ("document", "passage")
+# A passage's id is its document's, "#" and its number: kept under the index's limit of 512.
+MAX_DOCUMENT_ID_CHARS = 500
+METRICS = ("ip", "l2")
+KINDS = ("flat", "hnsw")
+
+
+async def create_index(
+    services: Services,
+    name: str,
+    *,
+    encoder: str | None = None,
+    metric: str = "ip",
+    kind: str = "flat",
+    dims: int | None = None,
+) -> IndexInfo:
+    """Create an index for an encoder's vectors; the same settings again return it as it is.
+
+    Args:
+        services: The running parts.
+        name: 1 to 64 of a-z, 0-9, '.', '_', '-'.
+        encoder: A running encoder's name; None takes the default.
+        metric: ``ip`` (inner product) or ``l2`` (minus squared distance).
+        kind: ``flat`` (exact) or ``hnsw`` (approximate).
+        dims: Refused unless it is what the encoder gives.
+
+    Raises:
+        ModelNotFound: No such encoder.
+        InputError: A malformed name or setting.
+        IndexExists: The name is taken, with other settings.
+    """
+    check_choice(metric, "metric", METRICS)
+    check_choice(kind, "kind", KINDS)
+    info = services.pool.encoder(encoder).info
+    if info.dims is None:
+        raise InputError(f"encoder: {info.name} gives no vectors.", field="encoder", value=encoder)
+    if dims is not None and dims != info.dims:
+        raise InputError(
+            f"dims: {dims}, but {info.name} gives vectors of {info.dims} dimensions.",
+            field="dims",
+            value=dims,
+        )
+    return await asyncio.to_thread(
+        services.indexes.create,
+        name,
+        encoder=info.name,
+        fingerprint=info.fingerprint,
+        dims=info.dims,
+        metric=metric,
+        kind=kind,
+    )
+
+
+async def list_indexes(services: Services) -> list[IndexInfo]:
+    """List every index."""
+    return services.indexes.list()
+
+
+async def index_info(services: Services, name: str) -> IndexInfo:
+    """Return what the index is and holds."""
+    return services.indexes.info(name)
+
+
+async def drop_index(services: Services, name: str) -> None:
+    """Delete the index with all it holds."""
+    await asyncio.to_thread(services.indexes.drop, name)
+
+
+async def upsert(
+    services: Services,
+    name: str,
+    documents: Sequence[Document],
+    *,
+    vectors: Floats | None = None,
+    fingerprint: str | None = None,
+) -> Upserted:
+    """Split documents into passages, embed and write them; synced on return.
+
+    Args:
+        services: The running parts.
+        name: The index.
+        documents: They replace those of the same ids.
+        vectors: Made by the caller, (documents, dims): each document is then one passage.
+        fingerprint: Of the encoder that made ``vectors``; needed beside them.
+
+    Raises:
+        IndexNotFound: No such index.
+        EncoderMismatch: The vectors, or the index, are another encoder's.
+        InputError: Malformed documents or vectors; nothing is written.
+        StorageFull, StorageReadOnly: The disk refused; nothing is written.
+    """
+    info = services.indexes.info(name)
+    check_count(documents, "documents", services.limits.max_items)
+    for place, document in enumerate(documents):
+        _check_document(document, f"documents[{place}]", services.limits)
+    tokens = 0
+    if vectors is None:
+        encoder = encoder_of(services, info)
+        passages = await asyncio.to_thread(split_documents, encoder, documents, services.limits)
+        embedded = await encoder.embed(
+            [passage.text for passage in passages], prompt=first_prompt(encoder, DOCUMENT_PROMPTS)
+        )
+        vectors, tokens, fingerprint = embedded.vectors, embedded.tokens, embedded.fingerprint
+    else:
+        fingerprint = check_vectors(info, vectors, fingerprint, "documents")
+        passages = [_whole(document) for document in documents]
+    with services.metrics.stage(info.encoder, "index"):
+        await asyncio.to_thread(
+            services.indexes.upsert, name, documents, passages, vectors, fingerprint=fingerprint
+        )
+    return Upserted(documents=len(documents), passages=len(passages), tokens=tokens)
+
+
+async def delete(services: Services, name: str, ids: Sequence[str]) -> int:
+    """Delete documents by id; returns how many were there. Synced on return."""
+    info = services.indexes.info(name)
+    check_count(ids, "ids", services.limits.max_items)
+    with services.metrics.stage(info.encoder, "index"):
+        return await asyncio.to_thread(services.indexes.delete, name, ids)
+
+
+async def get(services: Services, name: str, ids: Sequence[str]) -> list[Document]:
+    """Return the documents found, in the order asked."""
+    check_count(ids, "ids", services.limits.max_items)
+    return await asyncio.to_thread(services.indexes.get, name, ids)
+
+
+async def count(services: Services, name: str) -> tuple[int, int]:
+    """Return (documents, passages)."""
+    return await asyncio.to_thread(services.indexes.count, name)
+
+
+def split_documents(
+    encoder: Encoder, documents: Sequence[Document], limits: Limits
+) -> list[Passage]:
+    """Cut each document into passages that fit the encoder, at the ends of sentences."""
+    # Two special tokens stand around a passage; a prompt may stand before it and is cut for.
+    size = max(2, min(limits.passage_tokens, encoder.info.max_tokens) - 2)
+    overlap = min(limits.passage_overlap, size // 2)
+    passages = []
+    for document in documents:
+        spans = split(document.text, encoder.offsets(document.text), size, overlap)
+        for number, (start, end) in enumerate(spans):
+            passages.append(
+                Passage(
+                    id=f"{document.id}#{number}",
+                    document_id=document.id,
+                    text=document.text[start:end],
+                    start=start,
+                    end=end,
+                    metadata=document.metadata,
+                )
+            )
+    return passages
+
+
+def _whole(document: Document) -> Passage:
+    text = document.text
+    return Passage(f"{document.id}#0", document.id, text, 0, len(text), document.metadata)
+
+
+def _check_document(document: Document, field: str, limits: Limits) -> None:
+    if not 1 <= len(document.id) <= MAX_DOCUMENT_ID_CHARS:
+        raise InputError(
+            f"{field}.id: {shorten(document.id)} is not an id of 1 to {MAX_DOCUMENT_ID_CHARS} "
+            "characters.",
+            field=f"{field}.id",
+            value=document.id,
+        )
+    check_text(document.text, f"{field}.text", limits.max_body_bytes)
