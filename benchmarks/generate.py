@@ -65,7 +65,7 @@ are compressed to {memory} vectors each and then read, or read as text. Random: 
 The generator alone: prompts of {vectors} vectors and 8 to 48 tokens; half of the answers are of
 {tokens} tokens, the others of 4 or more. "Ratio" is how many times as many questions a second
 `condensery` answers, "ours / theirs" how many times as long its first token takes. "Same": answers
-that are, token for token, those of `transformers, one by one`.
+that are, token for token, those of `transformers, one by one`, which had one round only.
 
 {engines}
 
@@ -93,13 +93,16 @@ class Rounds:
     def run(self, model: str, concurrency: int, contenders: tuple[str, ...]) -> dict[str, Any]:
         """Run all rounds of one table."""
         varied = contenders == ENGINES
-        count = max(concurrency, self._args.questions)
+        # Two for each caller: where all ask at once and only once, a batch never makes anybody wait.
+        count = max(concurrency * (1 + varied), self._args.questions)
         asked = questions(count, self._args.tokens, varied=varied)
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
         answers: dict[str, list[tuple[int, ...]]] = {}
         for number in range(self._args.rounds + 1):  # the first one warms up
             turn = number % len(contenders)
             for name in contenders[turn:] + contenders[:turn]:
+                if name == LOOP and number > 1:
+                    continue  # a minute each, and always the same
                 given = asked if number else asked[:WARM_UP]
                 pipe = self._pipes[name if varied else OURS]
                 pipe.send(Task(model, "vectors" if varied else name, concurrency, given))

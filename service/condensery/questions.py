@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from condensery.answers import CompressionMode
 from condensery.errors import InputError
-from condensery.values import CompressionMode, Document
+from condensery.values import Document
 
 # How an index is searched: by vectors, by words (BM25), or by both, their ranks fused.
 SearchMode = Literal["dense", "bm25", "hybrid"]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, FiniteFloat, JsonValue, WithJsonSchema
 
+from condensery.answers import CompressionMode
 from condensery.questions import (
     MAX_LOGPROBS,
     MAX_STOP_CHARS,
@@ -16,7 +17,6 @@ from condensery.questions import (
     SearchMode,
 )
 from condensery.schemas import Lenient, Many, Ours, as_document
-from condensery.values import CompressionMode
 
 # What OpenAI takes, and what 64 bits hold.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]

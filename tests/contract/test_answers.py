@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from condensery.answers import Answer, Delta
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
 from condensery.errors import (
@@ -15,7 +16,7 @@ from condensery.errors import (
     ModelNotFound,
     PayloadTooLarge,
 )
-from condensery.values import Answer, Delta, Document
+from condensery.values import Document
 
 Clients = tuple[Client | GrpcClient, ...]
 

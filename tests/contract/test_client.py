@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from condensery.answers import Answer, Delta, Retrieved
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
 from condensery.errors import (
@@ -15,7 +16,7 @@ from condensery.errors import (
     InputError,
     ModelNotFound,
 )
-from condensery.values import Answer, Delta, Document, Retrieved
+from condensery.values import Document
 
 QUESTION = "Which lake does the Rhine pass through?"
 TEXTS = ["one text", "", "a much longer text than the others are " * 20]

@@ -8,6 +8,7 @@ import pytest
 from tests.contract.conftest import DOORS
 from tests.contract.test_guarded import make
 
+from condensery.answers import Answer, Delta, Retrieved
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
 from condensery.errors import (
@@ -17,7 +18,7 @@ from condensery.errors import (
     EmptyInput,
     InputError,
 )
-from condensery.values import Answer, Delta, Document, Retrieved
+from condensery.values import Document
 
 Clients = tuple[Client | GrpcClient, ...]
 

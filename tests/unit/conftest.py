@@ -9,22 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from condensery.answers import CompressedPassage, FinishReason, TokenLogprob
 from condensery.errors import CondenseryError, InputError, ModelNotFound
 from condensery.index.store import IndexStore
 from condensery.jobs.contexts import Contexts
 from condensery.jobs.services import Limits, Services
 from condensery.metrics import Metrics
 from condensery.questions import GREEDY, Sampling
-from condensery.values import (
-    CompressedPassage,
-    Embedded,
-    FinishReason,
-    Floats,
-    ModelInfo,
-    PairTraits,
-    Scored,
-    TokenLogprob,
-)
+from condensery.values import Embedded, Floats, ModelInfo, PairTraits, Scored
 
 DIMS = 8
 MEMORY_TOKENS = 2

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypedDict, Unpack, cast
 
+from condensery.answers import CompressionMode
 from condensery.errors import InputError, shorten
 from condensery.questions import Question, Sampling, SearchMode
-from condensery.values import CompressionMode, Document
+from condensery.values import Document
 
 Passages = Sequence[str | Document]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Unpack
 
+from condensery.answers import Answer, AnswerEvent, Comparison, Compressed
 from condensery.client import grpc_replies as replies
 from condensery.client.asking import Asking, Passages, ask, read_passages
 from condensery.client.grpc_calls import (
@@ -15,7 +16,6 @@ from condensery.client.grpc_calls import (
 from condensery.errors import InputError
 from condensery.questions import Question
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import Answer, AnswerEvent, Comparison, Compressed
 
 
 @checked

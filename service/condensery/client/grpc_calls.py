@@ -16,15 +16,7 @@ from condensery.client.calls import Call
 from condensery.errors import InputError
 from condensery.questions import SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import (
-    Document,
-    Floats,
-    Hit,
-    IndexInfo,
-    ModelInfo,
-    Ranked,
-    Upserted,
-)
+from condensery.values import Document, Floats, Hit, IndexInfo, ModelInfo, Ranked, Upserted
 
 P = ParamSpec("P")
 T = TypeVar("T")

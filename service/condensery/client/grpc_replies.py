@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import (
+from condensery.answers import (
     Answer,
     AnswerEvent,
     Citation,
@@ -15,6 +14,13 @@ from condensery.values import (
     CompressedDocument,
     Compression,
     Delta,
+    Retrieved,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.values import (
     Floats,
     Hit,
     IndexInfo,
@@ -22,11 +28,7 @@ from condensery.values import (
     PairTraits,
     Passage,
     Ranked,
-    Retrieved,
-    Timings,
-    TokenLogprob,
     Upserted,
-    Usage,
 )
 
 

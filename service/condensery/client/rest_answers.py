@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import Any, Unpack
 from urllib.parse import quote
 
+from condensery.answers import Answer, AnswerEvent, Comparison, Compressed
 from condensery.client import rest_replies as replies
 from condensery.client.asking import Asking, Passages, ask, read_passages
 from condensery.client.rest_calls import RestCall, make_body, read_nothing, write_document
 from condensery.questions import Question
-from condensery.values import Answer, AnswerEvent, Comparison, Compressed
 
 
 def answer(question: str, **how: Unpack[Asking]) -> RestCall[Answer]:

@@ -12,15 +12,7 @@ from condensery.client import rest_replies as replies
 from condensery.client.calls import Call
 from condensery.errors import InputError
 from condensery.questions import SearchMode
-from condensery.values import (
-    Document,
-    Floats,
-    Hit,
-    IndexInfo,
-    ModelInfo,
-    Ranked,
-    Upserted,
-)
+from condensery.values import Document, Floats, Hit, IndexInfo, ModelInfo, Ranked, Upserted
 
 T = TypeVar("T")
 

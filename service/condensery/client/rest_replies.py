@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from condensery.client.faults import rebuild
-from condensery.errors import CondenseryError
-from condensery.values import (
+from condensery.answers import (
     Answer,
     AnswerEvent,
     Citation,
@@ -16,18 +14,14 @@ from condensery.values import (
     CompressedDocument,
     Compression,
     Delta,
-    Hit,
-    IndexInfo,
-    ModelInfo,
-    PairTraits,
-    Passage,
-    Ranked,
     Retrieved,
     Timings,
     TokenLogprob,
-    Upserted,
     Usage,
 )
+from condensery.client.faults import rebuild
+from condensery.errors import CondenseryError
+from condensery.values import Hit, IndexInfo, ModelInfo, PairTraits, Passage, Ranked, Upserted
 
 V = TypeVar("V")
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable
 from typing import get_args
 
+from condensery.answers import Answer, AnswerEvent, Citation, Comparison, Compression, Delta
 from condensery.client.asking import Asking
 from condensery.commands.connecting import add_server, connect
 from condensery.commands.printing import Parsers, shorten_line
 from condensery.questions import SearchMode
-from condensery.values import Answer, AnswerEvent, Citation, Comparison, Compression, Delta
 
 INDEX = "samples"
 

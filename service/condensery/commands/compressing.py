@@ -7,12 +7,13 @@ import json
 import time
 from pathlib import Path
 
+from condensery.answers import Compressed, CompressedDocument
 from condensery.commands.asking import describe_compression
 from condensery.commands.connecting import add_server, connect
 from condensery.commands.documents import STDIN, Format, guess_format, open_lines, parse
 from condensery.commands.printing import Parsers, table
 from condensery.errors import InputError
-from condensery.values import Compressed, CompressedDocument, Document
+from condensery.values import Document
 
 HEAD = ("PLACE", "SCORE", "TOKENS", "VECTORS", "WINDOWS", "STATUS", "ID")
 

@@ -6,14 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from condensery.errors import ModelFault
-from condensery.jobs.blocks import block, cite, cost_of, count_block
-from condensery.jobs.choosing import Reading, choose
-from condensery.jobs.ports import Reader
-from condensery.jobs.reading import find_reader, gather, since
-from condensery.jobs.services import Services
-from condensery.questions import Question
-from condensery.values import (
+from condensery.answers import (
     Answer,
     AnswerEvent,
     Delta,
@@ -23,6 +16,13 @@ from condensery.values import (
     TokenLogprob,
     Usage,
 )
+from condensery.errors import ModelFault
+from condensery.jobs.blocks import block, cite, cost_of, count_block
+from condensery.jobs.choosing import Reading, choose
+from condensery.jobs.ports import Reader
+from condensery.jobs.reading import find_reader, gather, since
+from condensery.jobs.services import Services
+from condensery.questions import Question
 
 # The answer where the best passage is under the threshold: nothing is generated then.
 NOT_FOUND = "The passages do not hold the answer."

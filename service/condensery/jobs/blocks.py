@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
+from condensery.answers import Citation, CompressedPassage, Compression
 from condensery.jobs.choosing import Reading
 from condensery.jobs.ports import Reader, ReadingCost
 from condensery.metrics import FallbackReason, Metrics
 from condensery.questions import Question
-from condensery.values import Citation, CompressedPassage, Compression
 
 
 def cite(reading: Reading) -> tuple[Citation, ...]:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from condensery.answers import CompressedPassage
 from condensery.jobs.failures import Failure
-from condensery.values import CompressedPassage, Passage
+from condensery.values import Passage
 
 
 @dataclass(frozen=True, slots=True)

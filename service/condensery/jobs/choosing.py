@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from condensery.answers import CompressionMode, CompressionStatus
 from condensery.errors import ContextTooLong
 from condensery.jobs.aside import aside
 from condensery.jobs.budgets import within_budget
 from condensery.jobs.candidates import Candidate, Gathered, count_of
 from condensery.jobs.ports import Reader
 from condensery.questions import Question
-from condensery.values import CompressionMode, CompressionStatus, Floats
+from condensery.values import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ import time
 import numpy as np
 
 from condensery.agreement import exact, f1
+from condensery.answers import Answer, Comparison
 from condensery.errors import InputError, ModelNotFound
 from condensery.jobs.answer import last, say
 from condensery.jobs.choosing import choose, plainly
 from condensery.jobs.reading import find_reader, gather
 from condensery.jobs.services import Services
 from condensery.questions import Question
-from condensery.values import Answer, Comparison
 
 LEAST_MS = 1e-3  # under the clock's step; so that no time is divided by 0
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from condensery.answers import Compressed, CompressedDocument, CompressedPassage, Compression
 from condensery.callers import current
 from condensery.jobs.blocks import compressor_flops, count_block, cut_question
 from condensery.jobs.candidates import count_of
@@ -17,13 +18,7 @@ from condensery.jobs.ports import Reader
 from condensery.jobs.question_checks import check_documents, check_query, is_blank, vectors_for
 from condensery.jobs.reading import compress_all, relevance, since
 from condensery.jobs.services import Services
-from condensery.values import (
-    Compressed,
-    CompressedDocument,
-    CompressedPassage,
-    Compression,
-    Document,
-)
+from condensery.values import Document
 
 Outcome = CompressedPassage | Failure | None  # None: there was nothing to compress
 

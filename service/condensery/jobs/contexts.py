@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from condensery.answers import CompressedPassage
 from condensery.errors import (
     ContextExpired,
     ContextMismatch,
@@ -23,7 +24,7 @@ from condensery.errors import (
 )
 from condensery.jobs.failures import Failure
 from condensery.metrics import Metrics
-from condensery.values import CompressedPassage, Document, ModelInfo
+from condensery.values import Document, ModelInfo
 
 LEAST_SECONDS, MOST_SECONDS = 1.0, 3600.0
 MAX_BYTES = 256 * 2**20

@@ -3,13 +3,12 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from condensery.answers import CompressedPassage, FinishReason, TokenLogprob
 from condensery.errors import CondenseryError
 from condensery.questions import GREEDY, Sampling
 from condensery.values import (
-    CompressedPassage,
     Document,
     Embedded,
-    FinishReason,
     Floats,
     Hit,
     IndexInfo,
@@ -17,7 +16,6 @@ from condensery.values import (
     PairTraits,
     Passage,
     Scored,
-    TokenLogprob,
 )
 
 

@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import get_args
 
+from condensery.answers import CompressionMode
 from condensery.errors import InputError, shorten
 from condensery.jobs.checks import check_choice, check_count, check_range, check_text
 from condensery.jobs.ports import Reader
 from condensery.jobs.services import Limits
 from condensery.questions import MAX_STOP_CHARS, MAX_STOPS, Question, SearchMode
-from condensery.values import CompressionMode, Document, PairTraits
+from condensery.values import Document, PairTraits
 
 MODES: tuple[CompressionMode, ...] = ("auto", "required", "off")
 SEARCHES: tuple[SearchMode, ...] = get_args(SearchMode)

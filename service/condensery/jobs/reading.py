@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from condensery.answers import CompressedPassage
 from condensery.callers import current
 from condensery.errors import CompressionFailed, CondenseryError, ModelFault
 from condensery.jobs import search
@@ -20,7 +21,7 @@ from condensery.jobs.question_checks import check_question, check_sources, is_bl
 from condensery.jobs.rerank import sigmoid
 from condensery.jobs.services import Services
 from condensery.questions import Question
-from condensery.values import CompressedPassage, Document, Hit, Passage
+from condensery.values import Document, Hit, Passage
 
 _log = logging.getLogger(__name__)
 

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from condensery.answers import CompressedPassage
 from condensery.errors import CondenseryError, ModelFault
 from condensery.networks.oscar_interface import CompressorNetwork, Reading
 from condensery.runtime.batcher import RATE_MEMORY, Batcher
 from condensery.runtime.limits import Limits
 from condensery.runtime.workers import Workers
-from condensery.values import CompressedPassage, Floats
+from condensery.values import Floats
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from condensery.answers import FinishReason, TokenLogprob
 from condensery.callers import Call, current
 from condensery.errors import CondenseryError, DeadlineExceeded
 from condensery.networks.caching import BLOCK
@@ -21,7 +22,7 @@ from condensery.runtime.limits import Limits
 from condensery.runtime.room import Bounds, Room, room_within
 from condensery.runtime.sequences import Chosen, Generation, Order
 from condensery.runtime.workers import Workers
-from condensery.values import FinishReason, Floats, TokenLogprob
+from condensery.values import Floats
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics

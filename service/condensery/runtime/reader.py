@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from condensery.answers import CompressedPassage
 from condensery.errors import CondenseryError, InputError, ModelNotFound
 from condensery.networks.oscar import OscarPair
 from condensery.questions import GREEDY, Sampling
@@ -21,7 +22,7 @@ from condensery.runtime.pair_texts import CheckedTexts, Prompt, too_long
 from condensery.runtime.reading_cost import ReadingCost, cost_of_answer
 from condensery.runtime.room import Bounds
 from condensery.runtime.workers import Workers
-from condensery.values import CompressedPassage, Floats, ModelInfo, PairTraits, Scored
+from condensery.values import Floats, ModelInfo, PairTraits, Scored
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from condensery.answers import CompressedPassage
 from condensery.runtime.pair import Pair
 from condensery.runtime.pair_texts import CheckedTexts
-from condensery.values import CompressedPassage, Floats
+from condensery.values import Floats
 
 
 @dataclass(frozen=True, slots=True)

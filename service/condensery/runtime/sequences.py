@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
+from condensery.answers import FinishReason
 from condensery.callers import Call
 from condensery.errors import CondenseryError
 from condensery.networks.caching import Places, Span
@@ -18,7 +19,6 @@ from condensery.questions import GREEDY, Sampling
 from condensery.runtime.batcher import send
 from condensery.runtime.lanes import Request
 from condensery.runtime.sampling import Choice
-from condensery.values import FinishReason
 
 NOWHERE: Places = np.zeros(0, dtype=np.int64)
 

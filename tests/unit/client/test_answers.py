@@ -8,6 +8,19 @@ from typing import Any
 import orjson
 import pytest
 
+from condensery.answers import (
+    Answer,
+    Citation,
+    Comparison,
+    Compressed,
+    CompressedDocument,
+    Compression,
+    Delta,
+    Retrieved,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from condensery.api.grpc import answers as rpc
 from condensery.api.grpc.messages import documents, model_info
 from condensery.api.rest.answers import write_answer
@@ -19,22 +32,7 @@ from condensery.errors import InputError
 from condensery.questions import Question
 from condensery.schemas_rag import AnswerRequest, CompareRequest, CompressRequest
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import (
-    Answer,
-    Citation,
-    Comparison,
-    Compressed,
-    CompressedDocument,
-    Compression,
-    Delta,
-    Document,
-    ModelInfo,
-    PairTraits,
-    Retrieved,
-    Timings,
-    TokenLogprob,
-    Usage,
-)
+from condensery.values import Document, ModelInfo, PairTraits
 
 ALL_SAID: dict[str, Any] = {
     "index": "kb",

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from condensery.answers import Answer, Citation, Comparison, Compression, Delta, Timings, Usage
 from condensery.cli import main
 from condensery.client.asking import ask
 from condensery.commands.asking import describe_compression, describe_flops
 from condensery.questions import Question, Sampling
-from condensery.values import Answer, Citation, Comparison, Compression, Delta, Timings, Usage
 
 BLOCK = Compression("auto", "applied", 1, 60, 4, 3_000_000_000, 1_000_000_000, 12.3)
 ANSWER = Answer(

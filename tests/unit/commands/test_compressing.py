@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from condensery.answers import Compressed, CompressedDocument, Compression
 from condensery.cli import main
-from condensery.values import Compressed, CompressedDocument, Compression, Document
+from condensery.values import Document
 
 FOUND = Compressed(
     id="cmp_1",

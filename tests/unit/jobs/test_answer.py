@@ -2,11 +2,12 @@ import asyncio
 
 import pytest
 
+from condensery.answers import Answer, Delta, Retrieved, TokenLogprob
 from condensery.errors import EmptyInput, IndexNotFound, InputError, ModelNotFound
 from condensery.jobs import indexes
 from condensery.jobs.answer import answer, answered
 from condensery.questions import Question, Sampling
-from condensery.values import Answer, Delta, Document, Retrieved, TokenLogprob
+from condensery.values import Document
 
 DOCUMENTS = [
     Document("plain", "some words here"),

@@ -2,13 +2,14 @@
 
 import pytest
 
+from condensery.answers import Delta, Retrieved
 from condensery.errors import ModelFault
 from condensery.jobs import indexes
 from condensery.jobs.answer import answer, answered
 from condensery.jobs.compare import compare
 from condensery.jobs.compress import compress
 from condensery.questions import Question
-from condensery.values import Delta, Document, Retrieved
+from condensery.values import Document
 
 DOCUMENTS = [
     Document("plain", "some words here"),

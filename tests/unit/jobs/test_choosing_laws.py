@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.conftest import StandInReader, info
 
+from condensery.answers import CompressedPassage
 from condensery.errors import ContextTooLong, InputError
 from condensery.jobs.candidates import Candidate, Gathered
 from condensery.jobs.choosing import choose
 from condensery.jobs.failures import Failure
 from condensery.questions import Question
-from condensery.values import CompressedPassage, PairTraits, Passage
+from condensery.values import PairTraits, Passage
 
 VECTORS = (8, 4, 1)
 FAILED = Failure("fault", "ModelFault")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.unit.conftest import info
 
+from condensery.answers import CompressedPassage
 from condensery.errors import (
     ContextExpired,
     ContextMismatch,
@@ -19,7 +20,7 @@ from condensery.jobs import contexts as module
 from condensery.jobs.contexts import Context, Contexts, check_lifetime, text_bytes
 from condensery.jobs.failures import Failure
 from condensery.metrics import Metrics
-from condensery.values import CompressedPassage, Document
+from condensery.values import Document
 
 DOCUMENTS = (Document("a", "gold"), Document("b", "broken"))
 PAIR = info("pair", "oscar-pair")

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from condensery.answers import Retrieved
 from condensery.errors import (
     CompressionFailed,
     DeadlineExceeded,
@@ -16,7 +17,7 @@ from condensery.errors import (
 from condensery.jobs import indexes, search
 from condensery.jobs.answer import answer, answered
 from condensery.questions import Question
-from condensery.values import Document, PairTraits, Retrieved
+from condensery.values import Document, PairTraits
 
 DOCUMENTS = [
     Document("plain", "some words here"),

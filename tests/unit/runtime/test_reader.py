@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_pair import VOCABULARY, pair_files, text_of, tiny_pair, tiny_tokenizer
 
+from condensery.answers import CompressedPassage
 from condensery.errors import (
     CondenseryError,
     ContextTooLong,
@@ -29,7 +30,7 @@ from condensery.runtime.generator import Token
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
-from condensery.values import CompressedPassage, PairTraits
+from condensery.values import PairTraits
 
 QUESTION = "who is in the old mill?"
 PASSAGES = ["the old mill", "", text_of(24, seed=1), "bread of stone, and new bread", text_of(9)]

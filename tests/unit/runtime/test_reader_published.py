@@ -10,6 +10,7 @@ import torch
 from tiny_published import Cocom, Pisco, write_base
 from torch import Tensor
 
+from condensery.answers import CompressedPassage
 from condensery.errors import CondenseryError, ContextTooLong, ModelNotFound
 from condensery.questions import Sampling
 from condensery.runtime.generator import Token
@@ -18,7 +19,7 @@ from condensery.runtime.reader import Reader
 from condensery.store.importing import import_model
 from condensery.store.pair_options import Options
 from condensery.store.store import ModelStore
-from condensery.values import CompressedPassage, Floats
+from condensery.values import Floats
 
 QUESTION = "How long is the river?"
 PASSAGES = ["The mill stands by the river.", "", "It is 1,200 kilometres long; the bread market."]

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from condensery import values
+from condensery import answers, values
 from condensery.api.grpc.messages import struct_of
 from condensery.questions import Question, Sampling, SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
@@ -32,7 +32,7 @@ def question(
             SearchMode | None, given.search_mode or None
         ),  # the job checks it, and the mode
         top_n=optional(given, "top_n"),
-        mode=cast(values.CompressionMode, given.compression_mode or "auto"),
+        mode=cast(answers.CompressionMode, given.compression_mode or "auto"),
         rate=optional(given, "ratio"),
         max_context_vectors=optional(given, "max_context_vectors"),
         target_ms=optional(given, "target_ms"),
@@ -54,7 +54,7 @@ def optional(given: Message, field: str) -> Any:
     return getattr(given, field) if given.HasField(field) else None
 
 
-def answer(found: values.Answer) -> pb.AnswerResponse:
+def answer(found: answers.Answer) -> pb.AnswerResponse:
     """Write a whole answer."""
     usage, timings = found.usage, found.timings
     return pb.AnswerResponse(
@@ -81,9 +81,9 @@ def answer(found: values.Answer) -> pb.AnswerResponse:
     )
 
 
-def event(found: values.AnswerEvent) -> pb.AnswerEvent:
+def event(found: answers.AnswerEvent) -> pb.AnswerEvent:
     """Write one event of a streamed answer."""
-    if isinstance(found, values.Retrieved):
+    if isinstance(found, answers.Retrieved):
         return pb.AnswerEvent(
             retrieved=pb.Retrieved(
                 id=found.id,
@@ -92,12 +92,12 @@ def event(found: values.AnswerEvent) -> pb.AnswerEvent:
                 compression=_compression(found.compression),
             )
         )
-    if isinstance(found, values.Delta):
+    if isinstance(found, answers.Delta):
         return pb.AnswerEvent(delta=found.text, logprobs=_logprobs(found.logprobs))
     return pb.AnswerEvent(final=answer(found))
 
 
-def comparison(found: values.Comparison) -> pb.CompareResponse:
+def comparison(found: answers.Comparison) -> pb.CompareResponse:
     """Write two answers, and how they agree."""
     return pb.CompareResponse(
         compressed=answer(found.compressed),
@@ -108,7 +108,7 @@ def comparison(found: values.Comparison) -> pb.CompareResponse:
     )
 
 
-def compressed(found: values.Compressed) -> pb.CompressResponse:
+def compressed(found: answers.Compressed) -> pb.CompressResponse:
     """Write what became of documents, and the handle of their vectors."""
     return pb.CompressResponse(
         id=found.id,
@@ -134,7 +134,7 @@ def compressed(found: values.Compressed) -> pb.CompressResponse:
     )
 
 
-def _citation(cited: values.Citation) -> pb.Citation:
+def _citation(cited: answers.Citation) -> pb.Citation:
     return pb.Citation(
         index=cited.index,
         id=cited.id,
@@ -147,7 +147,7 @@ def _citation(cited: values.Citation) -> pb.Citation:
     )
 
 
-def _compression(block: values.Compression) -> pb.Compression:
+def _compression(block: answers.Compression) -> pb.Compression:
     return pb.Compression(
         mode=block.mode,
         status=block.status,
@@ -165,7 +165,7 @@ def _compression(block: values.Compression) -> pb.Compression:
     )
 
 
-def _logprobs(found: Sequence[values.TokenLogprob] | None) -> pb.Logprobs | None:
+def _logprobs(found: Sequence[answers.TokenLogprob] | None) -> pb.Logprobs | None:
     if found is None:
         return None
     return pb.Logprobs(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from condensery.values import Answer, Compression, TokenLogprob, Usage
+from condensery.answers import Answer, Compression, TokenLogprob, Usage
 
 # What stands for minus infinity, which JSON has not; OpenAI's.
 IMPOSSIBLE = -9999.0

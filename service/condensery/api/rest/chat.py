@@ -9,6 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from condensery.answers import Answer, AnswerEvent, Delta, Retrieved, TokenLogprob, Usage
 from condensery.api.naming import renamed
 from condensery.api.rest.answers import finite, write_block
 from condensery.api.rest.bodies import read
@@ -19,7 +20,6 @@ from condensery.api.rest.rag import ask
 from condensery.jobs.accounting import account
 from condensery.jobs.answer import answered
 from condensery.jobs.services import Services
-from condensery.values import Answer, AnswerEvent, Delta, Retrieved, TokenLogprob, Usage
 
 # What a token's text holds where it is part of a character only.
 BROKEN = "\ufffd"

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from condensery.answers import AnswerEvent, Retrieved
 from condensery.api.rest.doors import in_time
 from condensery.api.rest.errors import error_body
 from condensery.errors import CondenseryError, Unavailable, code_of
-from condensery.values import AnswerEvent, Retrieved
 
 Events = AsyncGenerator[AnswerEvent, None]
 

@@ -8,6 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from condensery.answers import AnswerEvent, Delta, Retrieved
 from condensery.api.rest.answers import write_answer, write_block, write_logprobs, write_rest
 from condensery.api.rest.bodies import read_body
 from condensery.api.rest.doors import reply
@@ -18,7 +19,6 @@ from condensery.jobs.answer import answer, answered
 from condensery.jobs.services import Services
 from condensery.questions import Question
 from condensery.schemas_rag import AnswerRequest
-from condensery.values import AnswerEvent, Delta, Retrieved
 
 
 async def rag_answer(request: Request, services: Services) -> Response:

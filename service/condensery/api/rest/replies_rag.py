@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
+from condensery.answers import CompressionMode, CompressionStatus, FinishReason
 from condensery.api.rest.replies import Reply, TokenUsage
-from condensery.values import CompressionMode, CompressionStatus, FinishReason
 
 
 class Citation(Reply):

@@ -4,8 +4,8 @@ import math
 
 import orjson
 
+from condensery.answers import Compression, TokenLogprob
 from condensery.api.rest.answers import write_block, write_logprobs
-from condensery.values import Compression, TokenLogprob
 
 
 def test_what_cannot_be_is_a_number_too():
