@@ -21,7 +21,7 @@ from condensery.networks.oscar import OscarPair
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
-from condensery.values import CompressedPassage
+from condensery.answers import CompressedPassage
 
 ANSWER_TOKENS = 24
 AT_ONCE = 16  # questions asked side by side

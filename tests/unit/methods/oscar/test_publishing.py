@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from condensery.methods.oscar.optimizer import Group, MasterAdamW
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_pair import VOCABULARY, pair_files, tiny_config, tiny_pair, write_base
 
+from condensery.answers import CompressedPassage
 from condensery.methods.oscar.checkpoint import save_checkpoint
-from condensery.methods.oscar.optimizer import Group, MasterAdamW
 from condensery.methods.oscar.publishing import defaults, publish
 from condensery.methods.oscar.training import Recipe
 from condensery.networks.oscar import WORDS, OscarPair
@@ -23,7 +24,6 @@ from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
-from condensery.values import CompressedPassage
 
 MIB = 2**20
 REPORT: dict[str, Any] = {
