@@ -93,7 +93,7 @@ class Rounds:
     def run(self, model: str, concurrency: int, contenders: tuple[str, ...]) -> dict[str, Any]:
         """Run all rounds of one table."""
         varied = contenders == ENGINES
-        # Two for each caller: where all ask at once and only once, a batch never makes anybody wait.
+        # Two for each caller: where all ask at once, and once, no batch makes anybody wait.
         count = max(concurrency * (1 + varied), self._args.questions)
         asked = questions(count, self._args.tokens, varied=varied)
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}

@@ -706,12 +706,16 @@ async def test_bf16_runs_and_holds_one_long_sequence_at_least() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-async def test_on_a_gpu_graphs_give_what_transformers_gives(kind: str) -> None:
-    served = Served(Stepper(Reference(kind).network.to("cuda")), room=Room(6, 4096, 64), fixed=True)
+def test_on_a_gpu_graphs_give_what_transformers_gives(kind: str) -> None:
+    async def answers(served: Served, prompts: list[list[int]]) -> list[list[int]]:
+        return list(await asyncio.gather(*(served.answer(one, 12) for one in prompts)))
+
+    stepper = Stepper(Reference(kind).network.to("cuda"))
+    served = Served(stepper, room=Room(6, 4096, 64), fixed=True)
     try:
         prompts = [prompt_of(i, 4 + 9 * i) for i in range(9)]
-        found = await asyncio.gather(*(served.answer(one, 12) for one in prompts))
-        assert list(found) == [REFERENCES[kind](one, 12) for one in prompts]
+        wanted = [REFERENCES[kind](one, 12) for one in prompts]
+        assert asyncio.run(answers(served, prompts)) == wanted
         decoder = served.engine._fixed.decoder
         assert decoder is not None, "capturing failed: see the log"
         assert decoder.runs > 12
