@@ -7,10 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
+from condensery.errors import InputError
 from condensery.methods.oscar.card import card, quality
-from condensery.methods.oscar.checkpoint import NAME
+from condensery.methods.trainer.checkpoints import latest
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import Defaults, Manifest, Provenance, StoredModel
@@ -45,10 +44,16 @@ def publish(
         store: Its own root receives the pair.
         name: What the pair is called.
         report: Its measured report, for the card and the manifest.
+
+    Raises:
+        InputError: The folder holds no checkpoint.
     """
-    state = json.loads((run / NAME / "state.json").read_text())
+    checkpoint = latest(run)
+    if checkpoint is None:
+        raise InputError(f"run: {str(run)!r} holds no checkpoint", field="run", value=str(run))
+    state = checkpoint.state()
     shape = OscarShape.from_dict(state["shape"])
-    tensors = load_file(run / NAME / "pair.safetensors")
+    tensors = checkpoint.weights()
     matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
     recipe = {**state["recipe"], "steps_done": state["step"]}
     with tempfile.TemporaryDirectory() as folder:

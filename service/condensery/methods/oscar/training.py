@@ -3,24 +3,24 @@
 import argparse
 import json
 import logging
-import math
-import random
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 from transformers import BertConfig, BertModel
 
-from condensery.methods.oscar.batches import collate
-from condensery.methods.oscar.checkpoint import load_checkpoint, save_checkpoint
+from condensery.errors import shorten
+from condensery.methods.oscar.batches import Item, collate
 from condensery.methods.oscar.evaluation import validate
 from condensery.methods.oscar.losses import losses
-from condensery.methods.oscar.optimizer import Group, MasterAdamW
 from condensery.methods.oscar.sampling import Mix, Sampler
 from condensery.methods.oscar.sets import load_sets
+from condensery.methods.trainer.optimizer import Group
+from condensery.methods.trainer.processes import Processes, joined
+from condensery.methods.trainer.recipe import Schedule, TrainerRecipe
+from condensery.methods.trainer.trainer import Draw, Loss, Trainer
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape
@@ -35,9 +35,11 @@ class Recipe:
 
     Attributes:
         steps: Optimizer steps in all.
-        tokens: Compressor positions a step, about (sets the batch size).
+        tokens: Compressor positions a batch, about (sets the batch size).
+        accumulate: Batches a step, in each process.
         warmup: Steps of linear warm-up.
-        decay: Share of the steps, at the end, over which the learning rate falls to zero.
+        schedule: ``linear`` or ``cosine``, how the learning rates fall.
+        decay: Share of the steps, at the end, over which they fall to zero.
         cloze_only: First steps that see cloze questions alone.
         backbone_rate: Learning rate of the compressor's pretrained weights.
         new_rate: Learning rate of everything else.
@@ -51,7 +53,9 @@ class Recipe:
 
     steps: int = 3600
     tokens: int = 4096
+    accumulate: int = 1
     warmup: int = 100
+    schedule: str = "linear"
     decay: float = 0.5
     cloze_only: int = 300
     backbone_rate: float = 1.5e-4
@@ -63,10 +67,18 @@ class Recipe:
     cloze: int = 30_000
     seed: int = 13
 
-    def rate(self, step: int) -> float:
-        """Return the share of the learning rate at ``step``: warm-up, plateau, linear decay."""
-        left = (self.steps - step) / max(1.0, self.decay * self.steps)
-        return min(1.0, (step + 1) / self.warmup, left)
+    def trainer(self, every: int) -> TrainerRecipe:
+        """Return what the trainer needs of it, with a checkpoint every so many steps."""
+        return TrainerRecipe(
+            steps=self.steps,
+            accumulate=self.accumulate,
+            warmup=self.warmup,
+            schedule=cast(Schedule, self.schedule),
+            decay=self.decay,
+            clip=self.clip,
+            seed=self.seed,
+            every=every,
+        )
 
 
 def new_pair(base: Path, shape: OscarShape, dtype: torch.dtype) -> OscarPair:
@@ -109,17 +121,22 @@ def train(
     *,
     mix: Mix | None = None,
     every: int = 500,
+    processes: Processes | None = None,
 ) -> OscarPair:
     """Train, with a checkpoint and a validation every ``every`` steps; resumes from ``out``.
 
     Args:
         base: Directory of the encoder that the compressor starts from.
         data: Folder of the data sets (``sets.load_sets``).
-        out: Folder for the checkpoint and ``log.jsonl``.
+        out: Folder for checkpoints, ``log.jsonl`` and ``data.json``.
         shape: The pair's dimensions.
         recipe: How to train.
         mix: What the items look like.
         every: Steps between checkpoints.
+        processes: Those that train together.
+
+    Raises:
+        TrainingStopped: As the trainer says.
     """
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
@@ -129,54 +146,40 @@ def train(
     specials = Specials.of(tokenizer)
     sets = load_sets(data, tokenizer, cloze=recipe.cloze, seed=recipe.seed)
     log.info("data %s", json.dumps(sets.report))
-    (out / "data.json").write_text(json.dumps(sets.report, indent=1))
+    if processes is None or processes.rank == 0:
+        (out / "data.json").write_text(json.dumps(sets.report, indent=1))
     pair = new_pair(base, shape, torch.bfloat16)
     positions = pair.compressor.backbone.config.max_position_embeddings
-    optimizer = MasterAdamW(groups(pair, recipe))
-    start = load_checkpoint(out, optimizer)
-    mix = mix or Mix()
-    started, seen, sums, shown = time.monotonic(), 0, torch.zeros(4), start
-    for step in range(start, recipe.steps):
-        # Chance depends on the step alone: a resumed run sees what the first would have seen.
-        rng = random.Random(f"{recipe.seed} {step}")
-        torch.manual_seed(recipe.seed * 1_000_003 + step)
-        chosen = sets.sets[-1:] if step < recipe.cloze_only else sets.sets
-        items = Sampler(chosen, shape, mix, rng).batch(recipe.tokens)
-        pair.train()
+    chosen_mix = mix or Mix()
+
+    def batches(draw: Draw) -> list[Item]:
+        chosen = sets.sets[-1:] if draw.step < recipe.cloze_only else sets.sets
+        return Sampler(chosen, shape, chosen_mix, draw.rng()).batch(recipe.tokens)
+
+    def loss(pair: OscarPair, items: list[Item]) -> Loss:
         terms = losses(pair, collate(items, shape, specials, positions))
-        total: Tensor = terms.total(recipe.relevance_weight, recipe.pointer_weight)
-        total.backward()
-        norm = optimizer.step(recipe.rate(step), recipe.clip)
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"step {step}: gradient norm {norm}")
-        seen += len(items)
-        sums += torch.stack(
-            [t.detach().float() for t in (total, terms.answer, terms.relevance, terms.pointer)]
+        return Loss(
+            terms.total(recipe.relevance_weight, recipe.pointer_weight),
+            items=len(items),
+            terms={k: getattr(terms, k) for k in ("answer", "relevance", "pointer")},
         )
-        if (step + 1) % 50 == 0:
-            means = (sums / (step + 1 - shown)).tolist()
-            row = dict(zip(("total", "answer", "relevance", "pointer"), means, strict=True))
-            rate = seen / (time.monotonic() - started)
-            record(
-                out, {"step": step + 1, **row, "norm": norm, "examples": seen, "per_second": rate}
-            )
-            sums.zero_()
-            shown = step + 1
-        if (step + 1) % every == 0 or step + 1 == recipe.steps:
-            save_checkpoint(
-                out, step + 1, pair, optimizer, {"shape": shape.to_dict(), "recipe": asdict(recipe)}
-            )
-            pair.eval()
-            record(out, {"step": step + 1, **validate(pair, base, sets.validation, limit=60)})
-    return pair
 
+    def names(items: list[Item]) -> list[str]:
+        return [shorten(tokenizer.decode(item.question.tolist())) for item in items]
 
-def record(out: Path, row: dict[str, object]) -> None:
-    """Append a row to the run's log and show it."""
-    text = json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
-    with (out / "log.jsonl").open("a") as file:
-        file.write(text + "\n")
-    log.info("%s", text)
+    return Trainer(
+        pair,
+        loss,
+        batches,
+        recipe.trainer(every),
+        out,
+        groups=groups(pair, recipe),
+        names=names,
+        weights=OscarPair.own_state,
+        about={"shape": shape.to_dict(), "recipe": asdict(recipe)},
+        validate=lambda pair: validate(pair, base, sets.validation, limit=60),
+        processes=processes,
+    ).run()
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -195,7 +198,9 @@ def main(argv: list[str] | None = None) -> None:
     tune_allocator()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     base, data, out, every = (args.pop(k) for k in ("base", "data", "out", "every"))
-    train(base, data, out, OscarShape(), Recipe(**args), every=every)
+    with joined(torch.device("cpu")) as processes:
+        recipe = Recipe(**args)
+        train(base, data, out, OscarShape(), recipe, every=every, processes=processes)
 
 
 if __name__ == "__main__":

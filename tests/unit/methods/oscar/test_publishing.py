@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from condensery.methods.oscar.optimizer import Group, MasterAdamW
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_pair import VOCABULARY, pair_files, tiny_config, tiny_pair, write_base
 
 from condensery.answers import CompressedPassage
-from condensery.methods.oscar.checkpoint import save_checkpoint
 from condensery.methods.oscar.publishing import defaults, publish
 from condensery.methods.oscar.training import Recipe
+from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_shape import OscarShape
 from condensery.runtime.pair import load_pair, make_ready
@@ -65,9 +64,8 @@ def run(tmp_path: Path, pair: OscarPair) -> Path:
     """A training run's folder."""
     out = tmp_path / "run"
     out.mkdir()
-    trained = [p for p in pair.parameters() if p.requires_grad]
     about = {"shape": pair.shape.to_dict(), "recipe": asdict(Recipe(steps=7, seed=5))}
-    save_checkpoint(out, 7, pair, MasterAdamW([Group(trained, 0.1, 0.0)]), about)
+    save_checkpoint(out, 7, pair.own_state(), {"0.master": torch.zeros(1)}, about)
     (out / "data.json").write_text(json.dumps({"squad_examples": 3}))
     return out
 
@@ -181,11 +179,10 @@ def test_a_pair_of_the_real_size_fits_the_shipped_store(tmp_path: Path) -> None:
     )
     pair = OscarPair(config, OscarShape(), torch.randn(len(VOCABULARY), 384))
     run = tmp_path / "run"
-    (run / "checkpoint").mkdir(parents=True)
+    run.mkdir()
     half = {name: value.bfloat16() for name, value in pair.own_state().items()}
-    save_file(half, run / "checkpoint" / "pair.safetensors")
-    state = {"step": 1, "shape": pair.shape.to_dict(), "recipe": asdict(Recipe())}
-    (run / "checkpoint" / "state.json").write_text(json.dumps(state))
+    state = {"shape": pair.shape.to_dict(), "recipe": asdict(Recipe())}
+    save_checkpoint(run, 1, half, {"0.master": torch.zeros(1)}, state)
     (run / "data.json").write_text("{}")
     files = write_base(tmp_path / "base")
     store = ModelStore(None, tmp_path / "store")

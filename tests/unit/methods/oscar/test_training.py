@@ -15,6 +15,8 @@ from condensery.methods.oscar.losses import losses
 from condensery.methods.oscar.sampling import Mix, Sampler
 from condensery.methods.oscar.sets import load_sets
 from condensery.methods.oscar.training import Recipe, groups, new_pair, train
+from condensery.methods.trainer.checkpoints import Checkpoint, latest
+from condensery.methods.trainer.failures import TrainingStopped
 from condensery.networks.oscar import WORDS, OscarPair
 
 SHAPE = tiny_shape(query_tokens=24, passage_tokens=48)
@@ -40,6 +42,12 @@ def finished(
     return train(base_folder, data_folder, out, SHAPE, RECIPE, mix=MIX, every=2), out
 
 
+def last(out: Path) -> Checkpoint:
+    found = latest(out)
+    assert found is not None
+    return found
+
+
 class Interrupt(logging.Handler):
     """Press Ctrl-C when the run tells of a step."""
 
@@ -48,7 +56,8 @@ class Interrupt(logging.Handler):
         self.step = step
 
     def emit(self, record: logging.LogRecord) -> None:
-        if f'"step": {self.step},' in record.getMessage():
+        said = record.getMessage()
+        if said.startswith(f"step {self.step}/") and "validation" in said:
             raise KeyboardInterrupt
 
 
@@ -61,7 +70,7 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     caplog: pytest.LogCaptureFixture,
     step: int,
 ) -> None:
-    logger, handler = logging.getLogger("condensery.methods.oscar.training"), Interrupt(step)
+    logger, handler = logging.getLogger("condensery.methods.trainer.progress"), Interrupt(step)
     caplog.set_level(logging.INFO, logger.name)
     logger.addHandler(handler)
     try:
@@ -69,16 +78,15 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
             train(base_folder, data_folder, tmp_path, SHAPE, RECIPE, mix=MIX, every=2)
     finally:
         logger.removeHandler(handler)
-    assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["step"] == step
+    assert last(tmp_path).step == step
 
     resumed = train(base_folder, data_folder, tmp_path, SHAPE, RECIPE, mix=MIX, every=2)
     whole, out = finished
     for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
-    for file in ("pair.safetensors", "optimizer.safetensors"):
-        wanted, found = (load_file(d / "checkpoint" / file) for d in (out, tmp_path))
-        assert wanted.keys() == found.keys()
-        assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    for file in ("weights.safetensors", "optimizer.safetensors", "state.json"):
+        wanted, found = (last(run).path / file for run in (out, tmp_path))
+        assert wanted.read_bytes() == found.read_bytes()
 
 
 def test_a_finished_run_has_nothing_left_to_do(
@@ -96,18 +104,20 @@ def test_a_run_leaves_a_checkpoint_its_log_and_what_data_it_saw(
     finished: tuple[OscarPair, Path],
 ) -> None:
     pair, out = finished
-    state = json.loads((out / "checkpoint" / "state.json").read_text())
+    state = last(out).state()
     assert state["step"] == 6
     assert state["shape"] == SHAPE.to_dict()
     assert Recipe(**state["recipe"]) == RECIPE
-    saved = load_file(out / "checkpoint" / "pair.safetensors")
+    saved = last(out).weights()
     assert WORDS not in saved
     assert all(torch.equal(saved[name], value) for name, value in pair.own_state().items())
     rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [2, 4, 6]
-    assert all(0 <= row["gold"]["em"] <= 100 for row in rows)
+    assert [row["step"] for row in rows] == [2, 4, 6, 6]
+    figures = [row["validation"] for row in rows if "validation" in row]
+    assert len(figures) == 3
+    assert all(0 <= row["gold"]["em"] <= 100 for row in figures)
     assert json.loads((out / "data.json").read_text())["cloze_examples"] == 20
-    assert {path.name for path in out.iterdir()} == {"checkpoint", "data.json", "log.jsonl"}
+    assert {path.name for path in out.iterdir()} == {"checkpoints", "data.json", "log.jsonl"}
 
 
 def test_another_seed_trains_other_weights(
@@ -171,20 +181,21 @@ def test_every_trained_weight_is_in_one_group_and_the_encoders_learn_slower(
             assert group.weight_decay == (RECIPE.weight_decay if parameter.ndim > 1 else 0)
 
 
-def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
-    recipe = Recipe(steps=100, warmup=10, decay=0.4)
-    rates = [recipe.rate(step) for step in range(100)]
+def test_the_recipe_is_the_trainers() -> None:
+    recipe = Recipe(steps=100, warmup=10, decay=0.4, clip=0.5, seed=3, accumulate=2).trainer(7)
+    found = (recipe.steps, recipe.clip, recipe.seed, recipe.accumulate, recipe.every)
+    assert found == (100, 0.5, 3, 2, 7)
+    rates = [recipe.scale(step) for step in range(100)]
     assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
-    assert rates[9:61] == [1.0] * 52
+    assert rates[9:61] == pytest.approx([1.0] * 52)
     assert rates[80] == pytest.approx(0.5)
     assert rates[99] == pytest.approx(1 / 40)
-    assert Recipe(steps=10, warmup=100).rate(0) == pytest.approx(0.01)
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_saved(
+def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved_and_names_questions(
     base_folder: Path, data_folder: Path, tmp_path: Path
 ) -> None:
     recipe = replace(RECIPE, new_rate=float("inf"))
-    with pytest.raises(FloatingPointError, match=r"step 1: gradient norm nan"):
+    with pytest.raises(TrainingStopped, match=r"step 1: the loss is not finite.*'.*no checkpoint"):
         train(base_folder, data_folder, tmp_path, SHAPE, recipe, mix=MIX, every=4)
-    assert not (tmp_path / "checkpoint").exists()
+    assert not (tmp_path / "checkpoints").exists()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from condensery.methods.oscar.optimizer import Group, MasterAdamW
+from condensery.methods.trainer.optimizer import Group, MasterAdamW
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:

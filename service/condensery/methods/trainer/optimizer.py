@@ -1,14 +1,18 @@
 """AdamW over fp32 copies of bf16 weights.
 
 Pure bf16 forward and backward passes were as good here as autocast, and faster; the update
-itself needs more than bf16's 8 bits, so it happens on fp32 copies.
+itself needs more than bf16's 8 bits, so it happens on fp32 copies. So do the sums of gradients
+over several batches, and over several processes.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,10 @@ class Group:
 
 
 class MasterAdamW:
-    """AdamW on fp32 masters; ``step`` reads the gradients of the low-precision parameters."""
+    """AdamW on fp32 masters of parameters in any precision.
+
+    Each batch: ``gather``, after its backward pass. Each step: ``step``.
+    """
 
     def __init__(self, groups: Iterable[Group], betas: tuple[float, float] = (0.9, 0.98)) -> None:
         self._pairs: list[tuple[nn.Parameter, Tensor]] = []
@@ -35,27 +42,43 @@ class MasterAdamW:
         self._adam = torch.optim.AdamW(settings, betas=betas, eps=1e-8)
         self._base = [group["lr"] for group in self._adam.param_groups]
 
+    def gather(self) -> None:
+        """Add the parameters' gradients to their masters', in fp32, and clear them."""
+        for parameter, master in self._pairs:
+            if parameter.grad is not None:
+                if master.grad is None:
+                    master.grad = parameter.grad.float()
+                else:
+                    master.grad += parameter.grad
+            parameter.grad = None
+
     def step(self, scale: float, clip: float) -> float:
         """Update at ``scale`` times the learning rates; gradients are clipped and cleared.
+
+        Nothing is updated when the gradient is not finite.
 
         Returns:
             The gradient's norm before clipping.
         """
-        for parameter, master in self._pairs:
-            master.grad = None if parameter.grad is None else parameter.grad.float()
-            parameter.grad = None
-        norm = float(nn.utils.clip_grad_norm_([m for _, m in self._pairs], clip))
-        for group, base in zip(self._adam.param_groups, self._base, strict=True):
-            group["lr"] = base * scale
-        self._adam.step()
+        self.gather()
+        norm = float(nn.utils.clip_grad_norm_(self.masters(), clip))
+        if math.isfinite(norm):
+            for group, base in zip(self._adam.param_groups, self._base, strict=True):
+                group["lr"] = base * scale
+            self._adam.step()
         with torch.no_grad():
             for parameter, master in self._pairs:
+                master.grad = None
                 parameter.copy_(master)
         return norm
 
     def masters(self) -> list[Tensor]:
         """Return the fp32 weights, in the order of the groups' parameters."""
         return [master for _, master in self._pairs]
+
+    def rates(self) -> list[float]:
+        """Return each group's learning rate at scale 1."""
+        return list(self._base)
 
     def state(self) -> dict[str, Tensor]:
         """Return all state as flat tensors, for a checkpoint."""
@@ -67,15 +90,24 @@ class MasterAdamW:
         return flat
 
     def load_state(self, flat: dict[str, Tensor]) -> None:
-        """Restore what ``state`` gave; parameters follow their masters."""
+        """Restore what ``state`` gave; parameters follow their masters.
+
+        Raises:
+            ValueError: It is the state of other parameters: more, fewer, or of other sizes.
+        """
+        sizes = [(f"{i}.master", m.shape) for i, m in enumerate(self.masters())]
+        for name, shape in sizes:
+            found = tuple(flat[name].shape) if name in flat else None
+            if found != tuple(shape):
+                raise ValueError(f"{name}: size {found} where {tuple(shape)} is trained")
+        if f"{len(sizes)}.master" in flat:
+            raise ValueError(f"{len(sizes)}.master: more weights than are trained")
         with torch.no_grad():
             for i, (parameter, master) in enumerate(self._pairs):
                 master.copy_(flat[f"{i}.master"])
                 parameter.copy_(master)
-                kept = {
-                    name: flat[f"{i}.{name}"].clone()
-                    for name in ("step", "exp_avg", "exp_avg_sq")
-                    if f"{i}.{name}" in flat
-                }
+                kept = {n: flat[f"{i}.{n}"].clone() for n in MOMENTS if f"{i}.{n}" in flat}
                 if kept:
+                    moments = ("exp_avg", "exp_avg_sq")
+                    kept.update({n: kept[n].to(master.device) for n in moments})
                     self._adam.state[master] = kept

@@ -1,0 +1,80 @@
+"""Several processes that train one network: what they must share, and no more.
+
+torchrun, or anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, starts them.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes that train together.
+
+    Attributes:
+        rank: Which one this is; the first, 0, writes checkpoints and the log.
+        count: How many there are.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by its sum over all processes."""
+        if self.count > 1:
+            distributed.all_reduce(tensor)
+
+    def add_up_gradients(self, masters: Sequence[Tensor]) -> None:
+        """Replace each gradient by its sum over all processes.
+
+        A weight that no process has a gradient for keeps none, so that it is not decayed.
+        """
+        if self.count == 1:
+            return
+        device = masters[0].device
+        some = torch.tensor([m.grad is not None for m in masters], device=device).float()
+        self.add_up(some)
+        used = [m for m, n in zip(masters, some.tolist(), strict=True) if n]
+        if not used:
+            return
+        flat = torch.cat([(m if m.grad is None else m.grad).reshape(-1) for m in used])
+        at = 0
+        for master in used:  # zeros where this process had none
+            if master.grad is None:
+                flat[at : at + master.numel()] = 0
+            at += master.numel()
+        self.add_up(flat)
+        pieces = flat.split([m.numel() for m in used])
+        for master, piece in zip(used, pieces, strict=True):
+            master.grad = piece.view_as(master)
+
+    def follow_first(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite ``tensors`` by those of the first process."""
+        if self.count > 1:
+            for tensor in tensors:
+                distributed.broadcast(tensor, src=0)
+
+    def agree(self, well: bool, device: torch.device) -> bool:
+        """Return whether all is well in every process."""
+        failed = torch.tensor([0.0 if well else 1.0], device=device)
+        self.add_up(failed)
+        return not failed.item()
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Processes]:
+    """Join the processes that were started together; alone if none were."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes()
+        return
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(distributed.get_rank(), count)
+    finally:
+        distributed.destroy_process_group()

@@ -1,0 +1,80 @@
+"""How a network is trained: steps, learning rates over time, clipping, checkpoints."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from condensery.errors import InputError
+
+Schedule = Literal["linear", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerRecipe:
+    """What every training run has, whatever it trains.
+
+    Attributes:
+        steps: Optimizer steps in all.
+        accumulate: Batches whose gradients are summed in each step, in each process.
+        warmup: Steps of linear warm-up.
+        schedule: How the learning rates fall after it.
+        decay: Share of the steps, at the end, over which they fall; 1: from the warm-up on.
+        floor: Share of the learning rates at the end.
+        clip: Largest norm of the gradient.
+        betas: AdamW's.
+        seed: All chance comes from it and the step.
+        every: Steps between checkpoints, each with a validation.
+        keep: Checkpoints kept.
+        log_every: Steps between lines of the log.
+    """
+
+    steps: int
+    accumulate: int = 1
+    warmup: int = 100
+    schedule: Schedule = "cosine"
+    decay: float = 1.0
+    floor: float = 0.0
+    clip: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.98)
+    seed: int = 13
+    every: int = 500
+    keep: int = 1
+    log_every: int = 50
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be trained with.
+
+        Raises:
+            InputError: A field holds a value that is not allowed; names both.
+        """
+        for name in ("steps", "accumulate", "every", "keep", "log_every"):
+            self._check(name, getattr(self, name) >= 1, "at least 1")
+        self._check("warmup", self.warmup >= 0, "at least 0")
+        self._check("schedule", self.schedule in ("linear", "cosine"), "linear or cosine")
+        self._check("decay", 0 < self.decay <= 1, "above 0 and at most 1")
+        self._check("floor", 0 <= self.floor <= 1, "from 0 to 1")
+        self._check("clip", self.clip > 0, "above 0")
+        self._check("betas", all(0 <= b < 1 for b in self.betas), "from 0 to below 1")
+
+    def _check(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            value = getattr(self, name)
+            raise InputError(f"{name}={value!r}: must be {wanted}", field=name, value=value)
+
+    def scale(self, step: int) -> float:
+        """Return the share of the learning rates at ``step``, counted from 0."""
+        rise = (step + 1) / self.warmup if self.warmup else 1.0
+        span = max(1.0, min(self.decay * self.steps, self.steps - self.warmup))
+        left = min(1.0, (self.steps - step) / span)
+        if self.schedule == "cosine":
+            left = (1 - math.cos(math.pi * left)) / 2
+        return min(1.0, rise, self.floor + (1 - self.floor) * left)
+
+    def fixed(self) -> dict[str, object]:
+        """Return what a resumed run must share with the one that began it, for ``state.json``.
+
+        ``accumulate`` is not among it: what counts is the batches of a step, those of all
+        processes together.
+        """
+        names = ("steps", "warmup", "schedule", "decay", "floor", "clip", "seed")
+        return {**{name: getattr(self, name) for name in names}, "betas": list(self.betas)}

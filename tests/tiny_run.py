@@ -1,0 +1,161 @@
+"""A training run of seconds, as a process of its own that tests can kill.
+
+``python tiny_run.py OUT [NAME=VALUE ...]``; it prints the sha256 of the weights it ends with.
+``python tiny_run.py OUT sweep`` kills a run before each call that changes the disk, in turn, and
+prints how many there were and the weights that each, resumed, ended with.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from condensery.methods.trainer import checkpoints
+from condensery.methods.trainer.optimizer import Group
+from condensery.methods.trainer.processes import Processes, joined
+from condensery.methods.trainer.recipe import TrainerRecipe
+from condensery.methods.trainer.trainer import Draw, Loss, Trainer
+
+ROWS = 8
+DEFAULTS: dict[str, Any] = {
+    "steps": 12, "accumulate": 2, "every": 3, "keep": 2, "width": 16, "rows": ROWS,
+    "slow": 0.0, "dtype": "bfloat16", "dropout": 0.1,
+}  # fmt: skip
+
+
+def network(
+    width: int = 16, dropout: float = 0.1, dtype: torch.dtype = torch.bfloat16
+) -> nn.Module:
+    torch.manual_seed(1)
+    first, last = nn.Linear(8, width), nn.Linear(width, 4)
+    return nn.Sequential(first, nn.BatchNorm1d(width), nn.Dropout(dropout), nn.GELU(), last).to(
+        dtype
+    )
+
+
+def groups(net: nn.Module) -> list[Group]:
+    matrices = [p for p in net.parameters() if p.ndim > 1]
+    return [
+        Group(matrices, 0.02, 0.1),
+        Group([p for p in net.parameters() if p.ndim == 1], 0.01, 0.0),
+    ]
+
+
+def batches(rows: int) -> Any:
+    """Rows of a step are the same however many batches they are split into."""
+
+    def draw(at: Draw) -> Tensor:
+        numbers = range(at.part * rows, (at.part + 1) * rows)
+        return torch.stack(
+            [
+                torch.randn(8, generator=torch.Generator().manual_seed(at.step * 1000 + n))
+                for n in numbers
+            ]
+        )
+
+    return draw
+
+
+def loss(net: nn.Module, batch: Tensor) -> Loss:
+    found = net(batch.to(next(net.parameters()).dtype)).float()
+    wanted = torch.stack([batch.sum(1), batch[:, 0], batch[:, 1] * batch[:, 2], batch[:, 3]], 1)
+    error = (found - wanted).pow(2).sum(1)
+    return Loss(error.mean(), weight=len(batch), items=len(batch), terms={"worst": error.max()})
+
+
+def digest(net: nn.Module) -> str:
+    return hashlib.sha256(
+        save({k: v.contiguous() for k, v in net.state_dict().items()})
+    ).hexdigest()
+
+
+def train(out: Path, processes: Processes | None = None, **given: Any) -> nn.Module:
+    options = {**DEFAULTS, **given}
+    recipe = TrainerRecipe(
+        steps=options["steps"], accumulate=options["accumulate"], warmup=2, log_every=2,
+        every=options["every"], keep=options["keep"],
+    )  # fmt: skip
+    net = network(options["width"], options["dropout"], getattr(torch, options["dtype"]))
+    if options["dtype"] == "float32":
+        net[1] = nn.Identity()  # whose statistics would be those of each process's rows
+
+    def waiting(net: nn.Module, batch: Tensor) -> Loss:
+        time.sleep(options["slow"])
+        return loss(net, batch)
+
+    return Trainer(
+        net, waiting, batches(options["rows"]), recipe, out, groups=groups(net),
+        validate=lambda net: {"norm": float(next(net.parameters()).float().norm())},
+        processes=processes,
+    ).run()  # fmt: skip
+
+
+def die_before(call: int) -> None:
+    """Kill this process before the ``call``-th of the calls that change the disk."""
+    calls = [0]
+
+    def counted(function: Any) -> Any:
+        def made(*args: Any, **named: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **named)
+
+        return made
+
+    for name in ("fsync", "rename", "mkdir", "unlink", "rmdir", "replace"):
+        setattr(os, name, counted(getattr(os, name)))
+    checkpoints.save_file = counted(checkpoints.save_file)
+
+
+def forked(out: Path, die_at: int = 0) -> int:
+    """Train in a forked process; returns its exit status, negative for a signal."""
+    child = os.fork()
+    if not child:
+        if die_at:
+            die_before(die_at)
+        out.mkdir(parents=True, exist_ok=True)
+        found = digest(train(out))
+        (out / "digest").write_text(found)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def sweep(out: Path) -> None:
+    """Kill at every call, resume, and print what came of it."""
+    train(out / "0")  # so that what torch imports at its first step is there before the forks
+    call, found = 0, set()
+    while True:
+        call += 1
+        if forked(out / str(call), call) == 0:
+            break
+        assert forked(out / str(call)) == 0
+        found.add((out / str(call) / "digest").read_text())
+    print(call - 1, *found)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    if sys.argv[2:] == ["sweep"]:
+        sweep(out)
+        return
+    given = {}
+    for argument in sys.argv[2:]:
+        name, value = argument.split("=")
+        given[name] = type(DEFAULTS[name])(value)
+    with joined(torch.device("cpu")) as processes:
+        net = train(out, processes, **given)
+    if processes.rank == 0:
+        print(digest(net))
+
+
+if __name__ == "__main__":
+    main()

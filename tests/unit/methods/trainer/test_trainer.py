@@ -1,0 +1,222 @@
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny_run
+import torch
+from torch import Tensor, nn
+
+from condensery.methods.trainer.checkpoints import checkpoints, latest
+from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.optimizer import Group
+from condensery.methods.trainer.progress import read_log
+from condensery.methods.trainer.recipe import TrainerRecipe
+from condensery.methods.trainer.trainer import Draw, Loss, Trainer, whole_state
+
+RECIPE = TrainerRecipe(steps=6, warmup=1, every=2, log_every=1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sum in one order: the same steps then give the same bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def small() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, 2)
+
+
+def inputs(draw: Draw) -> Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(draw.step * 10 + draw.part))
+
+
+def squares(net: nn.Module, batch: Tensor) -> Loss:
+    return Loss(net(batch).pow(2).mean(), items=len(batch))
+
+
+def trainer(out: Path, net: nn.Module, recipe: TrainerRecipe = RECIPE, **given: object) -> Trainer:  # type: ignore[type-arg]
+    options = {"loss": squares, "batches": inputs, **given}
+    return Trainer(
+        net, recipe=recipe, out=out, groups=[Group(list(net.parameters()), 0.1, 0.0)], **options
+    )  # type: ignore[arg-type]
+
+
+def test_a_run_is_torchs_adamw_with_the_schedule_and_clipping(tmp_path: Path) -> None:
+    ours, theirs = small(), small()
+    recipe = replace(RECIPE, accumulate=2, clip=0.05)
+    trainer(tmp_path, ours, recipe).run()
+    reference = torch.optim.AdamW(theirs.parameters(), lr=0.1, betas=(0.9, 0.98), weight_decay=0)
+    for step in range(6):
+        reference.zero_grad()
+        batch = torch.cat([inputs(Draw(13, step, part, 2)) for part in range(2)])
+        theirs(batch).pow(2).mean().backward()
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)
+        assert norm > 0.05
+        reference.param_groups[0]["lr"] = 0.1 * recipe.scale(step)
+        reference.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_batches_count_by_what_their_mean_is_over(tmp_path: Path) -> None:
+    """Batches of 1 and 5 rows give the gradient of the six rows' mean."""
+    rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
+    pieces = (rows[:1], rows[1:])
+    one, two = small(), small()
+
+    def weighed(net: nn.Module, batch: Tensor) -> Loss:
+        return Loss(net(batch).pow(2).mean(), weight=len(batch), items=len(batch))
+
+    recipe = replace(RECIPE, steps=3)
+    trainer(tmp_path / "1", one, recipe, loss=weighed, batches=lambda draw: rows).run()
+    recipe = replace(recipe, accumulate=2)
+    both = trainer(tmp_path / "2", two, recipe, loss=weighed, batches=lambda at: pieces[at.part])
+    both.run()
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    losses = [[row["loss"] for row in read_log(tmp_path / n) if "loss" in row] for n in "12"]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-6)
+    assert [row["items"] for row in read_log(tmp_path / "2") if "loss" in row] == [6, 12, 18]
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_run_that_stops_and_is_resumed_gives_the_same_bits(tmp_path: Path, stop: int) -> None:
+    given = {"steps": 6, "every": 2}
+    whole = tiny_run.train(tmp_path / "whole", **given)
+
+    class Interrupt(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if f"step {stop + 1}/6 " in record.getMessage():
+                raise KeyboardInterrupt
+
+    logger, handler = logging.getLogger("condensery.methods.trainer.progress"), Interrupt()
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tiny_run.train(tmp_path / "cut", **given)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    resumed = tiny_run.train(tmp_path / "cut", **given)
+    assert tiny_run.digest(whole) == tiny_run.digest(resumed)
+    for name in ("weights.safetensors", "optimizer.safetensors", "state.json"):
+        found = [latest(tmp_path / which).path / name for which in ("whole", "cut")]  # type: ignore[union-attr]
+        assert found[0].read_bytes() == found[1].read_bytes(), name
+
+
+def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    net = small()
+    trainer(tmp_path, net, validate=lambda net: {"f1": 1.0}).run()
+    wanted = [(row["step"], "validation" in row) for row in read_log(tmp_path)]
+    assert wanted.count((6, True)) == 1
+    # As a kill leaves it: rows past the checkpoint, its validation not yet told, half a line.
+    for found in checkpoints(tmp_path):
+        assert found.step == 6
+    (tmp_path / "checkpoints" / "step-00000006").rename(tmp_path / "checkpoints" / "step-00000004")
+    lines = [
+        line
+        for line in (tmp_path / "log.jsonl").read_text().splitlines()
+        if not ('"step": 4' in line and "validation" in line)
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + '\n{"step": 7, "lo')
+    trainer(tmp_path, small(), validate=lambda net: {"f1": 1.0}).run()
+    assert [(row["step"], "validation" in row) for row in read_log(tmp_path)] == wanted
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    first = trainer(tmp_path, small()).run()
+    text = (tmp_path / "log.jsonl").read_text()
+    again = trainer(tmp_path, small()).run()
+    assert (tmp_path / "log.jsonl").read_text() == text
+    assert torch.equal(first.weight, again.weight)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_loss_or_gradient_that_is_not_finite_stops_and_names_the_step_and_the_items(
+    tmp_path: Path, what: str
+) -> None:
+    net = small()
+
+    def poisoned(net: nn.Module, batch: Tensor) -> Loss:
+        total = net(batch).pow(2).mean()
+        if torch.equal(batch, inputs(Draw(13, 3, 1, 2))):
+            # sqrt at 0: finite itself, its gradient is not
+            total = total * float("nan") if what == "loss" else (total * 0).sqrt()
+        return Loss(total)
+
+    recipe = replace(RECIPE, accumulate=2)
+    names = lambda batch: [f"row {row[0]:.3f}" for row in batch]  # noqa: E731
+    with pytest.raises(TrainingStopped) as caught:
+        trainer(tmp_path, net, recipe, loss=poisoned, names=names).run()
+    message = caught.value.message
+    assert message.startswith("step 3: the loss" if what == "loss" else "step 3: the gradient")
+    assert all(name in message for name in names(inputs(Draw(13, 3, 1, 2))))
+    other = names(inputs(Draw(13, 3, 0, 2)))[0]
+    assert (other in message) == (what == "gradient")  # which sums over the step's batches
+    assert "step-00000002" in message
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.step == 2
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"steps": 8}, "trainer.steps: 6, not 8"),
+        ({"seed": 14}, "trainer.seed: 13, not 14"),
+        ({"accumulate": 2}, "trainer.batches: 1, not 2"),
+    ],
+)
+def test_another_recipe_does_not_resume_a_run(
+    tmp_path: Path, change: dict[str, int], says: str
+) -> None:
+    trainer(tmp_path, small()).run()
+    with pytest.raises(TrainingStopped, match=says):
+        trainer(tmp_path, small(), replace(RECIPE, **change)).run()  # type: ignore[arg-type]
+    with pytest.raises(TrainingStopped, match=r"shape: None, not \{'width': 4\}"):
+        trainer(tmp_path, small(), about={"shape": {"width": 4}}).run()
+
+
+def test_another_network_does_not_resume_a_run(tmp_path: Path) -> None:
+    trainer(tmp_path, small()).run()
+    with pytest.raises(TrainingStopped, match=r"another network's.*size"):
+        trainer(tmp_path, nn.Linear(4, 3)).run()
+    with pytest.raises(TrainingStopped, match=r"another network's.*bias"):
+        trainer(tmp_path, nn.Linear(4, 2, bias=False)).run()
+
+
+def test_weights_with_two_names_are_saved_once_and_statistics_are_saved_too(
+    tmp_path: Path,
+) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    net[2].weight = net[0].weight
+    trainer(tmp_path, net).run()
+    found = latest(tmp_path)
+    assert found is not None
+    state = found.weights()
+    assert "2.weight" not in state
+    assert torch.equal(state["1.running_mean"], net[1].running_mean)  # type: ignore[arg-type]
+    assert whole_state(net).keys() == state.keys()
+
+
+def test_a_row_of_the_log_says_the_loss_its_terms_and_how_fast(tmp_path: Path) -> None:
+    tiny_run.train(tmp_path, steps=4, every=4)
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4, 4]
+    assert rows[0].keys() == {
+        "step", "steps", "loss", "worst", "norm", "rate", "items", "items_per_second",
+        "seconds_left",
+    }  # fmt: skip
+    assert rows[0]["worst"] > rows[0]["loss"] > 0
+    assert [row["items"] for row in rows[:2]] == [32, 64]
+    assert rows[2]["validation"]["norm"] > 0
