@@ -1,11 +1,8 @@
 """Questions with passages, as word pieces: what the pair is trained on."""
 
-import gzip
-import json
-import lzma
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+
+from condensery.methods.trainer.rows import read_rows
 
 Ids = NDArray[np.int32]
 
@@ -39,27 +38,14 @@ class QaData:
     group: list[list[int]]
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a plain, .gz or .xz text file."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-    with openers.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
-        yield from file
-
-
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSONL file.
 
     Raises:
-        ValueError: A line is not a JSON object; names the file and the line.
+        InputError: A line is not a JSON object; names the file and the line.
     """
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: not a JSON object")
-        yield row
+    for row in read_rows(path):
+        yield row.value
 
 
 def load_qa(rows: Iterable[dict[str, Any]], tokenizer: Tokenizer) -> QaData:

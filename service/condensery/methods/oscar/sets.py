@@ -10,8 +10,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from condensery.methods.oscar.cloze import make_cloze
-from condensery.methods.oscar.data import Example, Ids, QaData, load_qa, read_jsonl, read_lines
+from condensery.methods.oscar.data import Example, Ids, QaData, load_qa, read_jsonl
 from condensery.methods.oscar.leakage import Held
+from condensery.methods.trainer.rows import read_lines
 
 # Sources of wikipedia_passages that are evaluation contexts, or hold some.
 EVALUATION_SOURCES = frozenset(

@@ -18,6 +18,7 @@ from condensery.methods.oscar.losses import losses
 from condensery.methods.oscar.sampling import Mix, Sampler
 from condensery.methods.oscar.sets import load_sets
 from condensery.methods.trainer.optimizer import Group
+from condensery.methods.trainer.plots import plot
 from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.recipe import Schedule, TrainerRecipe
 from condensery.methods.trainer.trainer import Draw, Loss, Trainer
@@ -167,7 +168,7 @@ def train(
     def names(items: list[Item]) -> list[str]:
         return [shorten(tokenizer.decode(item.question.tolist())) for item in items]
 
-    return Trainer(
+    Trainer(
         pair,
         loss,
         batches,
@@ -180,6 +181,9 @@ def train(
         validate=lambda pair: validate(pair, base, sets.validation, limit=60),
         processes=processes,
     ).run()
+    if processes is None or processes.rank == 0:
+        plot(out)
+    return pair
 
 
 def main(argv: list[str] | None = None) -> None:

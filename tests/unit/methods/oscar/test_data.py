@@ -1,6 +1,5 @@
 import gzip
 import json
-import lzma
 import random
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_pair import tiny_tokenizer
 
-from condensery.methods.oscar.data import QaData, crop, load_qa, read_jsonl, read_lines
+from condensery.errors import InputError
+from condensery.methods.oscar.data import QaData, crop, load_qa, read_jsonl
 
 TOKENIZER = tiny_tokenizer()
 CONTEXT = "The Mill of Brenn was sold in 1912. It stands on the river Mell, in Mell town."
@@ -28,16 +28,6 @@ def answer_text(data: QaData, context: str = CONTEXT) -> str:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "opener"), [(".txt", open), (".gz", gzip.open), (".xz", lzma.open)]
-)
-def test_plain_and_packed_files_are_read_alike(tmp_path: Path, suffix: str, opener: Any) -> None:
-    path = tmp_path / f"lines{suffix}"
-    with opener(path, "wt", encoding="utf-8") as file:
-        file.write("a\nÅ\n")
-    assert list(read_lines(path)) == ["a\n", "Å\n"]
-
-
-@pytest.mark.parametrize(
     ("line", "reason"), [('{"a": ', "Expecting value"), ("[1]", "not a JSON object")]
 )
 def test_a_bad_line_is_named_with_its_file_and_number(
@@ -47,7 +37,7 @@ def test_a_bad_line_is_named_with_its_file_and_number(
     path.write_text(f'{{"a": 1}}\n{{"a": 2}}\n{line}\n')
     rows = read_jsonl(path)
     assert [next(rows), next(rows)] == [{"a": 1}, {"a": 2}]
-    with pytest.raises(ValueError, match=rf"rows\.jsonl, line 3: {reason}"):
+    with pytest.raises(InputError, match=rf"rows\.jsonl, line 3: {reason}"):
         next(rows)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tiny_pair import tiny_tokenizer
 
+from condensery.errors import InputError
 from condensery.methods.oscar.sets import load_sets, paragraphs
 
 TOKENIZER = tiny_tokenizer()
@@ -81,5 +82,5 @@ def test_a_bad_line_of_a_set_is_named(data_folder: Path, tmp_path: Path) -> None
     path = folder / "qamr" / "train.jsonl.gz"
     with gzip.open(path, "at") as file:
         file.write("{broken\n")
-    with pytest.raises(ValueError, match=r"qamr.train\.jsonl\.gz, line 12"):
+    with pytest.raises(InputError, match=r"qamr.train\.jsonl\.gz, line 12"):
         load_sets(folder, TOKENIZER, cloze=1, seed=3)
