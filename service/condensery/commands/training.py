@@ -14,6 +14,8 @@ COMMANDS = (
 # command, method: the module whose main(arguments) does it, and what it does
 MODULES = {
     ("train", "oscar"): ("condensery.methods.oscar.training", "train a compressor and a generator"),
+    ("train", "lm"): ("condensery.methods.lm.training", "train a small causal language model"),
+    ("train", "plot"): ("condensery.methods.trainer.plots", "draw the log of a training run"),
     ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
     ("publish", "oscar"): ("condensery.methods.oscar.publishing", "put a trained pair in a store"),
 }

@@ -43,13 +43,21 @@ def record(out: Path, row: Mapping[str, object]) -> None:
     Raises:
         TrainingStopped: The disk refused.
     """
-    text = json.dumps({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()})
+    row = {name: _short(value) for name, value in row.items()}
+    text = json.dumps(row)
     try:
         with (out / NAME).open("a") as file:
             file.write(text + "\n")
     except OSError as error:
         raise TrainingStopped(f"step {row['step']}: {out / NAME}: {error}") from error
     log.info("%s", line(row))
+
+
+def _short(value: object) -> object:
+    """Round the numbers of a row to six decimals."""
+    if isinstance(value, Mapping):
+        return {name: _short(one) for name, one in value.items()}
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def line(row: Mapping[str, object]) -> str:

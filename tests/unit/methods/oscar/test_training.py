@@ -117,7 +117,8 @@ def test_a_run_leaves_a_checkpoint_its_log_and_what_data_it_saw(
     assert len(figures) == 3
     assert all(0 <= row["gold"]["em"] <= 100 for row in figures)
     assert json.loads((out / "data.json").read_text())["cloze_examples"] == 20
-    assert {path.name for path in out.iterdir()} == {"checkpoints", "data.json", "log.jsonl", "log.png"}
+    names = {path.name for path in out.iterdir()}
+    assert names == {"checkpoints", "data.json", "log.jsonl", "log.png"}
 
 
 def test_another_seed_trains_other_weights(

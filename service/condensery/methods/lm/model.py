@@ -1,0 +1,213 @@
+"""A small Llama: its tokenizer, its shape, its loss, its perplexity, its folder."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from condensery.errors import InputError
+from condensery.methods.lm.text import IGNORED, Packed, Stream, pack
+from condensery.methods.trainer.trainer import Loss
+
+# start, end and padding, by the names that word pieces and ours have for them
+MARKS = (("[CLS]", "[SEP]", "[PAD]"), ("<s>", "</s>", "<pad>"))
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A tokenizer and its marks.
+
+    Attributes:
+        tokenizer: Adds no marks of its own.
+        start: Token that a document begins with.
+        end: Token that it ends with.
+        padding: Token that fills up batches.
+    """
+
+    tokenizer: Tokenizer
+    start: int
+    end: int
+    padding: int
+
+
+def open_words(path: Path) -> Words:
+    """Read a ``tokenizer.json``, or the folder that holds one.
+
+    Raises:
+        InputError: There is none, or it has no marks that we know.
+    """
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise InputError(f"tokenizer: {file}: {error}", field="tokenizer") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return _marked(tokenizer, str(file))
+
+
+def train_words(documents: Sequence[str], size: int) -> Words:
+    """Train byte-level pairs, which any text comes back out of whole.
+
+    Args:
+        documents: The text.
+        size: Tokens in all, at least 259: the bytes and three marks.
+
+    Raises:
+        InputError: The size is too small.
+    """
+    marks = list(MARKS[1])
+    if size < 256 + len(marks):
+        raise InputError(
+            f"vocabulary={size}: must be at least {256 + len(marks)}, the bytes and three marks",
+            field="vocabulary",
+            value=size,
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=marks,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return _marked(tokenizer, "the trained tokenizer")
+
+
+def _marked(tokenizer: Tokenizer, name: str) -> Words:
+    for marks in MARKS:
+        ids = [i for mark in marks if (i := tokenizer.token_to_id(mark)) is not None]
+        if len(ids) == len(marks):
+            return Words(tokenizer, *ids)
+    raise InputError(f"tokenizer: {name} has neither {MARKS[0]} nor {MARKS[1]}", field="tokenizer")
+
+
+@dataclass(frozen=True, slots=True)
+class LmShape:
+    """A small Llama's dimensions; the defaults, with MiniLM's word pieces, are 22M parameters.
+
+    Attributes:
+        width: Features of the residual stream.
+        layers: How many.
+        heads: Attention heads; they divide the width into even parts.
+        mlp_width: Neurons of an MLP.
+        length: Most positions; a window's tokens in training.
+    """
+
+    width: int = 384
+    layers: int = 6
+    heads: int = 6
+    mlp_width: int = 1024
+    length: int = 512
+
+    def __post_init__(self) -> None:
+        """Refuse a shape that is none.
+
+        Raises:
+            InputError: Names field and value.
+        """
+        for name in ("width", "layers", "heads", "mlp_width", "length"):
+            value = getattr(self, name)
+            if value < (2 if name == "length" else 1):
+                raise InputError(f"{name}={value}: too small", field=name, value=value)
+        if self.width % (2 * self.heads):
+            raise InputError(
+                f"heads={self.heads}: must divide width={self.width} into even parts",
+                field="heads",
+                value=self.heads,
+            )
+
+
+def new_model(shape: LmShape, words: Words) -> LlamaForCausalLM:
+    """Build a Llama with random weights, its output embeddings those of its input."""
+    config = LlamaConfig(
+        vocab_size=words.tokenizer.get_vocab_size(),
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        intermediate_size=shape.mlp_width,
+        max_position_embeddings=shape.length,
+        tie_word_embeddings=True,
+        bos_token_id=words.start,
+        eos_token_id=words.end,
+        pad_token_id=words.padding,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def lm_loss(model: nn.Module, batch: Packed) -> Loss:
+    """Return the mean negative log-likelihood of the batch's labels, in nats a token."""
+    device = model.get_input_embeddings().weight.device  # type: ignore[operator]
+    labels = batch.labels.to(device).flatten()
+    kept = labels != IGNORED
+    # Packed: without a mask, transformers reads the documents' bounds off the positions.
+    hidden = model.model(  # type: ignore[operator]
+        input_ids=batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False
+    ).last_hidden_state
+    logits = model.lm_head(hidden.flatten(0, 1)[kept])  # type: ignore[operator]
+    total = F.cross_entropy(logits.float(), labels[kept])
+    return Loss(total, weight=float(kept.sum()), items=len(batch.ids))
+
+
+@torch.no_grad()
+def perplexity(
+    model: nn.Module, stream: Stream, length: int, rows: int, most: int | None = None
+) -> dict[str, float]:
+    """Measure held-out text, in windows one after the other.
+
+    Args:
+        model: A causal language model.
+        stream: The text.
+        length: Tokens a window.
+        rows: Windows a batch.
+        most: Windows measured, None for all.
+
+    Returns:
+        ``perplexity`` a token, ``bits_per_byte`` of the text (which compares tokenizers), and
+        ``tokens``, how many were predicted.
+    """
+    model.eval()
+    whole = stream.windows(length)
+    firsts = [i * length for i in range(whole)] or [0]
+    length = min(length, len(stream.ids))
+    firsts = firsts[:most]
+    nats = tokens = 0.0
+    for at in range(0, len(firsts), rows):
+        loss = lm_loss(model, pack(stream, firsts[at : at + rows], length))
+        nats += float(loss.total) * loss.weight
+        tokens += loss.weight
+    mean = nats / tokens
+    # Bytes of what was predicted; of the tokens, only those that begin a document stand for none.
+    size = stream.size * tokens / (len(stream.ids) - len(stream.begins))
+    return {
+        "perplexity": math.exp(mean),
+        "bits_per_byte": nats / math.log(2) / size,
+        "tokens": tokens,
+    }
+
+
+def save_model(folder: Path, model: LlamaForCausalLM, words: Words, card: dict[str, Any]) -> None:
+    """Write the model, its tokenizer and its card as transformers reads them."""
+    model.config.use_cache = True
+    model.save_pretrained(folder)
+    names = [words.tokenizer.id_to_token(i) for i in (words.start, words.end, words.padding)]
+    PreTrainedTokenizerFast(
+        tokenizer_object=words.tokenizer,
+        bos_token=names[0],
+        eos_token=names[1],
+        pad_token=names[2],
+        model_max_length=model.config.max_position_embeddings,
+    ).save_pretrained(folder)
+    (folder / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")

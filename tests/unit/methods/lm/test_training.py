@@ -1,0 +1,129 @@
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_pair import WORDS, write_base
+from transformers import AutoModelForCausalLM
+
+from condensery.errors import InputError
+from condensery.methods.lm.model import LmShape
+from condensery.methods.lm.training import LmRecipe, Texts, main, split_documents, train
+from condensery.methods.trainer.checkpoints import latest
+from condensery.methods.trainer.failures import TrainingStopped
+
+SHAPE = LmShape(width=16, layers=1, heads=2, mlp_width=24, length=24)
+RECIPE = LmRecipe(steps=8, rows=4, warmup=2, rate=1e-2, vocabulary=300, held_out=0.1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sum in one order: the same steps then give the same bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = random.Random(0)
+    known = [word for word in WORDS.split() if len(word) > 1]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("\n\n".join(" ".join(rng.choices(known, k=30)) for _ in range(60)) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run by the command line, with a tokenizer of its own."""
+    out = tmp_path_factory.mktemp("run")
+    flags = "--steps 30 --rows 4 --warmup 2 --rate 1e-2 --vocabulary 300 --held-out 0.1 --every 15"
+    shape = "--width 16 --layers 1 --heads 2 --mlp-width 24 --length 24 --threads 1 --device cpu"
+    licence = ["--licence", "CC0 1.0"]
+    main(["--text", str(text), "--out", str(out), *flags.split(), *shape.split(), *licence])
+    return out
+
+
+def test_a_run_leaves_a_model_that_learnt_its_card_and_a_plot(made: Path) -> None:
+    folder = made / "model"
+    card = json.loads((folder / "card.json").read_text())
+    curve = [row["perplexity"] for row in card["figures"]["while_training"]]
+    assert curve[1] < curve[0] < 300  # 300 tokens: what knowing nothing gives
+    assert card["figures"]["held_out"]["perplexity"] < curve[0]
+    assert card["data"]["documents"] + card["data"]["held_out_documents"] == 60
+    assert card["data"]["tokens_seen"] == 30 * 4 * 24
+    assert (card["data"]["licence"], card["data"]["train"]) == ("CC0 1.0", ["words.txt"])
+    assert card["command"].startswith("condensery train lm --text ")
+    assert card["seed"] == 13
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    assert sum(p.numel() for p in model.parameters()) == card["parameters"]
+    assert (made / "log.png").stat().st_size > 1000
+    assert sorted(p.name for p in made.iterdir()) == [
+        "checkpoints", "log.jsonl", "log.png", "model", "tokenizer.json",
+    ]  # fmt: skip
+    found = latest(made)
+    assert found is not None
+    assert "lm_head.weight" not in found.weights()  # tied to the input's
+
+
+def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(out: Path) -> Path:
+        return train(Texts([text]), out, SHAPE, RECIPE, every=4, dtype=torch.bfloat16)
+
+    def interrupted(out: Path, row: dict[str, object]) -> None:
+        if row["step"] == 4:
+            raise KeyboardInterrupt
+
+    whole = run(tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr("condensery.methods.trainer.trainer.record", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "cut")
+    cut = latest(tmp_path / "cut")
+    assert cut is not None
+    assert cut.step == 4
+    wanted, found = (
+        load_file(folder / "model.safetensors") for folder in (whole, run(tmp_path / "cut"))
+    )
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    assert wanted["model.norm.weight"].dtype == torch.bfloat16
+
+
+def test_another_text_or_tokenizer_does_not_resume_a_run(
+    text: Path, made: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(Texts([text]), run, SHAPE, RECIPE)
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text() + "\nmore mill\n")
+    with pytest.raises(TrainingStopped, match="text: "):
+        train(Texts([other]), run, SHAPE, RECIPE)
+    with pytest.raises(TrainingStopped, match="tokenizer: "):
+        train(Texts([text]), run, SHAPE, RECIPE, tokenizer=write_base(tmp_path / "base"))
+    with pytest.raises(TrainingStopped, match=r"recipe.rows: 4, not 5"):
+        train(Texts([text]), run, SHAPE, replace(RECIPE, rows=5))
+
+
+def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
+    train_text, held_text = tmp_path / "train.txt", tmp_path / "held.txt"
+    train_text.write_text("a\n\nb\n\nc\n")
+    held_text.write_text("b\n")
+    assert split_documents(Texts([train_text], [held_text]), RECIPE) == (["a\n", "c\n"], ["b\n"])
+    kept, held = split_documents(Texts([train_text]), RECIPE)
+    assert sorted(kept + held) == ["a\n", "b\n", "c\n"]
+    assert len(held) == 1
+    with pytest.raises(InputError, match="text: holds no document"):
+        split_documents(Texts([held_text]), RECIPE)
+
+
+def test_a_tokenizer_is_found_by_path_or_named_with_its_store(text: Path, tmp_path: Path) -> None:
+    given = ["--text", str(text), "--out", str(tmp_path / "run"), "--tokenizer", "no-such"]
+    with pytest.raises(InputError, match=r"'no-such' is no file or folder; .* --store"):
+        main(given)
