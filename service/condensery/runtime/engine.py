@@ -18,6 +18,7 @@ from condensery.runtime.batcher import (
 from condensery.runtime.blocks import Blocks, blocks_for, places_of
 from condensery.runtime.engine_gauges import EngineGauges
 from condensery.runtime.fixed import FixedSteps
+from condensery.runtime.grouping import Ready, gather
 from condensery.runtime.lanes import Lane, Ticket
 from condensery.runtime.pace import Pace
 from condensery.runtime.refusing import refuse_overload
@@ -29,8 +30,6 @@ from condensery.runtime.workers import Job, Workers
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
 
-# Fewer sequences than this are not worth a second worker: both would read all weights.
-LEAST_GROUP = 4
 LONG_SECONDS = 0.05  # a step that takes longer lets short requests overtake
 
 
@@ -74,7 +73,8 @@ class Engine:
         self._waiting: set[Generation] = set()
         self._running: set[Generation] = set()
         self._ready: deque[Generation] = deque()  # running, and in no step at the moment
-        self._flights: set[int] = set()  # steps under way, by the identity of their members
+        # When each step under way began, by the identity of its members.
+        self._flights: dict[int, float] = {}
         self._pace = Pace()
         self._fixed: FixedSteps | None = None
         if stepper.device.type == "cuda" if fixed is None else fixed:
@@ -163,14 +163,14 @@ class Engine:
         self._drop_expired()
         self._admit()
         members = self._gather(idle, express=express)
-        if not members:
+        if not members:  # nothing is ready; or all of it joins the step under way
             return None
         prompt = 0
         for member in members:
             self._ready.remove(member.generation)
             member.generation.flying = True
             prompt += member.count if member.generation.reading else 0
-        self._flights.add(id(members))
+        self._flights[id(members)] = time.monotonic()
         if self._ready and idle > 1:
             self._workers.changed.notify()  # another worker takes the rest
         seconds = self._pace.expects(_tokens(members), prompt)
@@ -211,23 +211,11 @@ class Engine:
         self._pace.began(time.monotonic())
 
     def _gather(self, idle: int, *, express: bool) -> list[Member]:
-        """Choose a step's members: those that wait for a token, then pieces of prompts."""
-        teams = max(1, idle) + len(self._flights)
-        teams = max(1, min(teams, len(self._running) // LEAST_GROUP))
-        most = -(-len(self._running) // teams)
-        writing = [one for one in self._ready if not one.reading][:most]
-        members = [Member(one, 1) for one in writing]
-        if express:  # no prompts: it is there for what is short
-            return members
-        reading = [one for one in self._ready if one.reading]
-        left = self._room.step_tokens if members else self._limits.batch_tokens
-        left -= len(members)
-        for one in reading[: -(-len(reading) // max(1, idle))]:
-            if left <= 0:
-                break
-            members.append(Member(one, min(one.size - one.done, left)))
-            left -= members[-1].count
-        return members
+        return gather(
+            Ready(self._ready, len(self._running), self._flights, self._pace),
+            *(idle, self._room.step_tokens, self._limits.batch_tokens),
+            express=express,
+        )
 
     def _run(self, members: list[Member], prompt: int) -> None:
         """Run a step in a worker's thread and send what it gives home."""
@@ -245,7 +233,7 @@ class Engine:
         """Note what a step has given; returns what goes home."""
         news: list[tuple[Generation, News]] = []
         with self._workers.changed:
-            self._flights.discard(id(members))
+            self._flights.pop(id(members), None)
             self._pace.ran(_tokens(members), prompt, seconds)
             for member in members:
                 member.generation.flying = False
@@ -270,7 +258,7 @@ class Engine:
     def _abandon(self, members: list[Member], reason: str) -> None:
         """Fail a step whose worker is lost. It may write on: it keeps its room until it lands."""
         with self._workers.changed:
-            self._flights.discard(id(members))
+            self._flights.pop(id(members), None)
             left = [one.generation for one in members if not one.generation.over]
             for generation in left:
                 self._end(generation)

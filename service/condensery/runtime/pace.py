@@ -12,6 +12,8 @@ class Pace:
     def __init__(self) -> None:
         self._token_seconds = 0.0  # of a step of single tokens
         self._tokens = 0.0  # in such a step
+        self._squares = 0.0  # the mean of those tokens' square, and
+        self._products = 0.0  # of them times the seconds: what a token costs
         self._prompt_seconds = 0.0  # of a position of a prompt, what a step takes anyhow left out
         self._freed = 0.0
         self._busy = 0.0
@@ -22,6 +24,8 @@ class Pace:
         if not prompt:
             self._token_seconds = _mean(self._token_seconds, seconds)
             self._tokens = _mean(self._tokens, tokens)
+            self._squares = _mean(self._squares, tokens * tokens)
+            self._products = _mean(self._products, tokens * seconds)
         else:
             each = max(0.0, seconds - self._token_seconds) / prompt
             self._prompt_seconds = _mean(self._prompt_seconds, each)
@@ -33,6 +37,23 @@ class Pace:
         # A step costs as much as its weights, or grows with its tokens.
         growth = max(1.0, tokens / self._tokens)
         return growth * self._token_seconds + prompt * self._prompt_seconds
+
+    def estimates(self, tokens: int, prompt: int) -> float:
+        """Return how long a step is likely to take; 0 if too little is known.
+
+        A step costs so much, and so much a token more: a line through those that were.
+        """
+        if not self._token_seconds or (prompt and not self._prompt_seconds):
+            return 0.0
+        spread = self._squares - self._tokens**2
+        slope = self._token_seconds / self._tokens
+        if spread > 0.25:  # of equal steps no slope can be told: then half of it all
+            among = (self._products - self._tokens * self._token_seconds) / spread
+            slope = min(max(among, 0.0), slope)
+        else:
+            slope /= 2
+        whole = self._token_seconds + slope * (tokens - self._tokens)
+        return max(whole, 0.0) + prompt * self._prompt_seconds
 
     def began(self, now: float) -> None:
         """Note that something runs; what passes while nothing does is not counted."""

@@ -47,3 +47,23 @@ def test_a_step_may_take_as_many_times_longer_as_it_has_more_tokens() -> None:
     pace = Pace()
     pace.ran(2, 0, 1.0)
     assert [pace.expects(tokens, 0) for tokens in (1, 2, 32)] == [1.0, 1.0, 16.0]
+
+
+def test_what_is_likely_lies_on_a_line_through_the_steps_that_were() -> None:
+    pace = Pace()
+    assert pace.estimates(8, 0) == 0
+    for count in (4, 16) * 30:  # 4 ms, and half a millisecond a token
+        pace.ran(count, 0, 0.004 + count * 0.0005)
+    assert pace.estimates(8, 0) == pytest.approx(0.008, rel=0.01)
+    assert pace.estimates(32, 0) == pytest.approx(0.020, rel=0.01)
+    pace.ran(1, 100, pace.estimates(1, 0) + 0.1)
+    assert pace.estimates(8, 50) > pace.estimates(8, 0) + 0.02
+    assert Pace().estimates(8, 50) == 0
+
+
+def test_of_equal_steps_half_is_taken_for_their_tokens() -> None:
+    pace = Pace()
+    for _ in range(10):
+        pace.ran(4, 0, 0.008)
+    assert pace.estimates(4, 0) == pytest.approx(0.008)
+    assert pace.estimates(8, 0) == pytest.approx(0.012)
