@@ -93,9 +93,10 @@ load: $(VENV)/.bench ## Load a running server at HOST, the smoke profile (ARGS f
 faults: install ## Load a server of its own while faults are injected (ARGS for loadtests/faults.py)
 	$(BIN)/python loadtests/faults.py $(ARGS)
 
-bench: $(VENV)/.bench ## Measure encoding in process, then the service, against their peers
+bench: $(VENV)/.bench ## Measure encoding, the service and generating against their peers
 	$(BIN)/python benchmarks/encode.py $(ARGS)
 	$(BIN)/python benchmarks/service.py $(ARGS)
+	$(BIN)/python benchmarks/generate.py $(ARGS)
 
 image: ## Build the container image
 	docker build --build-arg TORCH_VERSION=$(TORCH) --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag condensery .
