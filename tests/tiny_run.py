@@ -18,10 +18,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from condensery.methods.trainer import checkpoints
+from condensery.methods.trainer.draws import Draw, Loss
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.recipe import TrainerRecipe
-from condensery.methods.trainer.trainer import Draw, Loss, Trainer
+from condensery.methods.trainer.trainer import Trainer
 
 ROWS = 8
 DEFAULTS: dict[str, Any] = {

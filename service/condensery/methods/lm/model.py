@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from condensery.errors import InputError
 from condensery.methods.lm.text import IGNORED, Packed, Stream, pack
-from condensery.methods.trainer.trainer import Loss
+from condensery.methods.trainer.draws import Loss
 
 # start, end and padding, by the names that word pieces and ours have for them
 MARKS = (("[CLS]", "[SEP]", "[PAD]"), ("<s>", "</s>", "<pad>"))

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from condensery.errors import InputError
+from condensery.methods.trainer.draws import Draw
 from condensery.methods.trainer.rows import JSONL, read_lines, read_rows
-from condensery.methods.trainer.trainer import Draw
 
 Ids = NDArray[np.int32]
 IGNORED = -100

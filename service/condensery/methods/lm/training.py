@@ -3,14 +3,11 @@
 import argparse
 import hashlib
 import logging
-import math
-import random
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +15,9 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from condensery.errors import InputError
+from condensery.errors import InputError, shorten
+from condensery.methods.lm.card import figures, make_card
+from condensery.methods.lm.documents import Texts, split_documents
 from condensery.methods.lm.model import (
     LmShape,
     Words,
@@ -29,13 +28,12 @@ from condensery.methods.lm.model import (
     save_model,
     train_words,
 )
-from condensery.methods.lm.text import Packed, Windows, read_documents, tokenise
+from condensery.methods.lm.recipe import LmRecipe
+from condensery.methods.lm.text import Packed, Windows, tokenise
 from condensery.methods.trainer.checkpoints import sync
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
-from condensery.methods.trainer.processes import Processes, joined
-from condensery.methods.trainer.progress import read_log
-from condensery.methods.trainer.recipe import Schedule, TrainerRecipe
+from condensery.methods.trainer.processes import Processes, joined, own_device
 from condensery.methods.trainer.trainer import Trainer
 from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
 from condensery.store.store import ModelStore, shipped_store
@@ -43,93 +41,6 @@ from condensery.store.store import ModelStore, shipped_store
 log = logging.getLogger(__name__)
 MODEL, TOKENIZER = "model", "tokenizer.json"
 WHILE_TRAINING = 64  # held-out windows measured at each checkpoint; all of them at the end
-
-
-@dataclass(frozen=True, slots=True)
-class LmRecipe:
-    """How a language model is trained.
-
-    Attributes:
-        steps: Optimizer steps in all.
-        rows: Windows a batch.
-        accumulate: Batches a step, in each process.
-        rate: Learning rate.
-        warmup: Steps of linear warm-up.
-        schedule: ``cosine`` or ``linear``, how the rate falls.
-        floor: Share of the rate at the end.
-        weight_decay: AdamW's, on matrices.
-        clip: Largest gradient norm.
-        vocabulary: Tokens of a tokenizer that is trained; one that is given has its own.
-        held_out: Share of the documents to measure on, where no text is given for it.
-        seed: All chance comes from it.
-    """
-
-    steps: int = 4000
-    rows: int = 16
-    accumulate: int = 1
-    rate: float = 1e-3
-    warmup: int = 200
-    schedule: str = "cosine"
-    floor: float = 0.1
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    vocabulary: int = 16_000
-    held_out: float = 0.02
-    seed: int = 13
-
-    def trainer(self, every: int) -> TrainerRecipe:
-        """Return what the trainer needs of it, with a checkpoint every so many steps."""
-        return TrainerRecipe(
-            steps=self.steps,
-            accumulate=self.accumulate,
-            warmup=self.warmup,
-            schedule=cast(Schedule, self.schedule),
-            floor=self.floor,
-            clip=self.clip,
-            betas=(0.9, 0.95),
-            seed=self.seed,
-            every=every,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """What a model is trained and measured on.
-
-    Attributes:
-        train: Files or folders, see ``read_documents``.
-        held_out: The same; if there are none, a share of the training documents.
-        licence: The text's, for the card.
-    """
-
-    train: Sequence[Path]
-    held_out: Sequence[Path] = ()
-    licence: str = "not stated"
-
-
-def split_documents(texts: Texts, recipe: LmRecipe) -> tuple[list[str], list[str]]:
-    """Read the documents to train on, and those to measure on, which are none of the first.
-
-    Raises:
-        InputError: There is nothing for one of the two.
-    """
-    train = list(read_documents(texts.train))
-    held = list(read_documents(texts.held_out))
-    if not texts.held_out:
-        order = list(range(len(train)))
-        random.Random(recipe.seed).shuffle(order)
-        count = math.ceil(recipe.held_out * len(train))
-        chosen = set(order[:count])
-        held = [train[i] for i in sorted(chosen)]
-        train = [text for i, text in enumerate(train) if i not in chosen]
-    known = set(held)
-    kept = [text for text in train if text not in known]  # a copy would be measured as learnt
-    if len(kept) < len(train):
-        log.warning("%d training documents are held out too: left out", len(train) - len(kept))
-    for name, some in (("text", kept), ("held-out", held)):
-        if not some:
-            raise InputError(f"{name}: holds no document", field=name)
-    return kept, held
 
 
 def train(
@@ -189,8 +100,18 @@ def train(
         "dtype": str(dtype).removeprefix("torch."),
     }
 
-    def measure(module: nn.Module, most: int | None = WHILE_TRAINING) -> dict[str, float]:
+    def measure(module: nn.Module, most: int | None = None) -> dict[str, float]:
         return perplexity(module, measured, shape.length, recipe.rows, most)
+
+    def validate(module: nn.Module) -> dict[str, float]:
+        found = measure(module, WHILE_TRAINING)
+        return {name: found[name] for name in ("perplexity", "bits_per_byte")}
+
+    def name(batch: Packed) -> list[str]:
+        texts = words.tokenizer.decode_batch(batch.ids[:, :24].tolist())
+        return [
+            f"token {at}, {shorten(text)}" for at, text in zip(batch.firsts, texts, strict=True)
+        ]
 
     Trainer[LlamaForCausalLM, Packed](
         model,
@@ -199,45 +120,19 @@ def train(
         recipe.trainer(every),
         out,
         groups=groups(model, recipe),
-        names=lambda batch: [f"tokens {at} to {at + shape.length}" for at in batch.firsts],
+        names=name,
         about=about,
-        validate=measure,
+        validate=validate,
         processes=processes,
     ).run()
     if processes.rank == 0:
         plot(out)
+        counts = (len(documents), len(held))
         card = {
-            "architecture": "Llama, causal language model",
-            "parameters": sum(p.numel() for p in model.parameters()),
             **about,
-            "recipe": asdict(recipe),
-            "batches_a_step": recipe.accumulate * processes.count,
-            "data": {
-                "train": [path.name for path in texts.train],
-                "held_out": [path.name for path in texts.held_out]
-                or f"{recipe.held_out:.1%} of the documents, by seed",
-                "licence": texts.licence,
-                "documents": len(documents),
-                "held_out_documents": len(held),
-                "bytes": stream.size,
-                "tokens": len(stream.ids),
-                "tokens_seen": recipe.steps
-                * recipe.rows
-                * recipe.accumulate
-                * processes.count
-                * shape.length,
-            },
-            "command": command,
-            "seed": recipe.seed,
-            "figures": {
-                "held_out": measure(model, None),
-                "while_training": [
-                    {"step": row["step"], **row["validation"]}
-                    for row in read_log(out)
-                    if "validation" in row
-                ],
-            },
-            "versions": {name: version(name) for name in ("condensery", "torch", "transformers")},
+            **make_card(texts, recipe, shape, stream, counts, processes.count, command),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "figures": figures(out, measure(model)),
         }
         write_model(out, model, words, card)
     return out / MODEL
@@ -328,7 +223,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     tune_allocator()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    device = choose_device(args.device)
+    device = own_device(choose_device(args.device))
     shape, recipe = (
         kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
         for kind in (LmShape, LmRecipe)

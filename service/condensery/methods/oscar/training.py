@@ -17,11 +17,12 @@ from condensery.methods.oscar.evaluation import validate
 from condensery.methods.oscar.losses import losses
 from condensery.methods.oscar.sampling import Mix, Sampler
 from condensery.methods.oscar.sets import load_sets
+from condensery.methods.trainer.draws import Draw, Loss
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
 from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.recipe import Schedule, TrainerRecipe
-from condensery.methods.trainer.trainer import Draw, Loss, Trainer
+from condensery.methods.trainer.trainer import Trainer
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape

@@ -66,13 +66,22 @@ class Processes:
         return not failed.item()
 
 
+def own_device(device: torch.device) -> torch.device:
+    """Return which CUDA device is this process's, one each; the CPU is everybody's."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
 @contextmanager
 def joined(device: torch.device) -> Iterator[Processes]:
-    """Join the processes that were started together; alone if none were."""
+    """Join the processes that were started together, each with its device; alone if none were."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield Processes()
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(distributed.get_rank(), count)

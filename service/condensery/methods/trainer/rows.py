@@ -40,7 +40,8 @@ def read_lines(path: Path) -> Iterator[str]:
             for number, line in enumerate(file, start=1):  # noqa: B007
                 yield line
     except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
-        raise InputError(f"{path}, after line {number}: {error}", value=str(path)) from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"{path}, after line {number}: {why}", value=str(path)) from error
 
 
 def read_rows(path: Path, split: str | None = None) -> Iterator[Row]:

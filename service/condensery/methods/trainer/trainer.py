@@ -2,11 +2,9 @@
 
 import logging
 import math
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 
 from condensery.errors import shorten
 from condensery.methods.trainer.checkpoints import latest, save_checkpoint
+from condensery.methods.trainer.draws import Draw, Loss
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.methods.trainer.optimizer import Group, MasterAdamW
 from condensery.methods.trainer.processes import Processes
@@ -26,47 +25,6 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
 B = TypeVar("B")
 NAMED = 20  # items that a message names
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Which batch is asked for: the ``part``-th of ``parts`` in a step.
-
-    What a batch holds may depend on nothing else, so that a resumed run sees what the first
-    would have seen. Batches of a step are spread over processes and accumulation alike.
-    """
-
-    seed: int
-    step: int
-    part: int = 0
-    parts: int = 1
-
-    def rng(self) -> random.Random:
-        """Return where the batch's chance comes from."""
-        part = f" {self.part}" if self.part else ""
-        return random.Random(f"{self.seed} {self.step}{part}")
-
-    def seed_torch(self) -> None:
-        """Seed torch for the forward pass (dropout): no random state outlives a batch."""
-        torch.manual_seed((self.seed * 1_000_003 + self.step + self.part * 7_368_787) % 2**63)
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """What a batch is to lower.
-
-    Attributes:
-        total: Mean over the batch, a scalar.
-        weight: What the mean is over (tokens, items): the step's loss is the mean over all of
-            its batches, weighted by it.
-        items: Examples seen, for the log.
-        terms: Parts of the total, by name, for the log.
-    """
-
-    total: Tensor
-    weight: float = 1.0
-    items: int = 1
-    terms: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Trainer(Generic[M, B]):

@@ -10,11 +10,15 @@ from safetensors.torch import load_file
 from tiny_pair import WORDS, write_base
 from transformers import AutoModelForCausalLM
 
-from condensery.errors import InputError
-from condensery.methods.lm.model import LmShape
-from condensery.methods.lm.training import LmRecipe, Texts, main, split_documents, train
+from condensery.errors import InputError, ModelNotFound
+from condensery.methods.lm.documents import Texts, split_documents
+from condensery.methods.lm.model import LmShape, open_words
+from condensery.methods.lm.recipe import LmRecipe
+from condensery.methods.lm.training import find_tokenizer, main, train
 from condensery.methods.trainer.checkpoints import latest
 from condensery.methods.trainer.failures import TrainingStopped
+from condensery.store.manifest import Manifest
+from condensery.store.store import ModelStore
 
 SHAPE = LmShape(width=16, layers=1, heads=2, mlp_width=24, length=24)
 RECIPE = LmRecipe(steps=8, rows=4, warmup=2, rate=1e-2, vocabulary=300, held_out=0.1)
@@ -111,6 +115,12 @@ def test_another_text_or_tokenizer_does_not_resume_a_run(
         train(Texts([text]), run, SHAPE, replace(RECIPE, rows=5))
 
 
+def test_a_loss_that_is_not_finite_names_the_text(text: Path, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, rate=float("inf"))
+    with pytest.raises(TrainingStopped, match=r"step 1: the loss is not finite.* token \d+, '"):
+        train(Texts([text]), tmp_path, SHAPE, recipe)
+
+
 def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
     train_text, held_text = tmp_path / "train.txt", tmp_path / "held.txt"
     train_text.write_text("a\n\nb\n\nc\n")
@@ -123,7 +133,17 @@ def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
         split_documents(Texts([held_text]), RECIPE)
 
 
-def test_a_tokenizer_is_found_by_path_or_named_with_its_store(text: Path, tmp_path: Path) -> None:
-    given = ["--text", str(text), "--out", str(tmp_path / "run"), "--tokenizer", "no-such"]
+def test_a_tokenizer_is_found_by_path_or_by_a_stored_models_name(tmp_path: Path) -> None:
+    files = write_base(tmp_path / "base")
+    store = ModelStore(None, tmp_path / "store")
+    stored = store.publish(
+        files, Manifest(name="tiny-base", kind="encoder", pooling="mean", max_tokens=64)
+    )
+    assert find_tokenizer(str(files), None) == files
+    found = find_tokenizer("tiny-base", tmp_path / "store")
+    assert found == stored.path
+    assert open_words(found).start == open_words(files).start
     with pytest.raises(InputError, match=r"'no-such' is no file or folder; .* --store"):
-        main(given)
+        find_tokenizer("no-such", None)
+    with pytest.raises(ModelNotFound, match="no-such"):
+        find_tokenizer("no-such", tmp_path / "store")

@@ -78,7 +78,7 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str, says: str)
 
 
 def test_a_file_that_is_missing_cut_short_or_no_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.jsonl, after line 0"):
+    with pytest.raises(InputError, match=r"none\.jsonl, after line 0: No such file"):
         list(read_rows(tmp_path / "none.jsonl"))
     short = tmp_path / "short.jsonl.gz"
     short.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000)[:-20])

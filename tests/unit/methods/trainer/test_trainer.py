@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from condensery.methods.trainer.checkpoints import checkpoints, latest
+from condensery.methods.trainer.draws import Draw, Loss
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.progress import read_log
 from condensery.methods.trainer.recipe import TrainerRecipe
-from condensery.methods.trainer.trainer import Draw, Loss, Trainer, whole_state
+from condensery.methods.trainer.trainer import Trainer, whole_state
 
 RECIPE = TrainerRecipe(steps=6, warmup=1, every=2, log_every=1)
 
@@ -52,12 +53,14 @@ def test_a_run_is_torchs_adamw_with_the_schedule_and_clipping(tmp_path: Path) ->
     ours, theirs = small(), small()
     recipe = replace(RECIPE, accumulate=2, clip=0.05)
     trainer(tmp_path, ours, recipe).run()
+    norms = [row["norm"] for row in read_log(tmp_path) if "norm" in row]
     reference = torch.optim.AdamW(theirs.parameters(), lr=0.1, betas=(0.9, 0.98), weight_decay=0)
     for step in range(6):
         reference.zero_grad()
         batch = torch.cat([inputs(Draw(13, step, part, 2)) for part in range(2)])
         theirs(batch).pow(2).mean().backward()
         norm = nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)
+        assert norms[step] == pytest.approx(float(norm), rel=1e-4)
         assert norm > 0.05
         reference.param_groups[0]["lr"] = 0.1 * recipe.scale(step)
         reference.step()
