@@ -7,6 +7,7 @@ prints how many there were and the weights that each, resumed, ended with.
 
 import hashlib
 import os
+import resource
 import signal
 import sys
 import time
@@ -27,7 +28,7 @@ from condensery.methods.trainer.trainer import Trainer
 ROWS = 8
 DEFAULTS: dict[str, Any] = {
     "steps": 12, "accumulate": 2, "every": 3, "keep": 2, "width": 16, "rows": ROWS,
-    "slow": 0.0, "dtype": "bfloat16", "dropout": 0.1,
+    "slow": 0.0, "full_at": 0, "dtype": "bfloat16", "dropout": 0.1,
 }  # fmt: skip
 
 
@@ -87,12 +88,17 @@ def train(out: Path, processes: Processes | None = None, **given: Any) -> nn.Mod
     if options["dtype"] == "float32":
         net[1] = nn.Identity()  # whose statistics would be those of each process's rows
 
+    def drawn(at: Draw) -> Tensor:
+        if options["full_at"] and at.step >= options["full_at"]:  # as if the disk were full
+            resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+        return batches(options["rows"])(at)
+
     def waiting(net: nn.Module, batch: Tensor) -> Loss:
         time.sleep(options["slow"])
         return loss(net, batch)
 
     return Trainer(
-        net, waiting, batches(options["rows"]), recipe, out, groups=groups(net),
+        net, waiting, drawn, recipe, out, groups=groups(net),
         validate=lambda net: {"norm": float(next(net.parameters()).float().norm())},
         processes=processes,
     ).run()  # fmt: skip

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from condensery.agreement import exact, f1
+from condensery.answers import CompressedPassage
 from condensery.errors import CondenseryError
 from condensery.networks.oscar import OscarPair
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
-from condensery.answers import CompressedPassage
 
 ANSWER_TOKENS = 24
 AT_ONCE = 16  # questions asked side by side
