@@ -28,7 +28,7 @@ from condensery.methods.trainer.trainer import Trainer
 ROWS = 8
 DEFAULTS: dict[str, Any] = {
     "steps": 12, "accumulate": 2, "every": 3, "keep": 2, "width": 16, "rows": ROWS,
-    "slow": 0.0, "full_at": 0, "dtype": "bfloat16", "dropout": 0.1,
+    "slow": 0.0, "full_at": 0, "nan_at": 0, "dtype": "bfloat16", "dropout": 0.1,
 }  # fmt: skip
 
 
@@ -91,7 +91,9 @@ def train(out: Path, processes: Processes | None = None, **given: Any) -> nn.Mod
     def drawn(at: Draw) -> Tensor:
         if options["full_at"] and at.step >= options["full_at"]:  # as if the disk were full
             resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-        return batches(options["rows"])(at)
+        rows: Tensor = batches(options["rows"])(at)
+        poisoned = options["nan_at"] and (at.step, at.part) == (options["nan_at"], 1)
+        return rows * float("nan") if poisoned else rows
 
     def waiting(net: nn.Module, batch: Tensor) -> Loss:
         time.sleep(options["slow"])

@@ -140,6 +140,26 @@ def test_a_run_of_two_processes_goes_on_as_one(tmp_path: Path) -> None:
     assert all(torch.equal(cut[name], one[name]) for name in one)
 
 
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ({"nan_at": 4}, "step 4: the loss is not finite, in the batch of tensor"),
+        ({"full_at": 5, "width": 512}, "step 6: the checkpoint"),
+    ],
+)
+def test_what_stops_one_process_stops_all(tmp_path: Path, fault: dict[str, int], says: str) -> None:
+    """One knows of the batch, the other of the disk; neither waits for ever."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    both = start(tmp_path, *torchrun, accumulate=1, dtype="float32", **fault)
+    _, failed = both.communicate(timeout=300)
+    assert both.returncode == 1
+    assert says in failed
+    assert failed.count("TrainingStopped: step") >= 1
+    found = latest(tmp_path)
+    assert found is not None
+    assert found.step == 3
+
+
 def weights(out: Path) -> dict[str, torch.Tensor]:
     found = latest(out)
     assert found is not None
