@@ -125,7 +125,9 @@ def break_forwards(faults: Faults) -> None:
     module: Any = encoder
     module.pool = faults.wrap_pooling(module.pool)
     pairs: Any = compressor.Compressor
-    pairs._forward = faults.wrap(pairs._forward, lambda given: [one.passage for one in given])
+    pairs._forward = faults.wrap(
+        pairs._forward, lambda given: [one.ids[one.head : len(one.ids) - one.tail] for one in given]
+    )
     steps: Any = stepping.Stepper
     steps.run = faults.wrap(steps.run, lambda embeds, step: [() for _ in step.last])
 
