@@ -10,6 +10,7 @@ No mask function is registered on purpose: transformers then builds no mask at a
 that is called without ``packing`` fails instead of mixing its sequences.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -153,9 +154,7 @@ def packed_attention(
     window = options.get("sliding_window")
     if window is not None and window < packing.longest:
         raise ValueError(f"sequences of {packing.longest} tokens in a window of {window}")
-    for name in ("softcap", "s_aux", "position_bias"):
-        if options.get(name) is not None:
-            raise ValueError(f"packed attention knows no {name}")
+    refuse_options("packed", options)
     output = attend(
         packing,
         query[0].transpose(0, 1),
@@ -165,6 +164,13 @@ def packed_attention(
         causal=bool(getattr(module, "is_causal", False) if is_causal is None else is_causal),
     )
     return output[None], None
+
+
+def refuse_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError where a model asks its attention for what would change the result."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if options.get(name) is not None:
+            raise ValueError(f"{kind} attention knows no {name}")
 
 
 AttentionInterface.register(PACKED, packed_attention)

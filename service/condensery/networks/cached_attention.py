@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from condensery.networks.attention import refuse_options
 from condensery.networks.caching import Step
 from condensery.networks.paging import Tokens, paged_attention
 
@@ -175,9 +176,7 @@ def cached_attention(
         raise ValueError(
             f"{query.shape[2]} queries and {key.shape[2]} keys for a step of {step.total}"
         )
-    for name in ("softcap", "s_aux", "position_bias"):
-        if options.get(name) is not None:
-            raise ValueError(f"cached attention knows no {name}")
+    refuse_options("cached", options)
     if not getattr(module, "is_causal", True):
         raise ValueError("cached attention is causal")
     step.visits += 1

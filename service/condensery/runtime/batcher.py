@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, cast
 from condensery.callers import Call, current
 from condensery.errors import CondenseryError, ModelFault, Unavailable
 from condensery.runtime.batch_gauges import BatchGauges
-from condensery.runtime.delivering import send, send_error, send_results
-from condensery.runtime.faults import is_out_of_memory, make_room, run_in_halves
+from condensery.runtime.delivering import send_error, send_results
+from condensery.runtime.faults import run_in_halves
 from condensery.runtime.lanes import MISSING, Item, Lane, Request, Result, Ticket
 from condensery.runtime.limits import SHORT_TOKENS, Limits, default_limits
 from condensery.runtime.refusing import Queue, refuse
@@ -19,18 +19,6 @@ from condensery.runtime.workers import Job, Workers
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics, Stage
-
-# The engine takes these from here.
-__all__ = [
-    "RATE_MEMORY",
-    "SHORT_TOKENS",
-    "Batcher",
-    "Limits",
-    "default_limits",
-    "is_out_of_memory",
-    "make_room",
-    "send",
-]
 
 RATE_MEMORY = 0.8  # weight of the past in the drain rate, per batch
 LEAST_SHARE = 64  # tokens below which a batch is not worth splitting between idle workers
@@ -267,7 +255,7 @@ class Batcher(Generic[Item, Result]):
             *(self._forward_tickets, batch),
             model=self._model,
             metrics=self._metrics,
-            name=lambda ticket: f"item {ticket.index}",
+            said=lambda ticket: f"failed on item {ticket.index}",
         )
         seconds = time.perf_counter() - started
         rate = tokens / max(seconds, 1e-9)

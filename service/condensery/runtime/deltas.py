@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from condensery.errors import InputError
+from condensery.questions import MAX_STOP_CHARS, MAX_STOPS
 from condensery.runtime.detokenizing import Detokenizer
 
 # What a decoder puts in the place of bytes that are no whole character (yet).
 BROKEN = "\ufffd"
-MAX_STOPS = 16
-MAX_STOP_CHARS = 256
 
 
 class Deltas(Protocol):

@@ -8,18 +8,13 @@ from condensery.callers import current
 from condensery.errors import CondenseryError, InputError, ModelFault, Unavailable
 from condensery.networks.caching import BLOCK
 from condensery.networks.stepping import Stepper
-from condensery.runtime.batcher import (
-    SHORT_TOKENS,
-    Limits,
-    default_limits,
-    is_out_of_memory,
-    make_room,
-)
 from condensery.runtime.blocks import Blocks, blocks_for, places_of
 from condensery.runtime.engine_gauges import EngineGauges
+from condensery.runtime.faults import run_in_halves
 from condensery.runtime.fixed import FixedSteps
 from condensery.runtime.grouping import Ready, gather
 from condensery.runtime.lanes import Lane, Ticket
+from condensery.runtime.limits import SHORT_TOKENS, Limits, default_limits
 from condensery.runtime.pace import Pace
 from condensery.runtime.refusing import refuse_overload
 from condensery.runtime.room import Room, default_room
@@ -140,6 +135,10 @@ class Engine:
                 self._count_dropped(generation, cause)
             self._end(generation)
             self._tell()
+
+    def expects(self, positions: int) -> float:
+        """Return about how many seconds a prompt of so many takes; 0 if too little has run yet."""
+        return self._pace.expects(0, positions)
 
     def close(self) -> None:
         """Refuse new orders, and end those that wait or run."""
@@ -283,23 +282,14 @@ class Engine:
         generation.blocks = []
 
     def _outcomes(self, members: list[Member]) -> list[Outcome]:
-        """Run a step; if it fails, halve it until the sequences at fault stand alone."""
-        try:
-            decoder = None if self._fixed is None else self._fixed.decoder
-            return run_step(self._stepper, self._cache, members, self._model, decoder)
-        except Exception as error:  # whatever a forward raises must not kill the worker
-            cause = error
-        if is_out_of_memory(cause):
-            make_room(self._metrics, self._model, split=len(members) > 1)
-        if len(members) > 1:
-            middle = len(members) // 2
-            return self._outcomes(members[:middle]) + self._outcomes(members[middle:])
-        if isinstance(cause, CondenseryError):
-            return [cause]
-        # Not the fault's own text: it may hold what a user wrote.
-        fault = self._fault(f"a step failed ({type(cause).__name__})")
-        fault.__cause__ = cause
-        return [fault]
+        decoder = None if self._fixed is None else self._fixed.decoder
+        return run_in_halves(
+            lambda part: run_step(self._stepper, self._cache, part, self._model, decoder),
+            members,
+            model=self._model,
+            metrics=self._metrics,
+            said=lambda _: "a step failed",
+        )
 
     def _fault(self, reason: str) -> ModelFault:
         return ModelFault(f"{self._model}: {reason}")

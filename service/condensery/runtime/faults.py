@@ -20,7 +20,7 @@ def run_in_halves(
     *,
     model: str,
     metrics: "Metrics | None",
-    name: Callable[[Given], str],
+    said: Callable[[Given], str],
 ) -> list[Outcome | CondenseryError]:
     """Run a batch; if it fails, halve it until the items at fault stand alone.
 
@@ -29,7 +29,7 @@ def run_in_halves(
         batch: At least one item.
         model: Name in messages.
         metrics: Where to count.
-        name: What to call an item in a message; nothing that a user wrote.
+        said: What to say of an item that fails; nothing that a user wrote.
     """
     try:
         outcomes = list(run(batch))
@@ -48,12 +48,12 @@ def run_in_halves(
         return [
             outcome
             for half in halves
-            for outcome in run_in_halves(run, half, model=model, metrics=metrics, name=name)
+            for outcome in run_in_halves(run, half, model=model, metrics=metrics, said=said)
         ]
     if isinstance(cause, CondenseryError):
         return [cause]
     # Not the fault's own text either: it may hold what a user wrote.
-    fault = ModelFault(f"{model}: failed on {name(batch[0])} ({reason})")
+    fault = ModelFault(f"{model}: {said(batch[0])} ({reason})")
     fault.__cause__ = cause
     return [fault]
 

@@ -112,7 +112,7 @@ class Generator:
 
         0 if too little has run yet. What waits before it is left out.
         """
-        return self._engine._pace.expects(0, positions)
+        return self._engine.expects(positions)
 
     async def generate(
         self,

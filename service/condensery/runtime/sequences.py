@@ -16,7 +16,7 @@ from condensery.errors import CondenseryError
 from condensery.networks.caching import Places, Span
 from condensery.networks.oscar_interface import Part
 from condensery.questions import GREEDY, Sampling
-from condensery.runtime.batcher import send
+from condensery.runtime.delivering import send
 from condensery.runtime.lanes import Request
 from condensery.runtime.sampling import Choice
 

@@ -26,8 +26,8 @@ from condensery.networks.caching import BLOCK
 from condensery.networks.decoding import Decoder
 from condensery.networks.stepping import Stepper
 from condensery.questions import GREEDY, Sampling
-from condensery.runtime.batcher import Limits
 from condensery.runtime.engine import Engine
+from condensery.runtime.limits import Limits
 from condensery.runtime.room import Room, default_room
 from condensery.runtime.sequences import Generation, Order
 from condensery.runtime.workers import Workers
