@@ -3,6 +3,7 @@
 torchrun, or anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, starts them.
 """
 
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,6 +83,10 @@ def joined(device: torch.device) -> Iterator[Processes]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # Its functions take the group of the time it is imported as their default. An optimizer's first
+    # step imports it, and the group would outlive its end: a thread of gloo's that still lets go of
+    # a tensor while the interpreter ends aborts the process.
+    importlib.import_module("torch.distributed.nn")
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(distributed.get_rank(), count)
