@@ -4,8 +4,8 @@ import asyncio
 from typing import get_args
 
 from condensery.errors import InputError
+from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.jobs.checks import check_choice, check_range, check_text
-from condensery.jobs.fusion import fuse
 from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
 from condensery.jobs.services import Services
 from condensery.questions import SearchMode
@@ -16,8 +16,6 @@ QUERY_PROMPTS = ("query",)
 MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 # Characters of a query that is looked for by its words alone, so that no encoder limits it.
 MAX_WORDS_CHARS = 100_000
-# Passages that each half of a hybrid search puts up at least; of fewer, too few are in both.
-LEAST_CANDIDATES = 50
 
 
 async def query(

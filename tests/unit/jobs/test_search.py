@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from condensery.errors import EmptyInput, EncoderMismatch, IndexExists, IndexNotFound, InputError
+from condensery.index.fusion import fuse
 from condensery.jobs import indexes, search
-from condensery.jobs.fusion import fuse
 from condensery.values import Document
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from condensery.jobs.fusion import fuse
+from condensery.index.fusion import fuse
 from condensery.values import Hit, Passage
 
 

@@ -7,6 +7,8 @@ from condensery.values import Hit
 
 # Keeps one ranking's very first places from outweighing what the others say; the paper's value.
 RANK_OFFSET = 60
+# Passages that each ranking puts up at least; of fewer, too few are in both.
+LEAST_CANDIDATES = 50
 
 
 def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:

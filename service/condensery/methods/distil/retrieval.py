@@ -1,0 +1,252 @@
+"""Passages found for questions by our own index, as the service finds them."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
+
+import numpy as np
+
+from condensery.errors import EmptyInput, InputError, shorten
+from condensery.index.fusion import LEAST_CANDIDATES, fuse
+from condensery.index.store import IndexStore
+from condensery.methods.trainer.checkpoints import sync
+from condensery.values import Document, Floats, Hit, Passage
+
+if TYPE_CHECKING:
+    from condensery.runtime.encoder import Encoder
+
+log = logging.getLogger(__name__)
+Mode = Literal["bm25", "dense", "hybrid"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+INDEX, ABOUT = "passages", "corpus.json"
+BLOCK = 256  # passages a transaction, and queries embedded at once
+# The prompts that the service takes where a model has them (jobs.search, jobs.indexes).
+QUERY_PROMPTS, PASSAGE_PROMPTS = ("query",), ("document", "passage")
+
+
+class Entry(Protocol):
+    """What a corpus is made of."""
+
+    @property
+    def id(self) -> str:
+        """Unique in the corpus."""
+
+    @property
+    def title(self) -> str:
+        """Of the article, or ""."""
+
+    @property
+    def text(self) -> str:
+        """The passage itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusPassage:
+    """A passage of a corpus: the plain ``Entry``."""
+
+    id: str
+    text: str
+    title: str = ""
+
+
+class Retriever:
+    """Finds passages by words (BM25), by vectors, or by both; made by ``build``.
+
+    A passage is indexed whole, its title on a line before its text. An encoder cuts what is too
+    long for it; BM25 reads all of it. Vectors are compared one by one (no approximation).
+    """
+
+    def __init__(self, store: IndexStore, encoder: "Encoder | None") -> None:
+        self._store = store
+        self._encoder = encoder
+
+    @classmethod
+    def build(
+        cls, passages: Sequence[Entry], folder: Path, *, encoder: "Encoder | None" = None
+    ) -> "Retriever":
+        """Index the passages in a folder, or go on with the folder that holds them.
+
+        What was indexed before a kill is kept. A folder of other passages, or of another
+        encoder's vectors, is refused and left as it is.
+
+        Args:
+            passages: The corpus, in an order that stays the same; ids are unique.
+            folder: Of this index alone; made if it is not there. One process at a time.
+            encoder: Makes the vectors; without it only ``bm25`` can be asked for.
+
+        Raises:
+            InputError: No passages, an id twice, or the folder is another corpus's; names it.
+            DataDirTaken: Another process has the folder.
+        """
+        if not passages:
+            raise EmptyInput("passages: none to index", field="passages")
+        _check_ids(passages)
+        about = {
+            "format": 1,
+            "passages": len(passages),
+            "content": fingerprint(passages),
+            "encoder": encoder.info.fingerprint if encoder else None,
+        }
+        store = IndexStore(folder)  # which locks the folder
+        try:
+            _claim(folder, about, taken=bool(store.list() or store.broken))
+            store.create(
+                INDEX,
+                encoder=encoder.info.name if encoder else "none",
+                fingerprint=_vectors_of(encoder),
+                dims=(encoder.info.dims or 1) if encoder else 1,
+                metric="ip",
+                kind="flat",
+            )
+            made = cls(store, encoder)
+            made._fill(passages)
+        except BaseException:
+            store.close()
+            raise
+        return made
+
+    def search(self, queries: Sequence[str], k: int, mode: Mode) -> list[list[tuple[str, float]]]:
+        """Return for each query the ids of the best passages and their scores, best first.
+
+        Scores are BM25's, inner products, or what the fusion of both makes (``index.fusion``);
+        those of different modes can't be compared. Fewer than ``k`` come where fewer share a word
+        with the query (``bm25``), or where there are fewer.
+
+        Args:
+            queries: Plain texts.
+            k: Most passages for each, 1 to 10,000.
+            mode: How to look.
+
+        Raises:
+            InputError: An unknown mode, ``k`` out of range, or vectors asked for without encoder.
+        """
+        if mode not in MODES:
+            raise InputError(
+                f"mode: {shorten(mode)} is none of {', '.join(MODES)}", field="mode", value=mode
+            )
+        if mode != "bm25" and self._encoder is None:
+            raise InputError(f"mode: {mode!r} needs an encoder", field="mode", value=mode)
+        if k < 1:
+            raise InputError(f"k: {k} is less than 1", field="k", value=k)
+        depth = max(k, LEAST_CANDIDATES) if mode == "hybrid" else k
+        found = []
+        for start in range(0, len(queries), BLOCK):
+            block = queries[start : start + BLOCK]
+            near = [] if mode == "bm25" else self._near(block, depth)
+            alike = [] if mode == "dense" else [self._match(one, depth) for one in block]
+            if mode == "hybrid":
+                found += [fuse(both, k) for both in zip(near, alike, strict=True)]
+            else:
+                found += near or alike
+        return [[(hit.passage.document_id, hit.score) for hit in hits] for hits in found]
+
+    def close(self) -> None:
+        """Close the files and let the folder go; the encoder stays open."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _match(self, query: str, k: int) -> list[Hit]:
+        return self._store.match(INDEX, query, top_k=k)
+
+    def _near(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        vectors = self._embed(queries, QUERY_PROMPTS)
+        own = _vectors_of(self._encoder)
+        return [self._store.query(INDEX, one, top_k=k, fingerprint=own) for one in vectors]
+
+    def _fill(self, passages: Sequence[Entry]) -> None:
+        """Index what is not there yet: documents are written in order, a block at a time."""
+        done, _ = self._store.count(INDEX)
+        for start in range(done, len(passages), BLOCK):
+            block = passages[start : start + BLOCK]
+            texts = [f"{one.title}\n{one.text}" if one.title else one.text for one in block]
+            self._store.upsert(
+                INDEX,
+                [Document(one.id, text) for one, text in zip(block, texts, strict=True)],
+                [
+                    Passage(one.id, one.id, text, 0, len(text))
+                    for one, text in zip(block, texts, strict=True)
+                ],
+                self._embed(texts, PASSAGE_PROMPTS),
+                fingerprint=_vectors_of(self._encoder),
+            )
+            log.info("%d of %d passages are indexed", start + len(block), len(passages))
+
+    def _embed(self, texts: Sequence[str], prompts: Sequence[str]) -> Floats:
+        """Make the vectors of texts, (texts, dims); without an encoder, zeros of one feature."""
+        if self._encoder is None:
+            return np.zeros((len(texts), 1), np.float32)
+        has = self._encoder.prompts
+        prompt = next((has[name] for name in prompts if name in has), "")
+        return asyncio.run(self._encoder.embed(texts, prompt=prompt)).vectors
+
+
+def fingerprint(passages: Sequence[Entry]) -> str:
+    """Return the sha256 of a corpus: ids, titles, texts and their order."""
+    digest = hashlib.sha256()
+    for one in passages:
+        digest.update(json.dumps([one.id, one.title, one.text]).encode() + b"\n")
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _vectors_of(encoder: "Encoder | None") -> str:
+    return encoder.info.fingerprint if encoder else "none"
+
+
+def _check_ids(passages: Sequence[Entry]) -> None:
+    """Refuse an id that comes twice: across blocks, the later would quietly replace the first."""
+    seen: set[str] = set()
+    for row, one in enumerate(passages):
+        if one.id in seen:
+            raise InputError(
+                f"passages[{row}].id: {shorten(one.id)} comes twice",
+                field=f"passages[{row}].id",
+                value=one.id,
+            )
+        seen.add(one.id)
+
+
+def _claim(folder: Path, about: dict[str, object], *, taken: bool) -> None:
+    """Write what the folder is for, or check that it is for this."""
+    path = folder / ABOUT
+    if not path.exists():
+        if taken:
+            raise InputError(
+                f"index folder: {folder} holds indexes of something else; give another folder",
+                field="index_folder",
+                value=str(folder),
+            )
+        aside = path.with_suffix(".partial")
+        aside.write_text(json.dumps(about, indent=1) + "\n")
+        sync(aside)
+        aside.replace(path)
+        sync(folder)
+        return
+    try:
+        found = json.loads(path.read_text())
+        differ = {name: found.get(name) for name in about if found.get(name) != about[name]}
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"index folder: {path} is damaged ({error})") from error
+    if differ:
+        says = "; ".join(f"{name} is {value}, not {about[name]}" for name, value in differ.items())
+        raise InputError(
+            f"index folder: {folder} holds another corpus ({says}); give another folder, or remove "
+            "this one",
+            field="index_folder",
+            value=str(folder),
+        )

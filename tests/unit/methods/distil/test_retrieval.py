@@ -1,0 +1,165 @@
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from condensery.errors import DataDirTaken, EmptyInput, InputError
+from condensery.methods.distil import retrieval
+from condensery.methods.distil.retrieval import CorpusPassage, Retriever
+
+WORDS = ["mill", "river", "town", "bread", "stone", "market", "baker", "bridge", "weir", "grain"]
+
+
+def corpus(count: int = 40, seed: int = 0) -> list[CorpusPassage]:
+    draw = random.Random(seed)
+    return [
+        CorpusPassage(f"p{i}", " ".join(draw.choices(WORDS, k=draw.randint(2, 5))))
+        for i in range(count)
+    ]
+
+
+def bm25(texts: Sequence[str], query: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Robertson's formula; words of more than half of the texts are left out."""
+    counts = [Counter(text.split()) for text in texts]
+    mean = sum(one.total() for one in counts) / len(counts)
+    scores = np.zeros(len(texts))
+    for word in query:
+        having = sum(word in one for one in counts)
+        if 2 * having > len(texts):
+            continue
+        idf = math.log((len(texts) - having + 0.5) / (having + 0.5))
+        for place, one in enumerate(counts):
+            tf = one[word]
+            scores[place] += idf * tf * 2.2 / (tf + 1.2 * (0.25 + 0.75 * one.total() / mean))
+    return scores
+
+
+def ids(found: list[tuple[str, float]]) -> list[str]:
+    return [one for one, _ in found]
+
+
+def test_words_are_ranked_by_bm25_title_and_text(tmp_path: Path) -> None:
+    passages = [*corpus(), CorpusPassage("titled", "bread stone", title="weir grain")]
+    with Retriever.build(passages, tmp_path) as retriever:
+        queries = [["baker", "weir"], ["bridge"], ["grain", "stone", "mill"]]
+        found = retriever.search([" ".join(query) for query in queries], 7, "bm25")
+        assert retriever.search(["nothing of it"], 7, "bm25") == [[]]
+    texts = [f"{one.title} {one.text}".strip() for one in passages]
+    for query, hits in zip(queries, found, strict=True):
+        expected = bm25(texts, query)
+        best = np.argsort(-expected, kind="stable")[:7]
+        assert ids(hits) == [passages[place].id for place in best]
+        assert [score for _, score in hits] == pytest.approx(expected[best].tolist(), abs=1e-5)
+
+
+def test_vectors_are_compared_one_by_one_and_prompts_are_the_models(
+    tmp_path: Path, encoder: Any
+) -> None:
+    passages = [*corpus(), CorpusPassage("titled", "bread", title="mill")]
+    queries = ["old mill", "a market in the town"]
+    with Retriever.build(passages, tmp_path, encoder=encoder) as retriever:
+        assert encoder.asked[-1] == "the mill\nbread"
+        found = retriever.search(queries, 5, "dense")
+        assert encoder.asked[-2:] == ["who old mill", "who a market in the town"]
+    texts = [f"the {one.title}\n{one.text}" if one.title else f"the {one.text}" for one in passages]
+    embed = encoder.encoder.embed
+    keys, asked = (
+        asyncio.run(embed(some)).vectors for some in (texts, [f"who {one}" for one in queries])
+    )
+    for vector, hits in zip(asked, found, strict=True):
+        scores = keys @ vector
+        assert [score for _, score in hits] == pytest.approx(
+            sorted(scores.tolist(), reverse=True)[:5], abs=1e-5
+        )
+        own = {one.id: scores[place] for place, one in enumerate(passages)}
+        assert [own[one] for one in ids(hits)] == pytest.approx([s for _, s in hits], abs=1e-5)
+
+
+def test_hybrid_fuses_the_places_in_both_rankings(tmp_path: Path, encoder: Any) -> None:
+    passages = corpus(60)
+    with Retriever.build(passages, tmp_path, encoder=encoder) as retriever:
+        found, near, alike = (
+            retriever.search(["baker weir"], k, mode)[0]
+            for k, mode in ((6, "hybrid"), (50, "dense"), (50, "bm25"))
+        )
+    scores: Counter[str] = Counter()
+    for ranking in (near, alike):
+        for place, one in enumerate(ids(ranking), 1):
+            scores[one] += 1 / (60 + place)
+    assert [score for _, score in found] == pytest.approx([s for _, s in scores.most_common(6)])
+    assert [scores[one] for one in ids(found)] == pytest.approx([score for _, score in found])
+
+
+def test_a_build_that_was_ended_goes_on_and_a_whole_one_is_used_again(
+    tmp_path: Path, encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "BLOCK", 8)
+    passages = corpus(30)
+    encoder.fails_at = passages[20].text
+    with pytest.raises(RuntimeError, match="killed"):
+        Retriever.build(passages, tmp_path, encoder=encoder)
+    assert len(encoder.asked) == 16
+    encoder.fails_at = None
+    for _ in range(2):
+        with Retriever.build(passages, tmp_path, encoder=encoder) as retriever:
+            assert encoder.asked == [f"the {one.text}" for one in passages]
+            assert sorted(ids(retriever.search([""], 40, "dense")[0])) == sorted(
+                one.id for one in passages
+            )
+        encoder.asked.pop()  # the query
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ([*corpus()[:-1], CorpusPassage("p39", "another text")], "content is sha256"),
+        (corpus()[::-1], "content is sha256"),
+        (corpus(41), "passages is 40, not 41"),
+    ],
+)
+def test_a_folder_of_another_corpus_is_refused_and_left_as_it_is(
+    tmp_path: Path, changed: list[CorpusPassage], says: str
+) -> None:
+    Retriever.build(corpus(), tmp_path).close()
+    with pytest.raises(InputError, match=says) as caught:
+        Retriever.build(changed, tmp_path)
+    assert str(tmp_path) in caught.value.message
+    with Retriever.build(corpus(), tmp_path) as retriever:
+        assert retriever.search(["mill"], 1, "bm25")[0]
+
+
+def test_a_folder_of_other_vectors_or_other_indexes_is_refused(
+    tmp_path: Path, encoder: Any
+) -> None:
+    Retriever.build(corpus(), tmp_path).close()
+    with pytest.raises(InputError, match="encoder is None, not sha256:000"):
+        Retriever.build(corpus(), tmp_path, encoder=encoder)
+    (tmp_path / retrieval.ABOUT).write_text("[]")
+    with pytest.raises(InputError, match=r"corpus\.json is damaged"):
+        Retriever.build(corpus(), tmp_path)
+    (tmp_path / retrieval.ABOUT).unlink()
+    with pytest.raises(InputError, match="holds indexes of something else"):
+        Retriever.build(corpus(), tmp_path)
+
+
+def test_what_can_not_be_asked_or_indexed_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(EmptyInput, match="passages: none"):
+        Retriever.build([], tmp_path)
+    with pytest.raises(InputError, match=r"passages\[40\]\.id: 'p3' comes twice"):
+        Retriever.build([*corpus(), CorpusPassage("p3", "x")], tmp_path)
+    with Retriever.build(corpus(), tmp_path) as retriever:
+        for mode in ("dense", "hybrid"):
+            with pytest.raises(InputError, match=f"mode: '{mode}' needs an encoder"):
+                retriever.search(["mill"], 3, mode)
+        with pytest.raises(InputError, match="mode: 'words' is none of bm25, dense, hybrid"):
+            retriever.search(["mill"], 3, "words")
+        with pytest.raises(InputError, match="k: 0 is less than 1"):
+            retriever.search(["mill"], 0, "bm25")
+        with pytest.raises(DataDirTaken):
+            Retriever.build(corpus(), tmp_path)
