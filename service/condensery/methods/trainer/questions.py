@@ -1,6 +1,7 @@
 """Questions with passages and answers to train on, checked whole before the first step."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class TrainingQuestion:
         label: What the generator learns to say: the row's own, else the first answer.
         title: The article, or "".
         where: File and line.
+        scores: A cross-encoder's raw logit of each passage; None if none were made.
     """
 
     question: str
@@ -37,6 +39,7 @@ class TrainingQuestion:
     label: str
     title: str
     where: str
+    scores: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class _Row(BaseModel):
     passages: list[str] | None = None
     label: str | None = None
     title: str | None = None
+    scores: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +180,21 @@ def _check(
             "answers" if given.label is None else "label",
             f"{shorten(label)} has {tokens} tokens, more than {rules.label_tokens}",
         )
+    scores = None if given.scores is None else tuple(given.scores)
+    if scores is not None and (says := _wrong_scores(scores, len(passages))):
+        wrong = True
+        yield problem("scores not of the passages", "scores", says)
     if not wrong:
-        yield TrainingQuestion(
-            given.question, passages, tuple(given.answers), label, given.title or "", row.where
-        )
+        answers, title = tuple(given.answers), given.title or ""
+        yield TrainingQuestion(given.question, passages, answers, label, title, row.where, scores)
+
+
+def _wrong_scores(scores: tuple[float, ...], passages: int) -> str:
+    """Say what is wrong with scores, "" for nothing."""
+    if len(scores) != passages:
+        return f"{len(scores)} scores for {passages} passages"
+    bad = [f"[{place}] is {one}" for place, one in enumerate(scores) if not math.isfinite(one)]
+    return f"{bad[0]}, not a finite number" if bad else ""
 
 
 def _said(problem: _Problem) -> str:

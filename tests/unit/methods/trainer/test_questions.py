@@ -35,6 +35,14 @@ def test_good_rows_are_read_with_their_places(tmp_path: Path) -> None:
     assert two.where == f"{path}, line 2"
 
 
+def test_scores_are_read_one_for_each_passage(tmp_path: Path) -> None:
+    passages = ["One.", "The miller."]
+    path = write(tmp_path / "a.jsonl", row(), row(passages=passages, scores=[-1.5, 3]))
+    (one, two), _ = read_questions([path], Rules())
+    assert one.scores is None
+    assert two.scores == (-1.5, 3.0)
+
+
 def test_a_datasets_folder_is_read_alike() -> None:
     questions, _ = read_questions([SAVED / "dict"], Rules(), split="validation")
     assert [question.label for question in questions] == ["a3", "a1"]
@@ -54,6 +62,11 @@ def test_a_datasets_folder_is_read_alike() -> None:
         ({"context": ""}, "context: ('',) holds no text"),
         ({"passages": ["", " "]}, "passages: ('', ' ') holds no text"),
         ({"label": "one two three four"}, "label: 'one two three four' has 4 tokens, more than 3"),
+        ({"scores": [0.5, 1.0]}, "scores: 2 scores for 1 passages"),
+        ({"scores": []}, "scores: 0 scores for 1 passages"),
+        ({"scores": [float("nan")]}, "scores: [0] is nan, not a finite number"),
+        ({"passages": ["The miller.", "b"], "scores": [1, -1e999]}, "scores: [1] is -inf, not"),
+        ({"scores": ["1"]}, "scores.0: '1': Input should be a valid number"),
         ({"question": "who  SOLD it?"}, "stands in {path}, line 1 too"),
     ],
 )  # fmt: skip
