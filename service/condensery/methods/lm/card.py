@@ -41,6 +41,8 @@ def make_card(
             "train": [path.name for path in texts.train],
             "held_out": [path.name for path in texts.held_out]
             or f"{recipe.held_out:.1%} of the documents, by seed",
+            "without": [f"{name}={value}" for name, value in texts.without],
+            "not_like": [path.name for path in texts.not_like],
             "licence": texts.licence,
             "documents": documents[0],
             "held_out_documents": documents[1],

@@ -5,16 +5,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from condensery.errors import InputError
+from condensery.methods.lm.loss import linear_cross_entropy
 from condensery.methods.lm.text import IGNORED, Packed, Stream, pack
+from condensery.methods.lm.words import check_table
 from condensery.methods.trainer.draws import Loss
 
 # start, end and padding, by the names that word pieces and ours have for them
@@ -128,10 +129,23 @@ class LmShape:
             )
 
 
-def new_model(shape: LmShape, words: Words) -> LlamaForCausalLM:
-    """Build a Llama with random weights, its output embeddings those of its input."""
+def new_model(shape: LmShape, words: Words, table: Tensor | None = None) -> LlamaForCausalLM:
+    """Build a Llama with random weights, its output embeddings those of its input.
+
+    Args:
+        shape: Its dimensions.
+        words: Its tokenizer.
+        table: Word embeddings to start with and to keep, rows of unit RMS, (vocabulary, width).
+
+    Raises:
+        InputError: The table has too few rows, or is of another width.
+    """
+    vocabulary = words.tokenizer.get_vocab_size()
+    if table is not None:
+        check_table(table, vocabulary, shape.width)
+        vocabulary = len(table)
     config = LlamaConfig(
-        vocab_size=words.tokenizer.get_vocab_size(),
+        vocab_size=vocabulary,
         hidden_size=shape.width,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
@@ -144,7 +158,14 @@ def new_model(shape: LmShape, words: Words) -> LlamaForCausalLM:
         pad_token_id=words.padding,
         use_cache=False,
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    if table is not None:
+        embeddings = model.get_input_embeddings().weight
+        embeddings.data.copy_(table)
+        embeddings.requires_grad_(False)
+        # Rows of unit RMS would make logits of the width's scale, the largest each word's own.
+        nn.init.constant_(model.model.norm.weight, shape.width**-0.75)
+    return model
 
 
 def lm_loss(model: nn.Module, batch: Packed) -> Loss:
@@ -156,8 +177,8 @@ def lm_loss(model: nn.Module, batch: Packed) -> Loss:
     hidden = model.model(  # type: ignore[operator]
         input_ids=batch.ids.to(device), position_ids=batch.positions.to(device), use_cache=False
     ).last_hidden_state
-    logits = model.lm_head(hidden.flatten(0, 1)[kept])  # type: ignore[operator]
-    total = F.cross_entropy(logits.float(), labels[kept])
+    head = model.lm_head.weight  # type: ignore[union-attr]
+    total = linear_cross_entropy(hidden.flatten(0, 1)[kept], cast(Tensor, head), labels[kept])
     return Loss(total, weight=float(kept.sum()), items=len(batch.ids))
 
 

@@ -8,7 +8,7 @@ happens to be packed beside. The mask costs nothing on a CPU, where attention is
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,17 @@ Ids = NDArray[np.int32]
 IGNORED = -100
 
 
-def read_documents(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield the documents of text files, JSONL files and ``datasets`` folders.
+def read_documents(
+    paths: Iterable[Path], without: Collection[tuple[str, str]] = ()
+) -> Iterator[tuple[str, str]]:
+    """Yield the documents of text files, JSONL files and ``datasets`` folders, with their titles.
 
     In plain text (.txt, also packed as .gz or .xz) an empty line ends a document; in the others
-    each row is one, its field ``text``.
+    each row is one, its field ``text``, its title the field ``title``, or "".
+
+    Args:
+        paths: Files and folders.
+        without: Names and values of fields; rows that have one of them are passed over.
 
     Raises:
         InputError: A file can't be read, or a row has no text; names file and line.
@@ -42,18 +48,19 @@ def read_documents(paths: Iterable[Path]) -> Iterator[str]:
                 text = row.value.get("text")
                 if not isinstance(text, str):
                     raise InputError(f"{row.where}: text: {text!r} is no text", field="text")
-                if text.strip():
-                    yield text
+                passed = any(row.value.get(name) == value for name, value in without)
+                if text.strip() and not passed:
+                    yield text, str(row.value.get("title") or "")
         else:
             lines: list[str] = []
             for line in read_lines(path):
                 if line.strip():
                     lines.append(line)
                 elif lines:
-                    yield "".join(lines)
+                    yield "".join(lines), ""
                     lines = []
             if lines:
-                yield "".join(lines)
+                yield "".join(lines), ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from condensery.methods.lm.model import (
 )
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.text import Packed, Windows, tokenise
+from condensery.methods.lm.words import read_table
 from condensery.methods.trainer.checkpoints import sync
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
@@ -50,6 +51,7 @@ def train(
     recipe: LmRecipe,
     *,
     tokenizer: Path | None = None,
+    table: torch.Tensor | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
     every: int = 500,
@@ -64,6 +66,7 @@ def train(
         shape: The model's dimensions.
         recipe: How to train.
         tokenizer: A ``tokenizer.json`` or its folder; None trains one on the text.
+        table: Word embeddings to share and keep, (vocabulary, width); see ``new_model``.
         device: Where; default: the CPU.
         dtype: Of the weights in the forward pass; default: what the device multiplies best.
         every: Steps between checkpoints.
@@ -88,7 +91,7 @@ def train(
     )
     log.info("%d documents, %d tokens; held out: %d", len(documents), len(stream.ids), len(held))
     torch.manual_seed(recipe.seed)
-    model = new_model(shape, words)
+    model = new_model(shape, words, table)
     nn.Module.to(model, device=device, dtype=dtype)
     if device.type == "cpu":
         model.set_attn_implementation("eager")  # SDPA's backward pass is slow in bf16 on a CPU
@@ -98,6 +101,7 @@ def train(
         "text": stream.sha256,
         "tokenizer": hashlib.sha256(words.tokenizer.to_str().encode()).hexdigest(),
         "dtype": str(dtype).removeprefix("torch."),
+        **({"words": _digest(table)} if table is not None else {}),
     }
 
     def measure(module: nn.Module, most: int | None = None) -> dict[str, float]:
@@ -138,6 +142,10 @@ def train(
     return out / MODEL
 
 
+def _digest(table: torch.Tensor) -> str:
+    return hashlib.sha256(table.float().contiguous().numpy().tobytes()).hexdigest()
+
+
 def find_words(
     out: Path,
     documents: Sequence[str],
@@ -161,7 +169,7 @@ def find_words(
 
 def groups(model: nn.Module, recipe: LmRecipe) -> list[Group]:
     """Split the parameters: matrices (decayed) or not."""
-    trained = list(model.parameters())  # tied embeddings once
+    trained = [p for p in model.parameters() if p.requires_grad]  # tied embeddings once
     matrices = [p for p in trained if p.ndim > 1]
     return [
         Group(matrices, recipe.rate, recipe.weight_decay),
@@ -206,9 +214,18 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="condensery train lm", description=__doc__)
     parser.add_argument("--text", type=Path, nargs="+", required=True, help="text, JSONL, datasets")
     parser.add_argument("--held-out-text", type=Path, nargs="+", default=(), help="to measure on")
+    parser.add_argument(
+        "--without", nargs="+", default=(), metavar="FIELD=VALUE", help="rows of --text left out"
+    )
+    parser.add_argument(
+        "--not-like", type=Path, nargs="+", default=(), help="what others are measured on"
+    )
     parser.add_argument("--licence", default="not stated", help="the text's, for the card")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and model")
     parser.add_argument("--tokenizer", help="tokenizer.json, its folder, or a stored model's name")
+    parser.add_argument(
+        "--words", help="folder or stored encoder whose tokenizer and word embeddings are shared"
+    )
     parser.add_argument("--store", type=Path, help="root of the stored models")
     parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
@@ -228,13 +245,26 @@ def main(argv: list[str] | None = None) -> None:
         kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
         for kind in (LmShape, LmRecipe)
     )
+    named = args.words or args.tokenizer
+    if args.words and args.tokenizer:
+        parser.error("--words brings its own --tokenizer")
+    if wrong := [one for one in args.without if "=" not in one]:
+        parser.error(f"--without {wrong[0]}: must be FIELD=VALUE")
+    tokenizer = find_tokenizer(named, args.store) if named else None
     with joined(device) as processes:
         folder = train(
-            Texts(args.text, args.held_out_text, args.licence),
+            Texts(
+                args.text,
+                args.held_out_text,
+                args.licence,
+                without=[tuple(one.split("=", 1)) for one in args.without],
+                not_like=args.not_like,
+            ),
             args.out,
             cast(LmShape, shape),
             cast(LmRecipe, recipe),
-            tokenizer=find_tokenizer(args.tokenizer, args.store) if args.tokenizer else None,
+            tokenizer=tokenizer,
+            table=read_table(tokenizer) if args.words and tokenizer else None,
             device=device,
             dtype=choose_dtype(device, args.dtype),
             every=args.every,

@@ -24,13 +24,21 @@ def test_an_empty_line_ends_a_document_and_rows_are_one_each(tmp_path: Path) -> 
     text.write_text("= One =\nfirst\n\n \nsecond\nline\n")
     rows.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("third\n\nstill", " ")))
     assert list(read_documents([text, rows])) == [
-        "= One =\nfirst\n",
-        "second\nline\n",
-        "third\n\nstill",
+        ("= One =\nfirst\n", ""),
+        ("second\nline\n", ""),
+        ("third\n\nstill", ""),
     ]
     rows.write_text('{"text": "a"}\n{"words": "b"}\n')
     with pytest.raises(InputError, match=r"b\.jsonl, line 2: text: None is no text"):
         list(read_documents([rows]))
+
+
+def test_rows_with_a_value_are_passed_over(tmp_path: Path) -> None:
+    rows = tmp_path / "a.jsonl"
+    values = [{"text": "a", "title": "A", "source": "x"}, {"text": "b", "source": "y"}]
+    rows.write_text("".join(json.dumps(value) + "\n" for value in values))
+    assert list(read_documents([rows])) == [("a", "A"), ("b", "")]
+    assert list(read_documents([rows], [("source", "z"), ("source", "y")])) == [("a", "A")]
 
 
 def test_documents_stand_between_their_marks_in_one_stream() -> None:

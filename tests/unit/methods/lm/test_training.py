@@ -15,6 +15,7 @@ from condensery.methods.lm.documents import Texts, split_documents
 from condensery.methods.lm.model import LmShape, open_words
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.training import find_tokenizer, main, train
+from condensery.methods.lm.words import read_table
 from condensery.methods.trainer.checkpoints import latest
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.store.manifest import Manifest
@@ -131,6 +132,46 @@ def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
     assert len(held) == 1
     with pytest.raises(InputError, match="text: holds no document"):
         split_documents(Texts([held_text]), RECIPE)
+
+
+def test_what_is_like_that_which_others_are_measured_on_is_not_trained_on(tmp_path: Path) -> None:
+    long = "one two three four five six seven eight nine ten"
+    measured = tmp_path / "dev.jsonl"
+    measured.write_text(json.dumps({"context": f"so: {long}!", "title": "The_Mill"}) + "\n")
+    rows = tmp_path / "text.jsonl"
+    texts = [{"text": f"and {long.upper()} more"}, {"text": "b", "title": "the mill"}]
+    texts += [{"text": "c", "title": "A mill"}, {"text": long[:-4]}]
+    rows.write_text("".join(json.dumps(value) + "\n" for value in texts))
+    held = tmp_path / "held.txt"
+    held.write_text("h\n")
+    kept, _ = split_documents(Texts([rows], [held], not_like=[measured]), RECIPE)
+    assert kept == ["c", long[:-4]]
+    measured.write_text('{"question": "Why?"}\n')
+    with pytest.raises(InputError, match=r"dev\.jsonl, line 1: has neither context nor text"):
+        split_documents(Texts([rows], [held], not_like=[measured]), RECIPE)
+
+
+def test_a_shared_word_table_stays_what_it_is(text: Path, tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base")
+    table = read_table(base)
+    shape = replace(SHAPE, width=table.shape[1])
+    recipe = replace(RECIPE, steps=2)
+    made = train(Texts([text]), tmp_path / "run", shape, recipe, tokenizer=base, table=table)
+    state = load_file(made / "model.safetensors")
+    kept = state["model.embed_tokens.weight"]
+    assert torch.equal(kept, table.to(kept.dtype))
+    assert "lm_head.weight" not in state
+    state = load_file(base / "model.safetensors")
+    (raw,) = (value for name, value in state.items() if name.endswith("word_embeddings.weight"))
+    centred = raw - raw.mean(0)
+    torch.testing.assert_close(table, centred / centred.square().mean(1, keepdim=True).sqrt())
+    wrong = replace(shape, width=shape.width + 4)
+    with pytest.raises(InputError, match=f"width={wrong.width}: the word embed"):
+        train(Texts([text]), tmp_path / "a", wrong, recipe, tokenizer=base, table=table)
+    with pytest.raises(InputError, match="words: 3 rows for a tokenizer of"):
+        train(Texts([text]), tmp_path / "b", shape, recipe, tokenizer=base, table=table[:3])
+    with pytest.raises(InputError, match="holds no word embeddings"):
+        read_table(text.parent)
 
 
 def test_a_tokenizer_is_found_by_path_or_by_a_stored_models_name(tmp_path: Path) -> None:
