@@ -37,6 +37,13 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+# One grey pixel.
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a"
+    "49444154789c636800000082008177cd72b60000000049454e44ae426082"
+)
+
+
 @pytest.fixture(scope="session")
 def store_with_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store's own root with minilm-l6 and ``oscar-mini``: small, untrained, of fixed weights.
@@ -77,6 +84,11 @@ def store_with_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_state(files, pair.own_state(), int8_names=[])
     (files / "config.json").write_text(json.dumps(config.to_dict()))
     shutil.copy(base.path / "tokenizer.json", files)
+    measured = {"format": 2, "model": "oscar-mini", "settings": {"gold": {"f1": {"mean": 1.5}}}}
+    (files / "report.json").write_text(json.dumps(measured))
+    (files / "card.md").write_text("# oscar-mini\n\nUntrained: é. ![cost](plots/cost.png)\n")
+    (files / "plots").mkdir()
+    (files / "plots" / "cost.png").write_bytes(PNG)
     manifest = Manifest(
         name="oscar-mini",
         kind="oscar-pair",

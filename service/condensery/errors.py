@@ -11,6 +11,7 @@ CondenseryError
 ├── Forbidden                  the key lacks the scope
 ├── NotFound
 │   ├── ModelNotFound
+│   ├── ReportNotFound         the model was never measured, or has no such plot
 │   ├── IndexNotFound
 │   └── ContextNotFound        no such handle, or another caller's
 │       └── ContextExpired     its time is over
@@ -95,6 +96,10 @@ class NotFound(CondenseryError):
 
 class ModelNotFound(NotFound):
     """No model of that name serves, or none of the kind asked for."""
+
+
+class ReportNotFound(NotFound):
+    """The model was never measured, or its report has no such part."""
 
 
 class IndexNotFound(NotFound):

@@ -34,6 +34,27 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelReport:
+    """How good a model was measured to be, as it was published.
+
+    Attributes:
+        model: Its name.
+        version: In the store, a whole number.
+        fingerprint: The stored model's.
+        report: What ``condensery eval`` wrote, in JSON's types.
+        card: Whether there is a card for people, in Markdown.
+        plots: Names of its plots, which are PNG.
+    """
+
+    model: str
+    version: str
+    fingerprint: str
+    report: Mapping[str, Any]
+    card: bool
+    plots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Embedded:
     """Row ``i`` of ``vectors`` (texts, dims) answers text ``i``."""
 

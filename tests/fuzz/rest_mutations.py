@@ -107,6 +107,11 @@ def good() -> list[Asked]:
     for path, template in (
         (f"/v1/indexes/{INDEX}", "/v1/indexes/{name}"),
         ("/v1/models/minilm-l6", "/v1/models/{name}"),
+        ("/v1/models/oscar-mini/report", "/v1/models/{name}/report"),
+        (
+            "/v1/models/oscar-mini/report/plots/cost.png",
+            "/v1/models/{name}/report/plots/{plot}.png",
+        ),
         ("/v2/models/minilm-l6", "/v2/models/{name}"),
         ("/info", "/info"),
         ("/readyz", "/readyz"),

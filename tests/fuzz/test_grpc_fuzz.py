@@ -107,6 +107,10 @@ GIVEN: dict[str, list[Message]] = {
     ],
     "Rag/ReleaseContext": [pb.ReleaseContextRequest(context="ctx_none")],
     "Models/List": [pb.ListModelsRequest()],
+    "Models/GetReport": [
+        pb.GetReportRequest(model="minilm-l6"),
+        pb.GetReportRequest(model="oscar-mini", with_card=True, with_plots=["cost", "nope"]),
+    ],
 }
 HEALTH = "/grpc.health.v1.Health/Check"
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from condensery.answers import CompressedPassage, FinishReason, TokenLogprob
-from condensery.errors import CondenseryError, InputError, ModelNotFound
+from condensery.errors import CondenseryError, InputError, ModelNotFound, ReportNotFound
 from condensery.index.store import IndexStore
 from condensery.jobs.contexts import Contexts
 from condensery.jobs.services import Limits, Services
 from condensery.metrics import Metrics
 from condensery.questions import GREEDY, Sampling
-from condensery.values import Embedded, Floats, ModelInfo, PairTraits, Scored
+from condensery.values import Embedded, Floats, ModelInfo, ModelReport, PairTraits, Scored
 
 DIMS = 8
 MEMORY_TOKENS = 2
@@ -263,6 +263,28 @@ class StandInReader:
 
 
 @dataclass
+class StandInMeasured:
+    """A report with a card and one plot; ``None`` was never measured."""
+
+    model: str
+    found: dict[str, object] | None
+
+    def report(self) -> ModelReport:
+        if self.found is None:
+            raise ReportNotFound(f"model {self.model!r} was never measured.", field="model")
+        return ModelReport(self.model, "3", "sha256:pair", self.found, True, ("cost",))
+
+    def card(self) -> str:
+        self.report()
+        return "# pair\n\n![cost](plots/cost.png)\n"
+
+    def plot(self, name: str) -> bytes:
+        if name not in self.report().plots:
+            raise ReportNotFound(f"model {self.model!r} has no plot {name!r}", field="plot")
+        return b"\x89PNG of " + name.encode()
+
+
+@dataclass
 class StandInPool:
     encoders: dict[str, StandInEncoder]
     readers: dict[str, StandInReader]
@@ -275,6 +297,11 @@ class StandInPool:
 
     def reader(self, name: str | None = None) -> StandInReader:
         return self._find(self.readers, name)
+
+    def measured(self, name: str) -> StandInMeasured:
+        self._find({info.name: info for info in self.models()}, name)
+        report = {"format": 2, "settings": {"gold": {"f1": {"mean": 49.5}}}}
+        return StandInMeasured(name, report if name == "pair" else None)
 
     def models(self) -> list[ModelInfo]:
         return [one.info for one in [*self.encoders.values(), *self.readers.values()]]

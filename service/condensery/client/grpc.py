@@ -91,6 +91,9 @@ class GrpcClient:
     query = blocking(calls.query)
     count = blocking(calls.count)
     models = blocking(calls.models)
+    report = blocking(calls.report)
+    report_card = blocking(calls.report_card)
+    report_plot = blocking(calls.report_plot)
 
     def ready(self) -> bool:
         """Tell whether the service is there and ready to serve."""
@@ -182,6 +185,9 @@ class AsyncGrpcClient:
     query = awaiting(calls.query)
     count = awaiting(calls.count)
     models = awaiting(calls.models)
+    report = awaiting(calls.report)
+    report_card = awaiting(calls.report_card)
+    report_plot = awaiting(calls.report_plot)
 
     async def ready(self) -> bool:
         """Tell whether the service is there and ready to serve."""

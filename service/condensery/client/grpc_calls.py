@@ -16,7 +16,16 @@ from condensery.client.calls import Call
 from condensery.errors import InputError
 from condensery.questions import SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import Document, Floats, Hit, IndexInfo, ModelInfo, Ranked, Upserted
+from condensery.values import (
+    Document,
+    Floats,
+    Hit,
+    IndexInfo,
+    ModelInfo,
+    ModelReport,
+    Ranked,
+    Upserted,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -178,6 +187,31 @@ def models() -> RpcCall[list[ModelInfo]]:
     """List the models that serve, defaults first."""
     return make_call(
         "Models/List", pb.ListModelsRequest(), pb.ListModelsResponse, replies.read_models
+    )
+
+
+@checked
+def report(name: str) -> RpcCall[ModelReport]:
+    """Return what a model was measured at; ReportNotFound if it never was."""
+    request = pb.GetReportRequest(model=name)
+    return make_call("Models/GetReport", request, pb.GetReportResponse, replies.read_report)
+
+
+@checked
+def report_card(name: str) -> RpcCall[str]:
+    """Return a model's card: its report for people, Markdown."""
+    request = pb.GetReportRequest(model=name, with_card=True)
+    return make_call(
+        "Models/GetReport", request, pb.GetReportResponse, lambda reply: str(reply.card)
+    )
+
+
+@checked
+def report_plot(name: str, plot: str) -> RpcCall[bytes]:
+    """Return a plot of a model's report, PNG."""
+    request = pb.GetReportRequest(model=name, with_plots=[plot])
+    return make_call(
+        "Models/GetReport", request, pb.GetReportResponse, lambda reply: bytes(reply.pictures[plot])
     )
 
 

@@ -1,5 +1,6 @@
 """gRPC replies as values."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from condensery.values import (
     Hit,
     IndexInfo,
     ModelInfo,
+    ModelReport,
     PairTraits,
     Passage,
     Ranked,
@@ -188,6 +190,18 @@ def read_models(reply: pb.ListModelsResponse) -> list[ModelInfo]:
         )
         for one in reply.models
     ]
+
+
+def read_report(reply: pb.GetReportResponse) -> ModelReport:
+    """Return what a model was measured at."""
+    return ModelReport(
+        model=reply.model,
+        version=reply.version,
+        fingerprint=reply.fingerprint,
+        report=json.loads(reply.report),
+        card=reply.has_card,
+        plots=tuple(reply.plots),
+    )
 
 
 def _pair(traits: pb.PairTraits) -> PairTraits:

@@ -9,7 +9,6 @@ with Client("http://127.0.0.1:8080") as client:
 
 import asyncio
 import itertools
-import json
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -88,6 +87,9 @@ class Client:
     query = blocking(calls.query)
     count = blocking(calls.count)
     models = blocking(calls.models)
+    report = blocking(calls.report)
+    report_card = blocking(calls.report_card)
+    report_plot = blocking(calls.report_plot)
 
     def ready(self) -> bool:
         """Tell whether the service is there and ready to serve."""
@@ -100,7 +102,7 @@ class Client:
     def send(self, call: RestCall[T]) -> T:
         """Send ``call`` and read its reply."""
         with self._open(call, self._retries) as reply, reading(self.url):
-            return call.read(json.loads(reply.read()))
+            return call.read(call.decode(reply.read()))
 
     def stream(self, call: RestCall[Iterable[T]]) -> Iterator[T]:
         """Send ``call`` and read each event of its reply as it comes."""
@@ -166,6 +168,9 @@ class AsyncClient:
     query = awaiting(calls.query)
     count = awaiting(calls.count)
     models = awaiting(calls.models)
+    report = awaiting(calls.report)
+    report_card = awaiting(calls.report_card)
+    report_plot = awaiting(calls.report_plot)
 
     async def ready(self) -> bool:
         """Tell whether the service is there and ready to serve."""
@@ -180,7 +185,7 @@ class AsyncClient:
         async with self._open(call, self._retries) as reply:
             content = await reply.aread()
         with reading(self.url):
-            return call.read(json.loads(content))
+            return call.read(call.decode(content))
 
     async def stream(self, call: RestCall[Iterable[T]]) -> AsyncIterator[T]:
         """Send ``call`` and read each event of its reply as it comes."""

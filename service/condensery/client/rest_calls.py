@@ -1,7 +1,8 @@
 """The service's operations as REST calls; those on answers are in ``rest_answers``."""
 
 import base64
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -12,18 +13,31 @@ from condensery.client import rest_replies as replies
 from condensery.client.calls import Call
 from condensery.errors import InputError
 from condensery.questions import SearchMode
-from condensery.values import Document, Floats, Hit, IndexInfo, ModelInfo, Ranked, Upserted
+from condensery.values import (
+    Document,
+    Floats,
+    Hit,
+    IndexInfo,
+    ModelInfo,
+    ModelReport,
+    Ranked,
+    Upserted,
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RestCall(Call[T], Generic[T]):
-    """A request with a JSON body or none; ``read`` gets the reply's JSON (or an event's)."""
+    """A request with a JSON body or none; ``read`` gets the reply's JSON (or an event's).
+
+    ``decode`` is what the reply's bytes become first, where they are no JSON.
+    """
 
     method: str
     path: str
     body: Mapping[str, Any] | None = None
+    decode: Callable[[bytes], Any] = json.loads
 
 
 def embed(
@@ -185,6 +199,35 @@ def models() -> RestCall[list[ModelInfo]]:
     return RestCall(replies.read_models, "GET", "/v1/models")
 
 
+def report(name: str) -> RestCall[ModelReport]:
+    """Return what a model was measured at; ReportNotFound if it never was.
+
+    Args:
+        name: The model's, which must serve.
+    """
+    return RestCall(replies.read_report, "GET", _report(name))
+
+
+def report_card(name: str) -> RestCall[str]:
+    """Return a model's card: its report for people, Markdown.
+
+    Args:
+        name: The model's, which must serve.
+    """
+    return RestCall(str, "GET", f"{_report(name)}?format=markdown", decode=bytes.decode)
+
+
+def report_plot(name: str, plot: str) -> RestCall[bytes]:
+    """Return a plot of a model's report, PNG.
+
+    Args:
+        name: The model's, which must serve.
+        plot: The plot's, one of ``report(name).plots``.
+    """
+    path = f"{_report(name)}/plots/{quote(plot, safe='')}.png"
+    return RestCall(bytes, "GET", path, decode=bytes)
+
+
 def ready() -> RestCall[None]:
     """Ask whether the service is ready; an error says that it is not."""
     return RestCall(read_nothing, "GET", "/readyz")
@@ -202,6 +245,10 @@ def write_document(document: Document) -> dict[str, Any]:
 
 def _index(name: str) -> str:
     return f"/v1/indexes/{quote(name, safe='')}"
+
+
+def _report(name: str) -> str:
+    return f"/v1/models/{quote(name, safe='')}/report"
 
 
 def _read_vectors(reply: Any) -> Floats:

@@ -21,7 +21,16 @@ from condensery.answers import (
 )
 from condensery.client.faults import rebuild
 from condensery.errors import CondenseryError
-from condensery.values import Hit, IndexInfo, ModelInfo, PairTraits, Passage, Ranked, Upserted
+from condensery.values import (
+    Hit,
+    IndexInfo,
+    ModelInfo,
+    ModelReport,
+    PairTraits,
+    Passage,
+    Ranked,
+    Upserted,
+)
 
 V = TypeVar("V")
 
@@ -118,6 +127,11 @@ def read_models(reply: Any) -> list[ModelInfo]:
         build(ModelInfo, {**item, "pair": _pair(item.get("pair"))}, name=item["id"])
         for item in reply["data"]
     ]
+
+
+def read_report(reply: Any) -> ModelReport:
+    """Read what a model was measured at."""
+    return build(ModelReport, {**reply, "plots": tuple(reply["plots"])})
 
 
 def read_event(event: tuple[str, Any]) -> list[AnswerEvent]:

@@ -13,14 +13,20 @@ API_KEY = "CONDENSERY_API_KEY"
 Connection: TypeAlias = "Client | GrpcClient"
 
 
-def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose the server."""
+def add_server(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
+    """Add the arguments that choose the server.
+
+    Args:
+        parser: Takes them.
+        needed: Whether the command asks a server where none is named; else ``args.url`` is None.
+    """
     group = parser.add_argument_group("server")
     door = group.add_mutually_exclusive_group()
     door.add_argument(
         "--url",
-        default=os.environ.get("CONDENSERY_URL", URL),
-        help="where the service answers REST (default: $CONDENSERY_URL or %(default)s)",
+        default=os.environ.get("CONDENSERY_URL", URL) if needed else None,
+        help="where the service answers REST"
+        + (" (default: $CONDENSERY_URL or %(default)s)" if needed else ""),
     )
     door.add_argument("--grpc", metavar="ADDRESS", help="use gRPC, at host:port, instead")
     group.add_argument(

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from condensery.commands import reporting
 from condensery.commands.printing import Parsers, extra, say, table
 from condensery.errors import InputError
 
@@ -16,7 +17,7 @@ def add_parser(parsers: Parsers) -> None:
     """Add ``models`` and its actions."""
     models = parsers.add_parser(
         "models",
-        help="list, show, verify and import stored models",
+        help="list, show, verify and import stored models, and read how good they are",
         description="Work with the model stores: the one that is shipped, and your own.",
     )
     actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -31,6 +32,14 @@ def add_parser(parsers: Parsers) -> None:
     verify = actions.add_parser("verify", help="hash a model's files again, or every model's")
     verify.add_argument("name", metavar="NAME", nargs="?")
     verify.set_defaults(run=run_verify)
+
+    report = actions.add_parser(
+        "report",
+        help="print what a model was measured at: JSON, or its card",
+        description="Print what a model was measured at when it was published: from the stores,"
+        " or from a running server.",
+    )
+    reporting.add_arguments(report)
 
     take = actions.add_parser(
         "import",
@@ -77,7 +86,7 @@ def add_parser(parsers: Parsers) -> None:
     )
     take.set_defaults(run=run_import)
 
-    for action in (listing, show, verify, take):
+    for action in (listing, show, verify, report, take):
         action.add_argument(
             "--store", type=Path, metavar="DIR", help="your own store (default: DATA_DIR/models)"
         )

@@ -13,6 +13,7 @@ from condensery.values import (
     Hit,
     IndexInfo,
     ModelInfo,
+    ModelReport,
     PairTraits,
     Passage,
     Scored,
@@ -214,6 +215,25 @@ class Reader(Protocol):
         ...
 
 
+class Measured(Protocol):
+    """How good a model was measured to be. Calls block on disk: jobs run them in a thread.
+
+    Each raises ReportNotFound where there is no such part.
+    """
+
+    def report(self) -> ModelReport:
+        """Return the report."""
+        ...
+
+    def card(self) -> str:
+        """Return the card, Markdown."""
+        ...
+
+    def plot(self, name: str) -> bytes:
+        """Return a plot, PNG."""
+        ...
+
+
 class Pool(Protocol):
     """The running models by name; None asks for the default of its kind."""
 
@@ -227,6 +247,10 @@ class Pool(Protocol):
 
     def reader(self, name: str | None = None) -> Reader:
         """Return the OSCAR pair; raises ModelNotFound."""
+        ...
+
+    def measured(self, name: str) -> Measured:
+        """Return how good a running model was measured to be; raises ModelNotFound."""
         ...
 
     def models(self) -> list[ModelInfo]:

@@ -1,7 +1,7 @@
 """The running models by name."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -15,6 +15,8 @@ from condensery.runtime.limits import Limits, default_limits
 from condensery.runtime.reader import Reader
 from condensery.runtime.room import Bounds
 from condensery.runtime.workers import Workers
+from condensery.store.manifest import StoredModel
+from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore
 from condensery.values import ModelInfo
 
@@ -61,6 +63,7 @@ class RunningModels:
         teams: What the models run on, one a device; closed with them.
         threads: Where texts are tokenised; closed with them.
         metrics: Where to count.
+        stored: What they were loaded from, by name.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class RunningModels:
         teams: Sequence[Workers],
         threads: ThreadPoolExecutor,
         metrics: "Metrics | None" = None,
+        stored: Mapping[str, StoredModel] | None = None,
     ) -> None:
         self._encoders = dict(encoders)
         self._readers = dict(readers)
@@ -78,6 +82,7 @@ class RunningModels:
         self._teams = tuple(teams)
         self._threads = threads
         self._metrics = metrics
+        self._stored = dict(stored or {})
 
     @property
     def teams(self) -> tuple[Workers, ...]:
@@ -125,10 +130,11 @@ class RunningModels:
         encoders: dict[str, Encoder] = {}
         readers: dict[str, Reader] = {}
         refused: dict[str, str] = {}
+        whole: dict[str, StoredModel] = {}
         for name in store.names():
             started = time.perf_counter()
             try:
-                stored = store.open(name)
+                stored = whole[name] = store.open(name)
                 if stored.manifest.kind == "encoder":
                     encoders[name] = Encoder.load(
                         *(stored, teams.on(device)),
@@ -160,7 +166,7 @@ class RunningModels:
             if metrics is not None:
                 metrics.prepare_model(name)
                 metrics.model_loaded.labels(name).set(name not in refused)
-        return cls(encoders, readers, refused, teams.all(), threads, metrics)
+        return cls(encoders, readers, refused, teams.all(), threads, metrics, whole)
 
     async def warm_up(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Run every model once; one that fails is refused, the rest serve.
@@ -196,6 +202,13 @@ class RunningModels:
         """Return the OSCAR pair; None is the default one. Raises ModelNotFound."""
         return self._find(self._readers, name, DEFAULT_PAIR, "oscar-pair")
 
+    def measured(self, name: str) -> StoredReport:
+        """Return how good a running model was measured to be. Raises ModelNotFound."""
+        serving = {info.name for info in self.models()}
+        if name not in serving:
+            raise self._unknown(name, "model", serving)
+        return StoredReport(self._stored[name])
+
     def models(self) -> list[ModelInfo]:
         """List what serves, defaults first."""
         defaults = (DEFAULT_ENCODER, DEFAULT_PAIR)
@@ -223,13 +236,16 @@ class RunningModels:
         wanted = name or (default if default in serving else next(iter(serving), default))
         if wanted in serving:
             return serving[wanted]
+        raise self._unknown(wanted, kind, serving)
+
+    def _unknown(self, wanted: str, kind: str, serving: Collection[str]) -> ModelNotFound:
         if wanted in self._refused:
             reason = f"was refused: {self._refused[wanted]}"
         elif wanted in {info.name for info in self.models()}:
             reason = f"is no {kind}"
         else:
             reason = "does not exist"
-        raise ModelNotFound(
+        return ModelNotFound(
             f"model {shorten(wanted)} {reason}; {kind}s that serve: {sorted(serving)}",
             field="model",
             value=wanted,

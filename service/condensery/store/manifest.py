@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -26,8 +27,12 @@ WEIGHTS = ".safetensors"
 EXECUTABLE = frozenset(
     {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz", ".py", ".so"}
 )
-# The fingerprint covers every file but these: a mended card must not orphan an index.
+# The fingerprint covers every file but prose and what was measured: a mended card, or a longer
+# report, must not orphan an index.
 PROSE = (".md", ".rst")
+CARD = "card.md"
+REPORT = "report.json"
+PLOT = re.compile(r"plots/([a-z0-9_-]{1,64})\.png")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 VERSION_PATTERN = r"^[1-9][0-9]{0,8}$"
 
@@ -54,6 +59,17 @@ def is_prose(path: str) -> bool:
     """Tell whether ``path`` is for people only, so that it can't change a number."""
     name = PurePosixPath(path).name
     return name.lower().endswith(PROSE) or name.upper().startswith(("LICENSE", "LICENCE", "NOTICE"))
+
+
+def plot_name(path: str) -> str | None:
+    """Return the name of the plot that ``path`` holds; None if it is no plot of a report."""
+    match = PLOT.fullmatch(path)
+    return match[1] if match else None
+
+
+def changes_numbers(path: str) -> bool:
+    """Tell whether a model could do otherwise for having another file at ``path``."""
+    return not (is_prose(path) or path == REPORT or plot_name(path) is not None)
 
 
 class Provenance(BaseModel):
@@ -175,7 +191,7 @@ class Manifest(BaseModel):
             "prompts": self.prompts,
             "default_prompt": self.default_prompt,
             "base": self.base_fingerprint,
-            "files": {path: sha for path, sha in self.files.items() if not is_prose(path)},
+            "files": {path: sha for path, sha in self.files.items() if changes_numbers(path)},
         }
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"

@@ -597,3 +597,40 @@ class ListModelsResponse(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
     refused: _containers.ScalarMap[str, str]
     def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., refused: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class GetReportRequest(_message.Message):
+    __slots__ = ("model", "with_card", "with_plots")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WITH_CARD_FIELD_NUMBER: _ClassVar[int]
+    WITH_PLOTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    with_card: bool
+    with_plots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., with_card: bool = ..., with_plots: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetReportResponse(_message.Message):
+    __slots__ = ("model", "version", "fingerprint", "report", "has_card", "plots", "card", "pictures")
+    class PicturesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    HAS_CARD_FIELD_NUMBER: _ClassVar[int]
+    PLOTS_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: str
+    fingerprint: str
+    report: str
+    has_card: bool
+    plots: _containers.RepeatedScalarFieldContainer[str]
+    card: str
+    pictures: _containers.ScalarMap[str, bytes]
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., fingerprint: _Optional[str] = ..., report: _Optional[str] = ..., has_card: bool = ..., plots: _Optional[_Iterable[str]] = ..., card: _Optional[str] = ..., pictures: _Optional[_Mapping[str, bytes]] = ...) -> None: ...

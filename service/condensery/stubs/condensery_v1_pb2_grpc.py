@@ -853,6 +853,11 @@ class ModelsStub(object):
                 request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.GetReport = channel.unary_unary(
+                '/condensery.v1.Models/GetReport',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetReportRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetReportResponse.FromString,
+                _registered_method=True)
 
 
 class ModelsServicer(object):
@@ -864,6 +869,13 @@ class ModelsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetReport(self, request, context):
+        """Return what a model was measured at when it was published: NOT_FOUND if it never was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -871,6 +883,11 @@ def add_ModelsServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListModelsRequest.FromString,
                     response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'GetReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReport,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetReportRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetReportResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -900,6 +917,33 @@ class Models(object):
             '/condensery.v1.Models/List',
             condensery_dot_stubs_dot_condensery__v1__pb2.ListModelsRequest.SerializeToString,
             condensery_dot_stubs_dot_condensery__v1__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Models/GetReport',
+            condensery_dot_stubs_dot_condensery__v1__pb2.GetReportRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.GetReportResponse.FromString,
             options,
             channel_credentials,
             insecure,

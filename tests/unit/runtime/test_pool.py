@@ -14,7 +14,7 @@ from tiny_published import Cocom
 from tiny_published import write_base as write_language_model
 from torch import Tensor
 
-from condensery.errors import CondenseryError, ModelNotFound, Unavailable
+from condensery.errors import CondenseryError, ModelNotFound, ReportNotFound, Unavailable
 from condensery.metrics import Metrics
 from condensery.runtime.pair import make_ready
 from condensery.runtime.pool import RunningModels
@@ -144,6 +144,27 @@ def test_unknown_names_and_wrong_kinds_are_told_apart(load: Callable[..., Runnin
         assert (caught.value.field, caught.value.value) == ("model", name)
     with pytest.raises(ModelNotFound, match=r"'another-encoder', 'minilm-l6'"):
         models.encoder("nothing")
+
+
+def test_what_a_model_was_measured_at_is_that_of_the_version_that_serves(
+    store: ModelStore, load: Callable[..., RunningModels], tmp_path: Path
+) -> None:
+    for version in (2, 3):
+        files = tmp_path / f"{PAIR}-{version}"
+        files.mkdir()
+        (files / "report.json").write_text(json.dumps({"format": 2, "seed": version}))
+        publish_pair(store, files, PAIR, seed=version)
+    (store.own / "another-encoder" / "1" / "model.json").write_text("{")
+    models = load()
+    found = models.measured(PAIR).report()
+    assert (found.version, found.report["seed"]) == ("3", 3)
+    assert found.fingerprint == next(m.fingerprint for m in models.models() if m.name == PAIR)
+    with pytest.raises(ReportNotFound, match="'another-pair' was never measured"):
+        models.measured("another-pair").report()
+    with pytest.raises(ModelNotFound, match="'nobody' does not exist"):
+        models.measured("nobody")
+    with pytest.raises(ModelNotFound, match="'another-encoder' was refused"):
+        models.measured("another-encoder")
 
 
 def corrupt_weights(store: ModelStore) -> None:

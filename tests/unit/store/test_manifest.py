@@ -48,6 +48,7 @@ def test_a_manifest_survives_its_own_json(manifest: MakeManifest) -> None:
         {"dtype": "bfloat16"},
         {"provenance": {"seed": 3, "command": "make it"}},
         {"files": {**FILES, "card.md": OTHER, "LICENSE": OTHER}},
+        {"files": {**FILES, "report.json": OTHER, "plots/cost.png": OTHER}},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -72,6 +73,10 @@ def test_the_fingerprint_stays_when_no_number_changes(
         {"files": {**FILES, "model.safetensors": OTHER}},
         {"files": {**FILES, "tokenizer.json": OTHER}},
         {"files": {**FILES, "config.json": OTHER}},
+        {"files": {**FILES, "sub/report.json": OTHER}},
+        {"files": {**FILES, "plots/cost.json": OTHER}},
+        {"files": {**FILES, "plots/more/cost.png": OTHER}},
+        {"files": {**FILES, "cost.png": OTHER}},
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from condensery.api.grpc import messages, rag
 from condensery.api.grpc.bodies import read_documents, write
 from condensery.api.naming import renamed
-from condensery.jobs import indexes, search
+from condensery.jobs import indexes, reports, search
 from condensery.jobs.embed import embed
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
@@ -189,6 +189,18 @@ async def list_models(services: Services, given: pb.ListModelsRequest, model: st
     return reply.SerializeToString()
 
 
+async def get_report(services: Services, given: pb.GetReportRequest, model: str | None) -> bytes:
+    """Return what a model was measured at."""
+    name = model or ""
+    found = await reports.model_report(services, name)
+    reply = messages.model_report(found)
+    if given.with_card:
+        reply.card = await reports.model_card(services, name)
+    for plot in dict.fromkeys(given.with_plots):
+        reply.pictures[plot] = await reports.model_plot(services, name, plot)
+    return reply.SerializeToString()
+
+
 def _told(services: Services, info: ModelInfo) -> ModelInfo:
     if info.kind != "oscar-pair":
         return info
@@ -222,4 +234,5 @@ CALLS: tuple[Call[Any], ...] = (
     Call("Rag", "Compress", pb.CompressRequest, _INFER, "compress", rag.compress),
     Call("Rag", "ReleaseContext", pb.ReleaseContextRequest, _INFER, "compress", rag.release),
     Call("Models", "List", pb.ListModelsRequest, _INFER, None, list_models),
+    Call("Models", "GetReport", pb.GetReportRequest, _INFER, None, get_report),
 )

@@ -1,5 +1,6 @@
 """Our values as protobuf messages, and back; answers are in ``answers``. No decisions here."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -188,6 +189,18 @@ def model_info(info: values.ModelInfo) -> pb.ModelInfo:
         pooling=info.pooling or "",
         created=info.created,
         pair=None if info.pair is None else _pair(info.pair),
+    )
+
+
+def model_report(found: values.ModelReport) -> pb.GetReportResponse:
+    """Write what a model was measured at, without its card and plots."""
+    return pb.GetReportResponse(
+        model=found.model,
+        version=found.version,
+        fingerprint=found.fingerprint,
+        report=json.dumps(found.report, ensure_ascii=False),
+        has_card=found.card,
+        plots=found.plots,
     )
 
 

@@ -204,6 +204,7 @@ def _operation(route: Route, schemas: _Schemas, responses: Schema) -> Schema:
 def _parameters(route: Route) -> list[Schema]:
     names = ("request_id",) if route.vital else ("request_id", "timeout")
     parameters: list[Schema] = [{"$ref": f"#/components/parameters/{name}"} for name in names]
+    parameters += [dict(one) for one in route.parameters]
     if "{name" not in route.path:
         return parameters
     kinds = {"/v1/indexes": "index", "/v1/contexts": "context"}
@@ -214,8 +215,12 @@ def _parameters(route: Route) -> list[Schema]:
 
 def _responses(route: Route, schemas: _Schemas, responses: Schema) -> Schema:
     """Return what a route can answer, by status; errors go into ``responses``, once a family."""
-    good = schemas.of(route.reply) if route.reply is not None else {"type": "string"}
+    good: Schema = {} if route.media.startswith("image/") else {"type": "string"}
+    if route.reply is not None:
+        good = schemas.of(route.reply)
     content: Schema = {route.media: {"schema": good}}
+    if route.other_media:
+        content[route.other_media] = {"schema": {"type": "string"}}
     if route.streams:
         content["text/event-stream"] = {"schema": STREAMS[route.streams]}
     found: Schema = {"200": {"description": "OK", "headers": ECHO, "content": content}}

@@ -46,6 +46,17 @@ class Models(Reply):
     data: list[Model]
 
 
+class Report(Reply):
+    """What a model was measured at when it was published."""
+
+    model: str
+    version: str = Field(description="Of the stored model, a whole number.")
+    fingerprint: str = Field(description="The running model's.")
+    report: dict[str, Any] = Field(description="As `condensery eval` wrote it, format 2.")
+    card: bool = Field(description="Whether there is a card, in Markdown.")
+    plots: list[str] = Field(description="Names of its plots.")
+
+
 class TeiInfo(BaseModel):
     """The default model as TEI describes it, and beside it what this service can do."""
 

@@ -153,6 +153,9 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> list[str]:
     parts = [head, f"<p>{_marked(operation['summary'])}</p>"]
     if "description" in operation:
         parts.append(f"<p>{_marked(operation['description'])}</p>")
+    own = [one for one in operation["parameters"] if one.get("in") == "query"]
+    if own:
+        parts.append(_table(own))
     if "requestBody" in operation:
         body = _kind(operation["requestBody"]["content"]["application/json"]["schema"])
         parts.append(f"<p>Body: {body}</p>")

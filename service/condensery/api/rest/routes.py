@@ -1,6 +1,6 @@
 """Every route in one table: what answers, who may ask, how its errors look."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from condensery.api.rest import (
     embeddings,
     indexes,
     kserve,
+    measured,
     notices,
     ops,
     pages,
@@ -48,6 +49,8 @@ class Route:
         body: The request's schema; ``optional`` bodies may be left out.
         reply: The reply's type; ``media`` is its content type, and where it ``streams``, it can be
             server-sent events instead: ours, or OpenAI's chunks.
+        other_media: Another content type that the reply can have, as text.
+        parameters: Those of its own in path and query, as OpenAPI has them; ``name`` is known.
         fails: The errors that it has beside those of all routes, for the description.
         hot: Whether requests skip FastAPI, which takes 0.2 ms each: the short ones, many a second.
         vital: Whether it answers when the house is full or about to close: health and metrics.
@@ -65,6 +68,8 @@ class Route:
     reply: Any = None
     media: str = "application/json"
     streams: Literal["events", "chunks"] | None = None
+    other_media: str | None = None
+    parameters: tuple[Mapping[str, Any], ...] = ()
     fails: Errors = ()
     hot: bool = False
     vital: bool = False
@@ -90,8 +95,25 @@ READS: Errors = (
 WRITES: Errors = (*FINDS, errors.StorageError, errors.StorageFull)
 UNREADY: Errors = (errors.Unavailable,)
 
+MEASURED: Errors = (errors.ModelNotFound, errors.ReportNotFound, errors.CorruptModel)
+
+FORMAT = {
+    "name": "format",
+    "in": "query",
+    "description": "Without it, the header `accept` decides.",
+    "schema": {"enum": list(measured.FORMATS)},
+}
+PLOT = {
+    "name": "plot",
+    "in": "path",
+    "required": True,
+    "description": "One of the report's `plots`.",
+    "schema": {"type": "string", "pattern": "^[a-z0-9_-]{1,64}$"},
+}
+
 ONE = "/v1/indexes/{name}"
 DOCUMENTS = f"{ONE}/documents"
+REPORT = "/v1/models/{name}/report"
 KSERVE_MODEL = "/v2/models/{name}"
 
 INFERENCE = (
@@ -213,6 +235,19 @@ INDEXES = (
 
 ABOUT = (
     Route("GET", "/v1/models", ops.list_models, reply=notices.Models),
+    Route(  # before the next, whose names may hold slashes, to be refused as names
+        *("GET", REPORT, measured.show_report),
+        reply=notices.Report,
+        other_media=measured.MARKDOWN,
+        parameters=(FORMAT,),
+        fails=(errors.InputError, *MEASURED),
+    ),
+    Route(
+        *("GET", f"{REPORT}/plots/{{plot}}.png", measured.show_plot),
+        media="image/png",
+        parameters=(PLOT,),
+        fails=MEASURED,
+    ),
     Route(
         *("GET", "/v1/models/{name:path}", ops.show_model),
         reply=notices.Model,

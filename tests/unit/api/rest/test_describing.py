@@ -147,6 +147,7 @@ REPLIES = [
     ("DELETE", "/v1/indexes/kb", None, replies.Dropped),
     ("GET", "/v1/models", None, notices.Models),
     ("GET", "/v1/models/words", None, notices.Model),
+    ("GET", "/v1/models/pair/report", None, notices.Report),
     ("GET", "/info", None, notices.TeiInfo),
     ("GET", "/version", None, notices.Version),
     ("GET", "/openapi.json", None, dict[str, Any]),
