@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-Kind = Literal["encoder", "classifier", "reranker", "oscar-pair"]
+Kind = Literal["encoder", "classifier", "reranker", "oscar-pair", "language-model"]
 Metadata = Mapping[str, Any]
 
 

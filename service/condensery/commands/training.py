@@ -10,13 +10,20 @@ COMMANDS = (
     ("train", "make a model"),
     ("eval", "measure a model"),
     ("publish", "put a model that was made into a store"),
+    ("export", "write a stored model as transformers reads it"),
 )
 # command, method: the module whose main(arguments) does it, and what it does
 MODULES = {
     ("train", "oscar"): ("condensery.methods.oscar.training", "train a compressor and a generator"),
     ("train", "lm"): ("condensery.methods.lm.training", "train a small causal language model"),
+    ("train", "cross-encoder"): (
+        "condensery.methods.rerank.training",
+        "train a model that scores passages",
+    ),
     ("train", "plot"): ("condensery.methods.trainer.plots", "draw the log of a training run"),
     ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
+    ("publish", "lm"): ("condensery.methods.lm.publishing", "put a language model in a store"),
+    ("export", "lm"): ("condensery.methods.lm.exporting", "write a stored language model"),
     ("publish", "oscar"): ("condensery.methods.oscar.publishing", "put a trained pair in a store"),
 }
 

@@ -134,7 +134,10 @@ class RunningModels:
         for name in store.names():
             started = time.perf_counter()
             try:
-                stored = whole[name] = store.open(name)
+                stored = store.open(name)
+                if stored.manifest.kind == "language-model":  # what others are made from
+                    continue
+                whole[name] = stored
                 if stored.manifest.kind == "encoder":
                     encoders[name] = Encoder.load(
                         *(stored, teams.on(device)),

@@ -18,6 +18,7 @@ from condensery.methods.lm.text import IGNORED, Packed, Stream, pack
 from condensery.methods.lm.words import check_table
 from condensery.methods.trainer.draws import Loss
 
+MODEL = "model"  # a run's folder of the model it made
 # start, end and padding, by the names that word pieces and ours have for them
 MARKS = (("[CLS]", "[SEP]", "[PAD]"), ("<s>", "</s>", "<pad>"))
 

@@ -19,6 +19,7 @@ from condensery.errors import InputError, shorten
 from condensery.methods.lm.card import figures, make_card
 from condensery.methods.lm.documents import Texts, split_documents
 from condensery.methods.lm.model import (
+    MODEL,
     LmShape,
     Words,
     lm_loss,
@@ -40,7 +41,7 @@ from condensery.runtime.device import choose_device, choose_dtype, tune_allocato
 from condensery.store.store import ModelStore, shipped_store
 
 log = logging.getLogger(__name__)
-MODEL, TOKENIZER = "model", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 WHILE_TRAINING = 64  # held-out windows measured at each checkpoint; all of them at the end
 
 

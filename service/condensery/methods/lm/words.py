@@ -9,7 +9,8 @@ from torch import Tensor
 from condensery.errors import InputError
 from condensery.networks.oscar_generator import standardised
 
-TABLES = ("word_embeddings.weight", "embed_tokens.weight")
+TABLE = "model.embed_tokens.weight"  # of a Llama
+TABLES = ("word_embeddings.weight", TABLE.removeprefix("model."))
 
 
 def read_table(folder: Path) -> Tensor:
