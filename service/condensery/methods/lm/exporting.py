@@ -47,7 +47,8 @@ def open_model(stored: StoredModel, base: StoredModel | None) -> LlamaForCausalL
             value=stored.name,
         )
     model.tie_weights()
-    return model.float().eval()
+    model.float().eval()
+    return model
 
 
 def export(store: ModelStore, name: str, folder: Path) -> None:

@@ -161,7 +161,7 @@ def new_model(shape: LmShape, words: Words, table: Tensor | None = None) -> Llam
     )
     model = LlamaForCausalLM(config)
     if table is not None:
-        embeddings = model.get_input_embeddings().weight
+        embeddings = model.model.embed_tokens.weight
         embeddings.data.copy_(table)
         embeddings.requires_grad_(False)
         # Rows of unit RMS would make logits of the width's scale, the largest each word's own.
