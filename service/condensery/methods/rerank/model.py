@@ -1,0 +1,142 @@
+"""A cross-encoder's network and folder: BERT with a head of one logit."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+from condensery.errors import InputError, StoreError
+from condensery.methods.rerank.pairs import PairReader
+from condensery.methods.trainer.checkpoints import sync
+from condensery.store.checking import sha256_of
+from condensery.store.writing import read_json
+
+START, END, PADDING, UNKNOWN, MASK = "[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"
+PADDED_TO = 128  # vocabularies are rounded up to at most this, for speed
+NEW = ("classifier.", "bert.pooler.")  # weights that a base may be without
+
+
+def open_base(
+    path: Path, length: int, seed: int
+) -> tuple[BertForSequenceClassification, PairReader]:
+    """Open a BERT directory, and put a head of random weights on it.
+
+    Args:
+        path: Holds ``config.json``, safetensors and ``tokenizer.json``.
+        length: Tokens of a pair.
+        seed: For the new weights.
+
+    Raises:
+        InputError: It is no BERT, lacks weights, has another's tokenizer, or reads fewer tokens.
+    """
+    try:
+        about = read_json(path / "config.json")
+    except (OSError, StoreError) as error:
+        raise _refusal(path, str(error)) from error
+    if (kind := about.get("model_type")) != "bert":
+        raise _refusal(path, f"config.json: model_type is {kind!r}, not 'bert'")
+    config = BertConfig.from_dict(about)
+    if length > config.max_position_embeddings:
+        raise InputError(
+            f"length={length}: {path} has positions for {config.max_position_embeddings} tokens",
+            field="length",
+            value=length,
+        )
+    reader = PairReader(_open_tokenizer(path, config, length), length)
+    torch.manual_seed(seed)
+    try:
+        opened: Any = BertForSequenceClassification.from_pretrained(
+            path, num_labels=1, dtype=torch.float32, use_safetensors=True, local_files_only=True,
+            output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _refusal(path, " ".join(str(error).split())) from error
+    model, told = opened
+    if missing := sorted(n for n in told["missing_keys"] if not n.startswith(NEW)):
+        raise _refusal(path, f"weights are missing: {', '.join(missing[:5])}")
+    return model, reader
+
+
+def fingerprint(path: Path) -> str:
+    """Return the sha256 of a base's weights and tokenizer."""
+    digest = hashlib.sha256()
+    for file in (*sorted(path.glob("*.safetensors")), path / "tokenizer.json"):
+        digest.update(sha256_of(file).encode())
+    return digest.hexdigest()
+
+
+def _open_tokenizer(path: Path, config: Any, length: int) -> PreTrainedTokenizerFast:
+    """Open ``tokenizer.json`` and check that its tokens are those that the network has.
+
+    Raises:
+        InputError: They are not.
+    """
+    file = path / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise _refusal(path, f"tokenizer.json: {error}") from error
+    size = tokenizer.get_vocab_size()
+    if not size <= config.vocab_size < size + PADDED_TO:
+        raise InputError(
+            f"tokenizer: {file} has {size} tokens, the network {config.vocab_size}",
+            field="tokenizer",
+            value=size,
+        )
+    marks = {mark: tokenizer.token_to_id(mark) for mark in (START, END, PADDING, UNKNOWN)}
+    if absent := [mark for mark, number in marks.items() if number is None]:
+        raise InputError(f"tokenizer: {file} has no {', '.join(absent)}", field="tokenizer")
+    if marks[PADDING] != config.pad_token_id:
+        raise InputError(
+            f"tokenizer: {file} pads with {marks[PADDING]}, the network with {config.pad_token_id}",
+            field="tokenizer",
+            value=marks[PADDING],
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # BERT's form, whatever the file says: some are of encoders, which never see pairs.
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{START} $A {END}",
+        pair=f"{START} $A {END} $B:1 {END}:1",
+        special_tokens=[(mark, marks[mark]) for mark in (START, END)],
+    )
+    names = {"cls_token": START, "sep_token": END, "pad_token": PADDING, "unk_token": UNKNOWN}
+    if tokenizer.token_to_id(MASK) is not None:
+        names["mask_token"] = MASK
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **names,
+    )
+
+
+def write_model(
+    folder: Path, model: BertForSequenceClassification, tokenizer: Any, card: Mapping[str, Any]
+) -> None:
+    """Write what transformers reads aside, and put it in place of a folder that is there."""
+    aside = folder.with_name(f"{folder.name}.partial")
+    old = folder.with_name(f"{folder.name}.removed")
+    for leftover in (aside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    (aside / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    for path in (*aside.iterdir(), aside):
+        sync(path)
+    if folder.exists():
+        folder.rename(old)
+    aside.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _refusal(path: Path, why: str) -> InputError:
+    return InputError(f"base: {path}: {why}", field="base", value=str(path))

@@ -1,0 +1,208 @@
+"""Passages that do not answer a query, though a search finds them: what to learn to tell apart."""
+
+import asyncio
+import json
+import logging
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from condensery.errors import InputError
+from condensery.methods.distil.retrieval import CorpusPassage, Retriever
+from condensery.methods.rerank.recipe import RerankRecipe
+from condensery.methods.rerank.sets import RankingSets
+from condensery.methods.rerank.sources import Answers, Query
+from condensery.methods.trainer.checkpoints import sync
+from condensery.methods.trainer.trainer import differences
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.limits import Limits
+from condensery.runtime.workers import Workers
+from condensery.store.importing import import_model
+from condensery.store.store import ModelStore
+
+log = logging.getLogger(__name__)
+NAME = "negatives.jsonl"
+BLOCK = 256  # queries searched at once
+TRIES = 20  # random passages looked at for each that is missing
+
+
+@dataclass(frozen=True, slots=True)
+class Mined:
+    """What was found for each query, by numbers of passages.
+
+    Attributes:
+        negatives: For each query to train on; none where there were too few.
+        candidates: For each query to measure on: BM25's best passages in its order, then gold
+            ones that are not among them.
+        encoder: The candidates' similarities by the encoder; empty if there is none.
+    """
+
+    negatives: list[list[int]]
+    candidates: list[list[int]]
+    encoder: list[list[float]]
+
+
+def load_or_mine(
+    out: Path, sets: RankingSets, recipe: RerankRecipe, encoder: Encoder | None
+) -> Mined:
+    """Read the run's negatives, or mine them and write them for a run that goes on.
+
+    Args:
+        out: The run's folder.
+        sets: What to mine for.
+        recipe: Where to look, and how deep.
+        encoder: For negatives by vectors, and to compare with.
+
+    Raises:
+        InputError: The folder holds those of other data or another recipe, or none were found.
+    """
+    path = out / NAME
+    about = {
+        "data": sets.fingerprint(),
+        "encoder": encoder.info.fingerprint if encoder else None,
+        **{name: getattr(recipe, name) for name in ("negatives", "search", "depth", "candidates")},
+        "seed": recipe.seed,
+    }
+    if path.exists():
+        return _read(path, about)
+    index = out / "index"
+    with Retriever.build(
+        [CorpusPassage(str(i), text) for i, text in enumerate(sets.passages)],
+        index,
+        encoder=encoder if recipe.search != "bm25" else None,
+    ) as retriever:
+        mined = Mined(
+            list(_mine(sets, recipe, retriever)), *_candidates(sets, recipe, retriever, encoder)
+        )
+    if not any(mined.negatives):
+        raise InputError(
+            f"negatives={recipe.negatives}: no query has so many passages that do not answer it",
+            field="negatives",
+            value=recipe.negatives,
+        )
+    _write(path, about, mined)
+    shutil.rmtree(index)  # nothing asks it again
+    return mined
+
+
+def _mine(sets: RankingSets, recipe: RerankRecipe, retriever: Retriever) -> Iterator[list[int]]:
+    """Yield each training query's negatives: those found first, BM25's and the vectors' in turn.
+
+    Left out are passages that hold an answer, those that answer it, and those that answer a
+    query that is measured on (to learn that they answer nothing would spoil the measure). Where
+    fewer are left than a batch takes, random ones make up for it.
+    """
+    modes = ("bm25", "dense") if recipe.search == "both" else (recipe.search,)
+    closed = {g for query in sets.held_out for g in query.gold}
+    answers = Answers(sets.passages)
+
+    def wrong(query: Query, number: int) -> bool:
+        return not (number in query.gold or number in closed or answers.hold(number, query.answers))
+
+    for start in range(0, len(sets.train), BLOCK):
+        block = sets.train[start : start + BLOCK]
+        texts = [query.text for query in block]
+        searched = [_search(retriever, texts, recipe.depth, mode) for mode in modes]
+        for row, (query, *found) in enumerate(zip(block, *searched, strict=True), start=start):
+            in_turn = dict.fromkeys(chain.from_iterable(zip_longest(*found)))
+            some = [n for n in in_turn if n is not None and wrong(query, n)]
+            rng = random.Random(f"{recipe.seed} negatives {row}")
+            for _ in range(TRIES * recipe.negatives):
+                if len(some) >= recipe.negatives:
+                    break
+                number = rng.randrange(len(sets.passages))
+                if number not in some and wrong(query, number):
+                    some.append(number)
+            yield some if len(some) >= recipe.negatives else []
+        log.info("negatives of %d of %d queries", start + len(block), len(sets.train))
+
+
+def _candidates(
+    sets: RankingSets, recipe: RerankRecipe, retriever: Retriever, encoder: Encoder | None
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Return what each query measured on is measured with, and the encoder's similarities."""
+    texts = [query.text for query in sets.held_out]
+    found = _search(retriever, texts, recipe.candidates, "bm25")
+    candidates = [
+        list(dict.fromkeys([*numbers, *query.gold]))
+        for numbers, query in zip(found, sets.held_out, strict=True)
+    ]
+    if encoder is None:
+        return candidates, []
+    numbers = sorted(set(chain.from_iterable(candidates)))
+    place = {number: row for row, number in enumerate(numbers)}
+    asked, read = _embed(encoder, texts), _embed(encoder, [sets.passages[n] for n in numbers])
+    return candidates, [
+        (read[[place[n] for n in some]] @ vector).tolist()
+        for vector, some in zip(asked, candidates, strict=True)
+    ]
+
+
+def _search(retriever: Retriever, texts: Sequence[str], k: int, mode: Any) -> list[list[int]]:
+    return [[int(name) for name, _ in one] for one in retriever.search(texts, k, mode)]
+
+
+def _embed(encoder: Encoder, texts: Sequence[str]) -> Any:
+    parts = [texts[start : start + BLOCK] for start in range(0, len(texts), BLOCK)]
+    return np.concatenate([asyncio.run(encoder.embed(part)).vectors for part in parts])
+
+
+def _write(path: Path, about: Mapping[str, Any], mined: Mined) -> None:
+    """Write all of it aside, sync and rename it: a file of that name is whole."""
+    rows: list[Any] = [about, *({"negatives": some} for some in mined.negatives)]
+    rows += [{"candidates": some} for some in mined.candidates]
+    rows += [{"encoder": some} for some in mined.encoder]
+    aside = path.with_suffix(".partial")
+    aside.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sync(aside)
+    aside.replace(path)
+    sync(path.parent)
+
+
+def _read(path: Path, about: Mapping[str, Any]) -> Mined:
+    """Read what ``_write`` wrote.
+
+    Raises:
+        InputError: It was mined for something else.
+    """
+    with path.open(encoding="utf-8") as file:
+        found, *rows = map(json.loads, file)
+    differing = differences(about, found)
+    if differing:
+        raise InputError(
+            f"{path} was mined with other data or settings: {'; '.join(differing)}; go on with the"
+            " same, or train into another folder",
+            field="out",
+            value=str(path),
+        )
+    return Mined(*([row[n] for row in rows if n in row] for n in Mined.__dataclass_fields__))
+
+
+@contextmanager
+def open_encoder(path: Path, device: torch.device, dtype: torch.dtype) -> Iterator[Encoder]:
+    """Run the encoder of a sentence-transformers or Hugging Face directory while it is needed.
+
+    Raises:
+        StoreError: It is none; named.
+    """
+    count = torch.get_num_threads() if device.type == "cpu" else 1
+    with tempfile.TemporaryDirectory() as folder:
+        stored = import_model(ModelStore(None, Path(folder)), path, "encoder")
+        workers = Workers(count, device)
+        # Nobody else waits: whatever is asked for may queue.
+        limits = Limits(queue_seconds=float("inf"))
+        encoder = Encoder.load(stored, workers, dtype=dtype, limits=limits)
+        try:
+            yield encoder
+        finally:
+            encoder.close()
+            workers.close()
