@@ -1,4 +1,4 @@
-"""``condensery train``, ``eval`` and ``publish``: doors to the methods' own command lines."""
+"""``condensery train``, ``distil``, ``eval``, ``publish``: doors to the methods' command lines."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from condensery.commands.printing import Parsers, extra
 
 COMMANDS = (
     ("train", "make a model"),
+    ("distil", "make training data with models that know more"),
     ("eval", "measure a model"),
     ("publish", "put a model that was made into a store"),
     ("export", "write a stored model as transformers reads it"),
@@ -21,6 +22,10 @@ MODULES = {
         "train a model that scores passages",
     ),
     ("train", "plot"): ("condensery.methods.trainer.plots", "draw the log of a training run"),
+    ("distil", "oscar"): (
+        "condensery.methods.distil.oscar",
+        "find passages, and have labels and scores made",
+    ),
     ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
     ("publish", "lm"): ("condensery.methods.lm.publishing", "put a language model in a store"),
     ("export", "lm"): ("condensery.methods.lm.exporting", "write a stored language model"),

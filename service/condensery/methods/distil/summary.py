@@ -1,0 +1,95 @@
+"""What there is to say of distillation data: what it holds, what was left out, how gold fares."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from condensery.errors import InputError, shorten
+from condensery.methods.distil.journal import Line
+
+SILENT = "the teacher says nothing"
+WATCHED = 200  # questions by which a teacher is judged
+SHOWN = 3  # examples of each reason
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts over the lines of a journal.
+
+    Args:
+        questions: How many there will be.
+        most_silent: Share of the first ``WATCHED`` that a teacher may say nothing to.
+    """
+
+    questions: int
+    most_silent: float = 1.0
+    _seen: int = 0
+    _rows: int = 0
+    _silent: int = 0
+    _left_out: Counter[str] = field(default_factory=Counter)
+    _examples: dict[str, list[str]] = field(default_factory=dict)
+    _with_gold: int = 0
+    _found: int = 0
+    _gaps: list[float] = field(default_factory=list)
+    _first: int = 0
+
+    def see(self, line: Line) -> None:
+        """Count a line."""
+        self._seen += 1
+        reason = line.get("left_out")
+        if reason is None:
+            self._rows += 1
+            self._see_gold(line)
+            return
+        self._left_out[reason] += 1
+        shown = self._examples.setdefault(reason, [])
+        if len(shown) < SHOWN:
+            shown.append(f"{line['where']}: {line['said']}")
+        self._silent += reason == SILENT and self._seen <= WATCHED
+
+    def check(self) -> None:
+        """Stop for a teacher of no use.
+
+        Raises:
+            InputError: It says nothing to too many of the first; names examples.
+        """
+        of = min(WATCHED, self.questions)
+        if self._silent > self.most_silent * of:
+            raise InputError(
+                f"teacher: it says nothing to {self._silent} of the first "
+                f"{min(self._seen, of)} questions (at most {self.most_silent:.0%} of {of} may be "
+                f"so, most_silent): {'; '.join(self._examples[SILENT])}",
+                field="teacher",
+            )
+
+    def figures(self) -> dict[str, Any]:
+        """Return what was counted; shares are of 1."""
+        found: dict[str, Any] = {
+            "questions": self._seen,
+            "rows": self._rows,
+            "left_out": dict(self._left_out),
+            "examples_left_out": self._examples,
+        }
+        if self._with_gold:
+            found["gold_found"] = round(self._found / self._with_gold, 4)
+        if self._gaps:
+            found["score_gap"] = round(fmean(self._gaps), 4)
+            found["gold_scored_first"] = round(self._first / len(self._gaps), 4)
+        return found
+
+    def _see_gold(self, line: Line) -> None:
+        if "found" in line:
+            self._with_gold += 1
+            self._found += line["found"]
+        scores, gold = line.get("scores"), line.get("gold")
+        others = [s for i, s in enumerate(scores or ()) if i not in (gold or ())]
+        if scores and gold and others:
+            best = max(scores[place] for place in gold)
+            self._gaps.append(best - fmean(others))
+            self._first += best > max(others)
+
+
+def left_out(reason: str, where: str, said: object) -> Line:
+    """Return the line of a question that no row is made of."""
+    return {"left_out": reason, "where": where, "said": shorten(said, 200)}

@@ -1,0 +1,218 @@
+"""Labels for sentence-level distillation: what a causal language model answers from the texts.
+
+Source: OSCAR, arXiv:2504.07109, sections 3 and 4.1: greedy answers of the teacher to the same
+passages, at most 128 tokens (Table 7).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from condensery.errors import InputError
+from condensery.methods.distil.prompts import Prompts
+
+Asked = tuple[str, Sequence[str]]  # question, passages
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a teacher says.
+
+    Attributes:
+        text: Without special tokens and blanks around; "" if it says nothing.
+        tokens: Generated ones, one that stops left out.
+        finished: Whether it ended by itself.
+        fits: Whether the prompt did fit into what the model reads; otherwise nothing was asked.
+    """
+
+    text: str
+    tokens: int
+    finished: bool = True
+    fits: bool = True
+
+
+class Teacher:
+    """A causal language model that answers greedily; made by ``open``.
+
+    Several prompts share a batch, padded on the left, in which each has the answer that it has
+    alone (but for rounding, which may decide between two tokens that are as good).
+
+    Args:
+        model: transformers', in the device and dtype it runs in.
+        tokenizer: Its own.
+        max_tokens: Most tokens of an answer.
+        batch: Most prompts of a batch.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, *, max_tokens: int = 128, batch: int = 16
+    ) -> None:
+        self._model: Any = model
+        self._tokenizer = tokenizer
+        self._prompts = Prompts(tokenizer)
+        self._max_tokens = max_tokens
+        self._batch = batch
+        self._stop = _stop_ids(self._model, tokenizer)
+        text: Any = model.config.get_text_config()
+        self._longest = int(getattr(text, "max_position_embeddings", None) or 10**9)
+        self._rows = int(self._model.get_input_embeddings().weight.shape[0])
+        added = set(tokenizer.get_added_vocab().values())
+        self._check_ids(set(tokenizer.get_vocab().values()) - added)
+        # Not the model's own settings, which may sample or penalise what was said before.
+        self._settings = GenerationConfig(
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=max_tokens,
+            eos_token_id=sorted(self._stop) or None,
+            pad_token_id=min(self._stop, default=0),  # masked, and cut off after an answer
+        )
+        self._model.generation_config = self._settings
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_tokens: int = 128,
+        batch: int = 16,
+    ) -> Self:
+        """Open a Hugging Face directory, of which no code is run.
+
+        Args:
+            path: Holds a causal language model that transformers has, as safetensors, and its
+                tokenizer.
+            device: Where it runs.
+            dtype: What it computes in.
+            max_tokens: As above.
+            batch: As above.
+
+        Raises:
+            InputError: It is no such thing, some of its weights are missing, or the tokenizer is
+                another model's.
+        """
+        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        for name in ("config.json", "tokenizer.json"):
+            if not (path / name).is_file():
+                raise _refusal(path, f"it has no {name}")
+        try:
+            # tokenizer.json as it is; AutoTokenizer puts the model's usual rules in place of its
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path, **local)
+            # its types know one result only
+            open_model: Any = AutoModelForCausalLM.from_pretrained
+            model, told = open_model(
+                path, use_safetensors=True, dtype=dtype, output_loading_info=True, **local
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise _refusal(path, " ".join(str(error).split())) from error
+        if missing := sorted(told["missing_keys"]):  # transformers makes up random ones
+            raise _refusal(path, f"weights are missing: {', '.join(missing[:5])}")
+        model.requires_grad_(requires_grad=False).eval().to(device)
+        return cls(model, tokenizer, max_tokens=max_tokens, batch=batch)
+
+    def count(self, text: str) -> int:
+        """Return how many tokens a text has, special ones left out."""
+        return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def answer(self, asked: Sequence[Asked]) -> list[Answer]:
+        """Answer each question from its passages, in the given order.
+
+        Raises:
+            InputError: A prompt has a token that the model has no embedding of.
+        """
+        prompts = [self._prompts.ids(question, passages) for question, passages in asked]
+        self._check_ids({token for ids in prompts for token in ids})
+        answers = [Answer("", 0, fits=False)] * len(prompts)
+        fitting = [i for i, p in enumerate(prompts) if len(p) + self._max_tokens <= self._longest]
+        # Alike lengths together, the longest first: what does not fit into memory fails at once.
+        fitting.sort(key=lambda i: -len(prompts[i]))
+        for start in range(0, len(fitting), self._batch):
+            rows = fitting[start : start + self._batch]
+            for i, one in zip(rows, self._generate([prompts[i] for i in rows]), strict=True):
+                answers[i] = one
+        return answers
+
+    @torch.no_grad()
+    def _generate(self, prompts: Sequence[list[int]]) -> list[Answer]:
+        width = max(map(len, prompts))
+        pad = self._settings.pad_token_id
+        ids = torch.tensor([[pad] * (width - len(one)) + one for one in prompts])
+        mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts])
+        device = self._model.device
+        criteria = [] if self._prompts.is_chat else [_AfterLine(self._tokenizer, width)]
+        found: Tensor = self._model.generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            stopping_criteria=StoppingCriteriaList(criteria),
+        )
+        return [self._read(row) for row in found[:, width:].tolist()]
+
+    def _read(self, tokens: list[int]) -> Answer:
+        end = next((i for i, token in enumerate(tokens) if token in self._stop), None)
+        said = tokens[:end]
+        text = self._tokenizer.decode(said, skip_special_tokens=True).lstrip()
+        finished = end is not None
+        if not self._prompts.is_chat:
+            text, broken, _ = text.partition("\n")
+            finished = finished or bool(broken)
+        return Answer(text.rstrip(), len(said), finished)
+
+    def _check_ids(self, ids: set[int]) -> None:
+        if ids and max(ids) >= self._rows:
+            token = self._tokenizer.convert_ids_to_tokens(max(ids))
+            raise InputError(
+                f"teacher: its tokenizer is another model's: {token!r} is token {max(ids)}, and "
+                f"the model has embeddings of {self._rows}",
+                field="teacher",
+                value=token,
+            )
+
+
+class _AfterLine(StoppingCriteria):
+    """Ends an answer with the line that it is on, once that holds text."""
+
+    def __init__(self, tokenizer: Any, prompt: int) -> None:
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        del scores, kwargs
+        said = self._tokenizer.batch_decode(input_ids[:, self._prompt :], skip_special_tokens=True)
+        over = ["\n" in text.lstrip() for text in said]
+        return torch.tensor(over, device=input_ids.device)
+
+
+def fingerprint(path: Path) -> str:
+    """Return the sha256 of a model's directory: names and contents of its files."""
+    digest = hashlib.sha256()
+    for file in sorted(one for one in path.iterdir() if one.is_file()):
+        with file.open("rb") as opened:
+            content = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest.update(f"{file.name}\0{content}\n".encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end an answer, as the model's settings or its tokenizer say."""
+    own = model.generation_config.eos_token_id
+    own = tokenizer.eos_token_id if own is None else own
+    if own is None:
+        return frozenset()
+    return frozenset(own) if isinstance(own, list) else frozenset({own})
+
+
+def _refusal(path: Path, why: str) -> InputError:
+    return InputError(f"teacher: {path}: {why}", field="teacher", value=str(path))

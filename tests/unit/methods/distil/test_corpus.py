@@ -1,0 +1,65 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.methods.distil.conftest import jsonl
+
+from condensery.errors import InputError
+from condensery.methods.distil.corpus import choose, gather
+from condensery.methods.trainer.questions import TrainingQuestion
+
+
+def question(*passages: str, answers: tuple[str, ...] = (), title: str = "") -> TrainingQuestion:
+    return TrainingQuestion("Who?", passages, answers, "", title, "a.jsonl, line 1")
+
+
+def test_each_text_is_one_passage_whoever_brings_it(tmp_path: Path) -> None:
+    more = jsonl(
+        tmp_path / "more.jsonl",
+        [{"text": "The  mill.", "title": "Other"}, {"text": "A weir.", "title": "Weirs"}],
+    )
+    asked = [question("The mill.", title="Mills"), question("The river."), question("The mill. ")]
+    corpus = gather(asked, [more])
+    assert [one.text for one in corpus.passages] == ["The mill.", "The river.", "A weir."]
+    assert [one.title for one in corpus.passages] == ["Mills", "", "Weirs"]
+    assert [one.id for one in corpus.passages] == ["0", "1", "2"]
+    assert corpus.gold == [(0,), (1,), (0,)]
+
+
+def test_of_several_passages_those_with_an_answer_are_gold() -> None:
+    texts = ("Old bread.", "The miller, of Brenn.", "A smith.", "One miller.")
+    asked = [
+        question(*texts, answers=("the Miller", "nobody")),
+        question(*texts, answers=("mill",)),
+        question(*texts),
+        question("", " "),
+    ]
+    assert gather(asked).gold == [(1, 3), (0,), (0,), ()]
+
+
+@pytest.mark.parametrize("row", [{"text": " "}, {"text": None}, {"title": "only"}])
+def test_a_row_without_text_is_refused_with_its_place(tmp_path: Path, row: dict[str, Any]) -> None:
+    path = jsonl(tmp_path / "more.jsonl", [{"text": "A weir."}, row])
+    with pytest.raises(InputError, match=r"more\.jsonl, line 2: text: .* is no text"):
+        gather([], [path])
+
+
+@pytest.mark.parametrize(
+    ("found", "gold", "top", "chosen"),
+    [
+        ([5, 3, 9], (3,), 3, [5, 3, 9]),
+        ([5, 3, 9], (4,), 3, [5, 3, 4]),
+        ([5, 3, 9], (9, 4), 3, [5, 9, 4]),
+        ([5, 3, 9, 4], (4,), 3, [5, 3, 4]),
+        ([5], (4,), 3, [5, 4]),
+        ([], (4,), 3, [4]),
+        ([5, 3, 9], (), 3, [5, 3, 9]),
+        ([5, 3, 9], (1, 2, 3, 4), 3, [3, 1, 2]),
+        ([5], (1, 2), 1, [1]),
+        ([], (), 3, []),
+    ],
+)
+def test_gold_takes_the_place_of_the_last_that_is_not(
+    found: list[int], gold: tuple[int, ...], top: int, chosen: list[int]
+) -> None:
+    assert choose(found, gold, top) == chosen
