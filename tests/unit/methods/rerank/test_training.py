@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,15 @@ from safetensors.torch import load_file
 from tiny_pair import write_base
 
 from condensery.errors import InputError
+from condensery.methods.rerank.negatives import Mined
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.scoring import CrossEncoder
+from condensery.methods.rerank.sets import load_sets
 from condensery.methods.rerank.sources import Sources
-from condensery.methods.rerank.training import main, retrieval_set, train
+from condensery.methods.rerank.training import find_negatives, main, retrieval_set, train
 from condensery.methods.trainer.checkpoints import latest
 from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.processes import Processes
 
 CPU = torch.device("cpu")
 RECIPE = RerankRecipe(
@@ -132,6 +135,27 @@ def test_a_loss_that_is_not_finite_names_the_questions(
     recipe = replace(RECIPE, rate=float("inf"))
     with pytest.raises(TrainingStopped, match=r"not finite.*questions\.jsonl, line \d+: '"):
         train(Sources([data[0]], corpus=[data[1]]), base, tmp_path, recipe)
+
+
+def test_processes_beside_the_first_read_what_it_mined_or_stop_with_it(
+    base: Path, data: tuple[Path, Path], tmp_path: Path
+) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Told(Processes):
+        well: bool = True
+
+        def agree(self, well: bool, device: torch.device) -> bool:
+            return well and self.well
+
+    sets = load_sets(Sources([data[0]], corpus=[data[1]]), RECIPE)
+
+    def find(processes: Processes) -> Mined:
+        return find_negatives(tmp_path, sets, RECIPE, base, CPU, torch.float32, processes)
+
+    mined = find(Told(rank=0, count=2))
+    assert find(Told(rank=1, count=2)) == mined
+    with pytest.raises(TrainingStopped, match="the first process could not find negatives"):
+        find(Told(rank=1, count=2, well=False))
 
 
 def test_a_retrieval_set_is_named_with_its_split() -> None:
