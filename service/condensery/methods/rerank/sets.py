@@ -127,20 +127,21 @@ def _hold_out(queries: Sequence[Query], recipe: RerankRecipe) -> tuple[list[Quer
     """Choose queries to measure on; none of their articles, or gold passages, is trained on.
 
     Articles come in random order, each gives at most an eighth of the queries, so that a few
-    long ones are not all that is measured.
+    long ones are not all that is measured. At most a fifth of all queries are chosen.
     """
     rng = random.Random(f"{recipe.seed} held out")
     ordered = sorted(queries, key=lambda q: q.group)
     groups = [list(some) for _, some in groupby(ordered, key=lambda q: q.group)]
     rng.shuffle(groups)
-    most = -(-recipe.held_out // GROUPS)
+    count = min(recipe.held_out, max(1, len(queries) // 5))
+    most = -(-count // GROUPS)
     chosen: list[Query] = []
     closed: set[str] = set()
     gold: set[int] = set()
     for group in groups[:-1]:  # at least one to train on
-        if len(chosen) == recipe.held_out:
+        if len(chosen) == count:
             break
-        wanted = min(most, recipe.held_out - len(chosen), len(group))
+        wanted = min(most, count - len(chosen), len(group))
         chosen += rng.sample(group, wanted)
         closed.add(group[0].group)
         gold.update(g for q in group for g in q.gold)
