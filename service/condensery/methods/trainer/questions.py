@@ -144,6 +144,17 @@ def _check(
         return
     passages = tuple(given.passages or ([] if given.context is None else [given.context]))
     wrong = False
+    for field, texts in (
+        ("question", [given.question]),
+        ("passages", passages),
+        ("answers", given.answers),
+        ("label", [given.label or ""]),
+    ):
+        if (bad := next((text for text in texts if _is_torn(text)), None)) is not None:
+            wrong = True
+            yield problem("malformed", field, f"{shorten(bad)} holds half of a character")
+    if wrong:  # no tokenizer reads such text
+        return
     if not given.question.strip():
         wrong = True
         yield problem("empty question", "question", f"{given.question!r} is empty")
@@ -187,6 +198,15 @@ def _check(
     if not wrong:
         answers, title = tuple(given.answers), given.title or ""
         yield TrainingQuestion(given.question, passages, answers, label, title, row.where, scores)
+
+
+def _is_torn(text: str) -> bool:
+    """Tell whether a text holds a lone surrogate, which JSON can write and UTF-8 can not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _wrong_scores(scores: tuple[float, ...], passages: int) -> str:

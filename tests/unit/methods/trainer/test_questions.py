@@ -54,6 +54,8 @@ def test_a_datasets_folder_is_read_alike() -> None:
     [
         ({"question": " "}, "question: ' ' is empty"),
         ({"question": None}, "question: None: Input should be a valid string"),
+        ({"question": "Who \ud83d?"}, "question: 'Who \\ud83d?' holds half of a character"),
+        ({"label": "\udc00"}, "label: '\\udc00' holds half of a character"),
         ({"answers": "x"}, "answers: 'x': Input should be a valid list"),
         ({"answers": [3]}, "answers.0: 3: Input should be a valid string"),
         ({"answers": []}, "answers: [] holds no answer"),
