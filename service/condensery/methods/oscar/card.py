@@ -1,109 +1,272 @@
-"""A pair's card: what it is, what it was made from, how well it answers."""
+"""A pair's card: what it is, how well it answers, what it was made from.
 
-from collections.abc import Sequence
+Sections without figures are left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-SETTINGS = {
-    "gold": "its passage alone",
-    "gold_among_five": "its passage among five (four others of the same article), all read",
-    "gold_among_five_best_one": "the same five, the generator reads the best scored one",
-    "no_passage": "no passage",
-    "others_passages": "five passages of other articles",
-    "gold_plain": "its passage alone, uncompressed (plain text)",
+from condensery.methods.oscar import tables
+from condensery.methods.oscar.choosing import wrong_at
+from condensery.methods.oscar.measured import Report
+from condensery.methods.oscar.sources import COUNTS, SHARE_ALIKE, Source
+from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
+from condensery.networks.oscar_shape import BertShape, OscarShape
+from condensery.store.manifest import Manifest
+
+PLOTS = {
+    "cost": "F1 against what a question costs",
+    "passages": "F1 against the number of passages retrieved",
+    "training": "figures on validation questions against training",
+    "abstention": "what a least relevance keeps and stops",
 }
+WALL = "wall clock "
 
 
-def quality(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures that go into the manifest."""
-    return {
-        "measured_on": f"{report['questions']} questions of SQuAD v1.1 dev (seed {report['seed']})",
-        **{name: {k: s[k] for k in ("em", "f1")} for name, s in report["settings"].items()},
-        "gold_ranked_first_among_five": report["gold_ranked_first_among_five"],
-        "replaced": report["replaced"],
-    }
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a pair was made from.
+
+    Attributes:
+        manifest: What the store will say of it; its files do not matter.
+        sources: The data sets.
+        others: What else the run says of its data.
+        trained: Steps that were done.
+    """
+
+    manifest: Manifest
+    sources: Sequence[Source]
+    others: Mapping[str, Any]
+    trained: int | None = None
 
 
-def card(
-    name: str,
-    report: dict[str, Any],
-    *,
-    command: str,
-    data: Sequence[str],
-    counts: dict[str, int],
-) -> str:
+def card(made: Made, report: Report | None, plots: Sequence[str] = ()) -> str:
     """Write the card as Markdown.
 
     Args:
-        name: The pair's.
-        report: What ``condensery eval oscar`` measured.
-        command: The command line that trained it.
-        data: The data sets with their licences.
-        counts: Examples of each, and what was left out as too like the evaluation text.
+        made: What it was made from.
+        report: What was measured, if anything was.
+        plots: Names of the pictures that lie in ``plots/`` beside the card.
     """
-    rows = [
-        f"| {text} | {report['settings'][key]['em']:.1f} | {report['settings'][key]['f1']:.1f} |"
-        for key, text in SETTINGS.items()
+    manifest = made.manifest
+    parts = [f"# {manifest.name}", "", *_what(manifest), ""]
+    if report is not None:
+        parts += _measured(report, plots, manifest)
+    parts += [*_limits(manifest, report), *_made(made)]
+    return "\n".join(parts).rstrip("\n") + "\n"
+
+
+def _what(manifest: Manifest) -> list[str]:
+    """Say what it is, from its shape."""
+    parameters = manifest.cost.get("parameters")
+    size = f"{parameters / 1e6:.1f} million" if isinstance(parameters, int) else "unknown"
+    base = f"; it shares files with `{manifest.base}`" if manifest.base else ""
+    return [
+        "A pair that answers questions from compressed passages (OSCAR, arXiv:2504.07109).",
+        *_halves(dict(manifest.shape), manifest.base),
+        f"Parameters of its own: {size}, stored as {manifest.dtype}{base}.",
     ]
-    differences = [
-        f"- {key.replace('_', ' ')}: {d['f1']:.1f} F1, 95% interval {d['low_95']:.1f} to "
-        f"{d['high_95']:.1f} (paired bootstrap, 10,000 samples)"
-        for key, d in report["differences"].items()
+
+
+def _halves(shape: dict[str, Any], base: str | None) -> list[str]:
+    if "family" in shape:
+        causal = CausalShape.from_dict(shape)
+        kind = _CAUSAL[causal.family, getattr(causal.compressor, "shared", False)]
+        compressor, generator = causal.compressor, "is a causal language model"
+        positions = causal.generator.positions
+        copies = False
+    else:
+        own = OscarShape.from_dict(shape)
+        kind = f"The compressor, started from {base}," if base else "The compressor"
+        compressor, generator = own, f"has {own.generator_layers} layers"
+        positions = own.generator_positions
+        copies = own.copy
+    lines = [f"{kind} {_compresses(compressor)}"]
+    if copies:
+        lines.append(
+            "A vector also carries a pointer's mix of the passage's words: it leans to copying."
+        )
+    lines.append(
+        f"The generator {generator} and reads up to {positions} positions, answer included."
+    )
+    return lines
+
+
+_CAUSAL = {
+    ("causal", True): "The compressor, the generator with adapters of its own,",
+    ("causal", False): "The compressor, a causal language model,",
+    ("bert-causal", False): "The compressor, an encoder of BERT's size,",
+}
+
+
+def _compresses(shape: BertShape | CompressorShape) -> str:
+    question = not isinstance(shape, CompressorShape) or shape.question
+    most, *fewer = shape.vectors
+    also = f" ({' or '.join(map(str, fewer))} on request)" if fewer else ""
+    tokens = (
+        f"up to {shape.passage_tokens} tokens"
+        if isinstance(shape, BertShape)
+        else f"up to {shape.text_tokens} tokens in all"
+    )
+    scores = " and a relevance score, in one forward pass" if shape.rerank else ""
+    asked = "a question with a passage" if question else "a passage"
+    return (
+        f"turns {asked} of {tokens} into {most} vectors{also}{scores}; longer passages are windows."
+    )
+
+
+def _measured(report: Report, plots: Sequence[str], manifest: Manifest) -> list[str]:
+    on = report.measured_on
+    about = [f"{on.questions} questions" + (f" of `{on.file}`" if on.file else "")]
+    if report.seed is not None:
+        about.append(f"seed {report.seed}")
+    if on.passages_in_corpus:
+        about.append(f"{on.passages_in_corpus} passages to retrieve from")
+    if on.retrieval:
+        about.append(f"retrieval: {on.retrieval}")
+    if report.machine:
+        about.append(f"machine: {report.machine}")
+    seconds = (on.seconds or "a question").removeprefix(WALL)
+    whose = f"what is stored ({report.fingerprint})" if report.fingerprint else "the trained pair"
+    parts = [
+        *("## How well it answers", ""),
+        f"{'; '.join(about)}. Measured on {whose}, run by the service's own code.",
+        "EM, F1 and match (the answer holds a right one) in percent, SQuAD's normalisation, with",
+        "95% intervals (bootstrap over questions); TFLOPs (from the models' dimensions), vectors",
+        f"and prompt positions of a question; seconds {seconds}.",
+        "",
+        *tables.fixed_settings(report),
     ]
-    swapped = report["replaced"]
-    examples = [
-        f"| {e['question']} | {e['answer'] or '(nothing)'} | {e['gold'][0]} |"
-        for e in report["examples"]
-    ]
-    return "\n".join(
-        [
-            f"# {name}",
-            "",
-            "A small OSCAR pair (arXiv:2504.07109): a compressor, started from all-MiniLM-L6-v2,",
-            "turns a question with a passage of up to 128 tokens into 8 vectors and a relevance",
-            "score in one forward pass; a generator of 4 layers answers from the vectors.",
-            "Extractive: it answers, in lower case, with words of the passages. Long, composed or",
-            "yes/no answers are beyond it. The word embeddings are minilm-l6's.",
-            "",
-            "## How well it answers",
-            "",
-            f"{report['questions']} questions of SQuAD v1.1 dev (seed {report['seed']}); the",
-            "stored int8 weights, run by the service's own code. Passages over 128 tokens are",
-            "read in windows. EM and F1 in percent, SQuAD's normalisation.",
-            "",
-            "| the generator is given | EM | F1 |",
-            "|---|---|---|",
-            *rows,
-            "",
-            (
-                f"The rerank head puts the right one of the five first for "
-                f"{report['gold_ranked_first_among_five']:.1f}% of the questions."
-            ),
-            "",
-            *differences,
-            "",
-            "Where the answer's string is replaced in the passage (questions answered right):",
-            (
-                f"{swapped['follows_em']}% of {swapped['questions']} answers become the new "
-                f"string, {swapped['keeps_old_answer']}% stay the old one."
-            ),
-            "",
-            "| question | its answer (among five) | gold |",
-            "|---|---|---|",
-            *examples,
-            "",
-            "## What it was made from",
-            "",
-            *(f"- {line}" for line in data),
-            "",
-            "No text of SQuAD dev was seen: passages that share ten words in a row with one of its",
-            "paragraphs were left out, and Wikipedia passages of its articles' titles too. Counts:",
-            f"{counts}.",
-            "",
-            f"    {command}",
-            "",
-            "## Licence",
-            "",
-            "CC BY-SA 4.0, as SQuAD's text asks; all-MiniLM-L6-v2 is Apache-2.0.",
+    retrieved = tables.retrieved_settings(report)
+    if retrieved:
+        parts += ["### From retrieved passages", ""]
+        if any(one.gold_found is not None for one in report.settings.values()):
+            parts += ["Found: percent of the questions whose own passage was retrieved.", ""]
+        parts += retrieved
+    parts += _pictures(plots, "cost", "passages")
+    if report.gold_ranked_first_among_five is not None:
+        share = report.gold_ranked_first_among_five
+        parts += [
+            f"The right one of the five is scored best for {share:.1f}% of the questions.",
             "",
         ]
+    parts += tables.differences(report)
+    for name in report.baselines:
+        title = name.replace("_", " ")
+        parts += [f"### Beside: {title}", ""]
+        parts += [f"The share is this pair's EM as a percentage of the {title}'s, on the same"]
+        parts += ["questions with the same passages.", "", *tables.baseline(report, name)]
+    if report.rerank:
+        parts += ["### Reranking", "", "nDCG@10 of what BM25 found, reordered by each.", ""]
+        parts += [*tables.rerank(report), *tables.rerank_differences(report)]
+    return [*parts, *_behaviour(report, plots, manifest)]
+
+
+def _behaviour(report: Report, plots: Sequence[str], manifest: Manifest) -> list[str]:
+    parts: list[str] = []
+    if report.abstention is not None and report.abstention.curve:
+        default = manifest.defaults.min_relevance
+        threshold, rule = report.abstention.threshold, report.abstention.rule
+        parts += [
+            *("### When to say nothing", ""),
+            "Percent of questions, by the score under which nothing is answered (`min_relevance`):",
+            f"by default {'none' if default is None else f'{default:.4g}'}.",
+            *([f"The report's {threshold:.4g} is, {rule}."] if rule and threshold else []),
+            "",
+            *tables.abstention(report.abstention.curve),
+            *_pictures(plots, "abstention"),
+        ]
+    if report.replaced is not None and report.replaced.follows_em is not None:
+        swapped = report.replaced
+        parts += [
+            f"Where the answer's string is replaced in its passage ({swapped.questions} questions",
+            f"answered right), {swapped.follows_em:.1f}% of the answers become the new string, and",
+            f"{swapped.keeps_old_answer or 0:.1f}% stay the old one.",
+            "",
+        ]
+    if "training" in plots:
+        parts += ["### Against training", "", *_pictures(plots, "training")]
+    if report.examples:
+        parts += ["### Examples", "", *tables.examples(report.examples)]
+    if report.command:
+        parts += ["Measured by", "", f"    {report.command}", ""]
+    return parts
+
+
+def _pictures(plots: Sequence[str], *names: str) -> list[str]:
+    lines = [f"![{PLOTS[name]}](plots/{name}.png)" for name in names if name in plots]
+    return [*lines, ""] if lines else []
+
+
+def _limits(manifest: Manifest, report: Report | None) -> list[str]:
+    """Say what it can't, from its dimensions and its figures."""
+    shape = dict(manifest.shape)
+    small = OscarShape.from_dict(shape) if "family" not in shape else None
+    query = (small or CausalShape.from_dict(shape).compressor).query_tokens
+    lines = [f"A question is cut after {query} tokens."]
+    if small is not None and small.copy:
+        lines.append(
+            "Its words are its base encoder's, and it was trained to answer with words of the "
+            "passages: long, composed or yes/no answers are beyond it."
+        )
+    if report is None:
+        lines.append("It was not measured.")
+    else:
+        lines += _measured_limits(report, manifest.defaults.min_relevance)
+    return ["## Limits", "", *(f"- {line}" for line in lines), ""]
+
+
+def _measured_limits(report: Report, min_relevance: float | None) -> list[str]:
+    lines = []
+    for better, worse, words in (
+        ("gold_plain", "gold", "the right passage costs"),
+        ("gold_among_five_plain", "gold_among_five", "five passages costs"),
+    ):
+        text, vectors = report.f1(better), report.f1(worse)
+        if text is not None and vectors is not None and text > vectors:
+            lines.append(
+                f"Reading vectors instead of the text of {words} {text - vectors:.1f} points of F1."
+            )
+    curve = report.abstention.curve if report.abstention is not None else []
+    wrong = wrong_at(curve, min_relevance or 0.0)
+    if wrong is not None:
+        lines.append(
+            f"By default it still says something to {wrong:.1f}% of the questions whose passages "
+            "do not hold the answer."
+        )
+    on = report.measured_on.file
+    lines.append(f"All figures are of {on or 'one file'}; on other text they may be others.")
+    return lines
+
+
+def _made(made: Made) -> list[str]:
+    manifest = made.manifest
+    parts = ["## What it was made from", ""]
+    parts += tables.table(
+        ("data", "licence", *COUNTS, "left out"), [_counted(one) for one in made.sources], left=2
     )
+    if any(source.left_out for source in made.sources):
+        parts += ["Left out too: what shares ten words in a row with text that is measured on.", ""]
+    if made.others:
+        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in made.others.items())
+        parts += [f"Also: {told}.", ""]
+    if manifest.provenance.notes:
+        parts += [*(f"- {note}" for note in manifest.provenance.notes), ""]
+    command, seed = manifest.provenance.command, manifest.provenance.seed
+    steps = f", {made.trained:,} steps done" if made.trained is not None else ""
+    parts += [f"    {command}", "", f"Seed {seed}{steps}.", ""]
+    return [*parts, "## Licence", "", f"{manifest.licence}{_because(made)}", ""]
+
+
+def _counted(source: Source) -> list[str]:
+    counts = [f"{source.counts[n]:,}" if n in source.counts else "" for n in COUNTS]
+    reasons = [f"{why} {count:,}".strip() for why, count in source.left_out.items() if count]
+    return [source.title, source.licence, *counts, "; ".join(reasons)]
+
+
+def _because(made: Made) -> str:
+    if made.manifest.licence != SHARE_ALIKE:
+        return "."
+    asking = [source.title for source in made.sources if "BY-SA" in source.licence]
+    return f", as {asking[0]} asks of work based on it." if asking else "."

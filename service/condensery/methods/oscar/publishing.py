@@ -1,29 +1,84 @@
-"""A trained pair into the model store: int8 weights, tokenizer, card."""
+"""A trained pair into the model store in one step: int8 weights, tokenizer, report, card, plots."""
 
 import argparse
+import hashlib
 import json
+import shlex
 import shutil
+import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from condensery.errors import InputError
-from condensery.methods.oscar.card import card, quality
-from condensery.methods.trainer.checkpoints import latest
+from condensery.methods.oscar.card import Made, card
+from condensery.methods.oscar.choosing import defaults, quality
+from condensery.methods.oscar.measured import Report, check_report, read_report
+from condensery.methods.oscar.plots import draw_plots
+from condensery.methods.oscar.sources import licence_of, read_sources
+from condensery.methods.trainer.checkpoints import Checkpoint, latest
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.importing import import_minilm
-from condensery.store.manifest import Defaults, Manifest, Provenance, StoredModel
-from condensery.store.store import ModelStore
+from condensery.store.manifest import CARD, REPORT, Manifest, Provenance, StoredModel
+from condensery.store.store import ModelStore, check_name
 from condensery.store.weights import save_state
 
-LICENCE = "cc-by-sa-4.0"  # what SQuAD's text asks of work based on it
-DATA = (
-    "SQuAD v1.1, a part of train (CC BY-SA 4.0)",
-    "QAMR dev (MIT; Wikipedia CC BY-SA, Wikinews CC BY)",
-    "FairytaleQA train (Apache-2.0; stories in the public domain)",
-    "Wikipedia passages from 2WikiMultihopQA and SQuAD train (CC BY-SA), cloze questions",
-    "OpenStax textbooks (CC BY 4.0; OpenStax, Rice University), cloze questions",
-)
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a training run left, checked.
+
+    Attributes:
+        checkpoint: Its last.
+        shape: The pair's.
+        recipe: How it was trained.
+        steps: Done.
+        data: What ``data.json`` says.
+        command: What trained it, without the folders that it names.
+        origin: Where its first weights come from.
+    """
+
+    checkpoint: Checkpoint
+    shape: OscarShape
+    recipe: dict[str, Any]
+    steps: int
+    data: dict[str, Any]
+    command: str
+    origin: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Run":
+        """Read a run's folder.
+
+        Raises:
+            InputError: It holds no checkpoint, or one of another method; the message says which.
+        """
+        checkpoint = latest(folder)
+        if checkpoint is None:
+            raise _wrong(folder, "holds no checkpoint")
+        state = checkpoint.state()
+        shape, recipe = state.get("shape"), state.get("recipe")
+        if not isinstance(shape, dict) or not isinstance(recipe, dict):
+            raise _wrong(folder, f"{checkpoint.path.name} is not of condensery train oscar")
+        try:
+            dimensions = OscarShape.from_dict(shape)
+        except (TypeError, ValueError) as error:
+            raise _wrong(folder, f"its shape is not that of a small pair: {error}") from error
+        try:
+            data = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise _wrong(folder, f"data.json can't be read: {error}") from error
+        mix = state.get("mix", {})
+        return cls(
+            checkpoint,
+            dimensions,
+            {**recipe, "mix": mix} if mix else recipe,
+            int(state["step"]),
+            data,
+            _command(folder) or command(recipe),
+            state.get("origin", {}),
+        )
 
 
 def publish(
@@ -33,74 +88,132 @@ def publish(
     *,
     name: str,
     report: dict[str, Any] | None = None,
+    licence: str | None = None,
+    licences: dict[str, str] | None = None,
 ) -> StoredModel:
-    """Publish the checkpoint of a training run.
+    """Publish the last checkpoint of a training run, whole or not at all.
 
-    Matrices become int8 with a scale a row; the word embeddings stay with ``base``.
+    Matrices become int8 with a scale a row; the word embeddings stay with ``base``. With a report
+    come ``report.json``, its card and its plots, the manifest's figures and the pair's defaults
+    (``choosing.defaults``); none of them changes the fingerprint.
 
     Args:
         run: The run's folder.
         base: The encoder that the compressor started from.
         store: Its own root receives the pair.
         name: What the pair is called.
-        report: Its measured report, for the card and the manifest.
+        report: The JSON that ``condensery eval oscar`` wrote of this pair.
+        licence: The weights'; None takes what the data sets ask for.
+        licences: Of data sets whose licences are not known here, by the names that the run has.
 
     Raises:
-        InputError: The folder holds no checkpoint.
+        InputError: The folder holds no checkpoint of such a pair, or the report is none of format
+            2, or of another pair: its fingerprint is not that of what would be published.
+        StoreError: The store refused.
     """
-    checkpoint = latest(run)
-    if checkpoint is None:
-        raise InputError(f"run: {str(run)!r} holds no checkpoint", field="run", value=str(run))
-    state = checkpoint.state()
-    shape = OscarShape.from_dict(state["shape"])
-    tensors = checkpoint.weights()
-    matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
-    recipe = {**state["recipe"], "steps_done": state["step"]}
+    check_name(name)
+    measured = None if report is None else check_report(report)
+    trained = Run.read(run)
+    sources, others = read_sources(trained.data, licences)
+    tensors = trained.checkpoint.weights()
+    slots = trained.shape.slots
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder)
+        matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > slots]
         save_state(files, tensors, int8_names=matrices)
-        shutil.copy(base.path / "tokenizer.json", files)
-        shutil.copy(base.path / "config.json", files)
+        for file in ("tokenizer.json", "config.json"):
+            shutil.copy(base.path / file, files)
+        recipe = {**trained.recipe, "steps_done": trained.steps}
         (files / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n")
         shutil.copy(run / "data.json", files)
-        parameters = sum(tensor.numel() for tensor in tensors.values())
-        if report is not None:
-            counts = json.loads((run / "data.json").read_text())
-            text = card(name, report, command=command(recipe), data=DATA, counts=counts)
-            (files / "card.md").write_text(text)
         manifest = Manifest(
             name=name,
             kind="oscar-pair",
             method="oscar",
             base=base.name,
-            max_tokens=shape.query_tokens + shape.passage_tokens + 3,
+            base_fingerprint=base.manifest.fingerprint,
+            max_tokens=trained.shape.query_tokens + trained.shape.passage_tokens + 3,
             dtype="int8",
-            shape=shape.to_dict(),
-            defaults=defaults(report),
-            licence=LICENCE,
+            shape=trained.shape.to_dict(),
+            defaults=defaults(measured),
+            licence=licence or licence_of(sources),
             provenance=Provenance(
-                command=command(recipe), data=DATA, seed=recipe["seed"], source=base.name
+                command=trained.command,
+                data=tuple(source.line for source in sources),
+                seed=trained.recipe.get("seed"),
+                source=base.name,
+                notes=tuple(
+                    f"{name.replace('_', ' ')}: {value}" for name, value in trained.origin.items()
+                ),
             ),
-            quality=quality(report) if report is not None else {},
-            cost={"parameters": parameters},
+            quality={} if measured is None else quality(measured),
+            cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
         )
+        made = Made(manifest, sources, others, trained.steps)
+        if measured is not None:
+            _check_whose(measured, manifest, files)
+            text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
+            (files / REPORT).write_text(text + "\n", encoding="utf-8")
+        _tell(files, made, measured)
         return store.publish(files, manifest)
 
 
-def defaults(report: dict[str, Any] | None) -> Defaults:
-    """Read the best passage alone, if that was measured to answer better than reading five."""
-    if report is None:
-        return Defaults()
-    f1 = {name: setting["f1"] for name, setting in report["settings"].items()}
-    best_one = f1["gold_among_five_best_one"] > f1["gold_among_five"]
-    return Defaults(top_n=1 if best_one else None)
+def _tell(files: Path, made: Made, report: Report | None) -> None:
+    """Write the card, and the plots of what was measured."""
+    plots: list[str] = []
+    if report is not None:
+        plots = draw_plots(report, files / "plots", made.manifest.defaults.min_relevance)
+    (files / CARD).write_text(card(made, report, plots), encoding="utf-8")
+
+
+def _check_whose(report: Report, manifest: Manifest, files: Path) -> None:
+    """Refuse a report that was measured on other weights."""
+    if report.fingerprint is None:
+        return
+    hashes = {
+        path.relative_to(files).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files.rglob("*")
+        if path.is_file()
+    }
+    mine = manifest.model_copy(update={"files": hashes}).fingerprint
+    if report.fingerprint != mine:
+        raise InputError(
+            f"report: was measured on {report.fingerprint}, and this run's pair is {mine}: measure "
+            "what is published",
+            field="report.fingerprint",
+            value=report.fingerprint,
+        )
+
+
+def _wrong(folder: Path, why: str) -> InputError:
+    return InputError(f"run: {str(folder)!r} {why}", field="run", value=str(folder))
+
+
+def _command(run: Path) -> str:
+    """Return the command line that the run wrote down, "" if it did not.
+
+    Folders are a machine's own: of a path from the root, its last part stays, of a file its folder
+    too, by which its set is known.
+    """
+    try:
+        words = shlex.split((run / "command.txt").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise _wrong(run, f"command.txt can't be read: {error}") from error
+    return shlex.join(map(_without_folders, words))
+
+
+def _without_folders(word: str) -> str:
+    path = Path(word)
+    if not path.is_absolute() and ".." not in path.parts:
+        return word
+    return f"{path.parent.name}/{path.name}" if "." in path.name else path.name
 
 
 def command(recipe: dict[str, Any]) -> str:
-    """Return the command line that trains with ``recipe``."""
-    flags = " ".join(
-        f"--{key.replace('_', '-')} {value}" for key, value in recipe.items() if key != "steps_done"
-    )
+    """Return the command line that trains with ``recipe``, where a run wrote none down."""
+    flags = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in recipe.items())
     return f"condensery train oscar --base MINILM --data DATA --out RUN {flags}"
 
 
@@ -112,11 +225,39 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--store", type=Path, required=True, help="root to publish into")
     parser.add_argument("--base-store", type=Path, help="root of minilm-l6 (default: --store)")
     parser.add_argument("--report", type=Path, help="JSON of condensery eval oscar")
+    parser.add_argument("--licence", help="of the weights (default: what the data sets ask for)")
+    parser.add_argument(
+        "--data-licence",
+        action="append",
+        default=[],
+        metavar="SET=LICENCE",
+        help="of a data set that data.json names and we don't know; may be given again",
+    )
     args = parser.parse_args(argv)
+    licences = dict(_pair(text) for text in args.data_licence)
+    report = read_report(args.report)[1] if args.report else None
     base = import_minilm(ModelStore(None, args.base_store or args.store))
-    report = json.loads(args.report.read_text()) if args.report else None
     store = ModelStore(base.root, args.store)
-    publish(args.run, base, store, name=args.name, report=report)
+    stored = publish(
+        args.run,
+        base,
+        store,
+        name=args.name,
+        report=report,
+        licence=args.licence,
+        licences=licences,
+    )
+    told = f"{stored.name} version {stored.version}: {stored.path}\n{stored.manifest.fingerprint}\n"
+    sys.stdout.write(told)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, licence = text.partition("=")
+    if not name or not licence.strip():
+        raise InputError(
+            f"data-licence: {text!r} is not SET=LICENCE", field="data-licence", value=text
+        )
+    return name, licence.strip()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_pair import VOCABULARY, pair_files, tiny_config, tiny_pair, write_base
+from tiny_report import tiny_report
 
 from condensery.answers import CompressedPassage
-from condensery.methods.oscar.publishing import defaults, publish
-from condensery.methods.oscar.training import Recipe
+from condensery.errors import InputError, ReportNotFound, StoreError
+from condensery.methods.oscar import publishing
+from condensery.methods.oscar.publishing import publish
 from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_shape import OscarShape
@@ -22,26 +24,20 @@ from condensery.runtime.pair import load_pair, make_ready
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
 from condensery.store.manifest import Manifest, StoredModel
+from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore
 
 MIB = 2**20
-REPORT: dict[str, Any] = {
-    "questions": 12,
-    "seed": 17,
-    "settings": {
-        name: {"em": 12.25, "f1": 34.5, "seconds": 1.0}
-        for name in (
-            *("gold", "gold_among_five", "gold_among_five_best_one"),
-            *("no_passage", "others_passages", "gold_plain"),
-        )
-    },
-    "gold_ranked_first_among_five": 87.5,
-    "differences": {
-        "gold_among_five_minus_no_passage": {"f1": 20.5, "low_95": 10.25, "high_95": 30.75}
-    },
-    "replaced": {"questions": 9, "follows_em": 77.78, "follows_f1": 80.0, "keeps_old_answer": 0.0},
-    "examples": [{"question": "who?", "answer": "", "gold": ["the miller"]}],
-}
+RECIPE = {"steps": 7, "new_rate": 0.0008, "seed": 5}
+DATA = {"squad_examples": 3, "squad_left_out": 1}
+
+
+def undrawn(**changes: Any) -> dict[str, Any]:
+    """Return a report of which nothing can be drawn, which takes a second or two."""
+    settings = {"gold": {"em": 32.24, "f1": 49.6}, "gold_among_five": {"em": 26, "f1": 40}}
+    found = tiny_report(settings=settings, training=[], **changes)
+    del found["abstention"]["curve"][1:]
+    return found
 
 
 @pytest.fixture
@@ -64,15 +60,20 @@ def run(tmp_path: Path, pair: OscarPair) -> Path:
     """A training run's folder."""
     out = tmp_path / "run"
     out.mkdir()
-    about = {"shape": pair.shape.to_dict(), "recipe": asdict(Recipe(steps=7, seed=5))}
+    about = {"shape": pair.shape.to_dict(), "recipe": RECIPE}
     save_checkpoint(out, 7, pair.own_state(), {"0.master": torch.zeros(1)}, about)
-    (out / "data.json").write_text(json.dumps({"squad_examples": 3}))
+    (out / "data.json").write_text(json.dumps(DATA))
     return out
 
 
 @pytest.fixture
-def stored(run: Path, base: StoredModel, tmp_path: Path) -> StoredModel:
-    return publish(run, base, ModelStore(None, tmp_path / "store"), name="tiny-pair", report=REPORT)
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(None, tmp_path / "store")
+
+
+@pytest.fixture
+def stored(run: Path, base: StoredModel, store: ModelStore) -> StoredModel:
+    return publish(run, base, store, name="tiny-pair", report=undrawn())
 
 
 @pytest.fixture
@@ -143,30 +144,148 @@ def test_the_manifest_says_how_the_pair_was_made_and_how_good_it_is(
     assert manifest.shape == tiny_pair().shape.to_dict()
     assert manifest.max_tokens == 12 + 24 + 3
     assert manifest.provenance.seed == 5
-    assert "--steps 7 " in manifest.provenance.command
-    assert "--seed 5" in manifest.provenance.command
+    wanted = "condensery train oscar --base MINILM --data DATA --out RUN"
+    assert manifest.provenance.command == f"{wanted} --steps 7 --new-rate 0.0008 --seed 5"
+    assert manifest.provenance.data == ("SQuAD v1.1, a part of train (CC BY-SA 4.0)",)
     assert manifest.licence == "cc-by-sa-4.0"
-    assert manifest.quality["gold"] == {"em": 12.25, "f1": 34.5}
+    assert manifest.quality["gold"] == {"em": 32.24, "f1": 49.6}
     assert manifest.cost["parameters"] == sum(t.numel() for t in tiny_pair().own_state().values())
     recipe = json.loads((stored.path / "recipe.json").read_text())
-    assert recipe["steps_done"] == 7
-    card = (stored.path / "card.md").read_text()
-    for figure in ("| 12.2 | 34.5 |", "87.5%", "10.2 to 30.8", "77.78% of 9", "(nothing)"):
-        assert figure in card
+    assert recipe == {**RECIPE, "steps_done": 7}
 
 
-def test_a_pair_without_a_report_has_no_card(run: Path, base: StoredModel, tmp_path: Path) -> None:
-    stored = publish(run, base, ModelStore(None, tmp_path / "store"), name="tiny-pair")
-    assert "card.md" not in stored.manifest.files
-    assert stored.manifest.quality == {}
+def test_report_card_and_plots_are_stored_in_the_same_step(
+    run: Path, base: StoredModel, store: ModelStore
+) -> None:
+    stored = publish(run, base, store, name="tiny-pair", report=tiny_report())
+    assert (stored.manifest.defaults.top_n, stored.manifest.defaults.min_relevance) == (5, 0.4)
+    read = StoredReport(stored)
+    found = read.report()
+    assert found.report == tiny_report()
+    assert found.plots == ("abstention", "cost", "passages", "training")
+    assert all(read.plot(name).startswith(b"\x89PNG") for name in found.plots)
+    text = read.card()
+    for name in found.plots:
+        assert f"](plots/{name}.png)" in text
+    for figure in (
+        *("turns a question with a passage of up to 24 tokens into 3 vectors", "32.2 (29.2 to"),
+        *("97.2%", "+35.2 to +42.1", "48.4% of the answers", "2.7% stay", "(nothing)", "79%"),
+        *("2000 questions of `dev.jsonl.gz`", "Seed 5, 7 steps done.", "cc-by-sa-4.0", "| 3 | 1 |"),
+    ):
+        assert figure in text, figure
+
+
+def test_a_pair_that_was_not_measured_says_so_and_has_no_report(
+    run: Path, base: StoredModel, store: ModelStore
+) -> None:
+    stored = publish(run, base, store, name="tiny-pair")
+    assert not {"report.json", "plots/cost.png"} & stored.manifest.files.keys()
+    assert "- It was not measured." in (stored.path / "card.md").read_text()
+    assert (stored.manifest.quality, stored.manifest.defaults.top_n) == ({}, None)
+    with pytest.raises(ReportNotFound):
+        StoredReport(stored).report()
 
 
 def test_a_report_does_not_change_the_fingerprint(
-    stored: StoredModel, run: Path, base: StoredModel, tmp_path: Path
+    stored: StoredModel, run: Path, base: StoredModel, store: ModelStore
 ) -> None:
-    plain = publish(run, base, ModelStore(None, tmp_path / "store"), name="tiny-pair")
+    plain = publish(run, base, store, name="tiny-pair")
     assert (stored.version, plain.version) == ("1", "2")
     assert plain.manifest.fingerprint == stored.manifest.fingerprint
+
+
+def test_what_was_measured_is_what_is_published(
+    run: Path, base: StoredModel, store: ModelStore
+) -> None:
+    first = publish(run, base, store, name="candidate")
+    report = undrawn(fingerprint=first.manifest.fingerprint)
+    again = publish(run, base, store, name="tiny-pair", report=report)
+    assert again.manifest.fingerprint == first.manifest.fingerprint
+    assert f"Measured on what is stored ({first.manifest.fingerprint})" in (
+        (again.path / "card.md").read_text()
+    )
+    other = undrawn(fingerprint="sha256:" + "0" * 64)
+    with pytest.raises(
+        InputError, match=r"was measured on sha256:0000.* measure what is"
+    ) as caught:
+        publish(run, base, store, name="other", report=other)
+    assert caught.value.field == "report.fingerprint"
+    assert "other" not in store.names()
+
+
+def test_the_command_that_was_written_down_is_told_without_the_machines_folders(
+    run: Path, base: StoredModel, store: ModelStore
+) -> None:
+    command = (
+        "condensery train oscar --base /home/me/minilm --questions /d/qamr/train.gz:0.5 a/b.gz"
+    )
+    (run / "command.txt").write_text(f"{command} --out '/my runs/one' --store ../x\n")
+    stored = publish(run, base, store, name="tiny-pair")
+    assert stored.manifest.provenance.command == (
+        "condensery train oscar --base minilm --questions qamr/train.gz:0.5 a/b.gz --out one "
+        "--store x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda run: shutil.rmtree(run / "checkpoints"), "holds no checkpoint"),
+        (lambda run: change(run, shape=None), "is not of condensery train oscar"),
+        (lambda run: change(run, recipe=None), "is not of condensery train oscar"),
+        (lambda run: change(run, shape={"family": "causal"}), "not that of a small pair"),
+        (lambda run: change(run, shape={"memory_tokens": 0}), "memory_tokens"),
+        (lambda run: (run / "data.json").unlink(), r"data\.json can't be read"),
+        (lambda run: (run / "data.json").write_text("{"), r"data\.json can't be read"),
+    ],
+)
+def test_a_folder_that_is_no_such_run_is_refused_by_what_is_wrong(
+    run: Path, base: StoredModel, store: ModelStore, spoil: Callable[[Path], Any], says: str
+) -> None:
+    spoil(run)
+    with pytest.raises(InputError, match=says) as caught:
+        publish(run, base, store, name="tiny-pair", report=tiny_report())
+    assert (caught.value.field, caught.value.value) == ("run", str(run))
+    assert store.names() == ("tiny-base",)
+
+
+def change(run: Path, **fields: Any) -> None:
+    (state,) = run.glob("checkpoints/step-*/state.json")
+    state.write_text(json.dumps({**json.loads(state.read_text()), **fields}))
+
+
+def test_a_report_that_is_none_is_refused_before_anything_is_written(
+    run: Path, base: StoredModel, store: ModelStore
+) -> None:
+    with pytest.raises(InputError, match="format: 1 is not 2"):
+        publish(run, base, store, name="tiny-pair", report=tiny_report(format=1))
+    with pytest.raises(StoreError, match="can't be a model's name"):
+        publish(run, base, store, name="../x")
+    assert store.names() == ("tiny-base",)
+
+
+def test_the_command_publishes_and_names_what_it_published(
+    run: Path,
+    base: StoredModel,
+    store: ModelStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(publishing, "import_minilm", lambda store: base)
+    (run / "data.json").write_text(json.dumps({"mine_examples": 2}))
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(undrawn()))
+    given = ["--run", str(run), "--name", "tiny-pair", "--store", str(store.own)]
+    given += ["--report", str(path)]
+    publishing.main([*given, "--data-licence", "mine=CC0", "--licence", "mit"])
+    stored = store.open("tiny-pair")
+    told = f"tiny-pair version 1: {stored.path}\n{stored.manifest.fingerprint}\n"
+    assert capsys.readouterr().out == told
+    assert (stored.manifest.licence, stored.manifest.provenance.data) == ("mit", ("mine (CC0)",))
+    for wrong, says in (("mine", "'mine' is not SET=LICENCE"), ("x=CC0", "'x' is not one of")):
+        with pytest.raises(InputError, match=says):
+            publishing.main([*given, "--data-licence", wrong])
 
 
 def test_a_pair_of_the_real_size_fits_the_shipped_store(tmp_path: Path) -> None:
@@ -181,7 +300,7 @@ def test_a_pair_of_the_real_size_fits_the_shipped_store(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     half = {name: value.bfloat16() for name, value in pair.own_state().items()}
-    state = {"shape": pair.shape.to_dict(), "recipe": asdict(Recipe())}
+    state = {"shape": pair.shape.to_dict(), "recipe": RECIPE}
     save_checkpoint(run, 1, half, {"0.master": torch.zeros(1)}, state)
     (run / "data.json").write_text("{}")
     files = write_base(tmp_path / "base")
@@ -197,12 +316,3 @@ def test_a_pair_of_the_real_size_fits_the_shipped_store(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in stored.path.iterdir()) < 24 * MIB - 4 * 30_522
     names = [set(load_file(path)) for path in stored.weights]
     assert not names[0] & names[1]
-
-
-@pytest.mark.parametrize(("best_one", "top_n"), [(41.0, 1), (39.0, None)])
-def test_the_pair_reads_one_passage_by_default_where_that_was_measured_to_be_better(
-    best_one: float, top_n: int | None
-) -> None:
-    settings = {"gold_among_five": {"f1": 40.0}, "gold_among_five_best_one": {"f1": best_one}}
-    assert defaults({"settings": settings}).top_n == top_n
-    assert defaults(None).top_n is None

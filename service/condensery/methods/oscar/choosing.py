@@ -1,0 +1,92 @@
+"""What a measured pair does where nothing is asked for, and the figures its manifest holds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from condensery.methods.oscar.measured import Point, Report
+from condensery.store.manifest import Defaults
+
+# A threshold is worth it if it stops at least this share of the answers without their passage.
+STOPPED = 0.5
+FIVE = 5
+
+
+def defaults(report: Report | None) -> Defaults:
+    """Choose a pair's defaults from its report; the service's own hold where nothing was measured.
+
+    ``top_n``: as many passages as the better of two settings reads (F1), one that reads what the
+    pair scores best and one that reads all: ``reranked_K`` against ``compressed_K`` for the largest
+    K over 1 that has both, else ``gold_among_five_best_one`` against ``gold_among_five``. Of two
+    equals, the one that reads less.
+
+    ``min_relevance``: the threshold that the report recommends (its ``rule`` says how), if it stops
+    at least half of the answers to questions without their passage; else none.
+    """
+    if report is None:
+        return Defaults()
+    return Defaults(top_n=_top_n(report), min_relevance=_min_relevance(report))
+
+
+def _top_n(report: Report) -> int | None:
+    counts = [count for count in report.counts("reranked", "compressed") if count > 1]
+    chosen, whole, most = "gold_among_five_best_one", "gold_among_five", FIVE
+    if counts:
+        most = counts[-1]
+        chosen, whole = f"reranked_{most}", f"compressed_{most}"
+    best, all_read = report.f1(chosen), report.f1(whole)
+    if best is None or all_read is None:
+        return None
+    read = report.settings[chosen].read or (None if counts else 1)
+    if read is None:
+        return None
+    return max(1, round(read)) if best >= all_read else most
+
+
+def _min_relevance(report: Report) -> float | None:
+    told = report.abstention
+    if told is None or told.threshold is None or not 0 < told.threshold <= 1:
+        return None
+    before, after = (wrong_at(told.curve, at) for at in (0.0, told.threshold))
+    if before is None or after is None or after > (1 - STOPPED) * before:
+        return None
+    return told.threshold
+
+
+def wrong_at(curve: Sequence[Point], min_relevance: float) -> float | None:
+    """Return how many questions are answered without their passage, percent; None if unknown.
+
+    Args:
+        curve: Measured at some thresholds.
+        min_relevance: The one that is asked for; the nearest one below it counts.
+    """
+    found = [
+        point
+        for point in curve
+        if point.min_relevance <= min_relevance and point.wrong_without_gold is not None
+    ]
+    return max(found, key=lambda point: point.min_relevance).wrong_without_gold if found else None
+
+
+def quality(report: Report) -> dict[str, Any]:
+    """Return the main figures, which go into the manifest; the rest is in ``report.json``."""
+    on = report.measured_on
+    seed = "" if report.seed is None else f" (seed {report.seed})"
+    found: dict[str, Any] = {
+        "measured_on": f"{on.questions} questions of {on.file or 'a file without a name'}{seed}",
+        **{
+            key: {"em": setting.em.mean, "f1": setting.f1.mean}
+            for key, setting in report.settings.items()
+        },
+    }
+    if report.gold_ranked_first_among_five is not None:
+        found["gold_ranked_first_among_five"] = report.gold_ranked_first_among_five
+    if report.rerank:
+        found["ndcg10"] = {
+            name: {
+                by: rank.ndcg10
+                for by in ("bm25", "encoder", "pair", "cross_encoder")
+                if (rank := getattr(ranking, by)) is not None
+            }
+            for name, ranking in report.rerank.items()
+        }
+    return found

@@ -1,0 +1,88 @@
+from typing import Any
+
+import pytest
+from tiny_report import tiny_report
+
+from condensery.methods.oscar.choosing import defaults, quality, wrong_at
+from condensery.methods.oscar.measured import check_report
+
+
+def measured(f1: dict[str, float], read: dict[str, float] | None = None, **parts: Any) -> Any:
+    settings = {
+        key: {"em": 0, "f1": value, "read": (read or {}).get(key)} for key, value in f1.items()
+    }
+    return check_report(tiny_report(settings=settings, **parts))
+
+
+FIVE = {"gold_among_five": 40.0, "gold_among_five_best_one": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("f1", "read", "top_n"),
+    [
+        ({**FIVE, "gold_among_five_best_one": 41.0}, {}, 1),
+        (FIVE, {}, 1),  # of equals, what reads less
+        ({**FIVE, "gold_among_five_best_one": 39.0}, {}, 5),
+        ({"gold_among_five": 40.0}, {}, None),
+        # Of retrieved passages, the most that both settings are there of.
+        (
+            {**FIVE, "reranked_20": 30.0, "compressed_20": 29.0, "reranked_50": 9.0},
+            {"reranked_20": 3.0},
+            3,
+        ),
+        ({**FIVE, "reranked_20": 28.0, "compressed_20": 29.0}, {"reranked_20": 3.0}, 20),
+        ({**FIVE, "reranked_20": 30.0, "compressed_20": 29.0}, {}, None),  # who knows how many?
+        # One passage leaves nothing to choose.
+        ({**FIVE, "reranked_1": 30.0, "compressed_1": 29.0}, {"reranked_1": 1.0}, 1),
+    ],
+)
+def test_the_pair_reads_by_default_as_many_as_the_better_setting(
+    f1: dict[str, float], read: dict[str, float], top_n: int | None
+) -> None:
+    assert defaults(measured(f1, read)).top_n == top_n
+
+
+def test_without_a_report_the_services_own_defaults_hold() -> None:
+    assert (defaults(None).top_n, defaults(None).min_relevance) == (None, None)
+
+
+def curve(*wrong: float | None) -> list[dict[str, Any]]:
+    return [
+        {"min_relevance": at / 10, "answered": 100 - at, "wrong_without_gold": one}
+        for at, one in enumerate(wrong)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("abstention", "min_relevance"),
+    [
+        (None, None),
+        ({"threshold": 0.2, "curve": curve(90, 60, 45, 0)}, 0.2),
+        ({"threshold": 0.25, "curve": curve(90, 60, 45, 0)}, 0.25),  # between two points
+        ({"threshold": 0.1, "curve": curve(90, 60, 45, 0)}, None),  # too few are stopped
+        ({"threshold": 0.0, "curve": curve(90, 60, 45, 0)}, None),
+        ({"curve": curve(90, 60, 45, 0)}, None),
+        ({"threshold": 0.2, "curve": []}, None),
+        ({"threshold": 0.2, "curve": curve(None, None, None)}, None),
+        ({"threshold": 1.5, "curve": curve(90, 0)}, None),
+    ],
+)
+def test_the_recommended_threshold_is_the_default_where_it_stops_half_of_the_wrong(
+    abstention: Any, min_relevance: float | None
+) -> None:
+    assert defaults(measured(FIVE, abstention=abstention)).min_relevance == min_relevance
+
+
+def test_what_is_answered_without_its_passage_is_read_off_the_nearest_point_below() -> None:
+    points = check_report(tiny_report(abstention={"curve": curve(90, None, 40)})).abstention
+    assert points is not None
+    found = [wrong_at(points.curve, at) for at in (-0.1, 0.0, 0.15, 0.2, 1.0)]
+    assert found == [None, 90, 90, 40, 40]
+
+
+def test_the_manifest_holds_the_main_figures() -> None:
+    found = quality(check_report(tiny_report()))
+    assert found["measured_on"] == "2000 questions of dev.jsonl.gz (seed 17)"
+    assert found["gold"] == {"em": 32.24, "f1": 49.6}
+    assert found["gold_ranked_first_among_five"] == 97.17
+    assert found["ndcg10"]["scifact"] == {"bm25": 67.62, "encoder": 64.5, "pair": 68.0}
