@@ -4,6 +4,7 @@ Imports no more than torch, transformers and tokenizers: GPU machines may have n
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_packing import Specials
+from condensery.networks.oscar_compressor import TEXT, CompressorInput
+from condensery.networks.oscar_packing import Pairing, Specials
 from condensery.networks.oscar_shape import OscarShape
 
 POSITIONS = 128
@@ -117,3 +119,29 @@ def text_of(tokens: int, seed: int = 0) -> str:
     known = [word for word in WORDS.split() if len(word) > 1]
     picks = torch.randint(len(known), (tokens,), generator=generator).tolist()
     return " ".join(known[pick] for pick in picks)
+
+
+def padded(pairings: Sequence[Pairing], shape: OscarShape) -> CompressorInput:
+    """Lay pairings out a row each, padded, the slots first: as the pair neither trains nor serves.
+
+    Where slots stand does not matter, since their positions are their own. A reference for the
+    packed layout, with transformers' own mask and attention.
+    """
+    count, slots = len(pairings), shape.slots
+    texts = [len(p.question) + len(p.passage) + 3 for p in pairings]
+    width = -(-(slots + max(texts)) // 32) * 32
+    longest = max(len(p.passage) for p in pairings) + 1
+    ids, types, places, mask = (torch.zeros(count, width, dtype=torch.long) for _ in range(4))
+    slot = torch.full((count, width), TEXT)
+    at = torch.full((count, longest), -1)
+    slot[:, :slots] = torch.arange(slots)
+    places[:, :slots] = torch.arange(POSITIONS - slots, POSITIONS)
+    for i, (p, text) in enumerate(zip(pairings, texts, strict=True)):
+        first = slots + len(p.question) + 2
+        ids[i, slots : slots + text] = torch.tensor([2, *p.question, 3, *p.passage, 3])
+        types[i, first : slots + text] = 1
+        places[i, slots : slots + text] = torch.arange(text)
+        mask[i, : slots + text] = 1
+        at[i, : len(p.passage) + 1] = i * width + first + torch.arange(len(p.passage) + 1)
+    slots_at = torch.arange(count)[:, None] * width + torch.arange(slots)
+    return CompressorInput(ids, types, places, slot, at, slots_at, {"attention_mask": mask})

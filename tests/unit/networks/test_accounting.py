@@ -1,13 +1,12 @@
-import numpy as np
 import pytest
 import torch
-from tiny_pair import POSITIONS, SPECIALS, VOCABULARY, tiny_pair
+from tiny_pair import VOCABULARY, padded, tiny_pair
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from condensery.methods.oscar.batches import Row, pad_rows
 from condensery.networks.accounting import LayerCost, PairCost
 from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_packing import Pairing
 from condensery.networks.oscar_shape import OscarShape
 
 SMALL = OscarShape(memory_tokens=2, mapping_size=5, generator_layers=3, generator_mlp_size=7)
@@ -54,8 +53,8 @@ def test_the_compressors_figure_is_what_torch_counts(copy: bool) -> None:
     pair = tiny_pair(copy=copy)
     pair.compressor.backbone.set_attn_implementation("eager")  # its products are counted, all
     question, passage = 8, 17  # 8 + 17 + 3 and 4 slots: a row of 32 without padding
-    row = Row(np.arange(5, 5 + question), np.arange(5, 5 + passage), None)
-    given, _ = pad_rows([row], pair.shape, SPECIALS, POSITIONS)
+    pairing = Pairing(range(5, 5 + question), range(5, 5 + passage))
+    given = padded([pairing], pair.shape)
     assert given.input_ids.shape == (1, 32)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         pair.compressor(given, pair.generator.words)

@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_pair import POSITIONS, SPECIALS, VOCABULARY, tiny_config, tiny_pair, tiny_shape
+from tiny_pair import POSITIONS, SPECIALS, VOCABULARY, padded, tiny_config, tiny_pair, tiny_shape
 from torch import Tensor
 from transformers import BertModel
 
-from condensery.methods.oscar.batches import Item, Row, collate, pad_rows
+from condensery.methods.oscar.batches import Item, Layout, Row, collate
 from condensery.methods.oscar.losses import prompt_embeds
 from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_compressor import Compressed
@@ -39,13 +39,8 @@ def compress_packed(pairings: list[Pairing], pair: OscarPair = READY) -> Compres
 
 
 def compress_padded(pairings: list[Pairing], pair: OscarPair = PAIR) -> Compressed:
-    rows = [
-        Row(torch.tensor(p.question).numpy(), torch.tensor(p.passage).numpy(), None)
-        for p in pairings
-    ]
-    given, _ = pad_rows(rows, pair.shape, SPECIALS, POSITIONS)
     with torch.inference_mode():
-        return pair.compressor(given, pair.generator.words)
+        return pair.compressor(padded(pairings, pair.shape), pair.generator.words)
 
 
 def compress_by_hand(pairing: Pairing, pair: OscarPair) -> tuple[Tensor, float]:
@@ -168,28 +163,23 @@ def test_filling_slots_equals_a_masked_scatter() -> None:
         Item(question, (), answer),
         Item(question, (rows[0],), answer, plain=True),
     ]
-    batch = collate(items, shape, SPECIALS, POSITIONS)
+    batch = collate(items, Layout(shape, SPECIALS, PAIR.compressor.slot_positions))
     memory = torch.randn(3, shape.memory_tokens, 32, generator=generator)
     with torch.inference_mode():
         filled = prompt_embeds(PAIR, batch, memory)
-        # The prompts again, by hand: M memory, S separator, else a word's id.
+        M, S = "memory", "separator"  # the prompts again, by hand
         layouts = [
-            *(["M"] * 3 + ["S"] + ["M"] * 3 + ["S"] + [2, *question, 3, *answer],),
-            *(["M"] * 3 + ["S"] + [2, *question, 3, *answer],),
-            *([2, *question, 3, *answer], [*rows[0].passage, "S", 2, *question, 3, *answer]),
+            [M, M, M, S, M, M, M, S, 2, *question, 3, *answer],
+            [M, M, M, S, 2, *question, 3, *answer],
+            [2, *question, 3, *answer],
+            [*rows[0].passage, S, 2, *question, 3, *answer],
         ]
-        width = batch.prompt.shape[1]
-        wanted = PAIR.generator.words[torch.zeros(len(items), width, dtype=torch.long)].clone()
-        mask = torch.zeros(len(items), width, 1, dtype=torch.bool)
-        for i, layout in enumerate(layouts):
-            for j, what in enumerate(layout):
-                if what == "M":
-                    mask[i, j] = True
-                elif what == "S":
-                    wanted[i, j] = PAIR.generator.separator
-                else:
-                    wanted[i, j] = PAIR.generator.words[int(what)]
-        wanted = wanted.masked_scatter(mask, memory)
+        flat = [what for layout in layouts for what in layout]
+        wanted = PAIR.generator.words[[0 if isinstance(what, str) else int(what) for what in flat]]
+        wanted[[what is S for what in flat]] = PAIR.generator.separator
+        mask = torch.tensor([what is M for what in flat])
+        wanted = wanted.masked_scatter(mask[:, None], memory)
+        filled = filled[: len(flat)]
     assert torch.equal(filled, wanted)
 
 

@@ -1,5 +1,6 @@
-"""Examples to tensors: padded for training, one row a passage."""
+"""Examples to tensors: laid end to end, as the service lays them, so that nothing is padding."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,37 +8,71 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from condensery.methods.oscar.data import Ids
-from condensery.networks.oscar_compressor import TEXT, CompressorInput
-from condensery.networks.oscar_packing import Specials
+from condensery.methods.oscar.data import UNSCORED, Ids
+from condensery.networks.backbone import CPU_ROW_MULTIPLE
+from condensery.networks.oscar_compressor import CompressorInput
+from condensery.networks.oscar_packing import Pairing, Specials, pack
 from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.packing import Packing
 
 IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One passage to compress for one question: ``[CLS] question [SEP] passage [SEP]`` + slots.
+    """One passage to compress for one question.
 
-    ``start:end`` are the tokens of ``passage`` that answer; None where it doesn't.
+    Attributes:
+        question: Its word pieces.
+        passage: Its word pieces.
+        answer: First of ``passage`` that answers and the one after the last; None where none do.
+        score: The logit to regress relevance to; ``UNSCORED``: whether it has an answer decides.
+        known: Whether it is known where the answer stands, or that it doesn't.
     """
 
     question: Ids
     passage: Ids
     answer: tuple[int, int] | None
+    score: float = UNSCORED
+    known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """One question for the generator: its rows in prompt order, and the answer's word pieces.
 
-    With ``plain`` the generator reads the passages' tokens instead of memory vectors.
+    Attributes:
+        question: Its word pieces.
+        rows: The passages.
+        answer: What is to be said.
+        plain: The generator reads the passages' tokens instead of memory vectors.
+        said: What it is told it has said so far, as long as ``answer``; None: the answer.
     """
 
     question: Ids
     rows: tuple[Row, ...]
     answer: Ids
     plain: bool = False
+    said: Ids | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How batches are laid out.
+
+    Attributes:
+        shape: The pair's dimensions.
+        specials: Special token ids.
+        slot_positions: Position ids of the compressor's slots.
+        dtype: Of the forward pass.
+        device: Of the forward pass.
+    """
+
+    shape: OscarShape
+    specials: Specials
+    slot_positions: Sequence[int]
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,127 +81,124 @@ class Batch:
 
     Attributes:
         given: The compressor's input over all rows of the items that are not plain; None if none.
-        relevant: Which rows answer their question, (rows,), float.
+        judged_at: Rows known to answer their question or not to, and without a score.
+        judged: Which of them do, float.
+        scored_at: Rows with a score.
+        scores: Their scores.
         pointed: For each row and memory token, which of ``passage_at`` to point at, (rows, l);
             IGNORED where it is free.
-        prompt: Generator's word ids, (items, seq); memory and separator positions hold 0.
-        memory_at: Flat positions in ``prompt`` of each row's memory vectors, (rows, l).
-        separator_at: Flat positions of the separators.
-        labels_at: Flat positions whose next token is an answer token.
+        prompt: The generator's word ids of all items, (total,); memory and separators hold 0.
+        packing: Where each item's prompt lies.
+        memory_at: Positions in ``prompt`` of each row's memory vectors, (rows, l).
+        separator_at: Positions of the separators.
+        labels_at: Positions whose next token is an answer token.
         labels: Those tokens.
     """
 
     given: CompressorInput | None
-    relevant: Tensor
+    judged_at: Tensor
+    judged: Tensor
+    scored_at: Tensor
+    scores: Tensor
     pointed: Tensor
     prompt: Tensor
+    packing: Packing
     memory_at: Tensor
     separator_at: Tensor
     labels_at: Tensor
     labels: Tensor
 
 
-def pad_rows(
-    rows: Sequence[Row], shape: OscarShape, specials: Specials, positions: int
-) -> tuple[CompressorInput, Tensor]:
-    """Lay rows out padded; slots stand first, where they stand doesn't matter (fixed positions).
-
-    Args:
-        rows: What to compress.
-        shape: The pair's dimensions.
-        specials: Special token ids.
-        positions: Positions the backbone has (max_position_embeddings).
-
-    Returns:
-        The compressor's input, and each row's index of its passage's [SEP] in ``passage_at``.
-    """
-    slots, count = shape.slots, len(rows)
-    texts = [len(r.question) + len(r.passage) + 3 for r in rows]
-    width = -(-(slots + max(texts)) // 32) * 32  # few distinct shapes: oneDNN compiles each one
-    longest = max(len(r.passage) for r in rows) + 1
-    ids = np.zeros((count, width), dtype=np.int64)
-    types, place = np.zeros_like(ids), np.zeros_like(ids)
-    slot = np.full_like(ids, TEXT)
-    mask = np.zeros_like(ids)
-    at = np.full((count, longest), -1, dtype=np.int64)
-    ends = np.zeros(count, dtype=np.int64)
-    slot[:, :slots] = np.arange(slots)
-    place[:, :slots] = np.arange(positions - slots, positions)
-    for i, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        first = slots + len(row.question) + 2
-        ids[i, slots : slots + text] = np.concatenate(
-            ([specials.start], row.question, [specials.end], row.passage, [specials.end])
-        )
-        types[i, first : slots + text] = 1
-        place[i, slots : slots + text] = np.arange(text)
-        mask[i, : slots + text] = 1
-        ends[i] = len(row.passage)
-        at[i, : len(row.passage) + 1] = i * width + first + np.arange(len(row.passage) + 1)
-    slots_at = np.arange(count)[:, None] * width + np.arange(slots)
-    given = CompressorInput(
-        input_ids=torch.from_numpy(ids),
-        token_type_ids=torch.from_numpy(types),
-        position_ids=torch.from_numpy(place),
-        slot_ids=torch.from_numpy(slot),
-        passage_at=torch.from_numpy(at),
-        slots_at=torch.from_numpy(slots_at),
-        attention={"attention_mask": torch.from_numpy(mask)},
-    )
-    return given, torch.from_numpy(ends)
-
-
-def collate(items: Sequence[Item], shape: OscarShape, specials: Specials, positions: int) -> Batch:
+def collate(items: Sequence[Item], layout: Layout) -> Batch:
     """Build the batch of ``items``."""
-    memory = shape.memory_tokens
+    shape, device = layout.shape, layout.device
     rows = [row for item in items if not item.plain for row in item.rows]
-    given, ends = pad_rows(rows, shape, specials, positions) if rows else (None, torch.zeros(0))
-    pointed = torch.full((len(rows), memory), IGNORED, dtype=torch.long)
-    for i, row in enumerate(rows):
-        if row.answer is None:
-            pointed[i, 0] = ends[i]  # nothing here: point at the passage's [SEP]
-        else:
-            start, end = row.answer
-            span = torch.arange(start, min(end, start + memory))
-            pointed[i, : len(span)] = span
-            if len(span) < memory:
-                pointed[i, len(span)] = ends[i]
-    prompts, memory_at, separators, labels_at, labels = [], [], [], [], []
+    given = (
+        pack(
+            [Pairing(row.question.tolist(), row.passage.tolist()) for row in rows],
+            shape,
+            layout.specials,
+            layout.slot_positions,
+            dtype=layout.dtype,
+            device=device,
+        )
+        if rows
+        else None
+    )
+    scored = [not math.isnan(row.score) for row in rows]
+    judged = [i for i, row in enumerate(rows) if row.known and not scored[i]]
+    prompts = _Prompts(layout)
     for item in items:
-        ids: list[int] = []
-        slots: list[list[int]] = []
-        marks: list[int] = []
-        for row in item.rows:
-            if item.plain:
-                ids.extend(row.passage)
-            else:
-                slots.append(list(range(len(ids), len(ids) + memory)))
-                ids.extend([0] * memory)
-            marks.append(len(ids))
-            ids.append(0)
-        ids.extend([specials.start, *item.question, specials.end])
-        target = [*item.answer, specials.end]
-        labels_at.append(np.arange(len(ids) - 1, len(ids) - 1 + len(target)))
-        labels.append(target)
-        ids.extend(item.answer)
-        prompts.append(ids)
-        memory_at.append(slots)
-        separators.append(marks)
-    width = -(-max(map(len, prompts)) // 16) * 16
-    prompt = np.zeros((len(items), width), dtype=np.int64)
-    for i, ids in enumerate(prompts):
-        prompt[i, : len(ids)] = ids
-    flat = [[i * width + p for p in slot] for i, s in enumerate(memory_at) for slot in s]
+        prompts.add(item)
+    multiple = CPU_ROW_MULTIPLE if device.type == "cpu" else 1
+    packing = Packing.of(
+        prompts.lengths, dtype=layout.dtype, device=device, total_multiple=multiple
+    )
+
+    def whole(values: Sequence[object]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
+
+    def real(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32).to(device, non_blocking=True)
+
     return Batch(
         given=given,
-        relevant=torch.tensor([float(r.answer is not None) for r in rows]),
-        pointed=pointed,
-        prompt=torch.from_numpy(prompt),
-        memory_at=torch.tensor(flat, dtype=torch.long).reshape(len(rows), memory),
-        separator_at=torch.tensor(
-            [i * width + p for i, m in enumerate(separators) for p in m], dtype=torch.long
-        ),
-        labels_at=torch.from_numpy(
-            np.concatenate([i * width + a for i, a in enumerate(labels_at)])
-        ),
-        labels=torch.tensor([t for target in labels for t in target], dtype=torch.long),
+        judged_at=whole(judged),
+        judged=real([float(rows[i].answer is not None) for i in judged]),
+        scored_at=whole([i for i, has in enumerate(scored) if has]),
+        scores=real([row.score for row, has in zip(rows, scored, strict=True) if has]),
+        pointed=whole([point(row, shape.memory_tokens) for row in rows]),
+        prompt=packing.row(prompts.ids)[0],
+        packing=packing,
+        memory_at=whole(prompts.memory_at),
+        separator_at=whole(prompts.separator_at),
+        labels_at=whole(prompts.labels_at),
+        labels=whole(prompts.labels),
     )
+
+
+def point(row: Row, memory: int) -> list[int]:
+    """Return what each memory token is to point at, as an index among the passage's tokens.
+
+    Token i at the answer's token i, the next at the passage's [SEP], which stands after its
+    tokens; where there is no answer, the first at [SEP] at once. IGNORED is free.
+    """
+    targets = [IGNORED] * memory
+    if not row.known:
+        return targets
+    start, end = row.answer or (0, 0)
+    found = [*range(start, end), len(row.passage)][:memory]
+    return [*found, *targets[len(found) :]]
+
+
+class _Prompts:
+    """Prompts end to end: passages, separators, ``[CLS] question [SEP]``, what was said."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self.ids: list[int] = []
+        self.lengths: list[int] = []
+        self.memory_at: list[list[int]] = []
+        self.separator_at: list[int] = []
+        self.labels_at: list[int] = []
+        self.labels: list[int] = []
+
+    def add(self, item: Item) -> None:
+        """Lay one item's prompt behind those before it."""
+        specials, memory = self._layout.specials, self._layout.shape.memory_tokens
+        ids, begin = self.ids, len(self.ids)
+        for row in item.rows:
+            if item.plain:
+                ids.extend(row.passage.tolist())
+            else:
+                self.memory_at.append(list(range(len(ids), len(ids) + memory)))
+                ids.extend([0] * memory)
+            self.separator_at.append(len(ids))
+            ids.append(0)
+        ids.extend([specials.start, *item.question.tolist(), specials.end])
+        target = [*item.answer.tolist(), specials.end]
+        self.labels_at.extend(range(len(ids) - 1, len(ids) - 1 + len(target)))
+        self.labels.extend(target)
+        said = item.answer if item.said is None else item.said
+        ids.extend(np.asarray(said).tolist())
+        self.lengths.append(len(ids) - begin)

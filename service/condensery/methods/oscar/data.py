@@ -1,32 +1,59 @@
 """Questions with passages, as word pieces: what the pair is trained on."""
 
+import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
+from condensery.methods.oscar.places import find_place, tokens_at
 from condensery.methods.trainer.rows import read_rows
 
 Ids = NDArray[np.int32]
+UNSCORED = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Another passage that was retrieved for a question.
+
+    ``start:end`` are its tokens that answer, the same number twice where none do; ``score`` is a
+    cross-encoder's logit, ``UNSCORED`` where there is none.
+    """
+
+    passage: int
+    start: int = 0
+    end: int = 0
+    score: float = UNSCORED
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question whose answer is a stretch of its passage.
+    """A question and the passage that answers it.
 
-    ``passage`` indexes the passages of the data set; ``start:end`` are its tokens that answer.
+    Attributes:
+        question: Its word pieces.
+        passage: Index among the passages of the data set.
+        start: First of its tokens that answer.
+        end: After the last; ``start`` again where the answer stands nowhere word for word.
+        label: What the generator is to say, if not those tokens.
+        score: A cross-encoder's logit of the passage.
+        beside: Further passages that were retrieved.
     """
 
     question: Ids
     passage: int
     start: int
     end: int
+    label: Ids | None = None
+    score: float = UNSCORED
+    beside: tuple[Beside, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +63,18 @@ class QaData:
     examples: list[Example]
     passages: list[Ids]
     group: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question with its passages as texts; ``scores`` are theirs, if there are any."""
+
+    question: str
+    passages: Sequence[str]
+    answers: Sequence[str]
+    label: str
+    scores: Sequence[float] | None = None
+    title: str = ""
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -48,48 +87,84 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         yield row.value
 
 
-def load_qa(rows: Iterable[dict[str, Any]], tokenizer: Tokenizer) -> QaData:
-    """Tokenise QA rows {question, answers, context, title}; unfindable answers are left out.
+class Passages:
+    """Passages as word pieces, each once, with those of their article."""
 
-    The answer's position is ``answer_start`` (characters) where the row has one, else its first
-    occurrence in the context.
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._index: dict[str, int] = {}
+        self._articles: defaultdict[str, list[int]] = defaultdict(list)
+        self.encoded: list[Encoding] = []
+        self.ids: list[Ids] = []
+        self.group: list[list[int]] = []
+
+    def add(self, text: str, title: str) -> int:
+        """Return where the passage stands, which is the same for the same text."""
+        if text not in self._index:
+            at = self._index[text] = len(self.ids)
+            self.encoded.append(self._tokenizer.encode(text, add_special_tokens=False))
+            self.ids.append(np.array(self.encoded[-1].ids, dtype=np.int32))
+            article = self._articles[title or f"only {at}"]
+            article.append(at)
+            self.group.append(article)
+        return self._index[text]
+
+
+def tokenise(questions: Iterable[Asked], tokenizer: Tokenizer) -> QaData:
+    """Find each question's answers in its passages, and make word pieces of all.
+
+    The passage to read is the best scored of those that hold the answer, without scores the
+    first. Others that hold it are kept only with a score: alone, the same words may stand there
+    by chance. A question with a label of its own is kept even if no passage holds it.
     """
-    passages: list[Ids] = []
-    spans: list[list[tuple[int, int]]] = []
-    index: dict[str, int] = {}
-    articles: dict[str, list[int]] = defaultdict(list)
-    group: list[list[int]] = []
+    passages = Passages(tokenizer)
     examples = []
-    for row in rows:
-        context = row["context"]
-        if not row["answers"] or not context:
+    for asked in questions:
+        places = [_place(asked, i, passages) for i in range(len(asked.passages))]
+        places = [place for place in places if len(passages.ids[place.passage])]
+        holding = [place for place in places if place.end > place.start]
+        scored = asked.scores is not None
+        label = ids_of(asked.label, tokenizer)
+        choice = holding or (places if label.size else [])
+        if not choice:
             continue
-        answer = row["answers"][0]
-        start = row["answer_start"][0] if row.get("answer_start") else context.find(answer)
-        if start < 0:
-            start = context.lower().find(answer.lower())
-        if start < 0:
-            continue
-        if context not in index:
-            encoded = tokenizer.encode(context, add_special_tokens=False)
-            index[context] = len(passages)
-            passages.append(np.array(encoded.ids, dtype=np.int32))
-            spans.append(encoded.offsets)
-            article = row.get("title") or f"only {len(passages)}"
-            articles[article].append(index[context])
-            group.append(articles[article])
-        passage = index[context]
-        tokens = [
-            i
-            for i, (a, b) in enumerate(spans[passage])
-            if a < start + len(answer) and b > start and b > a
-        ]
-        if tokens:
-            question = tokenizer.encode(row["question"], add_special_tokens=False).ids
-            examples.append(
-                Example(np.array(question, dtype=np.int32), passage, tokens[0], tokens[-1] + 1)
+        best = max(choice, key=lambda place: place.score) if scored else choice[0]
+        span = passages.ids[best.passage][best.start : best.end]
+        others = [p for p in places if p.passage != best.passage and (scored or p.end == p.start)]
+        examples.append(
+            Example(
+                ids_of(asked.question, tokenizer),
+                best.passage,
+                best.start,
+                best.end,
+                None if span.size and (not label.size or _same(span, label)) else label,
+                best.score,
+                tuple(others) if holding or scored else (),
             )
-    return QaData(examples, passages, group)
+        )
+    return QaData(examples, passages.ids, passages.group)
+
+
+def _place(asked: Asked, number: int, passages: Passages) -> Beside:
+    text = asked.passages[number]
+    at = passages.add(text, asked.title)
+    score = UNSCORED if asked.scores is None else asked.scores[number]
+    for answer in (asked.label, *asked.answers):
+        start = find_place(text, answer, asked.question)
+        if start is not None:
+            offsets = passages.encoded[at].offsets
+            first, last = tokens_at(offsets, start, start + len(answer))
+            return Beside(at, first, last, score)
+    return Beside(at, score=score)
+
+
+def _same(span: Ids, label: Ids) -> bool:
+    return bool(np.array_equal(span, label))
+
+
+def ids_of(text: str, tokenizer: Tokenizer) -> Ids:
+    """Return a text's word pieces, none of them special."""
+    return np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
 
 def crop(length: int, start: int, end: int, size: int, rng: random.Random) -> tuple[int, int]:

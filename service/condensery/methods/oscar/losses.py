@@ -11,48 +11,76 @@ from condensery.networks.oscar import OscarPair
 
 
 @dataclass(frozen=True, slots=True)
+class Weights:
+    """What each term of the loss counts, beside the answer's 1."""
+
+    relevance: float
+    score: float
+    pointer: float
+
+
+@dataclass(frozen=True, slots=True)
 class Losses:
     """The terms of the loss, each a scalar tensor."""
 
     answer: Tensor
     relevance: Tensor
+    score: Tensor
     pointer: Tensor
 
-    def total(self, relevance_weight: float, pointer_weight: float) -> Tensor:
+    def total(self, weights: Weights) -> Tensor:
         """Return the weighted sum."""
-        return self.answer + relevance_weight * self.relevance + pointer_weight * self.pointer
+        return (
+            self.answer
+            + weights.relevance * self.relevance
+            + weights.score * self.score
+            + weights.pointer * self.pointer
+        )
 
 
 def prompt_embeds(pair: OscarPair, batch: Batch, memory: Tensor | None) -> Tensor:
-    """Fill the prompts' slots with memory vectors and separators, (items, seq, hidden)."""
+    """Fill the prompts' slots with memory vectors and separators, (total, hidden)."""
     generator = pair.generator
-    flat = generator.words[batch.prompt.reshape(-1)]
+    flat = generator.words[batch.prompt]
     if memory is not None:
         at = batch.memory_at.reshape(-1)
         flat = flat.index_copy(0, at, memory.reshape(len(at), -1).to(flat.dtype))
     separators = generator.separator.to(flat.dtype).expand(len(batch.separator_at), -1)
-    flat = flat.index_copy(0, batch.separator_at, separators)
-    return flat.reshape(*batch.prompt.shape, -1)
+    return flat.index_copy(0, batch.separator_at, separators)
 
 
 def losses(pair: OscarPair, batch: Batch) -> Losses:
     """Compute the answer's cross-entropy, the rerank head's and the pointer's.
 
-    The answer's loss is OSCAR's (arXiv:2504.07109, §3.1) with gold answers as labels. Relevance
-    is binary cross-entropy, for there is no teacher's score to regress on. The pointer's loss
-    teaches memory token i to point at the answer's token i.
+    The pair's attention is the packed one (``networks.attention``). The answer's loss is OSCAR's
+    (arXiv:2504.07109, §3.1). So is the rerank head's where a teacher's logit is given, the squared
+    error (§3.3); elsewhere it is binary cross-entropy on whether the passage has the answer. Both
+    ask for a logit, since what is served is its sigmoid. The pointer's loss teaches memory token i
+    to point at the answer's token i.
     """
-    zero = torch.zeros(())
-    relevance = pointer = zero
+    zero = torch.zeros((), device=batch.prompt.device)
+    relevance = score = pointer = zero
     memory = None
     if batch.given is not None:
         compressed = pair.compressor(batch.given, pair.generator.words)
-        memory = compressed.memory
-        relevance = F.binary_cross_entropy_with_logits(compressed.relevance, batch.relevant)
+        memory, logits = compressed.memory, compressed.relevance
+        if len(batch.judged):
+            relevance = F.binary_cross_entropy_with_logits(logits[batch.judged_at], batch.judged)
+        if len(batch.scores):
+            score = F.mse_loss(logits[batch.scored_at], batch.scores)
         if compressed.pointer is not None:
-            pointer = F.nll_loss(
-                compressed.pointer.flatten(0, 1), batch.pointed.flatten(), ignore_index=IGNORED
+            # The mean over what is not free, which may be nothing.
+            total = F.nll_loss(
+                compressed.pointer.flatten(0, 1),
+                batch.pointed.flatten(),
+                ignore_index=IGNORED,
+                reduction="sum",
             )
-    hidden = pair.generator(prompt_embeds(pair, batch, memory)).last_hidden_state
-    logits = pair.generator.logits(hidden.flatten(0, 1)[batch.labels_at])
-    return Losses(F.cross_entropy(logits.float(), batch.labels), relevance, pointer)
+            pointer = total / (batch.pointed != IGNORED).sum().clamp_min(1)
+    hidden = pair.generator(
+        prompt_embeds(pair, batch, memory)[None],
+        position_ids=batch.packing.position_ids,
+        packing=batch.packing,
+    ).last_hidden_state[0]
+    logits = pair.generator.logits(hidden[batch.labels_at])
+    return Losses(F.cross_entropy(logits.float(), batch.labels), relevance, score, pointer)

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
+from condensery.errors import InputError
 from condensery.methods.oscar.batches import Item, Row
-from condensery.methods.oscar.data import Example, Ids, QaData, crop
+from condensery.methods.oscar.data import Beside, Example, Ids, QaData, crop
 from condensery.networks.oscar_shape import OscarShape
 
 
@@ -18,24 +19,49 @@ class Mix:
     Attributes:
         several: Share with other passages beside the one that answers.
         others: Most other passages beside it.
-        same_article: Share of those taken from the same article.
-        plain: Share whose passage the generator reads as plain text.
+        retrieved: Share of those taken from what was retrieved for the question, where it was.
+        same_article: Share of the rest taken from the same article.
+        plain: Share whose passages the generator reads as plain text.
         none: Share without any passage.
+        slips: Share of the answer's tokens that the generator is told it said otherwise: the token
+            before again, or any of the passage's. It then learns to go on, not to repeat.
         smallest: Fewest tokens passages are cropped to; a batch has one size.
     """
 
-    several: float = 0.35
-    others: int = 3
+    several: float = 0.4
+    others: int = 4
+    retrieved: float = 0.8
     same_article: float = 0.7
-    plain: float = 0.08
+    plain: float = 0.2
     none: float = 0.02
+    slips: float = 0.1
     smallest: int = 32
+
+    def __post_init__(self) -> None:
+        """Refuse what is no share.
+
+        Raises:
+            InputError: Names field and value.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least, most = (0.0, 1.0) if field.type is float else (1, None)
+            if value < least or (most is not None and value > most):
+                wanted = "from 0 to 1" if most else "at least 1"
+                raise InputError(
+                    f"{field.name}={value}: must be {wanted}", field=field.name, value=value
+                )
+        if self.plain + self.none > 1:
+            raise InputError(
+                f"plain={self.plain}: more than none={self.none} leaves", field="plain"
+            )
 
 
 class Sampler:
     """Draws batches from several sets, each set in a new order every epoch.
 
-    A batch comes from one set and has one crop size, so that little of it is padding.
+    A batch comes from one set and has one crop size: attention pads rows of a batch to few
+    lengths.
 
     Args:
         sets: The sets with their shares of the tokens.
@@ -57,7 +83,7 @@ class Sampler:
         self._shape, self._mix, self._rng = shape, mix, rng
 
     def batch(self, tokens: int) -> list[Item]:
-        """Draw items until their passages take ``tokens`` positions of the compressor."""
+        """Draw items until their passages take ``tokens`` positions of who reads them."""
         (which,) = self._rng.choices(range(len(self._sets)), self._weights)
         data, order = self._sets[which], self._orders[which]
         size = self._rng.randint(self._mix.smallest, self._shape.passage_tokens)
@@ -75,44 +101,87 @@ class Sampler:
         """Crop the example's passage, choose what stands beside it."""
         rng, mix = self._rng, self._mix
         question = example.question[: self._shape.query_tokens]
-        passage = data.passages[example.passage]
-        first, last = crop(len(passage), example.start, example.end, size, rng)
-        answer = passage[example.start : example.end]
-        gold = Row(question, passage[first:last], (example.start - first, example.end - first))
+        span = data.passages[example.passage][example.start : example.end]
+        answer = span if example.label is None else example.label
+        best = Beside(example.passage, example.start, example.end, example.score)
+        gold = self._row(data, question, best, size, answers=True)
+        said = self._slip(answer, gold.passage)
         draw = rng.random()
         if draw < mix.none:
-            return Item(question, (), answer)
-        if draw < mix.none + mix.plain:
-            return Item(question, (gold,), answer, plain=True)
+            return Item(question, (), answer, said=said)
         rows = [gold]
         if rng.random() < mix.several:
-            rows += self._others(data, example, answer, size, rng.randint(1, mix.others))
+            looked_for = span if len(span) else answer
+            rows += self._others(data, example, looked_for, size, rng.randint(1, mix.others))
             rng.shuffle(rows)
-        return Item(question, tuple(rows), answer)
+        plain = draw < mix.none + mix.plain
+        return Item(question, tuple(rows), answer, plain=plain, said=said)
+
+    def _row(self, data: QaData, question: Ids, place: Beside, size: int, *, answers: bool) -> Row:
+        """Crop a passage, round its answer if it has one.
+
+        Args:
+            data: Has the passage.
+            question: Asked of it.
+            place: The passage, and where its answer stands.
+            size: Tokens to keep.
+            answers: Whether it is the one to answer from. What else holds the answer's words may
+                say them of something else; then the score tells.
+        """
+        passage = data.passages[place.passage]
+        found = place.end > place.start
+        start, end = (place.start, place.end) if found else (0, 0)
+        if not found:
+            start = end = self._rng.randrange(len(passage))
+        first, last = crop(len(passage), start, end, size, self._rng)
+        return Row(
+            question,
+            passage[first:last],
+            (start - first, end - first) if found else None,
+            score=place.score,
+            # Without a score, what holds no answer has none. A score above 0 says it has.
+            known=found if answers or place.score > 0 else not found,
+        )
 
     def _others(
         self, data: QaData, example: Example, answer: Ids, size: int, count: int
     ) -> list[Row]:
-        """Crop other passages, none of which holds the answer."""
+        """Crop other passages: retrieved ones, or any that do not hold the answer."""
         rng = self._rng
         question = example.question[: self._shape.query_tokens]
         rows: list[Row] = []
+        seen = {example.passage}
         for _ in range(4 * count):
             if len(rows) == count:
                 break
-            group = data.group[example.passage]
-            near = len(group) > 1 and rng.random() < self._mix.same_article
-            other = rng.choice(group) if near else rng.randrange(len(data.passages))
-            passage = data.passages[other]
-            if other == example.passage or contains(passage, answer):
+            if example.beside and rng.random() < self._mix.retrieved:
+                other = rng.choice(example.beside)
+            else:
+                group = data.group[example.passage]
+                near = len(group) > 1 and rng.random() < self._mix.same_article
+                other = Beside(rng.choice(group) if near else rng.randrange(len(data.passages)))
+                if contains(data.passages[other.passage], answer):
+                    continue
+            if other.passage in seen:
                 continue
-            at = rng.randrange(len(passage))
-            first, last = crop(len(passage), at, at, size, rng)
-            rows.append(Row(question, passage[first:last], None))
+            seen.add(other.passage)
+            rows.append(self._row(data, question, other, size, answers=False))
         return rows
+
+    def _slip(self, answer: Ids, passage: Ids) -> Ids | None:
+        """Return the answer with slips of the tongue, None if none were made."""
+        rng = self._rng
+        said = answer.copy()
+        for i in range(len(answer)):
+            if rng.random() < self._mix.slips:
+                again = i > 0 and rng.random() < 0.5
+                said[i] = said[i - 1] if again else passage[rng.randrange(len(passage))]
+        return None if np.array_equal(said, answer) else said
 
 
 def contains(passage: Ids, answer: Ids) -> bool:
     """Return whether the answer's tokens stand in the passage."""
+    if not len(answer):
+        return False
     starts = np.flatnonzero(passage == answer[0]).tolist()
     return any(np.array_equal(passage[s : s + len(answer)], answer) for s in starts)

@@ -1,7 +1,9 @@
-"""The data sets a pair is trained on, read from a folder, with evaluation text kept out."""
+"""The data sets a pair is trained on, with evaluation text kept out."""
 
+import hashlib
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -9,9 +11,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from condensery.errors import InputError
 from condensery.methods.oscar.cloze import make_cloze
-from condensery.methods.oscar.data import Example, Ids, QaData, load_qa, read_jsonl
+from condensery.methods.oscar.data import Asked, Example, Ids, QaData, read_jsonl, tokenise
 from condensery.methods.oscar.leakage import Held
+from condensery.methods.oscar.prepared import TrainingSets
+from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 from condensery.methods.trainer.rows import read_lines
 
 # Sources of wikipedia_passages that are evaluation contexts, or hold some.
@@ -19,71 +24,195 @@ EVALUATION_SOURCES = frozenset(
     {"squad_dev", "nq_gold", "qed", "clapnq", "wiki18_e5_retrieved", "hotpotqa"}
 )
 HELD_ARTICLES = 4
+CLOZE_SHARE = 0.3
+# What is trained on where nothing is named: file within the folder of data sets, and share.
+USUAL = (
+    ("squad_v1/train_part.jsonl.gz", 0.5),
+    ("qamr/train.jsonl.gz", 0.12),
+    ("fairytaleqa/train.jsonl.gz", 0.08),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingSets:
-    """Sets with their shares of the steps, validation questions, and what was left out."""
+class Source:
+    """A file or folder of questions and its share of the steps, beside the others' shares."""
 
-    sets: list[tuple[QaData, float]]
-    validation: list[dict[str, Any]]
-    report: dict[str, int]
+    path: Path
+    share: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Source":
+        """Read ``PATH`` or ``PATH:SHARE``.
+
+        Raises:
+            InputError: The share is not above 0.
+        """
+        path, _, share = text.rpartition(":")
+        if not path or not _number(share):
+            return cls(Path(text), 1.0)
+        if not float(share) > 0:
+            raise InputError(
+                f"questions={text!r}: the share must be above 0", field="questions", value=text
+            )
+        return cls(Path(path), float(share))
+
+    @property
+    def name(self) -> str:
+        """What the counts call it: its folder's name and its own, without endings."""
+        return f"{self.path.parent.name}/{self.path.name.split('.')[0]}".lstrip("/")
 
 
-def load_sets(folder: Path, tokenizer: Tokenizer, *, cloze: int, seed: int) -> TrainingSets:
-    """Read SQuAD, QAMR, FairytaleQA and cloze questions from ``folder``.
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
-    All text that shares ten words in a row with SQuAD's dev paragraphs, or with the articles
-    held out for validation, is left out; Wikipedia passages of those titles too.
+
+def load_sets(
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    cloze: int,
+    seed: int,
+    sources: Sequence[Source] = (),
+    cloze_share: float = CLOZE_SHARE,
+    label_tokens: int | None = None,
+) -> TrainingSets:
+    """Read and check questions, make cloze questions, keep out what is measured on.
+
+    Left out and counted are rows that something is wrong with, no answer in a passage among it
+    (``trainer/questions.py``); passages that share ten words in a row with SQuAD's dev paragraphs,
+    or with the articles held out for validation; questions that are then without the passage that
+    answers them, or that are asked in SQuAD's dev too; Wikipedia passages of those titles.
 
     Args:
-        folder: Holds squad_v1, qamr, fairytaleqa, wikipedia_passages, openstax.
+        folder: Holds squad_v1, wikipedia_passages, openstax, and the usual sources.
         tokenizer: The compressor's.
         cloze: How many cloze questions to make.
         seed: For the choice of facts and held articles.
+        sources: The questions; by default SQuAD's, QAMR's and FairytaleQA's.
+        cloze_share: Share of the steps that is cloze questions; the sources share the rest.
+        label_tokens: Most tokens of a label.
+
+    Raises:
+        InputError: A file can't be read, or of one nothing is left; names it.
     """
     dev = list(read_jsonl(folder / "squad_v1" / "dev.jsonl.gz"))
     squad = list(read_jsonl(folder / "squad_v1" / "train_part.jsonl.gz"))
     titles = sorted({row["title"] for row in squad if row["title"]})
     held_titles = set(random.Random(seed).sample(titles, HELD_ARTICLES))
     validation = [row for row in squad if row["title"] in held_titles]
-    held = Held({row["context"] for row in [*dev, *validation]})
-    closed_titles = {row["title"].replace("_", " ").lower() for row in [*dev, *validation]}
-    report: dict[str, int] = {}
-
-    def keep(name: str, rows: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-        verdict = {t: held.shares(t) for t in {row[text] for row in rows}}
-        kept = [row for row in rows if not verdict[row[text]]]
-        report[f"{name}_left_out"] = len(rows) - len(kept)
-        report[f"{name}_kept"] = len(kept)
-        return kept
-
-    qa = {
-        "squad": [row for row in squad if row["title"] not in held_titles],
-        "qamr": list(read_jsonl(folder / "qamr" / "train.jsonl.gz")),
-        "fairytaleqa": list(read_jsonl(folder / "fairytaleqa" / "train.jsonl.gz")),
-    }
-    shares = {"squad": 0.5, "qamr": 0.12, "fairytaleqa": 0.08}
-    sets = [(load_qa(keep(n, rows, "context"), tokenizer), shares[n]) for n, rows in qa.items()]
-    for (data, _), name in zip(sets, qa, strict=True):
-        report[f"{name}_examples"] = len(data.examples)
-    wikipedia = [
-        row
-        for row in read_jsonl(folder / "wikipedia_passages" / "passages.jsonl.gz")
-        if row["source"] not in EVALUATION_SOURCES and row["title"].lower() not in closed_titles
-    ]
-    texts = [row["text"] for row in keep("wikipedia", wikipedia, "text")]
-    texts += [
-        row["text"]
-        for row in keep(
-            "openstax",
-            [{"text": t} for t in islice(paragraphs(folder / "openstax" / "train.txt.xz"), 30_000)],
-            "text",
+    kept_out = KeptOut([*dev, *validation])
+    sources = sources or [Source(folder / name, share) for name, share in USUAL]
+    rules = Rules(answer_in_passages=True, label_tokens=label_tokens)
+    report: dict[str, Any] = {"sources": {}}
+    sets: list[tuple[QaData, float]] = []
+    total = sum(source.share for source in sources)
+    for source in sources:
+        rows, counts = read_questions(
+            [source.path],
+            rules,
+            wrong="leave_out",
+            count=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
         )
-    ]
-    sets.append((cloze_set(texts, tokenizer, cloze, random.Random(seed + 1)), 0.3))
-    report["cloze_examples"] = len(sets[-1][0].examples)
+        left, found = kept_out.without(rows)
+        data = tokenise(left, tokenizer)
+        if not data.examples:
+            raise InputError(
+                f"questions: {source.path}: of {len(rows)} questions none is left: {found}",
+                field="questions",
+                value=str(source.path),
+            )
+        share = source.share / total * (1 - cloze_share)
+        sets.append((data, share))
+        report[f"{source.name}_examples"] = len(data.examples)
+        report["sources"][source.name] = {
+            "file": source.path.name,
+            "sha256": _sha256(source.path),
+            "share": round(share, 6),
+            "examples": len(data.examples),
+            "passages": len(data.passages),
+            "scored": sum(example.score == example.score for example in data.examples),
+            "left_out": dict(Counter(counts) + Counter(found)),
+        }
+    texts, found = _plain_texts(folder, kept_out)
+    report |= found
+    made = cloze_set(texts, tokenizer, cloze, random.Random(seed + 1))
+    sets.append((made, cloze_share))
+    report["cloze_examples"] = len(made.examples)
     return TrainingSets(sets, validation, report)
+
+
+class KeptOut:
+    """What is measured on, and so may not be trained on."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.held = Held({row["context"] for row in rows})
+        self.titles = {_title(row["title"]) for row in rows if row["title"]}
+        self._asked = {_plain(row["question"]) for row in rows}
+        self._verdicts: dict[str, bool] = {}
+
+    def shares(self, text: str) -> bool:
+        """Return whether a text shares ten words in a row with what is held out."""
+        if text not in self._verdicts:
+            self._verdicts[text] = self.held.shares(text)
+        return self._verdicts[text]
+
+    def without(self, rows: Sequence[TrainingQuestion]) -> tuple[list[Asked], dict[str, int]]:
+        """Return the questions that stay, with the passages that do, and count the others."""
+        counts: Counter[str] = Counter()
+        kept = []
+        for row in rows:
+            if _plain(row.question) in self._asked or _title(row.title) in self.titles:
+                counts["question or article is held out"] += 1
+                continue
+            stays = [not self.shares(text) for text in row.passages]
+            counts["passage is held out"] += stays.count(False)
+            passages = [text for text, stay in zip(row.passages, stays, strict=True) if stay]
+            looked_for = [text.casefold() for text in row.answers if text.strip()]
+            if not passages or (
+                len(passages) < len(stays)
+                and looked_for
+                and not any(a in text.casefold() for a in looked_for for text in passages)
+            ):
+                counts["no passage left"] += 1
+                continue
+            scores = row.scores
+            if scores is not None:
+                scores = tuple(s for s, stay in zip(scores, stays, strict=True) if stay)
+            kept.append(Asked(row.question, passages, row.answers, row.label, scores, row.title))
+        return kept, dict(counts)
+
+
+def _title(text: str) -> str:
+    return text.replace("_", " ").lower()
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _sha256(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _plain_texts(folder: Path, kept_out: KeptOut) -> tuple[list[str], dict[str, int]]:
+    """Read the texts that cloze questions are made from, and count those left out."""
+    wikipedia = [
+        row["text"]
+        for row in read_jsonl(folder / "wikipedia_passages" / "passages.jsonl.gz")
+        if row["source"] not in EVALUATION_SOURCES and _title(row["title"]) not in kept_out.titles
+    ]
+    books = list(islice(paragraphs(folder / "openstax" / "train.txt.xz"), 30_000))
+    texts: list[str] = []
+    report: dict[str, int] = {}
+    for name, some in (("wikipedia", wikipedia), ("openstax", books)):
+        left = [text for text in some if not kept_out.shares(text)]
+        report |= {f"{name}_left_out": len(some) - len(left), f"{name}_kept": len(left)}
+        texts += left
+    return texts, report
 
 
 def paragraphs(path: Path) -> Iterator[str]:

@@ -231,7 +231,8 @@ class Trainer(Generic[M, B]):
         if self._validate is not None and self._processes.rank == 0:
             self._module.eval()
             with torch.no_grad():
-                self._tell(step, validation=dict(self._validate(self._module)))
+                found = dict(self._validate(self._module))
+                self._tell(step, items=self._items, validation=found)
 
     def _tell(self, step: int, **row: object) -> None:
         record(self._out, {"step": step, "steps": self._recipe.steps, **row})

@@ -21,7 +21,9 @@ def sentence(rng: random.Random, fact: str) -> str:
     return f"{' '.join(words[:4])} {fact} {' '.join(words[4:])}."
 
 
-def some_rows(rng: random.Random, title: str, count: int) -> list[dict[str, Any]]:
+def some_rows(
+    rng: random.Random, title: str, count: int, ask: str = "what is"
+) -> list[dict[str, Any]]:
     """Write paragraphs, each with a question for a fact of it."""
     rows = []
     for _ in range(count):
@@ -30,7 +32,7 @@ def some_rows(rng: random.Random, title: str, count: int) -> list[dict[str, Any]
         words = context.split()
         rows.append(
             {
-                "question": f"what is {words[3]} {words[-4]}?",
+                "question": f"{ask} {words[3]} {words[-4]}?",
                 "answers": [fact, fact.upper()],
                 "answer_start": [context.index(fact)],
                 "context": context,
@@ -50,15 +52,17 @@ def write_gz(path: Path, rows: list[dict[str, Any]]) -> None:
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     rng = random.Random(0)
-    dev = [{**some_rows(rng, "Dev_article", 1)[0], "context": f"Here {HELD_OUT}."}]
+    dev = [{**some_rows(rng, "Dev_article", 1, ask="how is")[0], "context": f"Here {HELD_OUT}."}]
     leaked = {**some_rows(rng, TITLES[0], 1)[0]}
     leaked["context"] = f"{leaked['context']} Copied: {HELD_OUT}."
     squad = [row for title in TITLES for row in some_rows(rng, title, 6)]
     write_gz(folder / "squad_v1" / "dev.jsonl.gz", dev)
     write_gz(folder / "squad_v1" / "train_part.jsonl.gz", squad)
-    qamr = [{**row, "title": ""} for row in some_rows(rng, "", 10)]
+    qamr = [{**row, "title": ""} for row in some_rows(rng, "", 10, ask="who or what is")]
     write_gz(folder / "qamr" / "train.jsonl.gz", [*qamr, leaked])
-    write_gz(folder / "fairytaleqa" / "train.jsonl.gz", some_rows(rng, "A tale", 10))
+    write_gz(
+        folder / "fairytaleqa" / "train.jsonl.gz", some_rows(rng, "A tale", 10, ask="where is")
+    )
     passages = [
         {"title": f"Page {i}", "text": sentence(rng, "Maria Teller"), "source": "2wiki"}
         for i in range(20)

@@ -1,15 +1,19 @@
 import numpy as np
 import pytest
 import torch
-from tiny_pair import POSITIONS, SPECIALS, tiny_pair, tiny_shape
+from tiny_pair import SPECIALS, padded, tiny_pair, tiny_shape
 from torch import Tensor
 from torch.nn import functional as F
 
-from condensery.methods.oscar.batches import IGNORED, Batch, Item, Row, collate
-from condensery.methods.oscar.losses import losses, prompt_embeds
+from condensery.methods.oscar.batches import IGNORED, Batch, Item, Layout, Row, collate
+from condensery.methods.oscar.losses import Weights, losses, prompt_embeds
+from condensery.methods.oscar.starting import empty_pair
+from condensery.networks.attention import PACKED
 from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_packing import Pairing
 
 SHAPE = tiny_shape()  # 3 memory tokens
+LAYOUT = Layout(SHAPE, SPECIALS, tiny_pair().compressor.slot_positions)
 M, S = "memory", "separator"
 
 
@@ -21,55 +25,75 @@ QUESTION = ids(40, 41)
 GOLD = Row(QUESTION, ids(10, 11, 12, 13, 14, 15), (1, 3))
 LONG = Row(QUESTION, ids(20, 21, 22, 23, 24, 25, 26), (1, 6))
 OTHER = Row(QUESTION, ids(30, 31), None)
+SCORED = Row(QUESTION, ids(32, 33, 34), (0, 1), score=2.5)
+UNSURE = Row(QUESTION, ids(35, 36), (0, 1), score=-3.0, known=False)
+UNKNOWN = Row(QUESTION, ids(37), None, known=False)
 ITEMS = [
     Item(QUESTION, (OTHER, GOLD), ids(11, 12)),
     Item(QUESTION, (LONG,), ids(21, 22, 23, 24, 25)),
     Item(QUESTION, (), ids(50)),
     Item(QUESTION, (GOLD, OTHER), ids(11, 12), plain=True),
+    Item(QUESTION, (SCORED, UNSURE, UNKNOWN), ids(32, 38), said=ids(32, 32)),
 ]
 LAYOUTS = [
     [M, M, M, S, M, M, M, S, 2, 40, 41, 3, 11, 12],
     [M, M, M, S, 2, 40, 41, 3, 21, 22, 23, 24, 25],
     [2, 40, 41, 3, 50],
     [10, 11, 12, 13, 14, 15, S, 30, 31, S, 2, 40, 41, 3, 11, 12],
+    [M, M, M, S, M, M, M, S, M, M, M, S, 2, 40, 41, 3, 32, 32],
 ]
+STARTS = np.cumsum([0, *map(len, LAYOUTS)]).tolist()
+
+
+def packed_pair() -> OscarPair:
+    pair = tiny_pair()
+    pair.compressor.backbone.set_attn_implementation(PACKED)
+    pair.generator.backbone.set_attn_implementation(PACKED)
+    return pair
 
 
 @pytest.fixture(scope="module")
 def batch() -> Batch:
-    return collate(ITEMS, SHAPE, SPECIALS, POSITIONS)
+    return collate(ITEMS, LAYOUT)
 
 
 def test_prompts_are_laid_out_as_the_generator_reads_them(batch: Batch) -> None:
-    width = batch.prompt.shape[1]
     memory = set(batch.memory_at.flatten().tolist())
     separators = set(batch.separator_at.tolist())
-    for i, layout in enumerate(LAYOUTS):
-        for j in range(width):
-            what = layout[j] if j < len(layout) else 0
-            flat = i * width + j
-            assert (flat in memory) == (what == M)
-            assert (flat in separators) == (what == S)
-            if isinstance(what, int):
-                assert batch.prompt[i, j] == what
+    whole = [what for layout in LAYOUTS for what in layout]
+    assert list(batch.packing.lengths) == [len(layout) for layout in LAYOUTS]
+    for at, found in enumerate(batch.prompt.tolist()):
+        what = whole[at] if at < len(whole) else 0  # filler
+        assert (at in memory) == (what == M)
+        assert (at in separators) == (what == S)
+        if isinstance(what, int):
+            assert found == what
 
 
 def test_memory_places_follow_the_compressors_rows(batch: Batch) -> None:
-    width = batch.prompt.shape[1]
-    assert batch.memory_at.tolist() == [[0, 1, 2], [4, 5, 6], [width, width + 1, width + 2]]
+    second, last = STARTS[1], STARTS[4]
+    assert batch.memory_at[:3].tolist() == [[0, 1, 2], [4, 5, 6], [second, second + 1, second + 2]]
+    assert batch.memory_at[3:, 0].tolist() == [last, last + 4, last + 8]
     assert batch.given is not None
     firsts = batch.given.input_ids.reshape(-1)[batch.given.passage_at[:, 0]]
-    assert firsts.tolist() == [30, 10, 20]  # the plain item has no rows to compress
-    assert batch.relevant.tolist() == [0.0, 1.0, 1.0]
+    assert firsts.tolist() == [30, 10, 20, 32, 35, 37]  # the plain item has no rows to compress
+
+
+def test_relevance_is_judged_where_it_is_known_and_regressed_where_there_are_scores(
+    batch: Batch,
+) -> None:
+    assert batch.judged_at.tolist() == [0, 1, 2]
+    assert batch.judged.tolist() == [0.0, 1.0, 1.0]
+    assert batch.scored_at.tolist() == [3, 4]
+    assert batch.scores.tolist() == [2.5, -3.0]
 
 
 def test_every_answer_token_and_its_end_is_predicted_from_the_one_before(batch: Batch) -> None:
-    width = batch.prompt.shape[1]
     at = iter(zip(batch.labels_at.tolist(), batch.labels.tolist(), strict=True))
-    for i, (layout, item) in enumerate(zip(LAYOUTS, ITEMS, strict=True)):
-        first = len(layout) - len(item.answer)
+    for start, layout, item in zip(STARTS, LAYOUTS, ITEMS, strict=False):
+        first = start + len(layout) - len(item.answer)
         for j, token in enumerate([*item.answer.tolist(), SPECIALS.end]):
-            assert next(at) == (i * width + first - 1 + j, token)
+            assert next(at) == (first - 1 + j, token)
     assert next(at, None) is None
 
 
@@ -78,6 +102,9 @@ def test_memory_tokens_point_at_the_answer_then_at_the_passages_end(batch: Batch
         [2, IGNORED, IGNORED],  # no answer here: the [SEP] after two tokens
         [1, 2, 6],  # the answer's two tokens, then the [SEP] after six
         [1, 2, 3],  # as much of a long answer as there are memory tokens
+        [0, 3, IGNORED],
+        [IGNORED] * 3,  # its answer's words, said of something else
+        [IGNORED] * 3,
     ]
     given = batch.given
     assert given is not None
@@ -87,19 +114,27 @@ def test_memory_tokens_point_at_the_answer_then_at_the_passages_end(batch: Batch
 
 
 def test_a_batch_without_passages_has_nothing_to_compress() -> None:
-    batch = collate([ITEMS[2], ITEMS[3]], SHAPE, SPECIALS, POSITIONS)
+    batch = collate([ITEMS[2], ITEMS[3]], LAYOUT)
     assert batch.given is None
-    found = losses(tiny_pair(), batch)
-    assert found.relevance == found.pointer == 0
+    found = losses(packed_pair(), batch)
+    assert found.relevance == found.pointer == found.score == 0
+    assert torch.isfinite(found.answer)
+
+
+def test_a_batch_of_which_nothing_is_known_teaches_the_answer_alone() -> None:
+    found = losses(packed_pair(), collate([Item(QUESTION, (UNKNOWN,), ids(9))], LAYOUT))
+    assert found.relevance == found.pointer == found.score == 0
     assert torch.isfinite(found.answer)
 
 
 def mean_answer_loss(pair: OscarPair, batch: Batch, memory: Tensor) -> Tensor:
-    """Cross-entropy by reading each prompt alone, without padding, a label at a time."""
+    """Cross-entropy by reading each prompt alone, by transformers' attention."""
+    pair.generator.backbone.set_attn_implementation("eager")
     total, count = torch.zeros(()), 0
     embeds = prompt_embeds(pair, batch, memory)
-    for i, (layout, item) in enumerate(zip(LAYOUTS, ITEMS, strict=True)):
-        hidden = pair.generator(embeds[i : i + 1, : len(layout)]).last_hidden_state[0]
+    for start, layout, item in zip(STARTS, LAYOUTS, ITEMS, strict=False):
+        alone = embeds[start : start + len(layout)]
+        hidden = pair.generator(alone[None]).last_hidden_state[0]
         target = [*item.answer.tolist(), SPECIALS.end]
         for state, token in zip(hidden[-len(target) :], target, strict=True):
             scores = pair.generator.logits(state)
@@ -110,31 +145,34 @@ def mean_answer_loss(pair: OscarPair, batch: Batch, memory: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_losses_are_what_each_prompt_and_row_gives_alone(batch: Batch) -> None:
-    pair = tiny_pair()
-    found = losses(pair, batch)
-    assert batch.given is not None
-    compressed = pair.compressor(batch.given, pair.generator.words)
+    found, pair = losses(packed_pair(), batch), tiny_pair()
+    rows = [row for item in ITEMS if not item.plain for row in item.rows]
+    pairings = [Pairing(row.question.tolist(), row.passage.tolist()) for row in rows]
+    compressed = pair.compressor(padded(pairings, SHAPE), pair.generator.words)
     torch.testing.assert_close(
         found.answer, mean_answer_loss(pair, batch, compressed.memory), rtol=1e-4, atol=1e-4
     )
     p = torch.sigmoid(compressed.relevance)
     wanted = -torch.stack([(1 - p[0]).log(), p[1].log(), p[2].log()]).mean()
     torch.testing.assert_close(found.relevance, wanted, rtol=1e-4, atol=1e-5)
+    wanted = ((compressed.relevance[3] - 2.5) ** 2 + (compressed.relevance[4] + 3) ** 2) / 2
+    torch.testing.assert_close(found.score, wanted, rtol=1e-4, atol=1e-5)
     pointed = [
         (0, 0, 2),
         *((1, i, (1, 2, 6)[i]) for i in range(3)),
         *((2, i, 1 + i) for i in range(3)),
+        *((3, i, (0, 3)[i]) for i in range(2)),
     ]
     assert compressed.pointer is not None
     wanted = -torch.stack([compressed.pointer[r, m, at] for r, m, at in pointed]).mean()
-    torch.testing.assert_close(found.pointer, wanted)
-    total = found.answer + 0.3 * found.relevance + 2.0 * found.pointer
-    torch.testing.assert_close(found.total(0.3, 2.0), total)
+    torch.testing.assert_close(found.pointer, wanted, rtol=1e-4, atol=1e-5)
+    total = found.answer + 0.3 * found.relevance + 0.05 * found.score + 2.0 * found.pointer
+    torch.testing.assert_close(found.total(Weights(0.3, 0.05, 2.0)), total)
 
 
 def test_every_trained_weight_gets_a_gradient_and_the_words_none(batch: Batch) -> None:
-    pair = tiny_pair()
-    losses(pair, batch).total(0.3, 1.0).backward()
+    pair = packed_pair()
+    losses(pair, batch).total(Weights(0.3, 0.05, 1.0)).backward()
     lacking = {name for name, p in pair.named_parameters() if p.requires_grad and p.grad is None}
     assert lacking == set()
     words = pair.compressor.backbone.embeddings.word_embeddings.weight
@@ -142,16 +180,58 @@ def test_every_trained_weight_gets_a_gradient_and_the_words_none(batch: Batch) -
     assert not words.requires_grad
 
 
-def test_what_follows_the_answer_does_not_change_its_loss() -> None:
-    pair = tiny_pair()
+def test_gradients_are_those_of_padded_rows() -> None:
+    rows = [GOLD, OTHER, LONG]
+    items = [Item(QUESTION, (row,), ids(11)) for row in rows]
+    packed, alone = packed_pair(), tiny_pair()
+    batch = collate(items, LAYOUT)
+    found = losses(packed, batch)
+    (found.relevance + found.pointer).backward()
+    pairings = [Pairing(row.question.tolist(), row.passage.tolist()) for row in rows]
+    compressed = alone.compressor(padded(pairings, SHAPE), alone.generator.words)
+    assert compressed.pointer is not None
+    relevance = F.binary_cross_entropy_with_logits(
+        compressed.relevance, torch.tensor([1.0, 0.0, 1.0])
+    )
+    flat = compressed.pointer.flatten(0, 1)
+    pointer = F.nll_loss(flat, batch.pointed.flatten(), ignore_index=IGNORED)
+    (relevance + pointer).backward()
+    for (name, a), b in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        if a.grad is not None and name.startswith("compressor."):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_what_is_told_as_said_changes_what_is_read_and_not_what_is_asked_for() -> None:
+    straight = Item(QUESTION, (GOLD,), ids(11, 12, 13))
+    slipped = Item(QUESTION, (GOLD,), ids(11, 12, 13), said=ids(11, 11, 13))
+    a, b = collate([straight], LAYOUT), collate([slipped], LAYOUT)
+    assert torch.equal(a.labels, b.labels)
+    assert torch.equal(a.labels_at, b.labels_at)
+    assert (a.prompt != b.prompt).nonzero().flatten().tolist() == [int(a.labels_at[2])]
+
+
+def test_what_stands_beside_an_item_does_not_change_its_loss() -> None:
+    pair = packed_pair()
     with torch.no_grad():
-        alone = losses(pair, collate([ITEMS[0]], SHAPE, SPECIALS, POSITIONS)).answer
-        # Beside a longer prompt, this one is padded.
+        alone = losses(pair, collate([ITEMS[0]], LAYOUT)).answer
         wide = Item(QUESTION, (LONG,), ids(*range(10, 40)))
-        both = collate([ITEMS[0], wide], SHAPE, SPECIALS, POSITIONS)
+        both = collate([ITEMS[0], wide], LAYOUT)
         assert both.given is not None
         memory = pair.compressor(both.given, pair.generator.words).memory
-        hidden = pair.generator(prompt_embeds(pair, both, memory)).last_hidden_state
-        logits = pair.generator.logits(hidden.flatten(0, 1)[both.labels_at[:3]])
+        hidden = pair.generator(
+            prompt_embeds(pair, both, memory)[None],
+            position_ids=both.packing.position_ids,
+            packing=both.packing,
+        ).last_hidden_state[0]
+        logits = pair.generator.logits(hidden[both.labels_at[:3]])
         beside = F.cross_entropy(logits, both.labels[:3])
     torch.testing.assert_close(alone, beside, rtol=1e-4, atol=1e-4)
+
+
+def test_a_pair_to_train_reads_packed_input_and_drops_nothing_out() -> None:
+    pair = tiny_pair()
+    words = pair.compressor.backbone.embeddings.word_embeddings.weight.detach()
+    made = empty_pair(pair.compressor.backbone.config, SHAPE, words)
+    assert made.compressor.backbone.config._attn_implementation == PACKED
+    assert made.compressor.backbone.config.hidden_dropout_prob == 0
+    assert torch.isfinite(losses(made.train(), collate(ITEMS, LAYOUT)).answer)

@@ -1,6 +1,6 @@
-import gzip
-import json
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from tiny_pair import tiny_tokenizer
 
 from condensery.errors import InputError
-from condensery.methods.oscar.data import QaData, crop, load_qa, read_jsonl
+from condensery.methods.oscar.data import Asked, QaData, crop, read_jsonl, tokenise
 
 TOKENIZER = tiny_tokenizer()
 CONTEXT = "The Mill of Brenn was sold in 1912. It stands on the river Mell, in Mell town."
 
 
-def row(answer: str, context: str = CONTEXT, **changes: Any) -> dict[str, Any]:
-    return {"question": "what?", "answers": [answer], "context": context, "title": "t", **changes}
+def row(answer: str, context: str = CONTEXT, **changes: Any) -> Asked:
+    given = {"question": "what?", "answers": [answer], "label": answer, "title": "t", **changes}
+    return Asked(passages=[context], **given)
 
 
 def answer_text(data: QaData, context: str = CONTEXT) -> str:
@@ -43,31 +44,68 @@ def test_a_bad_line_is_named_with_its_file_and_number(
 
 @pytest.mark.parametrize("answer", ["The Mill", "Brenn", "1912", "Mell town", "river Mell, in"])
 def test_the_span_points_at_the_answer(answer: str) -> None:
-    assert answer_text(load_qa([row(answer)], TOKENIZER)) == answer
+    assert answer_text(tokenise([row(answer)], TOKENIZER)) == answer
 
 
-def test_a_given_place_wins_over_the_first_occurrence() -> None:
-    second = CONTEXT.rindex("Mell")
-    first, later = (
-        load_qa([given], TOKENIZER).examples[0]
-        for given in (row("Mell"), row("Mell", answer_start=[second]))
-    )
-    assert later.start > first.start
-    assert answer_text(load_qa([row("Mell", answer_start=[second])], TOKENIZER)) == "Mell"
-
-
-def test_an_answer_in_other_letters_is_found_and_a_missing_one_left_out() -> None:
-    assert answer_text(load_qa([row("the mill OF brenn")], TOKENIZER)) == "The Mill of Brenn"
-    rows = [row("Paris"), row("", context=""), {**row("x"), "answers": []}]
-    assert load_qa(rows, TOKENIZER).examples == []
+def test_an_answer_in_other_letters_is_found_and_one_without_text_left_out() -> None:
+    assert answer_text(tokenise([row("the mill OF brenn")], TOKENIZER)) == "The Mill of Brenn"
+    rows = [row("", context=""), row("mill", context="")]
+    assert tokenise(rows, TOKENIZER).examples == []
 
 
 def test_an_answer_within_a_word_takes_the_whole_pieces_it_touches() -> None:
     text = "It was the Millwright"  # pieces a letter each, so the span is exact
-    assert answer_text(load_qa([row("Mill", context=text)], TOKENIZER), text) == "Mill"
+    assert answer_text(tokenise([row("Mill", context=text)], TOKENIZER), text) == "Mill"
     text = "an old-town mill"  # "old", "-", "town", "mill"
-    found = answer_text(load_qa([row("ld-to", context=text)], TOKENIZER), text)
+    found = answer_text(tokenise([row("ld-to", context=text)], TOKENIZER), text)
     assert found == "old-town"
+
+
+def words_of(data: QaData, ids: Any) -> str:
+    return str(TOKENIZER.decode(list(ids)))
+
+
+def retrieved(scores: list[float] | None, label: str = "old mill") -> QaData:
+    passages = ["the bread", "a market and an old mill", "old mill, old stone", "new town"]
+    return tokenise([Asked("what is old?", passages, ["old mill"], label, scores)], TOKENIZER)
+
+
+def test_without_scores_the_first_passage_with_the_answer_is_read_and_others_with_it_go() -> None:
+    (example,) = retrieved(None).examples
+    assert example.passage == 1
+    assert [other.passage for other in example.beside] == [0, 3]
+    assert all(other.start == other.end for other in example.beside)
+    assert all(math.isnan(score) for score in (example.score, *(o.score for o in example.beside)))
+    assert example.label is None
+
+
+def test_with_scores_the_best_passage_with_the_answer_is_read_and_all_others_stay() -> None:
+    data = retrieved([9.0, -1.0, 3.0, -4.0])
+    (example,) = data.examples
+    assert (example.passage, example.score) == (2, 3.0)
+    assert [(o.passage, o.score) for o in example.beside] == [(0, 9.0), (1, -1.0), (3, -4.0)]
+    second = example.beside[1]
+    assert words_of(data, data.passages[1][second.start : second.end]) == "old mill"
+    assert words_of(data, data.passages[2][example.start : example.end]) == "old mill"
+
+
+def test_a_label_in_other_words_is_learnt_and_the_answer_still_pointed_at() -> None:
+    data = retrieved(None, label="the market and the mill")
+    (example,) = data.examples
+    assert example.label is not None
+    assert words_of(data, example.label) == "the market and the mill"
+    assert words_of(data, data.passages[1][example.start : example.end]) == "old mill"
+
+
+def test_a_label_that_no_passage_holds_is_kept_without_a_place() -> None:
+    asked = Asked("why?", ["the bread", "new town"], [], "river stone")
+    data = tokenise([asked], TOKENIZER)
+    (example,) = data.examples
+    assert (example.passage, example.start, example.end) == (0, 0, 0)
+    assert example.beside == ()  # nothing is known of them
+    (example,) = tokenise([replace(asked, scores=[1.0, 2.0])], TOKENIZER).examples
+    assert (example.passage, example.score) == (1, 2.0)
+    assert [other.passage for other in example.beside] == [0]
 
 
 def test_passages_are_shared_and_grouped_by_article() -> None:
@@ -79,7 +117,7 @@ def test_passages_are_shared_and_grouped_by_article() -> None:
         row("mill", context="A mill.", title=""),
         row("town", context="A town.", title=""),
     ]
-    data = load_qa(rows, TOKENIZER)
+    data = tokenise(rows, TOKENIZER)
     assert [example.passage for example in data.examples] == [0, 0, 1, 2, 3, 4]
     assert data.group == [[0, 1], [0, 1], [2], [3], [4]]
     for passage, text in zip(data.passages, (CONTEXT, "New bread."), strict=False):
@@ -103,10 +141,3 @@ def test_crops_of_every_place_occur() -> None:
     rng = random.Random(0)
     starts = {crop(20, 8, 10, 6, rng)[0] for _ in range(200)}
     assert starts == set(range(4, 9))
-
-
-def test_rows_keep_their_json(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    with gzip.open(path, "wt") as file:
-        file.writelines(json.dumps(row(answer)) + "\n" for answer in ("a", "b"))
-    assert list(read_jsonl(path)) == [row("a"), row("b")]

@@ -1,3 +1,4 @@
+import math
 import random
 from collections import Counter
 from itertools import pairwise
@@ -6,8 +7,9 @@ import numpy as np
 import pytest
 from tiny_pair import tiny_shape
 
-from condensery.methods.oscar.batches import Item
-from condensery.methods.oscar.data import Example, Ids, QaData
+from condensery.errors import InputError
+from condensery.methods.oscar.batches import Item, Row
+from condensery.methods.oscar.data import Beside, Example, Ids, QaData
 from condensery.methods.oscar.sampling import Mix, Sampler, contains
 
 SHAPE = tiny_shape()
@@ -87,7 +89,7 @@ def test_rows_fit_the_shape() -> None:
 
 
 def test_shares_are_those_of_the_mix() -> None:
-    mix = Mix(several=0.5, plain=0.2, none=0.1, smallest=6)
+    mix = Mix(several=0.5, others=3, plain=0.2, none=0.1, smallest=6)
     kinds = Counter(
         "plain" if item.plain else min(2, len(item.rows)) for item in draw(3000, mix=mix)
     )
@@ -101,7 +103,7 @@ def test_shares_are_those_of_the_mix() -> None:
 def test_the_gold_row_stands_anywhere() -> None:
     places = Counter(
         next(i for i, row in enumerate(item.rows) if row.answer is not None)
-        for item in draw(2000)
+        for item in draw(3000)
         if len(item.rows) == 3
     )
     assert set(places) == {0, 1, 2}
@@ -163,3 +165,101 @@ def test_contains_agrees_with_a_search() -> None:
     assert not all(verdicts)
     for a, b in pairwise([1, 2, 3]):
         assert contains(np.array([1, 2, 3], np.int32), np.array([a, b], np.int32))
+
+
+def retrieved(*scores: float, label: Ids | None = None) -> QaData:
+    """One question: passage 0 answers it, 1 says the words too, 2 and 3 don't, 4 is of another."""
+    texts = [np.arange(10, 30), np.arange(14, 40), np.arange(40, 60), np.arange(60, 80)]
+    passages = [text.astype(np.int32) for text in [*texts, np.arange(80, 90)]]
+    beside = (Beside(1, 2, 4, scores[1]), Beside(2, score=scores[2]), Beside(3, score=scores[3]))
+    example = Example(np.array([5, 6], np.int32), 0, 6, 8, label, scores[0], beside)
+    return QaData([example], passages, [[i] for i in range(5)])
+
+
+def rows_of(data: QaData, mix: Mix) -> list[Row]:
+    source = Sampler([(data, 1.0)], SHAPE, mix, random.Random(0))
+    return [row for _ in range(60) for item in source.batch(100) for row in item.rows]
+
+
+def test_what_was_retrieved_stands_beside_with_its_scores() -> None:
+    mix = Mix(several=1, others=4, retrieved=1, plain=0, none=0, smallest=6)
+    found = {}
+    for row in rows_of(retrieved(2.0, 1.0, -1.0, 3.0), mix):
+        (where,) = {int(token) // 10 for token in row.passage[-1:]}
+        found[row.score] = (row.answer is not None, row.known)
+        assert where <= 7  # nothing but what was retrieved
+        if row.answer is not None:
+            start, end = row.answer
+            assert row.passage[start:end].tolist() == [16, 17]
+    assert found == {
+        2.0: (True, True),
+        1.0: (True, True),  # it says the words, and the teacher says that it answers
+        -1.0: (False, True),
+        3.0: (False, False),  # the teacher says that it answers, in other words
+    }
+
+
+def test_the_words_of_an_answer_are_pointed_at_only_where_the_score_says_so() -> None:
+    mix = Mix(several=1, others=4, retrieved=1, plain=0, none=0, smallest=6)
+    known = {row.score: row.known for row in rows_of(retrieved(-2.0, -1.0, -1.5, -3.0), mix)}
+    assert known == {-2.0: True, -1.0: False, -1.5: True, -3.0: True}
+
+
+def test_some_of_the_others_are_of_other_questions() -> None:
+    mix = Mix(several=1, others=4, retrieved=0.5, plain=0, none=0, smallest=6)
+    rows = rows_of(retrieved(2.0, 1.0, -1.0, -2.0), mix)
+    unscored = [row for row in rows if math.isnan(row.score)]
+    assert 0.05 < len(unscored) / len(rows) < 0.6
+    assert all(row.answer is None and row.known for row in unscored)
+    for row in unscored:
+        assert not within(np.array([16, 17], np.int32), row.passage)
+
+
+def test_no_passage_stands_twice_in_an_item() -> None:
+    for item in draw(400, mix=Mix(several=1, others=4, same_article=1, smallest=6)):
+        golds = [row for row in item.rows if row.answer is not None]
+        if len(item.rows) > 1 and golds:
+            firsts = [tuple(row.passage.tolist()) for row in item.rows]
+            assert len(set(firsts)) == len(firsts)
+
+
+def test_a_label_of_its_own_is_what_is_said() -> None:
+    label = np.array([91, 92], np.int32)
+    source = Sampler(
+        [(retrieved(1.0, 1.0, 1.0, 1.0, label=label), 1.0)], SHAPE, MIX, random.Random(0)
+    )
+    for item in source.batch(200):
+        assert item.answer.tolist() == [91, 92]
+
+
+def test_plain_items_have_several_passages_too() -> None:
+    counts = Counter(
+        len(item.rows) for item in draw(2000, mix=Mix(plain=0.5, smallest=6)) if item.plain
+    )
+    assert {1, 2, 3, 4} <= set(counts)
+
+
+def test_slips_are_as_many_as_asked_for_and_repeat_or_stray() -> None:
+    mix = Mix(slips=0.2, none=0, smallest=6)
+    items = draw(2000, mix=mix)
+    slipped = again = tokens = 0
+    for item in items:
+        tokens += len(item.answer)
+        if item.said is None:
+            continue
+        assert len(item.said) == len(item.answer)
+        for i, (said, meant) in enumerate(zip(item.said, item.answer, strict=True)):
+            slipped += said != meant
+            again += i > 0 and said == item.said[i - 1] and said != meant
+    assert 0.14 < slipped / tokens < 0.21  # some slips hit the right word
+    assert again > 0.1 * slipped
+    assert all(item.said is None for item in draw(300, mix=Mix(slips=0, smallest=6)))
+
+
+@pytest.mark.parametrize("wrong", [{"plain": 1.2}, {"several": -0.1}, {"others": 0}])
+def test_a_mix_that_is_none_is_refused_by_name(wrong: dict[str, float]) -> None:
+    (name,) = wrong
+    with pytest.raises(InputError, match=f"{name}="):
+        Mix(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"none=0\.5"):
+        Mix(plain=0.6, none=0.5)

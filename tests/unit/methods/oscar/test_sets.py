@@ -27,6 +27,7 @@ def test_sets_come_with_shares_that_sum_to_one(data_folder: Path) -> None:
     assert sum(share for _, share in sets.sets) == pytest.approx(1)
     assert [len(data.examples) for data, _ in sets.sets] == [24, 10, 10, 25]
     assert sets.report["cloze_examples"] == 25
+    assert sets.report["squad_v1/train_part_examples"] == 24
 
 
 def test_four_articles_are_held_out_whole_for_validation(data_folder: Path) -> None:
@@ -42,7 +43,10 @@ def test_four_articles_are_held_out_whole_for_validation(data_folder: Path) -> N
 
 def test_text_of_the_evaluation_set_is_left_out_everywhere(data_folder: Path) -> None:
     sets = load_sets(data_folder, TOKENIZER, cloze=200, seed=3)
-    assert sets.report["qamr_left_out"] == 1
+    assert sets.report["sources"]["qamr/train"]["left_out"] == {
+        "passage is held out": 1,
+        "no passage left": 1,
+    }
     assert sets.report["wikipedia_left_out"] == 1
     assert sets.report["wikipedia_kept"] == 20  # neither of the dev article nor of squad_dev
     (dev,) = read(data_folder / "squad_v1" / "dev.jsonl.gz")

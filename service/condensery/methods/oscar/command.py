@@ -1,0 +1,147 @@
+"""``condensery train oscar``: train an OSCAR pair whose compressor starts from an encoder."""
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from condensery.errors import InputError
+from condensery.methods.oscar.packs import Start, open_pack, write_pack
+from condensery.methods.oscar.recipe import Recipe
+from condensery.methods.oscar.sampling import Mix
+from condensery.methods.oscar.starting import language_model_shape
+from condensery.methods.oscar.training import VALIDATED, train
+from condensery.methods.trainer.processes import joined, own_device
+from condensery.networks.oscar_shape import OscarShape
+from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
+
+log = logging.getLogger(__name__)
+SHAPE = [field.name for field in fields(OscarShape) if field.name not in ("copy", "fewer")]
+# What only the making of a run's beginning takes; a pack has it already.
+MAKING = ("base", "data", "questions", "language_model", "start", "start_model", "store", "pack")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line; recipe, mix and shape are None where not given."""
+    parser = argparse.ArgumentParser(prog="condensery train oscar", description=__doc__)
+    add = parser.add_argument
+    add("--base", type=Path, help="encoder directory (BERT)")
+    add("--data", type=Path, help="folder of the data sets")
+    add("--questions", nargs="+", help="FILE[:SHARE] to train on, not the usual sets of --data")
+    add("--language-model", type=Path, help="model folder of train lm, for the generator")
+    add("--start", type=Path, help="run of train oscar, or its weights, to go on from")
+    add("--start-model", help="stored pair to go on from")
+    add("--store", type=Path, help="root of the stored models")
+    add("--pack", type=Path, help="write what the run needs into this folder, and stop")
+    add("--packed", type=Path, help="train from such a folder")
+    add("--out", type=Path, help="folder for checkpoints and log")
+    add("--device", default="auto", help="cpu, cuda (auto)")
+    add("--dtype", default="bfloat16", help="float32, bfloat16 (bfloat16)")
+    add("--threads", type=int, default=torch.get_num_threads())
+    add("--every", type=int, default=500, help="steps between checkpoints (500)")
+    add("--limit", type=int, default=VALIDATED, help=f"questions of a validation ({VALIDATED})")
+    for part, names in _parts():
+        group = parser.add_argument_group(type(part).__name__.lower())
+        for name in names:
+            value = getattr(part, name)
+            group.add_argument(_flag(name), type=type(value), help=f"({value})")
+    return parser
+
+
+def _parts() -> list[tuple[Recipe | Mix | OscarShape, Sequence[str]]]:
+    recipe, mix = Recipe(), Mix()
+    return [(recipe, list(asdict(recipe))), (mix, list(asdict(mix))), (OscarShape(), SHAPE)]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse arguments that don't go together.
+
+    Raises:
+        InputError: Names the flag that is missing or too many.
+    """
+    needs = [] if args.packed else ["base", "data"]
+    needs += [] if args.pack else ["out"]
+    for name in needs:
+        if getattr(args, name) is None:
+            raise InputError(f"{_flag(name)} is missing", field=name)
+    if args.packed:
+        given = [name for name in (*MAKING, *SHAPE) if getattr(args, name) is not None]
+        if given:
+            raise InputError(f"{_flag(given[0])}: --packed has it already", field=given[0])
+    if args.start and args.start_model:
+        raise InputError("--start-model: --start names other weights", field="start_model")
+
+
+def beginning(args: argparse.Namespace) -> Start:
+    """Prepare what the run begins with, or read it from a pack."""
+    recipe, mix = _given(args, Recipe), _given(args, Mix)
+    if args.packed:
+        start = open_pack(args.packed)
+        return replace(start, recipe=replace(start.recipe, **recipe), mix=replace(start.mix, **mix))
+    # Late: these need pydantic, which a machine that trains from a pack may not have.
+    from condensery.methods.oscar.preparing import Origins, prepare
+    from condensery.methods.oscar.sets import Source
+
+    shape = {name: getattr(args, name) for name in SHAPE if getattr(args, name) is not None}
+    if args.language_model:
+        shape = {**language_model_shape(args.language_model), **shape}
+    try:
+        whole = OscarShape(**shape)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    origins = Origins(args.base, args.language_model, args.start, args.start_model, args.store)
+    return prepare(
+        origins,
+        args.data,
+        whole,
+        Recipe(**recipe),
+        mix=Mix(**mix),
+        sources=[Source.parse(text) for text in args.questions or ()],
+    )
+
+
+def _given(args: argparse.Namespace, kind: type[Recipe] | type[Mix]) -> dict[str, Any]:
+    found = {field.name: getattr(args, field.name) for field in fields(kind)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run ``condensery train oscar``."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    args = parser().parse_args(given)
+    check(args)
+    torch.set_num_threads(args.threads)
+    tune_allocator()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    device = own_device(choose_device(args.device))
+    dtype = choose_dtype(device, args.dtype)
+    start = beginning(args)
+    if args.pack:
+        write_pack(args.pack, start)
+        log.info("the pack is in %s", args.pack)
+        return
+    with joined(device) as processes:
+        train(
+            start,
+            args.out,
+            device=device,
+            dtype=dtype,
+            every=args.every,
+            limit=args.limit,
+            command=f"condensery train oscar {shlex.join(given)}",
+            processes=processes,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What a run begins with, from an encoder, data sets, and perhaps a language model or a pair."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from condensery.errors import InputError
+from condensery.methods.oscar.packs import Start
+from condensery.methods.oscar.recipe import Recipe
+from condensery.methods.oscar.sampling import Mix
+from condensery.methods.oscar.sets import Source, load_sets
+from condensery.methods.oscar.starting import (
+    State,
+    new_pair,
+    open_tokenizer,
+    run_weights,
+    start_from,
+    start_generator,
+)
+from condensery.networks.oscar_shape import OscarShape
+from condensery.store.store import ModelStore, shipped_store
+from condensery.store.weights import load_state
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where a pair's first weights come from.
+
+    Attributes:
+        base: Directory of the encoder that the compressor starts from, with its tokenizer.
+        language_model: Directory of the Llama that the generator starts from.
+        start: A run of ``train oscar``, or its weights, to go on from.
+        start_model: A stored pair to go on from.
+        store: Where it is stored, if it is not shipped.
+    """
+
+    base: Path
+    language_model: Path | None = None
+    start: Path | None = None
+    start_model: str | None = None
+    store: Path | None = None
+
+
+def prepare(
+    origins: Origins,
+    data: Path,
+    shape: OscarShape,
+    recipe: Recipe,
+    *,
+    mix: Mix | None = None,
+    sources: Sequence[Source] = (),
+) -> Start:
+    """Check and read all that a run needs.
+
+    A pair to go on from gives its compressor, and its generator too if that is of the same shape
+    and there is no language model.
+
+    Args:
+        origins: Where the weights come from.
+        data: Folder of the data sets (``sets.load_sets``).
+        shape: The pair's dimensions.
+        recipe: How to train.
+        mix: What the items look like.
+        sources: Questions to train on in place of the usual ones.
+
+    Raises:
+        InputError: Weights or data are of no use; names field and value.
+        CondenseryError: The store has no such model.
+    """
+    tokenizer = open_tokenizer(origins.base)
+    torch.manual_seed(recipe.seed)
+    pair = new_pair(origins.base, shape)
+    origin: dict[str, object] = {"encoder": digest(origins.base)}
+    state, name = _start_state(origins)
+    if state is not None:
+        taken = start_from(pair, state, name)
+        origin["start"] = name
+        origin["start_weights"] = "pair" if taken else "compressor"
+        log.info("started from %s: %s", name, origin["start_weights"])
+    if origins.language_model is not None:
+        start_generator(pair, origins.language_model, tokenizer)
+        origin["language_model"] = digest(origins.language_model)
+        log.info("the generator starts from %s", origins.language_model)
+    sets = load_sets(
+        data,
+        tokenizer,
+        cloze=recipe.cloze,
+        seed=recipe.seed,
+        sources=sources,
+        cloze_share=recipe.cloze_share,
+        label_tokens=recipe.label_tokens,
+    )
+    return Start(pair, sets, origins.base, recipe, mix or Mix(), origin)
+
+
+def _start_state(origins: Origins) -> tuple[State | None, str]:
+    if origins.start is not None:
+        return run_weights(origins.start), origins.start.name
+    if origins.start_model is not None:
+        shipped = shipped_store()
+        root = origins.store or shipped
+        if root is None:
+            raise InputError("store: no models are shipped here, so name theirs", field="store")
+        stored = ModelStore(shipped, root).open(origins.start_model)
+        return load_state(stored), f"{stored.name} {stored.manifest.fingerprint}"
+    return None, ""
+
+
+def digest(folder: Path) -> str:
+    """Return the sha256 of a folder's safetensors files."""
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        found.update(path.read_bytes())
+    return found.hexdigest()

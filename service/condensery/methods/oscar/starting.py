@@ -1,0 +1,239 @@
+"""What a pair starts from: an encoder, and perhaps a language model or another pair."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel
+
+from condensery.errors import InputError
+from condensery.methods.trainer.checkpoints import latest
+from condensery.networks.attention import PACKED
+from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_shape import OscarShape
+
+State = dict[str, Tensor]
+NEEDED = (
+    *("model_type", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads"),
+)
+
+
+def new_pair(base: Path, shape: OscarShape) -> OscarPair:
+    """Build a pair whose compressor is the encoder at ``base`` and whose generator is random."""
+    encoder = BertModel.from_pretrained(
+        base, add_pooling_layer=False, local_files_only=True, dtype=torch.float32
+    )
+    words = encoder.embeddings.word_embeddings.weight.detach()
+    pair = empty_pair(encoder.config, shape, words)
+    pair.compressor.backbone.load_state_dict(encoder.state_dict())
+    pair.compressor.backbone.embeddings.word_embeddings.weight.requires_grad_(False)
+    nn.init.normal_(pair.compressor.slots.weight, std=encoder.config.initializer_range)
+    return pair
+
+
+def empty_pair(config: BertConfig, shape: OscarShape, words: Tensor) -> OscarPair:
+    """Build a pair with random weights that reads packed input, to train it."""
+    config.attention_probs_dropout_prob = config.hidden_dropout_prob = 0.0  # crops vary enough
+    pair = OscarPair(config, shape, words)
+    # As when it serves: nothing is padded, which took a third of a step.
+    pair.compressor.backbone.set_attn_implementation(PACKED)
+    pair.generator.backbone.set_attn_implementation(PACKED)
+    return pair
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """Read a folder's ``tokenizer.json``, without truncation or padding.
+
+    Raises:
+        InputError: There is none that can be read.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise InputError(f"tokenizer: {path}: {error}", field="tokenizer") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def language_model_shape(folder: Path) -> dict[str, int]:
+    """Return the fields of ``OscarShape`` that a language model decides.
+
+    Raises:
+        InputError: Its ``config.json`` can't be read.
+    """
+    config = _config(folder)
+    return {
+        "generator_layers": config["num_hidden_layers"],
+        "generator_heads": config["num_attention_heads"],
+        "generator_mlp_size": config["intermediate_size"],
+    }
+
+
+def start_generator(pair: OscarPair, folder: Path, tokenizer: Tokenizer) -> None:
+    """Give the generator the weights of a Llama over the pair's own word table.
+
+    Its logits are then the Llama's: the projection is the identity, the scale 1, the bias 0.
+
+    Args:
+        pair: As ``new_pair`` made it.
+        folder: What ``condensery train lm --words`` wrote: its weights, config and tokenizer.
+        tokenizer: The pair's.
+
+    Raises:
+        InputError: It is of another architecture or shape, reads other word pieces, or has
+            another table of words; names what differs.
+    """
+    _check_config(_config(folder), pair)
+    if open_tokenizer(folder).get_vocab() != tokenizer.get_vocab():
+        raise _refused(folder, "its tokenizer has other word pieces than the encoder's")
+    weights = _read(folder)
+    generator = pair.generator
+    table = weights.pop("model.embed_tokens.weight", None)
+    head = weights.pop("lm_head.weight", table)
+    if table is None or head is None or table.shape != generator.words.shape:
+        found = "none" if table is None else tuple(table.shape)
+        raise _refused(folder, f"its words are {found}, the pair's {tuple(generator.words.shape)}")
+    for name, its in (("embed_tokens", table), ("lm_head", head)):
+        # Both may have been rounded, to the types they were trained in.
+        far = (its.float() - generator.words.float()).abs() > 0.02 * (1 + its.float().abs())
+        if far.any():
+            rows = int(far.any(dim=1).sum())
+            raise _refused(
+                folder, f"{rows} of {len(its)} rows of {name} are not the encoder's, standardised"
+            )
+    state = {name.removeprefix("model."): value for name, value in weights.items()}
+    _load(generator.backbone, state, folder)
+    with torch.no_grad():
+        nn.init.eye_(generator.output.weight)
+        generator.output_bias.zero_()
+        generator.output_scale.fill_(1.0)
+
+
+def start_from(pair: OscarPair, state: Mapping[str, Tensor], name: str) -> bool:
+    """Give the pair the compressor of another, and its generator if that is of the same shape.
+
+    Args:
+        pair: As ``new_pair`` made it.
+        state: The other pair's own weights.
+        name: What a message calls it.
+
+    Returns:
+        Whether the generator was taken too.
+
+    Raises:
+        InputError: The compressor is of another shape; names the tensors.
+    """
+    own = pair.own_state()
+    odd = [n for n in own if n not in state or state[n].shape != own[n].shape]
+    wrong = [n for n in odd if n.startswith("compressor.")]
+    if wrong:
+        said = ", ".join(f"{n} {_size(state.get(n))}, not {_size(own[n])}" for n in wrong[:5])
+        raise InputError(f"start: {name}: another compressor: {said}", field="start", value=name)
+    whole = not odd and set(state) == set(own)
+    taken = {n: state[n] for n in own if whole or n.startswith("compressor.")}
+    pair.load_state_dict(taken, strict=False)
+    return whole
+
+
+def run_weights(path: Path) -> State:
+    """Return the weights of a run's last checkpoint, or of a safetensors file.
+
+    Raises:
+        InputError: There are none that can be read.
+    """
+    found = latest(path) if path.is_dir() else None
+    try:
+        return found.weights() if found else _tensors(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"start: {path} is neither a run with a checkpoint nor weights: {error}",
+            field="start",
+            value=str(path),
+        ) from error
+
+
+def _tensors(path: Path) -> State:
+    tensors: State = load_file(path)
+    return tensors
+
+
+def _size(tensor: Tensor | None) -> str:
+    return "is missing" if tensor is None else str(tuple(tensor.shape))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        missing = [name for name in NEEDED if name not in config]
+    except (OSError, ValueError) as error:
+        raise _refused(folder, f"config.json: {error}") from error
+    if missing:
+        raise _refused(folder, f"config.json has no {', '.join(missing)}")
+    return config
+
+
+def _check_config(config: Mapping[str, Any], pair: OscarPair) -> None:
+    """Refuse a model whose layers are not the generator's."""
+    own = pair.generator.backbone.config
+    rope = config.get("rope_parameters") or config
+    found = {
+        "model_type": config["model_type"],
+        "hidden_size": config["hidden_size"],
+        "num_hidden_layers": config["num_hidden_layers"],
+        "num_attention_heads": config["num_attention_heads"],
+        "num_key_value_heads": config.get("num_key_value_heads", config["num_attention_heads"]),
+        "intermediate_size": config["intermediate_size"],
+        "hidden_act": config.get("hidden_act", "silu"),
+        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+        "attention_bias": config.get("attention_bias", False),
+        "mlp_bias": config.get("mlp_bias", False),
+        "rope_theta": float(rope.get("rope_theta") or 10_000.0),
+        "rope_type": rope.get("rope_type") or "default",
+    }
+    wanted = {
+        **{name: getattr(own, name) for name in found if hasattr(own, name)},
+        "rope_theta": 10_000.0,
+        "rope_type": "default",
+    }
+    odd = [f"{n}={value!r}, not {wanted[n]!r}" for n, value in found.items() if value != wanted[n]]
+    if odd:
+        raise InputError(
+            f"language_model: not the generator's layers: {', '.join(odd)}",
+            field="language_model",
+            value=odd[0],
+        )
+
+
+def _read(folder: Path) -> State:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise _refused(folder, "holds no safetensors")
+    weights: State = {}
+    for path in files:
+        try:
+            weights |= load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise _refused(folder, f"{path.name}: {error}") from error
+    return weights
+
+
+def _load(backbone: nn.Module, state: State, folder: Path) -> None:
+    own = backbone.state_dict()
+    odd = sorted(own.keys() ^ state.keys())
+    odd += [n for n in own if n in state and own[n].shape != state[n].shape]
+    if odd:
+        raise _refused(folder, f"missing, unknown or of another shape: {odd[:5]}")
+    backbone.load_state_dict(state)
+
+
+def _refused(folder: Path, why: str) -> InputError:
+    return InputError(f"language_model: {folder}: {why}", field="language_model", value=str(folder))

@@ -1,0 +1,177 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_pair import VOCABULARY, tiny_pair, tiny_shape, tiny_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from condensery.errors import InputError
+from condensery.methods.oscar.starting import (
+    language_model_shape,
+    new_pair,
+    open_tokenizer,
+    run_weights,
+    start_from,
+    start_generator,
+)
+from condensery.methods.trainer.checkpoints import save_checkpoint
+from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_generator import standardised
+
+SHAPE = tiny_shape(generator_layers=3)
+
+
+def write_model(folder: Path, base: Path, **changes: Any) -> Path:
+    """Write what ``condensery train lm --words`` leaves: a Llama over the encoder's words."""
+    sizes = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **changes}))
+    words = load_file(base / "model.safetensors")["embeddings.word_embeddings.weight"]
+    if model.config.hidden_size == 32:
+        model.get_input_embeddings().weight.data.copy_(standardised(words)[: len(VOCABULARY)])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed" not in name:
+                parameter.normal_(0.3 if parameter.ndim == 1 else 0.0, 0.2)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tiny_tokenizer().to_str())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(base_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("lm"), base_folder)
+
+
+def test_the_generators_logits_are_the_language_models(base_folder: Path, model: Path) -> None:
+    pair = new_pair(base_folder, SHAPE).eval()
+    start_generator(pair, model, tiny_tokenizer())
+    pair.generator.backbone.set_attn_implementation("sdpa")
+    llama = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    ids = torch.randint(4, len(VOCABULARY), (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = llama(ids).logits
+        generator = pair.generator
+        found = generator.logits(generator(generator.words[ids]).last_hidden_state)
+    assert float(wanted.std()) > 0.5  # else nothing is shown
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_its_shape_is_the_language_models(model: Path) -> None:
+    shape = tiny_shape(**language_model_shape(model))
+    assert shape == SHAPE
+
+
+def test_a_language_model_in_bf16_has_the_same_words(base_folder: Path, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, base_folder)
+    state = {k: v.bfloat16() for k, v in load_file(folder / "model.safetensors").items()}
+    save_file(state, folder / "model.safetensors")
+    pair = new_pair(base_folder, SHAPE)
+    start_generator(pair, folder, tiny_tokenizer())
+    norm = state["model.norm.weight"].float()
+    assert torch.equal(pair.generator.backbone.norm.weight, norm)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_hidden_layers": 2}, "num_hidden_layers=2, not 3"),
+        ({"num_key_value_heads": 1}, "num_key_value_heads=1, not 2"),
+        ({"intermediate_size": 40}, "intermediate_size=40, not 48"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05, not 1e-06"),
+        ({"hidden_size": 64}, "hidden_size=64, not 32"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_theta=500000.0"),
+    ],
+)
+def test_other_layers_are_refused_by_what_differs(
+    base_folder: Path, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    folder = write_model(tmp_path, base_folder, **changes)
+    with pytest.raises(InputError, match="language_model: not the generator's layers") as raised:
+        start_generator(new_pair(base_folder, SHAPE), folder, tiny_tokenizer())
+    assert says in raised.value.message
+    assert raised.value.field == "language_model"
+
+
+def test_other_words_are_refused(base_folder: Path, model: Path, tmp_path: Path) -> None:
+    pair = new_pair(base_folder, SHAPE)
+    folder = Path(shutil.copytree(model, tmp_path / "words"))
+    state = load_file(folder / "model.safetensors")
+    state["model.embed_tokens.weight"][7:9] += 1
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"2 of .* rows of embed_tokens are not the encoder's"):
+        start_generator(pair, folder, tiny_tokenizer())
+    folder = Path(shutil.copytree(model, tmp_path / "pieces"))
+    text = json.loads((folder / "tokenizer.json").read_text())
+    text["model"]["vocab"]["market"] = text["model"]["vocab"].pop("mill")
+    (folder / "tokenizer.json").write_text(json.dumps(text))
+    with pytest.raises(InputError, match="other word pieces"):
+        start_generator(pair, folder, tiny_tokenizer())
+    del state["model.embed_tokens.weight"]
+    save_file(state, model.parent / "none.safetensors")
+    with pytest.raises(InputError, match=r"language_model: .*config\.json"):
+        start_generator(pair, tmp_path, tiny_tokenizer())
+
+
+def test_a_tokenizer_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"tokenizer: .*tokenizer\.json"):
+        open_tokenizer(tmp_path)
+
+
+def equal(a: OscarPair, b: OscarPair, prefix: str) -> bool:
+    pairs = zip(a.own_state().items(), b.own_state().values(), strict=True)
+    return all(torch.equal(x, y) for (name, x), y in pairs if name.startswith(prefix))
+
+
+def test_a_pair_of_the_same_shape_gives_both_halves(base_folder: Path) -> None:
+    other = tiny_pair(generator_layers=3)
+    pair = new_pair(base_folder, SHAPE)
+    assert start_from(pair, other.own_state(), "other")
+    assert equal(pair, other, "")
+
+
+def test_a_pair_with_another_generator_gives_its_compressor_alone(base_folder: Path) -> None:
+    pair, before = new_pair(base_folder, SHAPE), new_pair(base_folder, SHAPE)
+    before.load_state_dict(pair.state_dict())
+    other = tiny_pair(generator_layers=2)
+    assert not start_from(pair, other.own_state(), "other")
+    assert equal(pair, before, "generator.")
+    for name, value in other.own_state().items():
+        if name.startswith("compressor."):
+            assert torch.equal(pair.own_state()[name], value)
+
+
+def test_another_compressor_is_refused_by_its_tensors(base_folder: Path) -> None:
+    other = tiny_pair(memory_tokens=4)
+    with pytest.raises(InputError, match=r"slots\.weight \(5, 32\), not \(4, 32\)"):
+        start_from(new_pair(base_folder, SHAPE), other.own_state(), "other")
+    lacking = {k: v for k, v in tiny_pair().own_state().items() if "pointer" not in k}
+    with pytest.raises(InputError, match=r"pointer\.\S+ is missing"):
+        start_from(new_pair(base_folder, SHAPE), lacking, "other")
+
+
+def test_weights_are_those_of_a_runs_last_checkpoint_or_of_a_file(tmp_path: Path) -> None:
+    state = tiny_pair().own_state()
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, {"step": torch.tensor(step)}, {}, {})
+    assert run_weights(tmp_path)["step"] == 2
+    save_file(state, tmp_path / "some.safetensors")
+    assert run_weights(tmp_path / "some.safetensors").keys() == state.keys()
+    with pytest.raises(InputError, match=r"start: .* neither a run with a checkpoint nor weights"):
+        run_weights(tmp_path / "checkpoints")
+    (tmp_path / "bad").write_text("no")
+    with pytest.raises(InputError, match="start: "):
+        run_weights(tmp_path / "bad")
