@@ -33,12 +33,14 @@ class Made:
         sources: The data sets.
         others: What else the run says of its data.
         trained: Steps that were done.
+        base_licence: Of the stored model that it shares files with.
     """
 
     manifest: Manifest
     sources: Sequence[Source]
     others: Mapping[str, Any]
     trained: int | None = None
+    base_licence: str = ""
 
 
 def card(made: Made, report: Report | None, plots: Sequence[str] = ()) -> str:
@@ -127,14 +129,11 @@ def _measured(report: Report, plots: Sequence[str], manifest: Manifest) -> list[
         about.append(f"retrieval: {on.retrieval}")
     if report.machine:
         about.append(f"machine: {report.machine}")
-    seconds = (on.seconds or "a question").removeprefix(WALL)
     whose = f"what is stored ({report.fingerprint})" if report.fingerprint else "the trained pair"
     parts = [
         *("## How well it answers", ""),
         f"{'; '.join(about)}. Measured on {whose}, run by the service's own code.",
-        "EM, F1 and match (the answer holds a right one) in percent, SQuAD's normalisation, with",
-        "95% intervals (bootstrap over questions); TFLOPs (from the models' dimensions), vectors",
-        f"and prompt positions of a question; seconds {seconds}.",
+        _legend(report),
         "",
         *tables.fixed_settings(report),
     ]
@@ -161,6 +160,26 @@ def _measured(report: Report, plots: Sequence[str], manifest: Manifest) -> list[
         parts += ["### Reranking", "", "nDCG@10 of what BM25 found, reordered by each.", ""]
         parts += [*tables.rerank(report), *tables.rerank_differences(report)]
     return [*parts, *_behaviour(report, plots, manifest)]
+
+
+def _legend(report: Report) -> str:
+    """Say what the columns are that the tables have."""
+    found = report.settings.values()
+    match = " and match (the answer holds a right one)" if any(one.match for one in found) else ""
+    words = f"EM, F1{match} in percent, SQuAD's normalisation"
+    if any(one.f1.low is not None for one in found):
+        words += ", with 95% intervals (bootstrap over questions)"
+    costs = [
+        what
+        for name, what in (
+            ("tflops", "TFLOPs from the models' dimensions"),
+            ("vectors", "memory vectors"),
+            ("tokens", "prompt positions"),
+            ("seconds", f"seconds {(report.measured_on.seconds or '').removeprefix(WALL)}".strip()),
+        )
+        if any(getattr(one, name) is not None for one in found)
+    ]
+    return f"{words}; of a question: {', '.join(costs)}." if costs else f"{words}."
 
 
 def _behaviour(report: Report, plots: Sequence[str], manifest: Manifest) -> list[str]:
@@ -256,7 +275,10 @@ def _made(made: Made) -> list[str]:
     command, seed = manifest.provenance.command, manifest.provenance.seed
     steps = f", {made.trained:,} steps done" if made.trained is not None else ""
     parts += [f"    {command}", "", f"Seed {seed}{steps}.", ""]
-    return [*parts, "## Licence", "", f"{manifest.licence}{_because(made)}", ""]
+    parts += ["## Licence", "", f"{manifest.licence}{_because(made)}"]
+    if made.base_licence:
+        parts.append(f"{manifest.base}: {made.base_licence}.")
+    return parts
 
 
 def _counted(source: Source) -> list[str]:

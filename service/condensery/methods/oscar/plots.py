@@ -68,7 +68,8 @@ def draw_cost(report: Report) -> Figure | None:
     }
     if not there:
         return None
-    figure = _figure(6.2 * len(there), 5.2)
+    wide = len(there) > 1
+    figure = _figure(12.4 if wide else 7.2, 5.2)
     axes = figure.subplots(1, len(there), squeeze=False, sharey=True)[0]
     for place, (panel, (name, label)) in enumerate(zip(axes, there.items(), strict=True)):
         panel.set_xscale("log")
@@ -89,7 +90,7 @@ def draw_cost(report: Report) -> Figure | None:
         handles,
         labels,
         loc="outside lower center",
-        ncols=3,
+        ncols=3 if wide else 2,
         fontsize="small",
         title=f"lines: {min(counts)} to {max(counts)} passages retrieved (K)" if counts else None,
         title_fontsize="small",

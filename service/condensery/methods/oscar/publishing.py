@@ -149,7 +149,7 @@ def publish(
             quality={} if measured is None else quality(measured),
             cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
         )
-        made = Made(manifest, sources, others, trained.steps)
+        made = Made(manifest, sources, others, trained.steps, base.manifest.licence)
         if measured is not None:
             _check_whose(measured, manifest, files)
             text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
