@@ -15,7 +15,7 @@ COMMANDS = (
 )
 # command, method: the module whose main(arguments) does it, and what it does
 MODULES = {
-    ("train", "oscar"): ("condensery.methods.oscar.training", "train a compressor and a generator"),
+    ("train", "oscar"): ("condensery.methods.oscar.command", "train a compressor and a generator"),
     ("train", "lm"): ("condensery.methods.lm.training", "train a small causal language model"),
     ("train", "cross-encoder"): (
         "condensery.methods.rerank.training",
