@@ -166,7 +166,7 @@ def test_a_model_that_was_altered_is_named_with_its_file(
     assert "tokenizer.json" in err
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "publish"])
+@pytest.mark.parametrize("command", ["train", "distil", "eval", "publish"])
 def test_a_methods_own_arguments_reach_it(capsys: pytest.CaptureFixture[str], command: str) -> None:
     status, out, _ = run(capsys, command, "oscar", "--help")
     assert status == 0

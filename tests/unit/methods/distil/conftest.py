@@ -39,9 +39,8 @@ class Watched:
         return await self.encoder.embed(texts, prompt=prompt)
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encoder]:
-    folder = tmp_path_factory.mktemp("encoder")
+def write_encoder(folder: Path) -> Path:
+    """Write a random BERT and its tokenizer."""
     torch.manual_seed(0)
     model = BertModel(tiny_config())
     sharpen(model, 4)
@@ -51,6 +50,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encoder]:
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encoder]:
+    folder = write_encoder(tmp_path_factory.mktemp("encoder"))
     manifest = SimpleNamespace(
         name="tiny",
         kind="encoder",
@@ -64,7 +69,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encoder]:
         prompts={"query": "who ", "passage": "the "},
     )
     workers = Workers(1)
-    stored = cast(Any, SimpleNamespace(manifest=manifest, path=Path(folder)))
+    stored = cast(Any, SimpleNamespace(manifest=manifest, path=folder))
     encoder = Encoder.load(stored, workers)
     yield encoder
     encoder.close()
