@@ -1,7 +1,6 @@
 """A trained pair into the model store in one step: int8 weights, tokenizer, report, card, plots."""
 
 import argparse
-import hashlib
 import json
 import shlex
 import shutil
@@ -13,14 +12,13 @@ from typing import Any
 
 from condensery.errors import InputError
 from condensery.methods.oscar.card import Made, card
-from condensery.methods.oscar.choosing import defaults, quality
 from condensery.methods.oscar.measured import Report, check_report, read_report
-from condensery.methods.oscar.plots import draw_plots
+from condensery.methods.oscar.reporting import add_report
 from condensery.methods.oscar.sources import licence_of, read_sources
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.importing import import_minilm
-from condensery.store.manifest import CARD, REPORT, Manifest, Provenance, StoredModel
+from condensery.store.manifest import CARD, Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore, check_name
 from condensery.store.weights import save_state
 
@@ -112,7 +110,8 @@ def publish(
         StoreError: The store refused.
     """
     check_name(name)
-    measured = None if report is None else check_report(report)
+    if report is not None:
+        check_report(report)  # again below: this is before the work
     trained = Run.read(run)
     sources, others = read_sources(trained.data, licences)
     tensors = trained.checkpoint.weights()
@@ -135,7 +134,6 @@ def publish(
             max_tokens=trained.shape.query_tokens + trained.shape.passage_tokens + 3,
             dtype="int8",
             shape=trained.shape.to_dict(),
-            defaults=defaults(measured),
             licence=licence or licence_of(sources),
             provenance=Provenance(
                 command=trained.command,
@@ -146,43 +144,19 @@ def publish(
                     f"{name.replace('_', ' ')}: {value}" for name, value in trained.origin.items()
                 ),
             ),
-            quality={} if measured is None else quality(measured),
             cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
         )
+        stored = {path.name: path for path in files.iterdir()}
+        measured: Report | None = None
+        plots: tuple[str, ...] = ()
+        if report is not None:
+            told = add_report(report, manifest, stored, files)
+            manifest, measured, plots = told.manifest, told.report, told.plots
+            stored |= told.files
         made = Made(manifest, sources, others, trained.steps, base.manifest.licence)
-        if measured is not None:
-            _check_whose(measured, manifest, files)
-            text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
-            (files / REPORT).write_text(text + "\n", encoding="utf-8")
-        _tell(files, made, measured)
-        return store.publish(files, manifest)
-
-
-def _tell(files: Path, made: Made, report: Report | None) -> None:
-    """Write the card, and the plots of what was measured."""
-    plots: list[str] = []
-    if report is not None:
-        plots = draw_plots(report, files / "plots", made.manifest.defaults.min_relevance)
-    (files / CARD).write_text(card(made, report, plots), encoding="utf-8")
-
-
-def _check_whose(report: Report, manifest: Manifest, files: Path) -> None:
-    """Refuse a report that was measured on other weights."""
-    if report.fingerprint is None:
-        return
-    hashes = {
-        path.relative_to(files).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files.rglob("*")
-        if path.is_file()
-    }
-    mine = manifest.model_copy(update={"files": hashes}).fingerprint
-    if report.fingerprint != mine:
-        raise InputError(
-            f"report: was measured on {report.fingerprint}, and this run's pair is {mine}: measure "
-            "what is published",
-            field="report.fingerprint",
-            value=report.fingerprint,
-        )
+        stored[CARD] = files / CARD
+        stored[CARD].write_text(card(made, measured, plots), encoding="utf-8")
+        return store.publish(stored, manifest)
 
 
 def _wrong(folder: Path, why: str) -> InputError:
