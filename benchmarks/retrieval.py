@@ -2,8 +2,8 @@
 
 Reads a set in BEIR's form, indexes it through the same job as the server does (documents cut into
 passages of 128 tokens), asks each judged query in each mode for as many passages as one request
-may, and takes a document's best passage for its place. nDCG@10 has the judgements as gains, as
-trec_eval has it; means over the queries that have a relevant document.
+may, and takes a document's best passage for its place. nDCG@10 has the judgements as gains, by
+trec_eval itself; means over the queries that have a relevant document.
 
     python benchmarks/retrieval.py --data FOLDER [--index FOLDER] [--queries N]
 
@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import gzip
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 from condensery.index.store import IndexStore
 from condensery.jobs import search
 from condensery.jobs.services import Services
+from condensery.methods.ranking.measures import Judgements, ndcg
 from condensery.metrics import Metrics
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
@@ -36,8 +36,6 @@ from condensery.values import Document
 
 MODES = ("dense", "bm25", "hybrid")
 BATCH = 64
-
-Judgements = Mapping[str, Mapping[str, int]]
 
 
 class OneEncoder:
@@ -64,16 +62,6 @@ def read_judgements(path: Path) -> Judgements:
     return judged
 
 
-def ndcg(found: Sequence[str], grades: Mapping[str, int], depth: int = 10) -> float:
-    gains = [grades.get(one, 0) for one in found[:depth]]
-    best = sorted(grades.values(), reverse=True)[:depth]
-    return _discounted(gains) / _discounted(best)
-
-
-def _discounted(gains: Sequence[int]) -> float:
-    return sum(gain / math.log2(place + 2) for place, gain in enumerate(gains))
-
-
 def recall(found: Sequence[str], grades: Mapping[str, int], depth: int = 10) -> float:
     return len(grades.keys() & set(found[:depth])) / len(grades)
 
@@ -96,16 +84,17 @@ async def fill(services: Services, documents: Sequence[dict[str, Any]]) -> None:
 async def measure(
     services: Services, queries: Mapping[str, str], judged: Judgements, mode: Any
 ) -> list[float]:
-    rows = []
+    orders: dict[str, list[str]] = {}
     times = []
-    for query, grades in judged.items():
+    for query in judged:
         started = time.perf_counter()
         top_k = services.limits.max_top_k
         hits = await search.query(services, "set", queries[query], top_k=top_k, search=mode)
         times.append(1000 * (time.perf_counter() - started))
         found = list(dict.fromkeys(hit.passage.document_id for hit in hits))
-        rows.append((ndcg(found, grades), recall(found, grades)))
-    means = [statistics.mean(column) for column in zip(*rows, strict=True)]
+        orders[query] = found
+    recalls = [recall(orders[query], grades) for query, grades in judged.items()]
+    means = [statistics.mean(each) for each in (ndcg(orders, judged).values(), recalls)]
     return [*means, statistics.median(times)]
 
 

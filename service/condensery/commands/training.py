@@ -16,10 +16,18 @@ COMMANDS = (
 # command, method: the module whose main(arguments) does it, and what it does
 MODULES = {
     ("train", "oscar"): ("condensery.methods.oscar.command", "train a compressor and a generator"),
+    ("train", "oscar-causal"): (
+        "condensery.methods.oscar.causal.training",
+        "train a pair of causal language models",
+    ),
     ("train", "lm"): ("condensery.methods.lm.training", "train a small causal language model"),
     ("train", "cross-encoder"): (
         "condensery.methods.rerank.training",
         "train a model that scores passages",
+    ),
+    ("train", "extractive-reader"): (
+        "condensery.methods.reader.training",
+        "train a span head, which pairs are measured against",
     ),
     ("train", "plot"): ("condensery.methods.trainer.plots", "draw the log of a training run"),
     ("distil", "oscar"): (
@@ -27,9 +35,21 @@ MODULES = {
         "find passages, and have labels and scores made",
     ),
     ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
+    ("eval", "rerank"): (
+        "condensery.methods.ranking.evaluation",
+        "measure how well models rerank what BM25 finds",
+    ),
+    ("eval", "extractive-reader"): (
+        "condensery.methods.reader.evaluation",
+        "measure a span head on a pair's questions and passages",
+    ),
     ("publish", "lm"): ("condensery.methods.lm.publishing", "put a language model in a store"),
     ("export", "lm"): ("condensery.methods.lm.exporting", "write a stored language model"),
     ("publish", "oscar"): ("condensery.methods.oscar.publishing", "put a trained pair in a store"),
+    ("publish", "oscar-causal"): (
+        "condensery.methods.oscar.causal.publishing",
+        "put a trained pair of causal language models in a store",
+    ),
 }
 
 

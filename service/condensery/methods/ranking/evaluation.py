@@ -1,0 +1,188 @@
+"""Measure how well models rerank BM25's best passages, on sets in BEIR's form."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from condensery.errors import InputError
+from condensery.methods.ranking.parts import command_line, fingerprint, write_part
+from condensery.methods.ranking.rankers import (
+    CrossEncoderRanker,
+    EncoderRanker,
+    PairRanker,
+    Ranker,
+)
+from condensery.methods.ranking.reranking import BM25, compare, reorder, retrieve, score
+from condensery.methods.ranking.sets import RankingSet, read_set
+from condensery.methods.ranking.stored import StoredRows
+from condensery.methods.rerank.scoring import CrossEncoder
+from condensery.runtime.device import choose_device, choose_dtype, prepare_process
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.reader import Reader
+from condensery.runtime.workers import Workers
+from condensery.store.store import ModelStore, shipped_store
+
+log = logging.getLogger(__name__)
+DEPTH, SEED = 50, 17
+ENCODER, PAIR, CROSS_ENCODER = "encoder", "pair", "cross_encoder"
+
+
+def measure(
+    given: RankingSet,
+    rankers: Mapping[str, Ranker],
+    work: Path,
+    *,
+    depth: int = DEPTH,
+    seed: int = SEED,
+) -> dict[str, Any]:
+    """Rerank one set's queries by each ranker; scores in ``work`` are not made again.
+
+    Args:
+        given: The set.
+        rankers: By their name in the report.
+        work: Folder of this set: the index and the scores.
+        depth: Passages of BM25's that are reranked.
+        seed: Of the bootstrap.
+
+    Raises:
+        InputError: ``work`` holds the scores of another set or model.
+        StorageError: The disk refuses; what is scored is kept.
+    """
+    candidates, bm25_seconds = retrieve(given, depth, work)
+    orders: dict[str, Any] = {BM25: candidates}
+    about: dict[str, dict[str, Any]] = {BM25: {"seconds": round(bm25_seconds, 4)}}
+    for name, ranker in rankers.items():
+        stored = StoredRows(
+            work / f"{name}.jsonl", {"set": given.content, "depth": depth, **ranker.says}
+        )
+        ahead = score(given, candidates, ranker, stored)
+        found = {query: stored.found[query] for query in given.queries}
+        orders[name] = {q: reorder(candidates[q], one["scores"]) for q, one in found.items()}
+        about[name] = {
+            **ranker.says,
+            "seconds": round(fmean(one["seconds"] for one in found.values()), 4),
+            **({"seconds_ahead": round(ahead, 1)} if ahead else {}),
+        }
+    figures = compare(given, candidates, orders, seed)
+    for name, says in about.items():
+        figures[name] |= says
+    return {"queries": len(given.queries), "depth": depth, "seed": seed, **figures}
+
+
+def find_set(text: str) -> tuple[Path, str]:
+    """Read ``DIR`` or ``DIR:SPLIT``."""
+    folder, _, split = text.rpartition(":")
+    if Path(text).is_dir() or not folder:
+        return Path(text), "test"
+    return Path(folder), split
+
+
+def open_rankers(args: argparse.Namespace, stack: ExitStack) -> dict[str, Ranker]:
+    """Load what the command names; ``stack`` closes it.
+
+    Raises:
+        ModelNotFound: The store has no such model.
+        InputError: A model is of another kind; names it.
+    """
+    device = choose_device(args.device)
+    dtype = choose_dtype(device, args.dtype)
+    store = ModelStore(shipped_store(), args.store)
+    rankers: dict[str, Ranker] = {}
+    if args.encoder or args.pair:
+        threads = stack.enter_context(ThreadPoolExecutor(2))
+        workers = Workers(args.workers, device)
+        stack.callback(workers.close)
+    if args.encoder:
+        stored = store.open(args.encoder)
+        if stored.manifest.kind != "encoder":
+            raise _other_kind("encoder", args.encoder, stored.manifest.kind)
+        encoder = Encoder.load(stored, workers, dtype=dtype, threads=threads)
+        stack.callback(encoder.close)
+        rankers[ENCODER] = EncoderRanker(encoder)
+    if args.pair:
+        stored = store.open(args.pair)
+        if stored.manifest.kind != "oscar-pair":
+            raise _other_kind("pair", args.pair, stored.manifest.kind)
+        base = store.open_base(stored) if stored.manifest.base else None
+        reader = Reader.load(stored, base, workers, dtype=dtype, threads=threads)
+        stack.callback(reader.close)
+        if not reader.traits.scores:
+            raise InputError(f"pair: {args.pair!r} has no rerank head", field="pair")
+        rankers[PAIR] = PairRanker(reader)
+    if args.cross_encoder:
+        path: Path = args.cross_encoder
+        model = CrossEncoder.open(path, device=device, dtype=dtype)
+        says: dict[str, object] = {
+            "model": path.resolve().name,
+            "fingerprint": fingerprint(path),
+            "dtype": str(dtype).removeprefix("torch."),
+        }
+        rankers[CROSS_ENCODER] = CrossEncoderRanker(model, says)
+    return rankers
+
+
+def _other_kind(field: str, name: str, kind: str) -> InputError:
+    return InputError(f"{field}: {name!r} is of kind {kind!r}", field=field, value=name)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run ``condensery eval rerank``."""
+    parser = argparse.ArgumentParser(prog="condensery eval rerank", description=__doc__)
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        required=True,
+        metavar="DIR[:SPLIT]",
+        help="corpus.jsonl.gz, queries.jsonl.gz, qrels.SPLIT.tsv (test); may be given again",
+    )
+    parser.add_argument("--store", type=Path, required=True, help="root of the stored models")
+    parser.add_argument("--encoder", help="a stored encoder's name")
+    parser.add_argument("--pair", help="a stored pair's name")
+    parser.add_argument("--cross-encoder", type=Path, help="directory of one")
+    parser.add_argument("--queries", type=int, default=0, help="of each set, at random (0: all)")
+    parser.add_argument("--depth", type=int, default=DEPTH, help="passages reranked")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
+    parser.add_argument("--workers", type=int, help="threads of one each on a CPU (a core each)")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for indexes and scores; run again to go on"
+    )
+    parser.add_argument("--out", type=Path, help="where to write the report's part (JSON)")
+    given = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(given)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    if args.depth < 1:
+        raise InputError(f"depth: {args.depth} is less than 1", field="depth", value=args.depth)
+    prepare_process()
+    if args.workers:
+        torch.set_num_threads(args.workers)  # for the cross-encoder, which has no workers
+    sets = [
+        read_set(*find_set(one), queries=args.queries, seed=args.seed)
+        for one in dict.fromkeys(args.sets)
+    ]
+    if len({one.name for one in sets}) < len(sets):
+        raise InputError("set: two folders of one name", field="set", value=args.sets)
+    with ExitStack() as stack, torch.inference_mode():
+        rankers = open_rankers(args, stack)
+        part = {
+            one.name: {
+                **measure(one, rankers, args.work / one.name, depth=args.depth, seed=args.seed),
+                "command": command_line("eval rerank", given),
+            }
+            for one in sets
+        }
+    sys.stdout.write(write_part({"rerank": part}, args.out))
+
+
+if __name__ == "__main__":
+    main()

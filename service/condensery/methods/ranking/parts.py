@@ -1,0 +1,33 @@
+"""A part of a report: written whole or not at all; what it says of its making."""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def command_line(name: str, argv: Sequence[str]) -> str:
+    """Return the command; of paths the last two names, which tell no machine's."""
+    words = ["/".join(Path(word).parts[-2:]) if "/" in word else word for word in argv]
+    return f"condensery {name} {shlex.join(words)}"
+
+
+def write_part(part: Mapping[str, Any], path: Path | None) -> str:
+    """Return a part as JSON, and write it to ``path`` if there is one."""
+    text = json.dumps(part, indent=1, ensure_ascii=False) + "\n"
+    if path is not None:
+        aside = path.with_name(f"{path.name}.partial")
+        aside.write_text(text)
+        aside.replace(path)
+    return text
+
+
+def fingerprint(folder: Path) -> str:
+    """Return the sha256 of a directory's weights and config."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".json"):
+            digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return f"sha256:{digest.hexdigest()}"

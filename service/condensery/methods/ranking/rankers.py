@@ -1,0 +1,124 @@
+"""What puts passages in an order: an encoder, a pair's rerank head, a cross-encoder."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from condensery.errors import ModelFault
+from condensery.methods.distil.retrieval import PASSAGE_PROMPTS, QUERY_PROMPTS
+from condensery.methods.rerank.scoring import CrossEncoder
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.reader import Reader
+from condensery.values import Floats
+
+log = logging.getLogger(__name__)
+BLOCK = 64  # passages embedded at once
+
+
+class Ranker(Protocol):
+    """Scores passages for queries.
+
+    Attributes:
+        says: What it is, for the report; other scores come from another.
+    """
+
+    says: dict[str, object]
+
+    def prepare(self, texts: Sequence[str]) -> float:
+        """Read passages before any query, where that helps; returns the seconds it took."""
+        ...
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Return a score for each passage; more is more relevant."""
+        ...
+
+
+class EncoderRanker:
+    """Inner products of an encoder's vectors; passages are embedded once, as an index would.
+
+    What is too long for the encoder is cut.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.says: dict[str, object] = {
+            "model": encoder.info.name,
+            "fingerprint": encoder.info.fingerprint,
+            "dtype": encoder.info.dtype,
+        }
+        self._encoder = encoder
+        self._vectors: dict[str, Floats] = {}
+
+    def prepare(self, texts: Sequence[str]) -> float:
+        """Embed the passages that are not embedded yet."""
+        began = time.perf_counter()
+        new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        for start in range(0, len(new), BLOCK):
+            block = new[start : start + BLOCK]
+            vectors = self._embed(block, PASSAGE_PROMPTS)
+            self._vectors.update(zip(block, vectors, strict=True))
+            if start // BLOCK % 8 == 7:
+                log.info("%d of %d passages embedded", start + len(block), len(new))
+        return time.perf_counter() - began
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Return the query's inner product with each passage."""
+        self.prepare(texts)
+        (vector,) = self._embed([query], QUERY_PROMPTS)
+        return [float(self._vectors[text] @ vector) for text in texts]
+
+    def _embed(self, texts: Sequence[str], prompts: Sequence[str]) -> Floats:
+        has = self._encoder.prompts
+        prompt = next((has[name] for name in prompts if name in has), "")
+        return asyncio.run(self._encoder.embed(texts, prompt=prompt)).vectors
+
+
+class PairRanker:
+    """A pair's rerank head, as ``/rerank`` has it: of a long passage the best window counts."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.says: dict[str, object] = {
+            "model": reader.info.name,
+            "fingerprint": reader.info.fingerprint,
+            "dtype": reader.info.dtype,
+        }
+        self._reader = reader
+
+    def prepare(self, texts: Sequence[str]) -> float:
+        """Do nothing: it reads passages together with the query."""
+        return 0.0
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Return the logit of each passage."""
+        return _finite(asyncio.run(self._reader.score(query, texts)).scores.tolist())
+
+
+class CrossEncoderRanker:
+    """A cross-encoder of a directory; what is too long for it is cut.
+
+    Args:
+        model: That is open.
+        says: Its name and fingerprint.
+    """
+
+    def __init__(self, model: CrossEncoder, says: dict[str, object]) -> None:
+        self.says = says
+        self._model = model
+
+    def prepare(self, texts: Sequence[str]) -> float:
+        """Do nothing: it reads passages together with the query."""
+        return 0.0
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Return the logit of each passage."""
+        return _finite(self._model.scores(query, texts))
+
+
+def _finite(scores: list[float]) -> list[float]:
+    """Refuse NaN, which no order holds."""
+    if not np.isfinite(scores).all():
+        raise ModelFault("a passage's score is not finite", field="passages")
+    return scores

@@ -1,0 +1,108 @@
+"""Sets in BEIR's form: passages, queries, and which passages answer which query."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from condensery.errors import EmptyInput, InputError, shorten
+from condensery.methods.distil.retrieval import CorpusPassage
+from condensery.methods.oscar.evaluating.corpus import read_corpus
+from condensery.methods.trainer.rows import read_lines, read_rows
+
+CORPUS, QUERIES = "corpus.jsonl.gz", "queries.jsonl.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class RankingSet:
+    """Queries with judged passages.
+
+    Attributes:
+        name: The folder's; with the split, if that is not ``test``.
+        passages: The corpus, in the file's order.
+        content: The corpus's fingerprint.
+        queries: Text of those that are asked, by id.
+        judged: For each of them the passages of a grade above 0.
+    """
+
+    name: str
+    passages: list[CorpusPassage]
+    content: str
+    queries: Mapping[str, str]
+    judged: Mapping[str, Mapping[str, int]]
+
+
+def read_set(folder: Path, split: str = "test", *, queries: int = 0, seed: int = 17) -> RankingSet:
+    """Read ``corpus.jsonl.gz``, ``queries.jsonl.gz`` and ``qrels.SPLIT.tsv``.
+
+    Args:
+        folder: Of the set.
+        split: Which judgements.
+        queries: How many judged queries to choose at random; 0 for all.
+        seed: Of the choice.
+
+    Raises:
+        InputError: A file can't be read, or names a query or passage that there is not; it names
+            file, line and value. Or fewer than 0 queries are asked for.
+    """
+    if queries < 0:
+        raise InputError(f"queries: {queries} is less than 0", field="queries", value=queries)
+    corpus = read_corpus(folder / CORPUS)
+    texts: dict[str, str] = {}
+    for row in read_rows(folder / QUERIES):
+        name, text = row.value.get("_id"), row.value.get("text")
+        if not isinstance(name, str) or not isinstance(text, str) or not text.strip():
+            raise InputError(
+                f"{row.where}: _id: {shorten(name)}, text: {shorten(text)}: no query", field="text"
+            )
+        texts[name] = text
+    judged = read_judgements(
+        folder / f"qrels.{split}.tsv", texts, {one.id for one in corpus.passages}
+    )
+    chosen = list(judged)
+    if queries and queries < len(chosen):
+        chosen = sorted(random.Random(seed).sample(chosen, queries), key=chosen.index)
+    name = folder.resolve().name
+    return RankingSet(
+        name if split == "test" else f"{name}:{split}",
+        corpus.passages,
+        corpus.fingerprint,
+        {name: texts[name] for name in chosen},
+        {name: judged[name] for name in chosen},
+    )
+
+
+def read_judgements(
+    path: Path, queries: Mapping[str, str], passages: set[str]
+) -> dict[str, dict[str, int]]:
+    """Return the passages of a grade above 0 of each query that has one, in the file's order.
+
+    Args:
+        path: A heading, then a line ``query, passage, grade`` each, split by tabs.
+        queries: Those that there are, by id.
+        passages: The ids of those that there are.
+
+    Raises:
+        InputError: A line is of another form, or names what is not there; with file and line.
+        EmptyInput: No query has a passage of a grade above 0.
+    """
+    judged: dict[str, dict[str, int]] = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        if number == 1 or not line.strip():
+            continue
+        fields = line.rstrip("\r\n").split("\t")
+        where = f"{path}, line {number}"
+        try:
+            query, passage, grade = fields[0], fields[1], int(fields[2])
+        except (IndexError, ValueError):
+            raise InputError(
+                f"{where}: {shorten(line)} is not query, passage and grade", field="qrels"
+            ) from None
+        for what, name, there in (("query", query, queries), ("passage", passage, passages)):
+            if name not in there:
+                raise InputError(f"{where}: there is no {what} {shorten(name)}", field="qrels")
+        if grade > 0:
+            judged.setdefault(query, {})[passage] = grade
+    if not judged:
+        raise EmptyInput(f"{path}: no query has a passage of a grade above 0", field="qrels")
+    return judged

@@ -1,0 +1,138 @@
+"""Measure an extractive reader on a pair's questions, with the very same passages."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from condensery.agreement import exact, f1
+from condensery.errors import InputError
+from condensery.methods.oscar.evaluating.measuring import give
+from condensery.methods.oscar.evaluating.questions import Questions, sample_questions
+from condensery.methods.oscar.evaluating.settings import FIXED
+from condensery.methods.oscar.scoring import bootstrap
+from condensery.methods.ranking.parts import command_line, fingerprint, write_part
+from condensery.methods.ranking.stored import StoredRows
+from condensery.methods.reader.reading import SpanReader, find_reader
+from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
+
+log = logging.getLogger(__name__)
+NAME = "extractive_reader"
+SETTINGS = tuple(one for one in FIXED if one.key in ("gold", "gold_among_five", "others_passages"))
+BLOCK = 16  # questions read together
+
+
+def measure(
+    reader: SpanReader, questions: Questions, seed: int, work: Path, about: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Read every question in every setting of ``SETTINGS``.
+
+    It always answers, as a pair does; ``no_answer`` is how often (percent) it would rather not
+    have: "no answer" had the higher score. Spans are compared over all passages of a question.
+
+    Args:
+        reader: A trained one.
+        questions: As ``eval oscar`` samples them.
+        seed: Of the passages; that of ``eval oscar`` gives the same.
+        work: Folder for answers: those that are there are not made again.
+        about: What the answers depend on beside questions and passages.
+
+    Returns:
+        For each setting EM and F1 in percent with 95% intervals (bootstrap over questions).
+
+    Raises:
+        InputError: A question has no passage, there are too few passages, or ``work`` holds
+            another evaluation's answers.
+        StorageError: The disk refuses.
+    """
+    rows = questions.rows
+    if not questions.with_gold:
+        raise InputError(
+            f"questions: {questions.file}: not every question has its passage (context)",
+            field="questions",
+            value=questions.file,
+        )
+    given = give(rows, SETTINGS, seed, {})
+    depends = {"questions": questions.sha256, "seed": seed, **about}
+    figures = {}
+    for setting in SETTINGS:
+        stored = StoredRows(work / f"{setting.key}.jsonl", depends)
+        missing = [place for place in range(len(rows)) if str(place) not in stored.found]
+        for start in range(0, len(missing), BLOCK):
+            places = missing[start : start + BLOCK]
+            answers = reader.read(
+                [rows[place]["question"] for place in places],
+                [given.passages[setting.source][place] for place in places],
+            )
+            for place, one in zip(places, answers, strict=True):
+                stored.add(str(place), answer=one.text, score=one.score, at=one.passage)
+            log.info("%s: %d of %d questions", setting.key, start + len(places), len(missing))
+        said = [stored.found[str(place)] for place in range(len(rows))]
+        scores = [
+            [100 * measured(one["answer"], row["answers"]) for measured in (exact, f1)]
+            for one, row in zip(said, rows, strict=True)
+        ]
+        found = bootstrap(scores, seed=seed)
+        figures[setting.key] = {
+            **{
+                name: {
+                    "mean": round(float(found.mean[i]), 2),
+                    "low": round(float(found.low[i]), 2),
+                    "high": round(float(found.high[i]), 2),
+                }
+                for i, name in enumerate(("em", "f1"))
+            },
+            "no_answer": round(100 * fmean(one["score"] < 0 for one in said), 2),
+            "passages": setting.count,
+            "questions": len(rows),
+            "seed": seed,
+        }
+        if setting.source == "five":
+            first = [one["at"] == at for one, at in zip(said, given.gold_at, strict=True)]
+            figures[setting.key]["read_from_gold"] = round(100 * fmean(first), 2)
+    return figures
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run ``condensery eval extractive-reader``."""
+    parser = argparse.ArgumentParser(prog="condensery eval extractive-reader", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="the training run, or its model")
+    parser.add_argument("--questions", type=Path, required=True, help="as for eval oscar")
+    parser.add_argument("--count", type=int, default=500, help="questions sampled (500)")
+    parser.add_argument("--seed", type=int, default=17, help="of questions and passages (17)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for answers; run again to go on"
+    )
+    parser.add_argument("--out", type=Path, help="where to write the report's part (JSON)")
+    given = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(given)
+    torch.set_num_threads(args.threads)
+    tune_allocator()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    device = choose_device(args.device)
+    dtype = choose_dtype(device, args.dtype)
+    questions = sample_questions(args.questions, args.count, args.seed)
+    folder = find_reader(args.run)
+    reader = SpanReader.open(folder, device=device, dtype=dtype)
+    says = {"model": fingerprint(folder), "dtype": str(dtype).removeprefix("torch.")}
+    part = {
+        "baselines": {NAME: measure(reader, questions, args.seed, args.work, says)},
+        "made": {
+            **says,
+            "file": questions.file,
+            "command": command_line("eval extractive-reader", given),
+        },
+    }
+    sys.stdout.write(write_part(part, args.out))
+
+
+if __name__ == "__main__":
+    main()

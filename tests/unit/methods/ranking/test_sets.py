@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from condensery.errors import EmptyInput, InputError
+from condensery.methods.ranking.sets import read_set
+
+
+def test_a_set_is_read_with_the_queries_that_are_judged(beir: Path) -> None:
+    found = read_set(beir)
+    assert found.name == "tiny"
+    assert [one.id for one in found.passages] == ["p0", "p1", "p2", "p3", "p4", "p5"]
+    assert list(found.queries) == ["q0", "q1", "q2", "q3"]
+    assert found.judged["q0"] == {"p0": 2, "p4": 1}
+    assert found.judged["q2"] == {"p1": 1}, "grade 0 is no judgement in its favour"
+
+
+def test_a_sample_hangs_on_the_seed_and_keeps_the_order(beir: Path) -> None:
+    chosen = [tuple(read_set(beir, queries=2, seed=seed).queries) for seed in range(12)]
+    assert chosen == [tuple(read_set(beir, queries=2, seed=seed).queries) for seed in range(12)]
+    assert len(set(chosen)) > 2
+    assert all(list(one) == sorted(one) and len(one) == 2 for one in chosen)
+    assert len(read_set(beir, queries=100).queries) == 4
+
+
+def test_another_split_has_another_name(beir: Path) -> None:
+    (beir / "qrels.train.tsv").write_text("query\tpassage\tgrade\nq4\tp5\t1\n")
+    found = read_set(beir, "train")
+    assert (found.name, list(found.queries)) == ("tiny:train", ["q4"])
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("q0\tp9\t1", "line 2: there is no passage 'p9'"),
+        ("q9\tp0\t1", "line 2: there is no query 'q9'"),
+        ("q0\tp0", "line 2: .* is not query, passage and grade"),
+        ("q0\tp0\tgood", "line 2: .* is not query, passage and grade"),
+    ],
+)
+def test_a_wrong_judgement_is_named_by_line(beir: Path, line: str, says: str) -> None:
+    (beir / "qrels.test.tsv").write_text(f"query\tpassage\tgrade\n{line}\n")
+    with pytest.raises(InputError, match=says):
+        read_set(beir)
+
+
+def test_a_set_without_anything_relevant_is_refused(beir: Path) -> None:
+    (beir / "qrels.test.tsv").write_text("query\tpassage\tgrade\nq0\tp0\t0\n")
+    with pytest.raises(EmptyInput, match=r"qrels\.test\.tsv"):
+        read_set(beir)
+
+
+def test_a_missing_file_and_a_negative_count_are_named(beir: Path) -> None:
+    with pytest.raises(InputError, match=r"qrels\.dev\.tsv"):
+        read_set(beir, "dev")
+    with pytest.raises(InputError, match="queries: -1"):
+        read_set(beir, queries=-1)
