@@ -113,6 +113,17 @@ def models(tour: Tour) -> str:
     return ", ".join(f"{one['id']} ({one['kind']})" for one in listed)
 
 
+def report(tour: Tour) -> str:
+    found = tour.get("/v1/models/oscar-mini/report")
+    card = tour.http.get("/v1/models/oscar-mini/report", params={"format": "markdown"})
+    need(card.is_success and card.text.startswith("# oscar-mini"), f"card: {card.text[:80]}")
+    for plot in found["plots"]:
+        picture = tour.http.get(f"/v1/models/oscar-mini/report/plots/{plot}.png")
+        need(picture.content.startswith(b"\x89PNG"), f"{plot} is no picture")
+    settings = found["report"]["settings"]
+    return f"version {found['version']}, measured in {len(settings)} settings"
+
+
 def metrics(tour: Tour) -> str:
     lines = tour.http.get("/metrics").text.splitlines()
     counted = [line for line in lines if line.startswith("condensery_requests_total{")]
@@ -380,6 +391,14 @@ def models_grpc(tour: Tour) -> str:
     return ", ".join(one.name for one in listed)
 
 
+def report_grpc(tour: Tour) -> str:
+    asked = pb.GetReportRequest(model="oscar-mini", with_card=True)
+    found = stubs.ModelsStub(tour.channel).GetReport(asked)
+    over_rest = tour.get("/v1/models/oscar-mini/report")
+    need(json.loads(found.report) == over_rest["report"], "REST has another report")
+    return f"{len(found.card)} characters of card, plots: {', '.join(found.plots) or 'none'}"
+
+
 def health_grpc(tour: Tour) -> str:
     if not importlib.util.find_spec("grpc_health"):
         raise Skip("the package grpcio-health-checking is not installed")
@@ -430,7 +449,9 @@ STOPS: dict[str, list[tuple[str, Callable[[Tour], str]]]] = {
         ("GET /readyz", ready),
         ("GET /info", info),
         ("GET /v1/models", models),
+        ("GET /v1/models/{name}/report", report),
         ("gRPC Models/List", models_grpc),
+        ("gRPC Models/GetReport", report_grpc),
         ("gRPC health", health_grpc),
         ("gRPC reflection", reflection_grpc),
     ],
