@@ -1,0 +1,229 @@
+"""A pair in training: the networks that serving has, with adapters and rows that learn."""
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from condensery.errors import InputError, StoreError
+from condensery.methods.oscar.causal.building import Bases
+from condensery.methods.oscar.causal.recipe import CausalRecipe
+from condensery.methods.oscar.causal.rows import OwnRows, TiedHead
+from condensery.methods.trainer.optimizer import Group
+from condensery.networks.attention import PACKED
+from condensery.networks.decoders import fill_buffers, put
+from condensery.networks.oscar_causal import CausalPair
+
+BACKBONE, NETWORK = "compressor.backbone.", "generator.network."
+NO_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob")
+SHOWN = 5  # weights that a message names
+
+
+def new_pair(
+    bases: Bases,
+    recipe: CausalRecipe,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> CausalPair:
+    """Build a pair that trains; all chance of its new weights comes from the recipe's seed.
+
+    New weights: memory and rerank tokens are drawn like words, each feature with the mean and
+    the deviation that it has in the compressor's table, so that they differ and are no strangers
+    to its layers. The generator's new tokens are the mean of its words, which makes them no
+    likelier than others. The mapping is torch's default; the rerank head is small, so that all
+    scores begin near 0. Adapters begin as no change (LoRA, arXiv:2106.09685).
+
+    Args:
+        bases: The directories.
+        recipe: Which weights learn, and by what.
+        device: Where to; default: the CPU.
+        dtype: Of the weights.
+
+    Raises:
+        InputError: The halves don't match, or weights are missing, of another shape or not
+            finite; they are named.
+    """
+    device = device or torch.device("cpu")
+    torch.manual_seed(recipe.seed)
+    try:
+        pair = CausalPair(bases.shape, *map(_without_dropout, bases.configs))
+    except ValueError as error:
+        raise InputError(str(error), field="compressor") from error
+    expected = pair.expected()
+    wrong: list[str] = []
+    try:
+        for name, tensor in _tensors(bases, pair):
+            shape = expected.pop(name, None)
+            if shape is None:
+                continue  # such as a head that is tied: the network has no such weight of its own
+            if shape != tuple(tensor.shape):
+                wrong.append(f"{name} is {tuple(tensor.shape)}, not {shape}")
+            elif not bool(torch.isfinite(tensor).all()):
+                wrong.append(f"{name} holds values that are not finite")
+            else:
+                put(pair, name, tensor.to(device, dtype))
+    except StoreError as error:  # a file is missing, or damaged
+        raise InputError(str(error), field="generator") from error
+    wrong += [f"{name} is missing" for name in expected]
+    if wrong:
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise InputError(
+            f"generator, compressor: weights don't fit: {'; '.join(wrong[:SHOWN])}{more}",
+            field="generator",
+        )
+    network, backbone = pair.generator.network, pair.compressor.backbone
+    network.tie_weights()
+    for model in (backbone, network):
+        fill_buffers(model, device)
+        model.set_attn_implementation(PACKED)
+        if recipe.checkpoint_layers:
+            # By its older name before transformers had this one.
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    pair.compressor.requires_grad_(True)
+    _tune(pair, bases, recipe)
+    return pair
+
+
+def _without_dropout(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a copy whose layers drop nothing: packed attention can't, and adapters do."""
+    values = config.to_dict()
+    kept: PretrainedConfig = type(config).from_dict(
+        values | {n: 0.0 for n in NO_DROPOUT if n in values}
+    )
+    return kept
+
+
+def _tensors(bases: Bases, pair: CausalPair) -> Iterator[tuple[str, Tensor]]:
+    """Yield all weights that a pair begins with, by the names of its networks."""
+    table: Tensor | None = None
+    for name, tensor in bases.compressor_tensors():
+        if name.endswith(("embed_tokens.weight", "word_embeddings.weight")):
+            table = tensor.float()
+        yield BACKBONE + name, tensor
+    if table is None:
+        raise InputError("compressor: has no embedding table", field="compressor")
+    slots = len(pair.compressor.slots.weight)
+    drawn = torch.randn(slots, table.shape[1])
+    yield "compressor.slots.weight", table.mean(0) + table.std(0) * drawn
+    for part in ("mapping", "rerank"):
+        found = getattr(pair.compressor, part)
+        for name, weight in [] if found is None else list(found.named_parameters()):
+            yield f"compressor.{part}.{name}", _drawn(weight, 0.0 if part == "mapping" else 0.02)
+    for name, tensor in bases.generator_tensors():
+        grows = name in ("model.embed_tokens.weight", "lm_head.weight")
+        whole = tensor
+        if grows and len(tensor) == bases.base_config.vocab_size:
+            mean = tensor.float().mean(0, keepdim=True).to(tensor.dtype)
+            whole = torch.cat([tensor, mean.expand(bases.rows - len(tensor), -1)])
+            whole[bases.new_ids] = mean  # some may be spare rows of the base
+        yield NETWORK + name, whole
+
+
+def _drawn(like: Tensor, deviation: float) -> Tensor:
+    """Return a fresh weight of that shape: torch's default of a linear layer, or smaller."""
+    if like.ndim == 1:
+        return torch.zeros(tuple(like.shape))
+    drawn: Tensor = torch.empty(tuple(like.shape))
+    if deviation:
+        return drawn.normal_(std=deviation)
+    bound: float = like.shape[1] ** -0.5
+    return drawn.uniform_(-bound, bound)
+
+
+def _tune(pair: CausalPair, bases: Bases, recipe: CausalRecipe) -> None:
+    """Make those of the generator's weights learn that the recipe says."""
+    network = pair.generator.network
+    if recipe.generator_tuning == "full":
+        pair.generator.requires_grad_(True)
+    if recipe.generator_tuning != "lora":
+        return
+    body = pair.generator.backbone
+    linear = [name for name, module in body.named_modules() if type(module) is nn.Linear]
+    lora = LoraConfig(
+        r=recipe.lora_rank,
+        lora_alpha=cast(int, recipe.lora_alpha),  # only ever divided by the rank
+        lora_dropout=recipe.lora_dropout,
+        target_modules=linear,
+    )
+    inject_adapter_in_model(lora, body)
+    # The rows of new tokens learn too: the separator's is read, and nothing else teaches it.
+    table = cast(nn.Parameter, cast(nn.Embedding, network.get_input_embeddings()).weight)
+    rows = OwnRows(table, bases.new_ids)
+    tied = cast(nn.Linear, network.get_output_embeddings()).weight is table
+    network.set_input_embeddings(rows)
+    if tied:
+        network.set_output_embeddings(TiedHead(rows))
+
+
+def trained(pair: nn.Module) -> dict[str, Tensor]:
+    """Return the weights that learn, by name: what a checkpoint holds."""
+    return {name: p.detach() for name, p in pair.named_parameters() if p.requires_grad}
+
+
+def merged(pair: CausalPair, *, rerank: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Yield a pair's weights as it is served: adapters and own rows merged, in the weights' dtype.
+
+    Args:
+        pair: In training.
+        rerank: Whether to keep the rerank token and its head, as the causal rule allows.
+    """
+    body = f"{NETWORK}{pair.generator.network.base_model_prefix}."
+    own = rows_of(pair)
+    drop = pair.compressor.shape.rerank and not rerank
+    for name, module in pair.named_modules():
+        if isinstance(module, LoraLinear):
+            base = cast(nn.Linear, module.get_base_layer())
+            yield f"{name}.weight", _merged(module, base.weight.detach())
+            if base.bias is not None:
+                yield f"{name}.bias", base.bias.detach()
+    for name, weight in pair.named_parameters():
+        if ".lora_" in name or ".base_layer." in name or name.endswith(".own"):
+            continue
+        if name == f"{body}embed_tokens.weight" and own is not None:
+            yield name, own.merged()
+        elif drop and name == "compressor.slots.weight":
+            yield name, weight.detach()[:-1]
+        elif not (drop and name.startswith("compressor.rerank.")):
+            yield name, weight.detach()
+
+
+def rows_of(pair: CausalPair) -> OwnRows | None:
+    """Return the rows of new tokens that learn on their own, if they do."""
+    table = pair.generator.network.get_input_embeddings()
+    return table if isinstance(table, OwnRows) else None
+
+
+def _merged(layer: LoraLinear, base: Tensor) -> Tensor:
+    """Return a layer's weight with its adapter in it, worked out in fp32."""
+    (name,) = layer.active_adapters
+    down, up = (
+        cast(nn.Linear, part[name]).weight.detach().float() for part in (layer.lora_A, layer.lora_B)
+    )
+    scale: float = layer.scaling[name]
+    return (base.float() + scale * (up @ down)).to(base.dtype)
+
+
+def groups(pair: CausalPair, recipe: CausalRecipe, *, layers: bool) -> list[Group]:
+    """Split the weights that learn: by half, and matrices (decayed) or not.
+
+    Args:
+        pair: In training.
+        recipe: The rates.
+        layers: Whether the compressor is layers of the generator.
+    """
+    rates = {"compressor": recipe.rate(layers=layers), "generator": recipe.generator_rate}
+    chosen: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    for name, parameter in pair.named_parameters():
+        if parameter.requires_grad:
+            half = name.partition(".")[0]
+            chosen.setdefault((half, parameter.ndim > 1), []).append(parameter)
+    return [
+        Group(parameters, rates[half], recipe.weight_decay if matrix else 0.0)
+        for (half, matrix), parameters in chosen.items()
+    ]

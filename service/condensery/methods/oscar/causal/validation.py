@@ -1,0 +1,128 @@
+"""How a pair in training does on rows that it is not trained on."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from statistics import fmean
+
+import torch
+
+from condensery.agreement import exact, f1
+from condensery.answers import CompressedPassage
+from condensery.methods.oscar.causal.building import Bases
+from condensery.methods.oscar.causal.items import Item, Questions, Source
+from condensery.methods.oscar.causal.losses import read
+from condensery.methods.oscar.causal.network import merged
+from condensery.methods.oscar.causal.recipe import CausalRecipe
+from condensery.methods.trainer.questions import TrainingQuestion
+from condensery.networks.oscar_causal import CausalPair
+from condensery.runtime.pair import causal_pair
+from condensery.runtime.pair_info import info_of
+from condensery.runtime.reader import Reader
+from condensery.runtime.workers import Workers
+
+ANSWER_TOKENS = 48
+
+
+def validate(
+    pair: CausalPair, bases: Bases, source: Source, recipe: CausalRecipe, *, answers: int
+) -> dict[str, object]:
+    """Measure a pair in training.
+
+    Args:
+        pair: In training.
+        bases: Its texts.
+        source: Rows held out.
+        recipe: How they are read.
+        answers: Of how many the pair, as it would serve, answers the question.
+
+    Returns:
+        ``label``, the cross-entropy of the labels read from compressed passages; ``rerank``, the
+        mean squared error of the relevance, and ``first``, how often the best passage is the
+        teacher's too (0 to 1), where rows have scores; ``em`` and ``f1`` in percent.
+    """
+    count = len(source)
+    items = [source.item(number, part=(number + 0.5) / count) for number in range(count)]
+    found: dict[str, object] = {}
+    label, errors, first = [], [], []
+    for at in range(0, len(items), recipe.rows):
+        some = items[at : at + recipe.rows]
+        given = read(pair, some, bases.texts)
+        label += [float(-said.mean()) for said in given.logprobs]
+        if given.memories is not None and given.memories.relevance is not None:
+            pieces = given.memories.relevance.cpu().split([len(item.readings) for item in some])
+            for relevance, item in zip(pieces, some, strict=True):
+                if item.scores is not None:
+                    teacher = torch.tensor(item.scores)
+                    errors.append(float((relevance - teacher).square().mean()))
+                    first.append(float(relevance.argmax() == teacher.argmax()))
+    found["label"] = fmean(label)
+    if errors:
+        found |= {"rerank": fmean(errors), "first": fmean(first)}
+    if isinstance(source, Questions) and answers:
+        rows = source.rows[:answers]
+        said = answered(pair, bases, items[: len(rows)], rows)
+        golds = [row.answers or (row.label,) for row in rows]
+        found |= {
+            "em": 100 * fmean(exact(a, g) for a, g in zip(said, golds, strict=True)),
+            "f1": 100 * fmean(f1(a, g) for a, g in zip(said, golds, strict=True)),
+            "samples": [
+                f"{row.question} -> {a} [{row.label}]"
+                for row, a in zip(rows[:4], said, strict=False)
+            ],
+        }
+    return found
+
+
+def answered(
+    pair: CausalPair, bases: Bases, items: Sequence[Item], rows: Sequence[TrainingQuestion]
+) -> list[str]:
+    """Answer questions through the reader that serves."""
+
+    async def answer(reader: Reader, item: Item, row: TrainingQuestion) -> str:
+        texts = [
+            passage[reading.start : reading.end]
+            for passage, reading in zip(row.passages, item.readings, strict=False)
+        ]
+        memory = []
+        for one in await reader.compress(item.question, texts):
+            if not isinstance(one, CompressedPassage):
+                raise one
+            memory.append(one.memory)
+        stream = reader.generate(item.question, memory, max_tokens=ANSWER_TOKENS)
+        return "".join([token.text async for token in stream])
+
+    async def ask(reader: Reader) -> list[str]:
+        room = asyncio.Semaphore(16)
+
+        async def one(item: Item, row: TrainingQuestion) -> str:
+            async with room:
+                return await answer(reader, item, row)
+
+        return await asyncio.gather(*map(one, items, rows))
+
+    with running(pair, bases) as reader:
+        return asyncio.run(ask(reader))
+
+
+@contextmanager
+def running(pair: CausalPair, bases: Bases) -> Iterator[Reader]:
+    """Run a copy of a pair in training as it would serve, adapters merged."""
+    device = pair.generator.device
+    served = CausalPair(bases.shape, *bases.configs).load(
+        ((name, weight.clone()) for name, weight in merged(pair)),
+        compressor=device,
+        generator=device,
+        dtype=pair.generator.dtype,
+    )
+    ready = causal_pair(served, bases.texts)
+    workers = Workers(max(1, torch.get_num_threads()) if device.type == "cpu" else None, device)
+    threads = ThreadPoolExecutor(1)
+    reader = Reader(ready, workers, info=info_of(ready, name="in-training"), threads=threads)
+    try:
+        yield reader
+    finally:
+        reader.close()
+        workers.close()
+        threads.shutdown()
