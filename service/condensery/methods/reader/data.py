@@ -1,5 +1,6 @@
 """Questions whose answer is a stretch of a passage, as word pieces, with what is held out."""
 
+import hashlib
 import random
 import re
 from collections import defaultdict
@@ -53,11 +54,13 @@ class ReaderData:
         sources: The questions of each file.
         validation: Questions of articles that are held out.
         report: Questions of each file that are trained on, and why others are not.
+        sha256: Of all that is trained on.
     """
 
     sources: list[Spots]
     validation: list[TrainingQuestion]
     report: dict[str, dict[str, int]]
+    sha256: str
 
 
 def load_data(
@@ -118,7 +121,18 @@ def load_data(
             "like what is held out": len(rows) - len(kept),
             "answer not found": len(kept) - len(spots.examples),
         }
-    return ReaderData(sources, validation, report)
+    return ReaderData(sources, validation, report, _digest(sources))
+
+
+def _digest(sources: Iterable[Spots]) -> str:
+    digest = hashlib.sha256()
+    for source in sources:
+        for ids in source.passages:
+            digest.update(len(ids).to_bytes(4, "big") + ids.tobytes())
+        for spot in source.examples:
+            digest.update(f"{spot.passage} {spot.start} {spot.end} {spot.others} ".encode())
+            digest.update(spot.question.tobytes())
+    return digest.hexdigest()
 
 
 def _plain(title: str) -> str:

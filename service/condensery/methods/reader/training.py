@@ -99,6 +99,7 @@ def train(
         "recipe": fixed,
         "shares": weights,
         "data": data.report,
+        "data_sha256": data.sha256,
         "dtype": str(dtype).removeprefix("torch."),
     }
 
