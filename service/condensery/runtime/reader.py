@@ -138,12 +138,13 @@ class Reader:
         *,
         name: str,
         threads: ThreadPoolExecutor,
+        limits: Callable[[torch.device], Limits] = default_limits,
         metrics: "Metrics | None" = None,
     ) -> "Reader":
         """Run networks that are ready for packed inference; ``directory`` has the tokenizer."""
         ready = bert_pair(pair, directory)
         info = info_of(ready, name=name)
-        return cls(ready, workers, info=info, threads=threads, metrics=metrics)
+        return cls(ready, workers, info=info, threads=threads, limits=limits, metrics=metrics)
 
     async def score(
         self,

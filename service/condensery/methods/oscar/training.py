@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from condensery.errors import InputError, shorten
+from condensery.errors import CondenseryError, InputError, shorten
 from condensery.methods.oscar.batches import Item, Layout, collate
 from condensery.methods.oscar.evaluation import validate
 from condensery.methods.oscar.losses import losses
@@ -103,6 +103,13 @@ def train(
     def names(items: Sequence[Item]) -> list[str]:
         return [shorten(tokenizer.decode(item.question.tolist())) for item in items]
 
+    def measure(pair: OscarPair) -> dict[str, object]:
+        try:
+            return validate(pair, start.directory, sets.validation, limit=limit)
+        except CondenseryError as error:  # the checkpoint is there: figures are not worth a run
+            log.warning("the validation failed: %s", error.message)
+            return {"failed": error.message}
+
     Trainer(
         pair,
         loss,
@@ -120,7 +127,7 @@ def train(
             "origin": dict(start.origin),
             "dtype": str(dtype).removeprefix("torch."),
         },
-        validate=lambda pair: validate(pair, start.directory, sets.validation, limit=limit),
+        validate=measure,
         processes=processes,
     ).run()
     if processes.rank == 0:

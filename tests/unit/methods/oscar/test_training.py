@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_pair import SPECIALS, tiny_shape
 
-from condensery.errors import InputError
+from condensery.errors import InputError, Overloaded
+from condensery.methods.oscar import training
 from condensery.methods.oscar.batches import Layout, collate
 from condensery.methods.oscar.losses import losses
 from condensery.methods.oscar.packs import Start
@@ -234,3 +235,16 @@ def test_too_few_questions_to_validate_are_refused_before_the_first_step(
     with pytest.raises(InputError, match="limit=19: must be at least 20"):
         train(beginning(base_folder, data_folder), tmp_path, limit=19)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_validation_that_fails_is_told_and_the_run_goes_on(
+    base_folder: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **named: object) -> dict[str, object]:
+        raise Overloaded("it would wait 11 s")
+
+    monkeypatch.setattr(training, "validate", refuse)
+    train(beginning(base_folder, data_folder, replace(RECIPE, steps=2)), tmp_path, every=1)
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    found = [row["validation"] for row in rows if "validation" in row]
+    assert found == [{"failed": "it would wait 11 s"}] * 2
