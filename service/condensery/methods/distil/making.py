@@ -12,7 +12,7 @@ from condensery.errors import ModelFault
 from condensery.methods.distil.corpus import Corpus, choose
 from condensery.methods.distil.journal import Journal, Line
 from condensery.methods.distil.retrieval import Mode
-from condensery.methods.distil.summary import SILENT, Summary, left_out
+from condensery.methods.distil.summary import SILENT, UNFINISHED, UNREAD, Summary, left_out
 from condensery.methods.distil.teacher import Answer, Asked
 from condensery.methods.rerank.sources import Answers
 from condensery.methods.trainer.questions import TrainingQuestion
@@ -98,7 +98,7 @@ class Making:
             block: Questions searched and answered at once, and synced to the disk.
 
         Raises:
-            InputError: The teacher says nothing to too many.
+            InputError: The teacher makes no label of too many.
             TrainingStopped: The disk refused.
             ModelFault: A score is not a number.
         """
@@ -185,11 +185,11 @@ class Making:
             if (answer := answers.get(id(line))) is None:
                 continue
             if not answer.fits:
-                lines[row] = left_out("the teacher can't read so much", one.where, one.question)
+                lines[row] = left_out(UNREAD, one.where, one.question)
             elif not answer.text:
                 lines[row] = left_out(SILENT, one.where, one.question)
             elif not answer.finished:
-                lines[row] = left_out("the label is too long", one.where, answer.text)
+                lines[row] = left_out(UNFINISHED, one.where, answer.text)
             else:
                 line["label"] = answer.text
 

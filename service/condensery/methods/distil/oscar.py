@@ -61,7 +61,7 @@ def make(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
         )
     if args.cross_encoder is not None:
         scoring = CrossEncoder.open(args.cross_encoder, device=device, dtype=dtype)
-    summary = Summary(len(questions), args.most_silent)
+    summary = Summary(len(questions), args.most_unlabelled)
     with ExitStack() as stack:
         encoder = None
         if plan.mode != "bm25":
@@ -157,10 +157,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", type=Path, help="counts given labels' tokens; without it, words count")
     add("--batch", type=int, default=16, help="prompts that the teacher reads at once (16)")
     add(
-        "--most-silent",
+        "--most-unlabelled",
         type=float,
         default=0.2,
-        help=f"share of the first {WATCHED} questions that a teacher may not answer (0.2)",
+        help=f"share of the first {WATCHED} questions that a teacher may make no label of (0.2)",
     )
     add("--cross-encoder", type=Path, help="directory of what scores the passages")
     add("--every", type=int, default=64, help="questions between syncs to the disk (64)")
@@ -180,11 +180,11 @@ def check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < least:
             raise InputError(f"{name}: {value} is less than {least}", field=name, value=value)
-    if not 0 <= args.most_silent <= 1:
+    if not 0 <= args.most_unlabelled <= 1:
         raise InputError(
-            f"most_silent: {args.most_silent} is no share from 0 to 1",
-            field="most_silent",
-            value=args.most_silent,
+            f"most_unlabelled: {args.most_unlabelled} is no share from 0 to 1",
+            field="most_unlabelled",
+            value=args.most_unlabelled,
         )
     if args.mode != "bm25" and args.encoder is None:
         raise InputError(f"encoder: mode {args.mode} needs one", field="encoder")

@@ -9,6 +9,9 @@ from condensery.errors import InputError, shorten
 from condensery.methods.distil.journal import Line
 
 SILENT = "the teacher says nothing"
+UNFINISHED = "the teacher's answer is too long"
+UNREAD = "the teacher can't read so much"
+OF_TEACHER = (SILENT, UNFINISHED, UNREAD)
 WATCHED = 200  # questions by which a teacher is judged
 SHOWN = 3  # examples of each reason
 
@@ -19,14 +22,14 @@ class Summary:
 
     Args:
         questions: How many there will be.
-        most_silent: Share of the first ``WATCHED`` that a teacher may say nothing to.
+        most_unlabelled: Share of the first ``WATCHED`` that a teacher may make no label of.
     """
 
     questions: int
-    most_silent: float = 1.0
+    most_unlabelled: float = 1.0
     _seen: int = 0
     _rows: int = 0
-    _silent: int = 0
+    _unlabelled: int = 0
     _left_out: Counter[str] = field(default_factory=Counter)
     _examples: dict[str, list[str]] = field(default_factory=dict)
     _with_gold: int = 0
@@ -46,20 +49,25 @@ class Summary:
         shown = self._examples.setdefault(reason, [])
         if len(shown) < SHOWN:
             shown.append(f"{line['where']}: {line['said']}")
-        self._silent += reason == SILENT and self._seen <= WATCHED
+        self._unlabelled += reason in OF_TEACHER and self._seen <= WATCHED
 
     def check(self) -> None:
         """Stop for a teacher of no use.
 
         Raises:
-            InputError: It says nothing to too many of the first; names examples.
+            InputError: It makes no label of too many of the first questions; names examples.
         """
         of = min(WATCHED, self.questions)
-        if self._silent > self.most_silent * of:
+        if self._unlabelled > self.most_unlabelled * of:
+            says = [
+                f"{reason} ({self._left_out[reason]}): {'; '.join(self._examples[reason])}"
+                for reason in OF_TEACHER
+                if reason in self._left_out
+            ]
             raise InputError(
-                f"teacher: it says nothing to {self._silent} of the first "
-                f"{min(self._seen, of)} questions (at most {self.most_silent:.0%} of {of} may be "
-                f"so, most_silent): {'; '.join(self._examples[SILENT])}",
+                f"teacher: no label of {self._unlabelled} of the first {min(self._seen, of)} "
+                f"questions (most_unlabelled is {self.most_unlabelled:.0%} of {of}): "
+                f"{'; '.join(says)}",
                 field="teacher",
             )
 

@@ -8,7 +8,7 @@ from condensery.errors import InputError, ModelFault
 from condensery.methods.distil.corpus import gather
 from condensery.methods.distil.journal import Journal
 from condensery.methods.distil.making import Making, Plan, fingerprint
-from condensery.methods.distil.summary import SILENT, Summary
+from condensery.methods.distil.summary import SILENT, UNFINISHED, UNREAD, Summary
 from condensery.methods.distil.teacher import Answer, Asked
 from condensery.methods.trainer.questions import TrainingQuestion
 
@@ -52,13 +52,17 @@ def question(number: int, *answers: str, label: str = "", gold: int | None = 0) 
 
 
 def write(
-    tmp_path: Path, questions: Sequence[TrainingQuestion], *, most_silent: float = 1.0, **given: Any
+    tmp_path: Path,
+    questions: Sequence[TrainingQuestion],
+    *,
+    most_unlabelled: float = 1.0,
+    **given: Any,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return all lines, and the figures."""
     corpus = gather([question(0, gold=n) for n in range(6)])
     corpus.gold = [tuple(TEXTS.index(text) for text in one.passages) for one in questions]
     lines: list[dict[str, Any]] = []
-    summary = Summary(len(questions), most_silent)
+    summary = Summary(len(questions), most_unlabelled)
 
     def see(line: dict[str, Any]) -> None:
         lines.append(line)
@@ -146,8 +150,8 @@ def test_a_teachers_answers_are_labels_or_leave_the_row_out(tmp_path: Path) -> N
     assert [line.get("label") for line in lines] == ["the miller", None, None, None, "nobody"]
     assert [line.get("left_out") for line in lines[1:4]] == [
         SILENT,
-        "the label is too long",
-        "the teacher can't read so much",
+        UNFINISHED,
+        UNREAD,
     ]
     assert "and so on" in lines[2]["said"]
     assert said.asked[0] == ("Who 0?", [TEXTS[3], TEXTS[1], TEXTS[0]])
@@ -158,20 +162,23 @@ def test_a_teachers_answers_are_labels_or_leave_the_row_out(tmp_path: Path) -> N
     assert figures["gold_scored_first"] == 0.5
 
 
-def test_a_teacher_that_says_nothing_too_often_stops_the_work(tmp_path: Path) -> None:
+def test_a_teacher_that_is_of_no_use_too_often_stops_the_work(tmp_path: Path) -> None:
     silent, speaks = Answer("", 0), Answer("the miller", 2)
     asked = [question(n, gold=0) for n in range(10)]
     said = Said(silent, *[speaks] * 4, silent, *[speaks] * 4)
-    _, figures = write(tmp_path / "a", asked, answering=said, most_silent=0.2)
+    _, figures = write(tmp_path / "a", asked, answering=said, most_unlabelled=0.2)
     assert figures["left_out"] == {SILENT: 2}
-    said = Said(silent, *[speaks] * 4, silent, silent, *[speaks] * 3)
-    with pytest.raises(InputError, match=r"says nothing to 3 of the first 9 .* .at most 20%"):
-        write(tmp_path / "b", asked, answering=said, most_silent=0.2)
+    endless, deaf = Answer("and", 4, finished=False), Answer("", 0, fits=False)
+    said = Said(silent, *[speaks] * 4, endless, deaf, *[speaks] * 3)
+    with pytest.raises(InputError, match=r"no label of 3 of the first 9 .* is 20% of 10"):
+        write(tmp_path / "b", asked, answering=said, most_unlabelled=0.2)
     assert len(said.answers) == 1  # it stopped at once
-    with pytest.raises(InputError, match=r"a\.jsonl, line 0: 'Who 0\?'; a\.jsonl, line 5"):
-        write(tmp_path / "b", asked, answering=Said(), most_silent=0.2)  # and stops again
-    _, figures = write(tmp_path / "b", asked, answering=said, most_silent=0.5)
-    assert figures["left_out"] == {SILENT: 3}
+    with pytest.raises(
+        InputError, match=r"nothing .1.: .*line 0: .*long .1.: .*line 5: 'and'"
+    ):
+        write(tmp_path / "b", asked, answering=Said(), most_unlabelled=0.2)  # and stops again
+    _, figures = write(tmp_path / "b", asked, answering=said, most_unlabelled=0.5)
+    assert figures["left_out"] == {SILENT: 1, UNFINISHED: 1, UNREAD: 1}
 
 
 def test_scores_that_are_too_few_are_a_fault(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_rows_of_a_teacher_have_its_answers_and_need_no_other(
 ) -> None:
     asked = [{**one, "answers": []} for one in data()]
     jsonl(tmp_path / "questions.jsonl", asked)
-    flags = ("--label-tokens", "12", "--most-silent", "1", "--batch", "5", "--top", "2")
+    flags = ("--label-tokens", "12", "--most-unlabelled", "1", "--batch", "5", "--top", "2")
     rows = run(*flags, labels=("--teacher", models["teacher"]))
     teacher = Teacher.open(models["teacher"], **FP32, max_tokens=12)
     assert 8 < len(rows) < 24
@@ -204,7 +204,7 @@ def test_a_run_that_broke_off_goes_on_after_its_last_line(
     [
         (None, ["--top", "0"], "top: 0 is less than 1"),
         (None, ["--limit", "0"], "limit: 0 is less than 1"),
-        (None, ["--most-silent", "1.5"], "most_silent: 1.5 is no share"),
+        (None, ["--most-unlabelled", "1.5"], "most_unlabelled: 1.5 is no share"),
         (None, ["--mode", "hybrid"], "encoder: mode hybrid needs one"),
         (None, ["--out", "rows.txt"], r"rows\.txt does not end in \.jsonl"),
         (None, ["--tokenizer", "none"], "tokenizer: none: "),
@@ -253,7 +253,7 @@ def test_a_command_killed_before_any_call_to_the_disk_ends_with_the_same_rows(
     tmp_path: Path, models: dict[str, Path], run: Run
 ) -> None:
     """By SIGKILL, before each sync, rename and removal in turn, and in the middle of each write."""
-    flags = ["--every", "5", "--label-tokens", "8", "--most-silent", "1", "--threads", "1"]
+    flags = ["--every", "5", "--label-tokens", "8", "--most-unlabelled", "1", "--threads", "1"]
     flags += ["--cross-encoder", str(models["cross_encoder"])]
     labels = ["--teacher", str(models["teacher"])]
     jsonl(tmp_path / "questions.jsonl", data(8))
@@ -279,6 +279,8 @@ def test_a_teacher_of_no_use_stops_the_command(tmp_path: Path, run: Run) -> None
         model.lm_head.weight.data.zero_()
 
     silent = write_teacher(tmp_path / "silent", stop=0, change=say_the_first)
-    with pytest.raises(InputError, match=r"says nothing to 5 of the first 5 .*line 1: 'who"):
+    with pytest.raises(
+        InputError, match=r"no label of 5 of the first 5 .*nothing .5.: .*line 1: 'who"
+    ):
         run("--every", "5", labels=("--teacher", silent))
     assert not (tmp_path / "rows.jsonl").exists()
