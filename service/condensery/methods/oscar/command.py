@@ -45,7 +45,12 @@ def parser() -> argparse.ArgumentParser:
     add("--dtype", default="bfloat16", help="float32, bfloat16 (bfloat16)")
     add("--threads", type=int, default=torch.get_num_threads())
     add("--every", type=int, default=500, help="steps between checkpoints (500)")
-    add("--limit", type=int, default=VALIDATED, help=f"questions of a validation ({VALIDATED})")
+    add(
+        "--limit",
+        type=int,
+        default=VALIDATED,
+        help=f"questions of a validation ({VALIDATED}); 0: none",
+    )
     for part, names in _parts():
         group = parser.add_argument_group(type(part).__name__.lower())
         for name in names:

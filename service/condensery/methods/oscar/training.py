@@ -1,5 +1,6 @@
 """Train an OSCAR pair whose compressor starts from a sentence encoder."""
 
+import copy
 import json
 import logging
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from condensery.errors import CondenseryError, InputError, shorten
+from condensery.errors import InputError, shorten
 from condensery.methods.oscar.batches import Item, Layout, collate
 from condensery.methods.oscar.evaluation import validate
 from condensery.methods.oscar.losses import losses
@@ -66,7 +67,7 @@ def train(
         device: Where; default: the CPU.
         dtype: Of the weights in the forward pass.
         every: Steps between checkpoints.
-        limit: Questions of a validation.
+        limit: Questions of a validation; 0 for none.
         command: The command line, to write down.
         processes: Those that train together.
 
@@ -74,8 +75,10 @@ def train(
         InputError: Too few questions are to be validated.
         TrainingStopped: As the trainer says.
     """
-    if limit < FEWEST:
-        raise InputError(f"limit={limit}: must be at least {FEWEST}", field="limit", value=limit)
+    if 0 < limit < FEWEST or limit < 0:
+        raise InputError(
+            f"limit={limit}: must be 0 or at least {FEWEST}", field="limit", value=limit
+        )
     processes = processes or Processes()
     device = device or torch.device("cpu")
     recipe, sets = start.recipe, start.sets
@@ -104,11 +107,13 @@ def train(
         return [shorten(tokenizer.decode(item.question.tolist())) for item in items]
 
     def measure(pair: OscarPair) -> dict[str, object]:
+        # On the CPU wherever it is trained: a device's kernels are another thing to go wrong.
+        served = pair if device.type == "cpu" else copy.deepcopy(pair).to("cpu")
         try:
-            return validate(pair, start.directory, sets.validation, limit=limit)
-        except CondenseryError as error:  # the checkpoint is there: figures are not worth a run
-            log.warning("the validation failed: %s", error.message)
-            return {"failed": error.message}
+            return validate(served, start.directory, sets.validation, limit=limit)
+        except Exception as error:  # the checkpoint is there, and figures are not worth a run
+            log.warning("the validation failed", exc_info=True)
+            return {"failed": str(error)}
 
     Trainer(
         pair,
@@ -127,7 +132,7 @@ def train(
             "origin": dict(start.origin),
             "dtype": str(dtype).removeprefix("torch."),
         },
-        validate=measure,
+        validate=measure if limit else None,
         processes=processes,
     ).run()
     if processes.rank == 0:

@@ -232,7 +232,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved_and_names_qu
 def test_too_few_questions_to_validate_are_refused_before_the_first_step(
     base_folder: Path, data_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="limit=19: must be at least 20"):
+    with pytest.raises(InputError, match="limit=19: must be 0 or at least 20"):
         train(beginning(base_folder, data_folder), tmp_path, limit=19)
     assert not list(tmp_path.iterdir())
 
@@ -248,3 +248,12 @@ def test_a_validation_that_fails_is_told_and_the_run_goes_on(
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     found = [row["validation"] for row in rows if "validation" in row]
     assert found == [{"failed": "it would wait 11 s"}] * 2
+
+
+def test_a_run_may_go_without_validation(
+    base_folder: Path, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "validate", None)
+    train(beginning(base_folder, data_folder, replace(RECIPE, steps=1)), tmp_path, limit=0)
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [sorted(row) for row in rows if "validation" in row] == []
