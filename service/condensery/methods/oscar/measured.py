@@ -2,9 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from condensery.errors import InputError, shorten
 
@@ -130,6 +137,8 @@ class Baseline(Part):
 
     em: Figure
     f1: Figure
+    questions: int | None = None
+    seed: int | None = None
 
 
 class Replaced(Part):
@@ -177,6 +186,18 @@ class Report(Part):
     baselines: dict[str, dict[str, Baseline]] = {}
     training: list[dict[str, Any]] = []
     examples: list[Example] = []
+
+    @model_validator(mode="after")
+    def _compares(self) -> Self:
+        for name, settings in self.baselines.items():
+            for key, one in settings.items():
+                ours = self.measured_on.questions, self.seed
+                if one.questions not in (None, ours[0]) or one.seed not in (None, ours[1]):
+                    raise ValueError(
+                        f"baselines.{name}.{key} is of {one.questions} questions (seed {one.seed}),"
+                        f" the pair of {ours[0]} (seed {ours[1]}): they don't compare"
+                    )
+        return self
 
     def f1(self, key: str) -> float | None:
         """Return a setting's F1, percent; None if it was not measured."""
@@ -226,11 +247,11 @@ def check_report(content: Any, name: str = "report") -> Report:
         return Report.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        got = "" if first["type"] == "missing" else f" (got {shorten(first['input'])})"
-        raise InputError(
-            f"report: {name}: {place}: {first['msg']}{got}", field=f"report.{place}", value=name
-        ) from error
+        at = ".".join(["report", *(str(part) for part in first["loc"])])
+        told = first["type"] in ("missing", "value_error")
+        got = "" if told else f" (got {shorten(first['input'])})"
+        says = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{name}: {at}: {says}{got}", field=at, value=name) from error
 
 
 def _refuse(word: str) -> float:

@@ -46,6 +46,15 @@ def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in tiny_report().items() if key != name}
 
 
+def beside(**of: int) -> dict[str, Any]:
+    return tiny_report(baselines={"reader": {"gold": {"em": 1, "f1": 2, **of}}})
+
+
+def test_another_readers_figures_are_of_the_same_questions() -> None:
+    report = check_report(beside(questions=2000, seed=17))
+    assert report.baselines["reader"]["gold"].em.mean == 1
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -58,6 +67,11 @@ def without(name: str) -> dict[str, Any]:
         (tiny_report(settings={"gold": {"em": "high", "f1": 3}}), r"settings\.gold\.em: .*'high'"),
         (tiny_report(settings={"gold": {"em": True, "f1": 3}}), r"settings\.gold\.em: .*True"),
         (tiny_report(measured_on={"questions": 0}), r"measured_on\.questions: .*0"),
+        (
+            beside(questions=1999, seed=17),
+            r"reader\.gold is of 1999 questions \(seed 17\)",
+        ),
+        (beside(questions=2000, seed=16), r"they don't compare"),
     ],
 )
 def test_what_is_no_report_of_format_2_is_refused_by_place_and_value(
