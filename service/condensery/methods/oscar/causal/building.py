@@ -1,20 +1,18 @@
 """From directories of models to a pair: its shape, its tokenizers, its first weights."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import BertConfig, PretrainedConfig
 
 from condensery.errors import InputError, StoreError
+from condensery.methods.oscar.causal.built import Built
 from condensery.methods.oscar.causal.prompts import (
     AUTOENCODE,
-    LAYOUT,
     SEPARATOR,
     compressor_layout,
     generator_prompt,
@@ -28,92 +26,6 @@ from condensery.store.language_models import LanguageModel
 
 WEIGHTS = (".safetensors", ".bin")
 ROOM = {"pair": 3}  # what a layout takes beside the two texts; others 8
-SOURCES = ("compressor", "layers", "every_nth", "bert")
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """What a pair is built from.
-
-    Attributes:
-        generator: Directory of a causal language model.
-        compressor: Directory of another, read whole, with a mapping (OSCAR-llama).
-        layers: Or the generator's first so many layers (OSCAR-N-layers).
-        every_nth: Or every so manieth of its layers, from the first on.
-        bert: Or the directory of a BERT encoder, with a mapping (appendix J).
-        memory_tokens: Vectors a passage becomes.
-        passage_tokens: Longest passage beside the longest question.
-        query_tokens: Longest question.
-        mapping_size: Hidden size of the mapping, where there is one (Table 7).
-        rerank: Whether there is a rerank token; a BERT always has one.
-        separator: Whether a separator token follows each passage's vectors.
-        layout: Of the compressor's text; ``auto``: ``pair`` where its tokenizer marks two texts,
-            else ``joined``; first layers: ``joined``.
-        prompt: ``chat``, by the generator's template; ``plain``, without; ``auto``: ``chat``
-            where there is one.
-        positions: Longest prompt with its answer; 0: all that the generator has.
-    """
-
-    generator: Path
-    compressor: Path | None = None
-    layers: int = 0
-    every_nth: int = 0
-    bert: Path | None = None
-    memory_tokens: int = 8
-    passage_tokens: int = 128
-    query_tokens: int = 64
-    mapping_size: int = 8096
-    rerank: bool = True
-    separator: bool = True
-    layout: str = "auto"
-    prompt: str = "auto"
-    positions: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse what names no compressor, or several.
-
-        Raises:
-            InputError: Names fields and values.
-        """
-        given = {name: getattr(self, name) for name in SOURCES if getattr(self, name)}
-        if len(given) != 1:
-            raise InputError(
-                f"compressor: give one of {', '.join(SOURCES)}, not {given or 'none'}",
-                field="compressor",
-                value=str(given),
-            )
-        sizes = ("memory_tokens", "passage_tokens", "query_tokens", "mapping_size")
-        for name, least in (*((n, 1) for n in sizes), *((n, 0) for n in SOURCES[1:3])):
-            if getattr(self, name) < least:
-                value = getattr(self, name)
-                raise InputError(f"{name}={value}: too small", field=name, value=value)
-        for name, known in (("layout", LAYOUT), ("prompt", ("auto", "chat", "plain"))):
-            if (value := getattr(self, name)) not in known:
-                raise InputError(f"{name}={value!r}: none of {known}", field=name, value=value)
-
-    @property
-    def own_layers(self) -> bool:
-        """Whether the compressor is layers of the generator."""
-        return bool(self.layers or self.every_nth)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what ``from_dict`` reads, in JSON's types; paths in full."""
-        return {
-            name: str(value.resolve()) if isinstance(value, Path) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Built":
-        """Build from what ``to_dict`` gave; paths that no longer exist are found later."""
-        paths = ("generator", "compressor", "bert")
-        known = {field.name for field in fields(cls)}
-        read: dict[str, Any] = {
-            name: Path(value) if name in paths and value else value
-            for name, value in values.items()
-            if name in known
-        }
-        return cls(**read)
 
 
 class Bases:

@@ -16,7 +16,13 @@ NAMES = {
 
 
 def card(
-    name: str, told: dict[str, Any], shape: CausalShape, *, licence: str, notes: Sequence[str]
+    name: str,
+    told: dict[str, Any],
+    shape: CausalShape,
+    *,
+    licence: str,
+    notes: Sequence[str],
+    measured: Sequence[str] = (),
 ) -> str:
     """Write the card as Markdown.
 
@@ -26,6 +32,7 @@ def card(
         shape: As published.
         licence: Of its weights.
         notes: What else to say, one sentence each.
+        measured: Lines of a report.
     """
     own, figures, data = shape.compressor, told["figures"], told["data"]
     scores = "and a relevance score " if own.rerank and not notes else ""
@@ -46,6 +53,7 @@ def card(
             "",
             *table,
             *(f"{note}\n" for note in notes),
+            *measured,
             "## What it was made from",
             "",
             *(f"- {half}: {base}" for half, base in told["bases"].items()),

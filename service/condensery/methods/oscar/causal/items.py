@@ -141,7 +141,7 @@ def positions(bases: Bases, question: str, passages: int) -> int:
 
 
 class Chunks:
-    """Pieces of plain text to say again, or to go on with (COCOM, arXiv:2407.09252, section 3.2).
+    """Pieces of plain text to say again, or to go on with (COCOM, arXiv:2407.09252).
 
     A piece is as long as the compressor's longest passage; what follows it, as far as a label may
     be, is its continuation. The compressor reads it with an empty question.

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,22 +11,25 @@ from typing import Any
 import torch
 
 from condensery.errors import InputError
+from condensery.methods.oscar.card import measured
 from condensery.methods.oscar.causal.building import Bases
+from condensery.methods.oscar.causal.built import PATHS
 from condensery.methods.oscar.causal.card import card
 from condensery.methods.oscar.causal.network import merged, new_pair
 from condensery.methods.oscar.causal.runs import (
-    PATHS,
     Run,
     last_checkpoint,
     open_bases,
     read_run,
     restore,
 )
+from condensery.methods.oscar.measured import check_report, read_report
+from condensery.methods.oscar.reporting import add_report
 from condensery.methods.trainer.progress import read_log
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
-from condensery.store.manifest import Manifest, Provenance, StoredModel
+from condensery.store.manifest import CARD, Manifest, Provenance, StoredModel
 from condensery.store.published_pairs import PublishedPair, write_pair
-from condensery.store.store import ModelStore
+from condensery.store.store import ModelStore, check_name
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 UNTAUGHT = "Its rerank head was never taught: its scores mean nothing."
@@ -38,9 +42,10 @@ def publish(
     name: str,
     licence: str = "unknown",
     dtype: torch.dtype = torch.bfloat16,
+    report: dict[str, Any] | None = None,
     moved: dict[str, Path] | None = None,
 ) -> StoredModel:
-    """Publish a run's last checkpoint.
+    """Publish a run's last checkpoint, whole or not at all.
 
     A rerank head that was never taught is left out, with its token: under the causal rule the
     memory vectors are the same without it. Only a BERT's stays, and the card says so.
@@ -51,12 +56,17 @@ def publish(
         name: What it is called.
         licence: Of its weights.
         dtype: Of the stored weights; adapters are merged in fp32.
+        report: The JSON that ``condensery eval oscar`` wrote of this pair.
         moved: Where the directories are that it was built from, if they have moved.
 
     Raises:
-        InputError: The folder holds no such run, or its directories are gone.
+        InputError: The folder holds no such run, its directories are gone, or the report is of
+            another pair.
         StoreError: The disk refused.
     """
+    check_name(name)
+    if report is not None:
+        check_report(report)  # again below: this is before the work
     run = read_run(out, moved)
     checkpoint = last_checkpoint(out)
     if run.recipe.stage == "pretrain":
@@ -67,7 +77,7 @@ def publish(
     pair = new_pair(bases, run.recipe)
     restore(pair, checkpoint.weights(), out)
     shape, rerank = published_shape(bases, run)
-    measured = [row["validation"] for row in read_log(out) if "validation" in row]
+    found = [row["validation"] for row in read_log(out) if "validation" in row]
     notes = () if rerank or isinstance(shape.compressor, CompressorShape) else (UNTAUGHT,)
     with tempfile.TemporaryDirectory(prefix="condensery-") as folder:
         aside = Path(folder)
@@ -80,10 +90,7 @@ def publish(
             ),
             aside,
         )
-        told = told_of(run, bases, checkpoint.step, measured[-1] if measured else {})
-        (aside / "card.md").write_text(
-            card(name, told, shape, licence=licence, notes=notes), encoding="utf-8"
-        )
+        told = told_of(run, bases, checkpoint.step, found[-1] if found else {})
         (aside / "recipe.json").write_text(
             json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
         )
@@ -96,17 +103,26 @@ def publish(
             shape=shape.to_dict(),
             licence=licence,
             provenance=Provenance(
-                command=run.command,
+                command=told["command"],
                 data=data_of(told),
                 seed=run.recipe.seed,
                 source=", ".join(f"{k} {v}" for k, v in told["bases"].items()),
                 notes=notes,
             ),
-            quality=told["figures"],
+            quality={"in_training": told["figures"]} if told["figures"] else {},
             cost={"parameters": written.parameters},
         )
-        extra = {n: aside / n for n in ("card.md", "recipe.json")}
-        return store.publish(written.files | extra, manifest)
+        files = written.files | {"recipe.json": aside / "recipe.json"}
+        lines: list[str] = []
+        if report is not None:
+            added = add_report(report, manifest, files, aside)
+            manifest, files = added.manifest, files | dict(added.files)
+            lines = measured(added.report, added.plots, manifest)
+        files[CARD] = aside / CARD
+        files[CARD].write_text(
+            card(name, told, shape, licence=licence, notes=notes, measured=lines), encoding="utf-8"
+        )
+        return store.publish(files, manifest)
 
 
 def published_shape(bases: Bases, run: Run) -> tuple[CausalShape, bool]:
@@ -129,11 +145,26 @@ def told_of(run: Run, bases: Bases, steps: int, figures: dict[str, Any]) -> dict
         "recipe": {f.name: getattr(run.recipe, f.name) for f in fields(run.recipe)},
         "steps_done": steps,
         "data": run.data,
-        "begun": run.begun,
-        "command": run.command,
+        "begun": None if run.begun is None else _begun(run.begun),
+        "command": without_folders(run.command),
         "versions": run.versions,
         "figures": {k: v for k, v in figures.items() if k != "samples"},
     }
+
+
+def _begun(begun: dict[str, Any]) -> dict[str, Any]:
+    earlier = begun["begun"]
+    return {
+        **begun,
+        "command": without_folders(begun["command"]),
+        "begun": None if earlier is None else _begun(earlier),
+    }
+
+
+def without_folders(command: str) -> str:
+    """Return a command line with the last part alone of each path from the root."""
+    words = shlex.split(command)
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
 
 
 def data_of(told: dict[str, Any]) -> tuple[str, ...]:
@@ -154,6 +185,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--name", required=True, help="what the pair is called")
     parser.add_argument("--store", type=Path, required=True, help="root to publish into")
     parser.add_argument("--licence", default="unknown", help="of the pair's weights")
+    parser.add_argument("--report", type=Path, help="JSON of condensery eval oscar")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="(bfloat16)")
     for name in PATHS:
         parser.add_argument(f"--{name}", type=Path, help="its directory, if it has moved")
@@ -165,6 +197,7 @@ def main(argv: list[str] | None = None) -> None:
         name=args.name,
         licence=args.licence,
         dtype=DTYPES[args.dtype],
+        report=None if args.report is None else read_report(args.report)[1],
         moved=moved,
     )
     print(f"{stored.name} version {stored.version} is in {stored.path}")  # noqa: T201

@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases, Built
+from condensery.methods.oscar.causal.building import Bases
+from condensery.methods.oscar.causal.built import Built
 from condensery.methods.oscar.causal.network import trained
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.checkpoints import Checkpoint, latest, sync
 from condensery.networks.oscar_causal import CausalPair
 
 NAME = "run.json"
-PATHS = ("generator", "compressor", "bert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def read_run(out: Path, moved: Mapping[str, Path] | None = None) -> Run:
 
     Args:
         out: The folder.
-        moved: Where directories are now that have moved since, by ``PATHS``.
+        moved: Where directories are now that have moved since, by ``built.PATHS``.
 
     Raises:
         InputError: It holds no such run, or a directory is named that it is not built from.

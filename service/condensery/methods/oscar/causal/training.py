@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases, Built
+from condensery.methods.oscar.causal.building import Bases
+from condensery.methods.oscar.causal.built import PATHS, Built
 from condensery.methods.oscar.causal.data import Files, load
 from condensery.methods.oscar.causal.items import Batches, Item
 from condensery.methods.oscar.causal.losses import loss
 from condensery.methods.oscar.causal.network import groups, new_pair, trained
 from condensery.methods.oscar.causal.recipe import CHOICES, CausalRecipe
 from condensery.methods.oscar.causal.runs import (
-    PATHS,
     Run,
     last_checkpoint,
     open_bases,

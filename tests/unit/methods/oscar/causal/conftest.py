@@ -10,7 +10,7 @@ from tiny_causal_training import some_rows, write_rows
 from tiny_pair import write_base as write_bert
 from tiny_published import write_base
 
-from condensery.methods.oscar.causal.building import Built
+from condensery.methods.oscar.causal.built import Built
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases, Built
+from condensery.methods.oscar.causal.building import Bases
+from condensery.methods.oscar.causal.built import Built
 from condensery.methods.oscar.causal.network import new_pair
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.store.published_pairs import SYSTEM

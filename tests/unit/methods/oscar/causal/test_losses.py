@@ -7,7 +7,8 @@ import pytest
 import torch
 from tiny_causal_training import disturb, some_rows, write_rows
 
-from condensery.methods.oscar.causal.building import Bases, Built
+from condensery.methods.oscar.causal.building import Bases
+from condensery.methods.oscar.causal.built import Built
 from condensery.methods.oscar.causal.items import Chunks, Item, Questions
 from condensery.methods.oscar.causal.losses import loss, read
 from condensery.methods.oscar.causal.network import new_pair, trained

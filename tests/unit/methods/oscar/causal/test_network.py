@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from condensery.answers import CompressedPassage
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases, Built
+from condensery.methods.oscar.causal.building import Bases
+from condensery.methods.oscar.causal.built import Built
 from condensery.methods.oscar.causal.items import Questions
 from condensery.methods.oscar.causal.losses import read
 from condensery.methods.oscar.causal.network import groups, merged, new_pair, trained

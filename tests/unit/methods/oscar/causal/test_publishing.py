@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_causal_training import some_rows, write_rows
+from tiny_report import tiny_report
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases, Built
+from condensery.methods.oscar.causal.building import Bases
+from condensery.methods.oscar.causal.built import Built
 from condensery.methods.oscar.causal.data import Files
 from condensery.methods.oscar.causal.publishing import main, publish
 from condensery.methods.oscar.causal.recipe import CausalRecipe
@@ -101,8 +103,9 @@ def test_a_stored_pair_is_in_bf16_with_its_making(
 ) -> None:
     run, store = tmp_path / "run", tmp_path / "store"
     files = Files([rows_file], share=0.2, licence="CC BY 4.0")
-    command = "condensery train oscar-causal --data rows.jsonl"
-    train(kinds["first layers"], files, run, RECIPE, answers=2, command=command)
+    command = "condensery train oscar-causal --data rows.jsonl --share 0.2"
+    given = command.replace("rows.jsonl", str(rows_file))
+    train(kinds["first layers"], files, run, RECIPE, answers=2, command=given)
     main(["--run", str(run), "--name", "tiny", "--store", str(store), "--licence", "apache-2.0"])
     stored = ModelStore(None, store).open("tiny")
     manifest = stored.manifest
@@ -111,7 +114,9 @@ def test_a_stored_pair_is_in_bf16_with_its_making(
     assert manifest.provenance.data == ("rows.jsonl (CC BY 4.0)",)
     assert (manifest.provenance.command, manifest.provenance.seed) == (command, 13)
     assert manifest.provenance.source == "generator mistral (apache-2.0)"
-    assert {"label", "rerank", "first", "em", "f1"} == manifest.quality.keys()
+    figures = manifest.quality["in_training"]
+    assert isinstance(figures, dict)
+    assert figures.keys() == {"label", "rerank", "first", "em", "f1"}
     tensors = {k: v for path in stored.weights for k, v in load_file(path).items()}
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert not [name for name in tensors if "lora" in name or "base_layer" in name]
@@ -123,6 +128,26 @@ def test_a_stored_pair_is_in_bf16_with_its_making(
     assert told["recipe"]["lora_rank"] == 2
     assert told["built"]["layers"] == 2
     assert str(tmp_path) not in card + (stored.path / "recipe.json").read_text()
+
+
+def test_a_measured_pair_has_its_report_and_its_defaults(
+    kinds: dict[str, Built], rows_file: Path, tmp_path: Path
+) -> None:
+    store, files = ModelStore(None, tmp_path / "store"), Files([rows_file], share=0.0)
+    train(kinds["first layers"], files, tmp_path / "run", replace(RECIPE, steps=1))
+    first = publish(tmp_path / "run", store, name="tiny")
+    report = tiny_report(fingerprint=first.manifest.fingerprint)
+    second = publish(tmp_path / "run", store, name="tiny", report=report)
+    assert second.manifest.fingerprint == first.manifest.fingerprint
+    assert json.loads((second.path / "report.json").read_text()) == report
+    assert (second.manifest.defaults.top_n, second.manifest.defaults.min_relevance) == (5, 0.4)
+    card = (second.path / "card.md").read_text()
+    assert "## How well it answers" in card
+    assert "](plots/cost.png)" in card
+    assert "## What it was made from" in card
+    other = tiny_report(fingerprint="sha256:" + "0" * 64)
+    with pytest.raises(InputError, match=r"report: was measured on sha256:0+, and this run's"):
+        publish(tmp_path / "run", store, name="tiny", report=other)
 
 
 def test_a_rerank_head_that_was_never_taught_is_not_published(

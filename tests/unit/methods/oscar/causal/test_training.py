@@ -10,7 +10,7 @@ import torch
 from tiny_causal_training import some_rows, write_rows
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Built
+from condensery.methods.oscar.causal.built import Built
 from condensery.methods.oscar.causal.data import Files
 from condensery.methods.oscar.causal.items import Item
 from condensery.methods.oscar.causal.network import trained
@@ -271,13 +271,13 @@ def test_a_small_pair_learns_what_its_passages_say(bases: dict[str, Path], tmp_p
         prompt="plain",
     )
     recipe = CausalRecipe(
-        batch=30, rows=30, steps=150, passages=3, generator_tuning="full", generator_rate=1e-3,
+        batch=30, rows=30, steps=60, passages=3, generator_tuning="full", generator_rate=1e-3,
         compressor_rate=1e-3, plain=0.0,
     )  # fmt: skip
     files = Files([rows], [rows])
-    train(built, files, tmp_path / "run", recipe, dtype=torch.float32, every=25, answers=30)
+    train(built, files, tmp_path / "run", recipe, dtype=torch.float32, every=20, answers=30)
     measured = [row["validation"] for row in read_log(tmp_path / "run") if "validation" in row]
     assert measured[-1]["em"] > 90
     assert measured[-1]["label"] < 0.1
-    assert measured[-1]["rerank"] < 0.1 * measured[0]["rerank"]
+    assert measured[-1]["rerank"] < 0.25 * measured[0]["rerank"]
     assert measured[-1]["first"] == 1
