@@ -191,6 +191,10 @@ class Workers:
     def _next(self, worker: Worker) -> Job | None:
         bell = self._express if worker.express else self.changed
         with self._lock:
+            if worker.express and worker.job is not None:
+                # What its job has left may be another's to go on with, who waits by now: it found
+                # nothing while the job ran.
+                self.changed.notify()
             worker.job = None
             if not worker.express:
                 self._idle += 1

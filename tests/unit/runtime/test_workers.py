@@ -129,6 +129,31 @@ def test_the_express_worker_keeps_off_while_another_is_free_soon() -> None:
     assert by == ["device-worker-0"]
 
 
+def test_what_the_express_worker_leaves_is_gone_on_with_by_one_that_waits_by_then() -> None:
+    """A generator's next step, say, which no caller announces: its last one has just ended."""
+    long_ends, waits, gone_on = threading.Event(), threading.Event(), threading.Event()
+    source = Queue([])
+
+    class Watched(Queue):
+        def take(self, idle: int, *, express: bool) -> Job | None:
+            found = super().take(idle, express=express)
+            if found is None and not express and long_ends.is_set():
+                waits.set()
+            return found
+
+    def step() -> None:
+        long_ends.set()
+        assert waits.wait(WAIT)  # the other has looked, and found nothing
+        source.jobs.append(job(gone_on.set))
+
+    workers = Workers(1)
+    watched = Watched([job(lambda: long_ends.wait(WAIT), long=True), job(step)])
+    workers.add(watched)
+    workers.add(source)
+    assert gone_on.wait(WAIT)
+    workers.close()
+
+
 def test_a_worker_that_is_replaced_fails_its_batch_and_another_goes_on() -> None:
     finish, begun, after = threading.Event(), threading.Event(), threading.Event()
     told: list[str] = []
