@@ -16,6 +16,7 @@ class ReadingCost:
     Attributes:
         prompt_tokens: Tokens of the generator's prompt that are text, plain passages included.
         context_vectors: Memory vectors in it.
+        positions: Positions that the prompt takes: both, and what stands between its parts.
         flops_used: Compression (of all that was read for it) and generation.
         flops_plain: Generation from the text of the passages in context.
         question_tokens: Tokens of the question as asked.
@@ -24,6 +25,7 @@ class ReadingCost:
 
     prompt_tokens: int
     context_vectors: int
+    positions: int
     flops_used: int
     flops_plain: int
     question_tokens: int
@@ -54,6 +56,7 @@ def cost_of_answer(
     return ReadingCost(
         prompt_tokens=prompt.text,
         context_vectors=prompt.vectors,
+        positions=prompt.size,
         flops_used=used,
         flops_plain=pair.cost.generate(plain.size, completion),
         question_tokens=asked.tokens,

@@ -1,32 +1,28 @@
-"""How well a pair answers: asked through the running pair, as the service would."""
+"""How well a pair in training answers: asked through a running copy, as the service would."""
 
 import asyncio
 import copy
+import math
 import random
-import re
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
 
 from condensery.agreement import exact, f1
-from condensery.answers import CompressedPassage
-from condensery.errors import CondenseryError
+from condensery.methods.oscar.evaluating.asking import ask
+from condensery.methods.oscar.evaluating.placing import Row, beside
 from condensery.networks.oscar import OscarPair
+from condensery.runtime.limits import Limits, default_limits
 from condensery.runtime.pair import make_ready
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
 
-ANSWER_TOKENS = 24
 AT_ONCE = 16  # questions asked side by side
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +37,6 @@ class Scores:
     def means(self) -> dict[str, float]:
         """Return EM and F1 in percent."""
         return {"em": 100 * fmean(self.em), "f1": 100 * fmean(self.f1)}
-
-
-async def answer(
-    reader: Reader, question: str, passages: Sequence[str], *, keep: int | None, plain: bool
-) -> tuple[str, int]:
-    """Answer a question; returns the text and the place of the best scored passage (-1: none)."""
-    if plain:
-        stream = reader.generate(question, passages, max_tokens=ANSWER_TOKENS)
-        return "".join([token.text async for token in stream]), -1
-    found = [whole(one) for one in await reader.compress(question, passages)] if passages else []
-    order = sorted(range(len(found)), key=lambda place: -(found[place].relevance or 0.0))
-    memory = [found[place].memory for place in order[:keep]]
-    stream = reader.generate(question, memory, max_tokens=ANSWER_TOKENS)
-    return "".join([token.text async for token in stream]), order[0] if order else -1
-
-
-def whole(found: CompressedPassage | CondenseryError) -> CompressedPassage:
-    """Return a compressed passage; an evaluation that leaves some out measures something else."""
-    if isinstance(found, CondenseryError):
-        raise found
-    return found
 
 
 async def score(
@@ -85,7 +60,8 @@ async def score(
 
     async def one(row: Row, texts: Sequence[str]) -> tuple[str, int]:
         async with room:
-            return await answer(reader, row["question"], texts, keep=keep, plain=plain)
+            found = await ask(reader, row["question"], texts, keep=keep, plain=plain)
+            return found.answer, found.first
 
     found = await asyncio.gather(*map(one, rows, passages))
     return Scores(
@@ -96,96 +72,18 @@ async def score(
     )
 
 
-def beside(rows: Sequence[Row], count: int, rng: random.Random) -> list[tuple[list[str], int]]:
-    """Put each question's passage among ``count - 1`` others, of its own article if there are.
-
-    Returns:
-        For each row its passages in random order, and where the gold one stands.
-
-    Raises:
-        ValueError: The rows have fewer than ``count`` passages in all.
-    """
-    by_title: dict[str, list[str]] = defaultdict(list)
-    for context, title in {row["context"]: row["title"] for row in rows}.items():
-        by_title[title].append(context)
-    everything = sorted({row["context"] for row in rows})
-    if len(everything) < count:
-        raise ValueError(f"{len(everything)} passages can't make {count} for a question")
-    placed = []
-    for row in rows:
-        near = [context for context in by_title[row["title"]] if context != row["context"]]
-        others = rng.sample(near, min(len(near), count - 1))
-        while len(others) < count - 1:
-            pick = rng.choice(everything)
-            if pick != row["context"] and pick not in others:
-                others.append(pick)
-        at = rng.randrange(count)
-        placed.append(([*others[:at], row["context"], *others[at:]], at))
-    return placed
-
-
-def of_others(rows: Sequence[Row], count: int, rng: random.Random) -> list[list[str]]:
-    """Give each question ``count`` passages of other articles, none holding an answer of it.
-
-    Raises:
-        ValueError: Too few passages are free of a question's answers.
-    """
-    everything = sorted({(row["context"], row["context"].lower(), row["title"]) for row in rows})
-    chosen = []
-    for row in rows:
-        golds = [gold.lower() for gold in row["answers"]]
-        free = [
-            context
-            for context, lower, title in everything
-            if title != row["title"] and not any(says(lower, gold) for gold in golds)
-        ]
-        if len(free) < count:
-            raise ValueError(
-                f"only {len(free)} passages hold no answer to {row['question']!r}, not {count}"
-            )
-        chosen.append(rng.sample(free, count))
-    return chosen
-
-
-def says(text: str, words: str) -> bool:
-    """Return whether ``words`` stand in ``text``, not within a word ("l" is in every text)."""
-    return words in text and bool(re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text))
-
-
-def replaced(rows: Sequence[Row], rng: random.Random) -> list[Row]:
-    """Swap each answer, throughout its passage, for another question's answer of its sort.
-
-    A reader that follows the passage gives the new answer; one that remembers, or looks at the
-    question alone, does not. Questions whose answer can't be swapped are left out.
-    """
-    by_sort: dict[tuple[bool, bool, int], list[str]] = defaultdict(list)
-    for row in rows:
-        by_sort[sort_of(row["answers"][0])].append(row["answers"][0])
-    swapped = []
-    for row in rows:
-        old = row["answers"][0]
-        new = [
-            text
-            for text in by_sort[sort_of(old)]
-            if text.lower() not in row["context"].lower() and old.lower() not in text.lower()
-        ]
-        if new and old in row["context"] and old.lower() not in row["question"].lower():
-            pick = rng.choice(new)
-            context = row["context"].replace(old, pick)
-            swapped.append({**row, "context": context, "answers": [pick], "old": row["answers"]})
-    return swapped
-
-
-def sort_of(text: str) -> tuple[bool, bool, int]:
-    """Tell numbers from names from other words, by how many words there are."""
-    return any(c.isdigit() for c in text), text[:1].isupper(), min(4, len(text.split()))
-
-
 def running(pair: OscarPair, directory: Path, workers: Workers) -> Reader:
     """Run a copy of networks in training; ``directory`` holds their tokenizer."""
     served = make_ready(copy.deepcopy(pair).eval())
     threads = ThreadPoolExecutor(1)
-    return Reader.of(served, directory, workers, name="in-training", threads=threads)
+    return Reader.of(
+        served, directory, workers, name="in-training", threads=threads, limits=patient
+    )
+
+
+def patient(device: torch.device) -> Limits:
+    """Return limits under which nobody is sent away: a run must not end for a busy machine."""
+    return replace(default_limits(device), queue_seconds=math.inf)
 
 
 def validate(
@@ -198,7 +96,7 @@ def validate(
     reader = running(pair, directory, workers)
     placed = beside(rows, 5, rng)
 
-    async def ask() -> dict[str, object]:
+    async def ask_all() -> dict[str, object]:
         alone = [[row["context"]] for row in rows]
         gold = await score(reader, rows, alone)
         plain = await score(reader, rows, alone, plain=True)
@@ -214,7 +112,7 @@ def validate(
         }
 
     try:
-        return asyncio.run(ask())
+        return asyncio.run(ask_all())
     finally:
         reader.close()
         workers.close()

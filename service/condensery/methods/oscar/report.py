@@ -1,122 +1,212 @@
-"""A pair's measured report on SQuAD's dev set, what its card says (``card``)."""
+"""Measure a pair: answers in many settings, what they cost, and when it should not answer."""
 
 import argparse
-import asyncio
 import json
-import random
+import logging
+import os
+import shlex
 import sys
-import time
+import tempfile
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 
-from condensery.agreement import exact
-from condensery.methods.oscar.data import read_jsonl
-from condensery.methods.oscar.evaluation import Row, Scores, beside, of_others, replaced, score
-from condensery.methods.oscar.scoring import paired_bootstrap
+from condensery.errors import InputError
+from condensery.methods.distil.retrieval import MODES
+from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS
+from condensery.methods.oscar.evaluating.corpus import read_corpus
+from condensery.methods.oscar.evaluating.evaluation import Evaluation
+from condensery.methods.oscar.evaluating.judging import Judge
+from condensery.methods.oscar.evaluating.parts import (
+    machine,
+    read_parts,
+    training_curve,
+    versions,
+)
+from condensery.methods.oscar.evaluating.questions import sample_questions
+from condensery.methods.oscar.evaluating.settings import (
+    FAMILIES,
+    FIXED,
+    PASSAGES,
+)
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.limits import Limits, default_limits
 from condensery.runtime.reader import Reader
 from condensery.runtime.workers import Workers
-from condensery.store.store import ModelStore
+from condensery.store.importing import MINILM
+from condensery.store.store import ModelStore, shipped_store
+
+log = logging.getLogger(__name__)
+FORMAT = 2
+JUDGE_KEY = "CONDENSERY_JUDGE_KEY"
 
 
-def sample(path: Path, count: int, seed: int) -> list[Row]:
-    """Choose questions of a SQuAD file at random."""
-    rows = list(read_jsonl(path))
-    return random.Random(seed).sample(rows, min(count, len(rows)))
+def patient(device: torch.device) -> Limits:
+    """Return limits under which whoever asks for everything at once is not refused."""
+    return replace(default_limits(device), queue_tokens=1 << 40, queue_seconds=float("inf"))
 
 
-async def measure(reader: Reader, rows: list[Row], *, seed: int) -> dict[str, Any]:
-    """Ask every question in every setting; see ``card`` for what they are."""
-    rng = random.Random(seed)
-    alone = [[row["context"]] for row in rows]
-    placed = beside(rows, 5, rng)
-    five = [passages for passages, _ in placed]
-    settings: dict[str, tuple[list[list[str]], dict[str, Any]]] = {
-        "gold": (alone, {}),
-        "gold_among_five": (five, {}),
-        "gold_among_five_best_one": (five, {"keep": 1}),
-        "no_passage": ([[] for _ in rows], {}),
-        "others_passages": (of_others(rows, 5, rng), {}),
-        "gold_plain": (alone, {"plain": True}),
-    }
-    found: dict[str, Scores] = {}
-    report: dict[str, Any] = {"questions": len(rows), "seed": seed, "settings": {}}
-    for name, (passages, options) in settings.items():
-        started = time.perf_counter()
-        found[name] = await score(reader, rows, passages, **options)
-        report["settings"][name] = {
-            **{key: round(value, 2) for key, value in found[name].means().items()},
-            "seconds": round(time.perf_counter() - started, 1),
-        }
-    first = [
-        float(a == b) for a, (_, b) in zip(found["gold_among_five"].first, placed, strict=True)
-    ]
-    report["gold_ranked_first_among_five"] = round(100 * fmean(first), 2)
-    report["differences"] = {}
-    for worse in ("no_passage", "others_passages"):
-        mean, low, high = paired_bootstrap(found["gold_among_five"].f1, found[worse].f1)
-        report["differences"][f"gold_among_five_minus_{worse}"] = {
-            "f1": round(100 * mean, 2),
-            "low_95": round(100 * low, 2),
-            "high_95": round(100 * high, 2),
-        }
-    report["replaced"] = await measure_replaced(reader, rows, found["gold"], rng)
-    report["examples"] = [
-        {"question": row["question"], "answer": text, "gold": row["answers"]}
-        for row, text in list(zip(rows, found["gold_among_five"].answers, strict=True))[:12]
-    ]
-    return report
-
-
-async def measure_replaced(
-    reader: Reader, rows: list[Row], gold: Scores, rng: random.Random
-) -> dict[str, Any]:
-    """Swap the answers in the passages of questions answered right: does the answer follow?"""
-    right = [row for row, em in zip(rows, gold.em, strict=True) if em]
-    swapped = replaced(right, rng)
-    found = await score(reader, swapped, [[row["context"]] for row in swapped])
-    stayed = [exact(text, row["old"]) for text, row in zip(found.answers, swapped, strict=True)]
-    return {
-        "questions": len(swapped),
-        "follows_em": round(100 * fmean(found.em), 2) if swapped else None,
-        "follows_f1": round(100 * fmean(found.f1), 2) if swapped else None,
-        "keeps_old_answer": round(100 * fmean(stayed), 2) if swapped else None,
-    }
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Run ``condensery eval oscar``."""
-    parser = argparse.ArgumentParser(prog="condensery eval oscar", description=__doc__)
-    parser.add_argument("--model", default="oscar-mini", help="a pair's name in the store")
-    parser.add_argument("--store", type=Path, required=True, help="root that holds its base too")
-    parser.add_argument("--shipped", type=Path, help="a second root")
-    parser.add_argument("--questions", type=Path, required=True, help="SQuAD's dev.jsonl.gz")
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=17)
-    parser.add_argument("--out", type=Path, help="where to write the report (JSON)")
-    args = parser.parse_args(argv)
-    prepare_process()
-    device = choose_device("auto")
-    store = ModelStore(args.shipped, args.store)
-    stored = store.open(args.model)
-    workers = Workers(None, device)
-    dtype = choose_dtype(device)
-    with ThreadPoolExecutor(2) as threads, torch.inference_mode():
+@contextmanager
+def opened(
+    store: ModelStore, name: str, device: torch.device, dtype: torch.dtype, encoder: str | None
+) -> Iterator[tuple[Reader, Encoder | None]]:
+    """Run a stored pair, and an encoder by its side if one is named."""
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(2))
+        stack.enter_context(torch.inference_mode())
+        workers = Workers(None, device)
+        stack.callback(workers.close)
+        stored = store.open(name)
         base = store.open_base(stored) if stored.manifest.base else None
-        reader = Reader.load(stored, base, workers, dtype=dtype, threads=threads)
-        rows = sample(args.questions, args.count, args.seed)
-        report = asyncio.run(measure(reader, rows, seed=args.seed))
-        reader.close()
-        workers.close()
-    report = {"model": stored.name, "fingerprint": stored.manifest.fingerprint, **report}
-    text = json.dumps(report, indent=1, ensure_ascii=False)
-    if args.out:
-        args.out.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
+        embeds = None
+        if encoder is not None:
+            embeds = Encoder.load(
+                store.open(encoder), workers, dtype=dtype, limits=patient(device), threads=threads
+            )
+            stack.callback(embeds.close)
+        reader = Reader.load(stored, base, workers, dtype=dtype, threads=threads, limits=patient)
+        stack.callback(reader.close)
+        yield reader, embeds
+
+
+def write(path: Path, report: dict[str, Any]) -> None:
+    """Write a report, whole or not at all."""
+    aside = path.with_name(f"{path.name}.partial")
+    aside.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    aside.replace(path)
+
+
+def table(report: dict[str, Any]) -> str:
+    """Return the settings' figures, a line each."""
+    head = f"{'setting':26}{'read':>6}{'EM':>7}{'F1':>7}{'match':>7}{'s':>9}{'GFLOPs':>9}"
+    rows = [
+        f"{key:26}{one['read']:6.1f}{one['em']['mean']:7.1f}{one['f1']['mean']:7.1f}"
+        f"{one['match']['mean']:7.1f}{one['seconds']:9.3f}{1000 * one['tflops']:9.2f}"
+        for key, one in report["settings"].items()
+    ]
+    return "\n".join([head, *rows])
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of ``condensery eval oscar``."""
+    parser = argparse.ArgumentParser(prog="condensery eval oscar", description=__doc__)
+    add = parser.add_argument
+    add("--model", default="oscar-mini", help="a pair's name in the store")
+    add("--store", type=Path, required=True, help="root that holds its base too")
+    add("--shipped", type=Path, default=shipped_store(), help="a second root (the shipped one)")
+    add("--questions", type=Path, required=True, help="JSONL: question, answers, context, title")
+    add("--corpus", type=Path, help="JSONL of {id, title, text} to retrieve from")
+    add("--retrieval", choices=MODES, default="bm25", help="how passages are found (bm25)")
+    add("--encoder", default=MINILM, help=f"stored encoder for dense and hybrid ({MINILM})")
+    names = ", ".join((*(one.key for one in FIXED), *FAMILIES))
+    add("--settings", default="", help=f"some of {names}, or plain_5 and the like (all)")
+    add("--passages", default=",".join(map(str, PASSAGES)), help="numbers retrieved (%(default)s)")
+    add("--read", type=int, help="how many are read where the best are chosen (the pair's top_n)")
+    add("--count", type=int, default=500, help="questions sampled (500)")
+    add("--seed", type=int, default=17)
+    add("--at-once", type=int, default=16, help="questions under way at once; 1 for latency (16)")
+    add("--answer-tokens", type=int, default=ANSWER_TOKENS, help="most of an answer (%(default)s)")
+    add("--judge", help=f"URL of an OpenAI-compatible API; its key in {JUDGE_KEY}")
+    add("--judge-model", help="the judge's name there")
+    add("--part", type=Path, action="append", default=[], help="a part of the report to merge")
+    add("--run", type=Path, help="the training run's folder, for its curve")
+    add("--device", default="auto", help="cpu, cuda (auto)")
+    add("--dtype", default="auto", help="float32, bfloat16 (auto)")
+    add("--out", type=Path, help="the report (JSON); answers are kept beside it and gone on with")
+    return parser
+
+
+def read_evaluation(args: argparse.Namespace) -> Evaluation:
+    """Read and check what is to be measured.
+
+    Raises:
+        InputError: Something of it is of no use; names field and value.
+    """
+    for field in ("at_once", "answer_tokens"):
+        if getattr(args, field) < 1:
+            value = getattr(args, field)
+            raise InputError(f"{field}: {value} is less than 1", field=field, value=value)
+    if bool(args.judge) != bool(args.judge_model):
+        raise InputError("judge: --judge and --judge-model go together", field="judge")
+    try:
+        passages = tuple(dict.fromkeys(int(number) for number in args.passages.split(",")))
+    except ValueError as error:
+        raise InputError(
+            f"passages: {args.passages!r} is no list of numbers", field="passages"
+        ) from error
+    if args.out is not None and not args.out.parent.is_dir():
+        raise InputError(f"out: {args.out.parent} is no folder", field="out", value=str(args.out))
+    judge = None
+    if args.judge:
+        judge = Judge(args.judge, args.judge_model, os.environ.get(JUDGE_KEY, ""))
+    return Evaluation(
+        questions=sample_questions(args.questions, args.count, args.seed),
+        corpus=read_corpus(args.corpus) if args.corpus else None,
+        mode=args.retrieval,
+        names=tuple(name for name in args.settings.replace(" ", "").split(",") if name),
+        passages=passages,
+        read=args.read,
+        seed=args.seed,
+        at_once=args.at_once,
+        max_tokens=args.answer_tokens,
+        judge=judge,
+    )
+
+
+def command(argv: Sequence[str]) -> str:
+    """Return the command line; of paths the names only, which say enough and tell no machine's."""
+    words = [Path(word).name if "/" in word and "://" not in word else word for word in argv]
+    return f"condensery eval oscar {shlex.join(words)}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run ``condensery eval oscar``."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = make_parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
+    parts = read_parts(args.part)
+    curve = {"training": training_curve(args.run)} if args.run else {}
+    evaluation = read_evaluation(args)
+    prepare_process()
+    device = choose_device(args.device)
+    dtype = choose_dtype(device, args.dtype)
+    measured_by = machine(device, dtype)
+    evaluation = replace(evaluation, depends=(("machine", measured_by),))
+    store = ModelStore(args.shipped, args.store)
+    encoder = args.encoder if args.corpus and args.retrieval != "bm25" else None
+    with ExitStack() as stack:
+        reader, embeds = stack.enter_context(opened(store, args.model, device, dtype, encoder))
+        if args.out is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
+            folder = args.out.with_name(f"{args.out.stem}.answers")
+        try:
+            figures = evaluation.run(reader, folder, embeds)
+        except KeyboardInterrupt:
+            if args.out is not None:
+                log.info("stopped; answers so far are in %s, the same command goes on", folder)
+            raise
+    report = {
+        "format": FORMAT,
+        "command": command(argv),
+        "machine": measured_by,
+        "versions": versions(),
+        **figures,
+        **parts,
+        **curve,
+    }
+    if args.out is None:
+        sys.stdout.write(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    else:
+        write(args.out, report)
+        sys.stdout.write(f"{table(report)}\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,26 @@
 import numpy as np
 import pytest
 
-from condensery.methods.oscar.scoring import paired_bootstrap
+from condensery.methods.oscar.scoring import bootstrap, match, paired_bootstrap
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "verdict"),
+    [
+        ("it was built in 1912, they say", ["1912"], 1.0),
+        ("The Denver Broncos won", ["denver broncos!"], 1.0),
+        ("broncos", ["Denver Broncos"], 0.0),  # the answer in the gold one is no match
+        ("the river Rhine", ["Danube", "Rhine"], 1.0),
+        ("cathedral", ["the cat"], 1.0),  # a substring, as in the paper, not words
+        ("", ["1912"], 0.0),
+        ("anything", ["the"], 0.0),  # nothing is left of the gold one
+        ("the", ["a"], 1.0),
+    ],
+)
+def test_a_gold_answer_is_found_in_the_answer_once_both_are_normalised(
+    answer: str, golds: list[str], verdict: float
+) -> None:
+    assert match(answer, golds) == verdict
 
 
 def test_the_bootstrap_brackets_the_mean_difference() -> None:
@@ -31,3 +50,23 @@ def test_a_difference_of_few_questions_is_not_certain() -> None:
     mean, low, high = paired_bootstrap([1.0] + [0.0] * 9, [0.0] * 10)
     assert (mean, low) == (pytest.approx(0.1), 0.0)
     assert high > 0.2
+
+
+def test_each_column_is_resampled_as_numpy_would_alone() -> None:
+    values = np.random.default_rng(3).random((37, 3))
+    found = bootstrap(values, samples=1200, seed=5)  # more than two blocks
+    picks = np.random.default_rng(5).integers(37, size=(1200, 37))
+    for column in range(3):
+        means = values[:, column][picks].mean(axis=1)
+        low, high = np.percentile(means, [2.5, 97.5])
+        assert found.mean[column] == pytest.approx(values[:, column].mean())
+        assert (found.low[column], found.high[column]) == pytest.approx((low, high))
+
+
+def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(7)
+    # Each column is a sample of 80 questions, 30% of which a pair answers right.
+    samples = (rng.random((80, 600)) < 0.3).astype(float)
+    found = bootstrap(samples, samples=1000)
+    held = (found.low <= 0.3) & (found.high >= 0.3)
+    assert 0.91 < held.mean() < 0.98

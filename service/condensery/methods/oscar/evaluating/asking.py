@@ -1,0 +1,128 @@
+"""One question asked of a running pair, as the service would, and what it took."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from condensery.answers import CompressedPassage
+from condensery.errors import CondenseryError
+from condensery.runtime.reader import Reader
+from condensery.values import Floats
+
+ANSWER_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """An answer, and what it took.
+
+    Attributes:
+        answer: Its text.
+        given: Passages that there were.
+        read: Those that the generator read.
+        left_out: Those that it should have read and had no room for.
+        relevance: Of the best scored passage, 0 to 1; None where nothing is scored.
+        first: Which passage that is, -1 for none.
+        vectors: Memory vectors in the prompt.
+        positions: Positions of the prompt, vectors included.
+        flops: Of compressing what was given and generating the answer, analytic.
+        place: Which question it is.
+        elapsed: Seconds that this setting had taken when the answer was there.
+    """
+
+    answer: str
+    given: int
+    read: int
+    left_out: int
+    relevance: float | None
+    first: int
+    vectors: int
+    positions: int
+    flops: int
+    place: int = -1
+    elapsed: float = 0.0
+
+
+async def ask(
+    reader: Reader,
+    question: str,
+    passages: Sequence[str],
+    *,
+    keep: int | None = None,
+    plain: bool = False,
+    scored: bool = True,
+    max_tokens: int = ANSWER_TOKENS,
+) -> Outcome:
+    """Answer a question from its passages.
+
+    Args:
+        reader: The running pair.
+        question: What is asked.
+        passages: In the order of retrieval.
+        keep: How many the generator reads, the first or the best; None for all.
+        plain: Read their tokens instead of memory vectors; nothing is compressed then.
+        scored: Order them by the pair's own scores, best first; else they keep their order.
+        max_tokens: Most tokens of the answer.
+
+    Raises:
+        CondenseryError: A passage could not be compressed, or the question not be answered: an
+            evaluation that leaves some out measures something else.
+    """
+    found: list[CompressedPassage] = []
+    if passages and not plain:
+        found = [whole(one) for one in await reader.compress(question, passages)]
+    scores = [one.relevance or 0.0 for one in found]
+    best = sorted(range(len(found)), key=lambda place: -scores[place])
+    rates = found and found[best[0]].relevance is not None
+    order = best if scored and rates else range(len(found))
+    context: list[Floats | str] = (
+        list(passages[:keep]) if plain else [found[place].memory for place in list(order)[:keep]]
+    )
+    wanted = len(context)
+    context = context[: room_for(reader, question, context, max_tokens)]
+    text, count = "", 0
+    async for token in reader.generate(question, context, max_tokens=max_tokens):
+        text += token.text
+        count = token.count
+    cost = reader.cost(question, found, context, [], completion_tokens=count)
+    return Outcome(
+        answer=text,
+        given=len(passages),
+        read=len(context),
+        left_out=wanted - len(context),
+        relevance=sigmoid(scores[best[0]]) if rates else None,
+        first=best[0] if rates else -1,
+        vectors=cost.context_vectors,
+        positions=cost.positions,
+        flops=cost.flops_used,
+    )
+
+
+def whole(found: CompressedPassage | CondenseryError) -> CompressedPassage:
+    """Return a compressed passage, or raise its error."""
+    if isinstance(found, CondenseryError):
+        raise found
+    return found
+
+
+def room_for(
+    reader: Reader, question: str, context: Sequence[Floats | str], max_tokens: int
+) -> int:
+    """Return how many passages, from the first, fit the generator beside question and answer.
+
+    Like the service, an evaluation leaves out the last ones where there is no room for all.
+    """
+    least, most = 0, len(context)
+    tried = most
+    while least < most:
+        if reader.spare(question, context[:tried], max_tokens) >= 0:
+            least = tried
+        else:
+            most = tried - 1
+        tried = (least + most + 1) // 2
+    return least
+
+
+def sigmoid(score: float) -> float:
+    """Return a raw score as the service shows it, 0 to 1."""
+    return 1 / (1 + math.exp(-score)) if score >= 0 else math.exp(score) / (1 + math.exp(score))

@@ -1,0 +1,235 @@
+"""What outcomes come to: means with their intervals, and what sets settings apart."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from condensery.agreement import exact, f1
+from condensery.methods.oscar.evaluating.abstention import abstention
+from condensery.methods.oscar.evaluating.asking import Outcome
+from condensery.methods.oscar.evaluating.judging import Judged
+from condensery.methods.oscar.evaluating.measuring import Given, swapped
+from condensery.methods.oscar.evaluating.placing import Row
+from condensery.methods.oscar.evaluating.settings import Setting
+from condensery.methods.oscar.scoring import bootstrap, match
+
+METRICS = {"em": exact, "f1": f1, "match": match}
+COMPARED = (
+    ("gold_among_five", "no_passage"),
+    ("gold_among_five", "others_passages"),
+    ("gold_among_five_best_one", "gold_among_five"),
+    ("gold_plain", "gold"),
+    ("gold_among_five_plain", "gold_among_five"),
+    ("gold_among_five_plain", "gold_among_five_best_one"),
+)
+COMPARED_RETRIEVED = (
+    ("plain", "compressed"),
+    ("plain", "reranked"),
+    ("reranked", "compressed"),
+    ("reranked", "bm25"),
+)
+
+Outcomes = Mapping[str, Sequence[Outcome]]
+
+
+def interval(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean of values 0 to 1 in percent, and its 95% bootstrap interval."""
+    found = bootstrap(np.array(values)[:, None])
+    return _percent(found.mean[0], found.low[0], found.high[0])
+
+
+def _percent(mean: float, low: float, high: float) -> dict[str, float]:
+    named = {"mean": mean, "low": low, "high": high}
+    return {name: round(100 * float(value), 2) for name, value in named.items()}
+
+
+class Figures:
+    """The figures of one evaluation.
+
+    Args:
+        rows: The questions.
+        settings: In which they were asked.
+        given: The passages of each.
+        outcomes: What came of it, by the setting's key.
+        judged: What the judge said, if there was one.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        settings: Sequence[Setting],
+        given: Given,
+        outcomes: Outcomes,
+        judged: Judged | None = None,
+    ) -> None:
+        self._rows, self._settings, self._given = rows, settings, given
+        self._outcomes, self._judged = outcomes, judged
+        self._scores = {
+            (setting.key, name): [
+                metric(one.answer, row["answers"])
+                for one, row in zip(outcomes[setting.key], rows, strict=True)
+            ]
+            for setting in settings
+            for name, metric in METRICS.items()
+        }
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return each setting's figures by its key."""
+        table = np.array(list(self._scores.values())).T
+        found = bootstrap(table)
+        intervals = dict(
+            zip(self._scores, zip(found.mean, found.low, found.high, strict=True), strict=True)
+        )
+        return {
+            setting.key: {
+                **self._cost(setting),
+                **{name: _percent(*intervals[setting.key, name]) for name in METRICS},
+                **self._judgement(setting),
+                **self._found(setting),
+            }
+            for setting in self._settings
+        }
+
+    def _cost(self, setting: Setting) -> dict[str, float]:
+        """Return what a question takes on average."""
+        outcomes = self._outcomes[setting.key]
+        return {
+            "passages": round(
+                fmean(len(self._passages(setting, one.place)) for one in outcomes), 2
+            ),
+            "read": round(fmean(one.read for one in outcomes), 2),
+            "left_out": round(fmean(one.left_out for one in outcomes), 2),
+            "seconds": round(max(one.elapsed for one in outcomes) / len(outcomes), 4),
+            "tflops": float(f"{fmean(one.flops for one in outcomes) / 1e12:.4g}"),
+            "vectors": round(fmean(one.vectors for one in outcomes), 1),
+            "tokens": round(fmean(one.positions for one in outcomes), 1),
+        }
+
+    def _passages(self, setting: Setting, place: int) -> list[str]:
+        return self._given.passages[setting.source][place][: setting.count]
+
+    def _judgement(self, setting: Setting) -> dict[str, Any]:
+        if self._judged is None:
+            return {}
+        scores = [
+            self._judged.scores.get((one.place, one.answer)) for one in self._outcomes[setting.key]
+        ]
+        known = [score for score in scores if score is not None]
+        if not known:  # all of them are told in ``judge.failed``
+            return {}
+        counts = {"questions": len(known), "failed": len(scores) - len(known)}
+        return {"judge": {**interval(known), **counts}}
+
+    def _found(self, setting: Setting) -> dict[str, Any]:
+        """Say of retrieved passages how often the question's own is there, and what then holds."""
+        known = all(row["context"] for row in self._rows)
+        if setting.source not in ("retrieved", "bm25") or not known:
+            return {}
+        there = [
+            self._rows[place]["context"] in self._passages(setting, place)
+            for place in range(len(self._rows))
+        ]
+        figures: dict[str, Any] = {"share": round(100 * fmean(there), 2)}
+        for name in METRICS if any(there) else ():
+            values = self._scores[setting.key, name]
+            figures[name] = round(
+                100
+                * fmean(value for value, is_there in zip(values, there, strict=True) if is_there),
+                2,
+            )
+        return {"gold_found": figures}
+
+    def differences(self) -> dict[str, dict[str, Any]]:
+        """Return the paired differences of F1 and EM between settings that bear on each other."""
+        counts = sorted(
+            {one.count for one in self._settings if one.source in ("retrieved", "bm25")}
+        )
+        wanted = [
+            *COMPARED,
+            *((f"{a}_{k}", f"{b}_{k}") for k in counts for a, b in COMPARED_RETRIEVED),
+        ]
+        pairs = [
+            (a, b) for a, b in wanted if (a, "f1") in self._scores and (b, "f1") in self._scores
+        ]
+        if not pairs:
+            return {}
+        columns = [
+            np.array(self._scores[a, name]) - np.array(self._scores[b, name])
+            for a, b in pairs
+            for name in ("f1", "em")
+        ]
+        drawn = bootstrap(np.array(columns).T)
+        rows = [_percent(*one) for one in zip(drawn.mean, drawn.low, drawn.high, strict=True)]
+        return {
+            f"{a}_minus_{b}": {
+                "f1": rows[2 * at]["mean"],
+                "low_95": rows[2 * at]["low"],
+                "high_95": rows[2 * at]["high"],
+                "em": rows[2 * at + 1],
+            }
+            for at, (a, b) in enumerate(pairs)
+        }
+
+    def abstention(self) -> dict[str, Any]:
+        """Return when to abstain, where gold and others' passages were scored; else nothing.
+
+        Of the ways to read five passages, that with the better F1 counts: the one that the
+        pair's manifest should name.
+        """
+        ways = [
+            key
+            for key in ("gold_among_five", "gold_among_five_best_one")
+            if key in self._outcomes and _scored(self._outcomes[key])
+        ]
+        if not ways or not _scored(self._outcomes.get("others_passages", ())):
+            return {}
+        key = max(ways, key=lambda way: fmean(self._scores[way, "f1"]))
+        scores = zip(self._outcomes[key], self._scores[key, "f1"], strict=True)
+        there = [(one.relevance or 0.0, value) for one, value in scores]
+        missing = [one.relevance or 0.0 for one in self._outcomes["others_passages"]]
+        return {"abstention": abstention(key, there, missing)}
+
+    def ranked_first(self) -> dict[str, float]:
+        """Return how often the gold one of five is scored best, in percent."""
+        for key in ("gold_among_five", "gold_among_five_best_one"):
+            if _scored(self._outcomes.get(key, ())):
+                pairs = zip(self._outcomes[key], self._given.gold_at, strict=True)
+                share = fmean(float(one.first == at) for one, at in pairs)
+                return {"gold_ranked_first_among_five": round(100 * share, 2)}
+        return {}
+
+    def replaced(self) -> dict[str, Any]:
+        """Say whether answers follow where the passage is rewritten (``measuring.swapped``)."""
+        if "replaced" not in self._outcomes:
+            return {}
+        outcomes = self._outcomes["replaced"]
+        rows = swapped(self._rows, self._outcomes["gold"], self._given)
+        pairs = list(zip(outcomes, rows, strict=True))
+
+        def share(values: Sequence[float]) -> float | None:
+            return round(100 * fmean(values), 2) if values else None
+
+        return {
+            "replaced": {
+                "questions": len(rows),
+                "follows_em": share([exact(one.answer, row["answers"]) for one, row in pairs]),
+                "follows_f1": share([f1(one.answer, row["answers"]) for one, row in pairs]),
+                "keeps_old_answer": share([exact(one.answer, row["old"]) for one, row in pairs]),
+            }
+        }
+
+    def examples(self, count: int = 12) -> list[dict[str, Any]]:
+        """Return the first questions and answers of the most telling setting."""
+        order = ("gold_among_five", "gold_among_five_best_one", *reversed(list(self._outcomes)))
+        key = next(key for key in order if key in self._outcomes and key != "replaced")
+        pairs = zip(self._rows[:count], self._outcomes[key], strict=False)
+        return [
+            {"question": row["question"], "answer": one.answer, "gold": row["answers"]}
+            for row, one in pairs
+        ]
+
+
+def _scored(outcomes: Sequence[Outcome]) -> bool:
+    return bool(outcomes) and all(one.relevance is not None for one in outcomes)

@@ -1,0 +1,170 @@
+"""Every question asked in every setting, saved as it goes."""
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from condensery.agreement import exact, f1
+from condensery.errors import InputError
+from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS, Outcome, ask
+from condensery.methods.oscar.evaluating.placing import Row, beside, of_others, replaced
+from condensery.methods.oscar.evaluating.saving import Answers
+from condensery.methods.oscar.evaluating.settings import FIVE, Setting
+from condensery.methods.oscar.evaluating.together import together
+from condensery.runtime.reader import Reader
+
+log = logging.getLogger(__name__)
+TOLD_EVERY = 10.0  # seconds between two lines of progress
+REPLACED = Setting("replaced", "gold", 1, scored=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The passages of each question, by where they are from.
+
+    Attributes:
+        passages: For each source (``Setting.source``) those of each question.
+        gold_at: Where the gold one stands among five; empty without.
+        chance: What is to come after them is drawn from it.
+    """
+
+    passages: dict[str, list[list[str]]]
+    gold_at: list[int]
+    chance: random.Random
+
+
+def give(
+    rows: Sequence[Row],
+    settings: Sequence[Setting],
+    seed: int,
+    found: Mapping[str, list[list[str]]],
+) -> Given:
+    """Choose the passages of each question.
+
+    The draws are made in the same order whatever settings are asked for, so that the same seed
+    gives the same passages.
+
+    Args:
+        rows: The questions.
+        settings: In which they are asked.
+        seed: Of the draws.
+        found: Passages that were retrieved, by source.
+
+    Raises:
+        InputError: Too few passages to choose from.
+    """
+    rng = random.Random(seed)
+    wanted = {setting.source for setting in settings}
+    passages: dict[str, list[list[str]]] = {"none": [[] for _ in rows], **found}
+    gold_at: list[int] = []
+    if wanted & {"gold", "five", "others"}:
+        passages["gold"] = [[row["context"]] for row in rows]
+        try:
+            placed = beside(rows, FIVE, rng)
+            passages["five"] = [texts for texts, _ in placed]
+            gold_at = [at for _, at in placed]
+            passages["others"] = of_others(rows, FIVE, rng)
+        except ValueError as error:
+            if wanted & ({"five", "others"} - passages.keys()):
+                raise InputError(f"questions: {error}; ask more of them (--count)") from error
+    return Given(passages, gold_at, rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How questions are asked.
+
+    Attributes:
+        reader: The running pair.
+        answers: Where answers are saved.
+        at_once: Questions under way at the same time.
+        max_tokens: Most tokens of an answer.
+    """
+
+    reader: Reader
+    answers: Answers
+    at_once: int = 16
+    max_tokens: int = ANSWER_TOKENS
+
+    async def ask_all(
+        self, rows: Sequence[Row], passages: Sequence[Sequence[str]], setting: Setting, name: str
+    ) -> list[Outcome]:
+        """Ask every question that was not asked before; returns all outcomes, in order.
+
+        Raises:
+            CondenseryError: One could not be answered; those answered stay.
+        """
+        done = self.answers.outcomes(name)
+        missing = [place for place in range(len(rows)) if place not in done]
+        before = max((one.elapsed for one in done.values()), default=0.0)
+        room = asyncio.Semaphore(self.at_once)
+        started = told = time.perf_counter()
+        ems = [exact(one.answer, rows[place]["answers"]) for place, one in done.items()]
+        f1s = [f1(one.answer, rows[place]["answers"]) for place, one in done.items()]
+        with self.answers.adding(name) as add:
+
+            async def one(place: int) -> None:
+                nonlocal told
+                async with room:
+                    outcome = await ask(
+                        self.reader,
+                        rows[place]["question"],
+                        passages[place][: setting.count],
+                        keep=setting.keep,
+                        plain=setting.plain,
+                        scored=setting.scored,
+                        max_tokens=self.max_tokens,
+                    )
+                now = time.perf_counter()
+                done[place] = replace(outcome, place=place, elapsed=before + now - started)
+                add(done[place])
+                golds = rows[place]["answers"]
+                ems.append(exact(outcome.answer, golds))
+                f1s.append(f1(outcome.answer, golds))
+                if now - told > TOLD_EVERY:
+                    told = now
+                    self._tell(setting.key, ems, f1s, len(rows), now - started)
+
+            await together(map(one, missing))
+        self._tell(setting.key, ems, f1s, len(rows), before + time.perf_counter() - started)
+        return [done[place] for place in range(len(rows))]
+
+    @staticmethod
+    def _tell(key: str, ems: list[float], f1s: list[float], total: int, seconds: float) -> None:
+        em, part = (100 * fmean(some) if some else 0.0 for some in (ems, f1s))
+        log.info("%s %d/%d · em %.1f · f1 %.1f · %.0f s", key, len(ems), total, em, part, seconds)
+
+
+async def measure(
+    asking: Asking, rows: Sequence[Row], settings: Sequence[Setting], given: Given
+) -> dict[str, list[Outcome]]:
+    """Ask all questions in all settings, one setting after the other; outcomes by key.
+
+    Settings that ask the same share their answers. ``replaced`` comes last, where there is
+    ``gold``: of its outcomes, ``place`` is the question's among those that ``swapped`` returns.
+    """
+    if any(len(asking.answers.outcomes(one.asks)) < len(rows) for one in settings):
+        await asking.reader.warm_up()
+    found: dict[str, list[Outcome]] = {}
+    for setting in settings:
+        passages = given.passages[setting.source]
+        found[setting.key] = await asking.ask_all(rows, passages, setting, setting.asks)
+    if "gold" in found:
+        rewritten = swapped(rows, found["gold"], given)
+        texts = [[row["context"]] for row in rewritten]
+        name = f"replaced-{hashlib.sha256(repr(rewritten).encode()).hexdigest()[:8]}"
+        found["replaced"] = await asking.ask_all(rewritten, texts, REPLACED, name)
+    return found
+
+
+def swapped(rows: Sequence[Row], gold: Sequence[Outcome], given: Given) -> list[Row]:
+    """Return the questions answered right, each answer swapped for another in its passage."""
+    right = [row for row, one in zip(rows, gold, strict=True) if exact(one.answer, row["answers"])]
+    rng = random.Random()
+    rng.setstate(given.chance.getstate())  # the same draws however often this is asked
+    return replaced(right, rng)
