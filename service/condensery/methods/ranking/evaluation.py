@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from condensery.errors import InputError
-from condensery.methods.ranking.parts import command_line, fingerprint, write_part
+from condensery.methods.ranking.parts import check_out, command_line, fingerprint, write_part
 from condensery.methods.ranking.rankers import (
     CrossEncoderRanker,
     EncoderRanker,
@@ -161,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if argv is None else list(argv)
     args = parser.parse_args(given)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    check_out(args.out)
     if args.depth < 1:
         raise InputError(f"depth: {args.depth} is less than 1", field="depth", value=args.depth)
     prepare_process()

@@ -7,11 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from condensery.errors import InputError
+
 
 def command_line(name: str, argv: Sequence[str]) -> str:
     """Return the command; of paths the last two names, which tell no machine's."""
     words = ["/".join(Path(word).parts[-2:]) if "/" in word else word for word in argv]
     return f"condensery {name} {shlex.join(words)}"
+
+
+def check_out(path: Path | None) -> None:
+    """Refuse, before any work, a place that nothing can be written to.
+
+    Raises:
+        InputError: Its folder is not there; names it.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise InputError(f"out: {path.parent} is no folder", field="out", value=str(path))
 
 
 def write_part(part: Mapping[str, Any], path: Path | None) -> str:

@@ -16,7 +16,7 @@ from condensery.methods.oscar.evaluating.measuring import give
 from condensery.methods.oscar.evaluating.questions import Questions, sample_questions
 from condensery.methods.oscar.evaluating.settings import FIXED
 from condensery.methods.oscar.scoring import bootstrap
-from condensery.methods.ranking.parts import command_line, fingerprint, write_part
+from condensery.methods.ranking.parts import check_out, command_line, fingerprint, write_part
 from condensery.methods.ranking.stored import StoredRows
 from condensery.methods.reader.reading import SpanReader, find_reader
 from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
@@ -117,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     tune_allocator()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    check_out(args.out)
     device = choose_device(args.device)
     dtype = choose_dtype(device, args.dtype)
     questions = sample_questions(args.questions, args.count, args.seed)
