@@ -91,7 +91,7 @@ def test_the_command_writes_the_report_s_part(
     run = tmp_path / "run"
     train(base, [questions], run, recipe, device=torch.device("cpu"), dtype=torch.float32)
     command = ["--run", str(run), "--questions", str(questions), "--count", "20"]
-    with pytest.raises(InputError, match="out: .* is no folder"):
+    with pytest.raises(InputError, match=r"out: .* is no folder"):
         main([*command, "--work", str(tmp_path / "work"), "--out", str(tmp_path / "no" / "part")])
     assert not (tmp_path / "work").exists()
     out = tmp_path / "part.json"
