@@ -221,7 +221,7 @@ def _made(made: Made) -> list[str]:
 
 
 def _counted(source: Source) -> list[str]:
-    counts = [f"{source.counts[n]:,}" if n in source.counts else "" for n in COUNTS]
+    counts = [f"{count:,}" if (count := source.counts.get(n)) else "" for n in COUNTS]
     reasons = [f"{why} {count:,}".strip() for why, count in source.left_out.items() if count]
     return [source.title, source.licence, *counts, "; ".join(reasons)]
 

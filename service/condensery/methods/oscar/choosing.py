@@ -14,10 +14,10 @@ FIVE = 5
 def defaults(report: Report | None) -> Defaults:
     """Choose a pair's defaults from its report; the service's own hold where nothing was measured.
 
-    ``top_n``: as many passages as the better of two settings reads (F1), one that reads what the
-    pair scores best and one that reads all: ``reranked_K`` against ``compressed_K`` for the largest
-    K over 1 that has both, else ``gold_among_five_best_one`` against ``gold_among_five``. Of two
-    equals, the one that reads less.
+    ``top_n``, by F1: all K, where reading all that was retrieved (``compressed_K``, the largest K
+    over 1) is better than reading the best scored of it (``reranked_K``); else one, where of five
+    passages reading the best scored (``gold_among_five_best_one``) is as good as reading all
+    (``gold_among_five``); else as many as ``reranked_K`` reads, or five where that is one.
 
     ``min_relevance``: the threshold that the report recommends (its ``rule`` says how), if it stops
     at least half of the answers to questions without their passage; else none.
@@ -28,18 +28,19 @@ def defaults(report: Report | None) -> Defaults:
 
 
 def _top_n(report: Report) -> int | None:
+    read = None
     counts = [count for count in report.counts("reranked", "compressed") if count > 1]
-    chosen, whole, most = "gold_among_five_best_one", "gold_among_five", FIVE
     if counts:
-        most = counts[-1]
-        chosen, whole = f"reranked_{most}", f"compressed_{most}"
-    best, all_read = report.f1(chosen), report.f1(whole)
-    if best is None or all_read is None:
-        return None
-    read = report.settings[chosen].read or (None if counts else 1)
-    if read is None:
-        return None
-    return max(1, round(read)) if best >= all_read else most
+        best, whole = (report.settings[f"{one}_{counts[-1]}"] for one in ("reranked", "compressed"))
+        if whole.f1.mean > best.f1.mean:
+            return counts[-1]
+        read = None if best.read is None else max(1, round(best.read))
+    one, five = report.f1("gold_among_five_best_one"), report.f1("gold_among_five")
+    if one is None or five is None:
+        return read
+    if one >= five:
+        return 1
+    return FIVE if read in (None, 1) else read
 
 
 def _min_relevance(report: Report) -> float | None:

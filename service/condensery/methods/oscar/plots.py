@@ -28,7 +28,8 @@ GOLD: Mapping[str, tuple[str, str, str]] = {
 }
 DPI = 110
 GREY = "#666666"
-BOTTOM = -2  # percent: what is at nothing is still seen
+# Percent: what is at nothing is still seen, and no small difference is made to look large.
+BOTTOM, TOP = -2, 20
 
 
 def draw_plots(report: Report, folder: Path, min_relevance: float | None = None) -> list[str]:
@@ -82,7 +83,7 @@ def draw_cost(report: Report) -> Figure | None:
         panel.grid(alpha=0.3)
         if not place:
             panel.set_ylabel("F1, percent")
-            panel.set_ylim(bottom=BOTTOM)
+            panel.set_ylim(BOTTOM, max(TOP, panel.get_ylim()[1]))
             handles, labels = panel.get_legend_handles_labels()
     figure.suptitle(f"Quality against cost: {_on(report)}")
     counts = [count for family in FAMILIES for count, _ in _family(report, family)]
@@ -158,7 +159,7 @@ def draw_passages(report: Report) -> Figure | None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("passages retrieved (K)")
     axes.set_ylabel("F1, percent; bands: 95% intervals")
-    axes.set_ylim(bottom=BOTTOM)
+    axes.set_ylim(BOTTOM, max(TOP, axes.get_ylim()[1]))
     axes.grid(alpha=0.3)
     figure.suptitle(f"Quality against passages: {_on(report)}")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")

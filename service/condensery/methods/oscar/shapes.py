@@ -74,7 +74,7 @@ def what_it_cannot(manifest: Manifest) -> list[str]:
     lines = [f"A question is cut after {query} tokens."]
     if small is not None and small.copy:
         lines.append(
-            "Its words are its base encoder's, and it was trained to answer with words of the "
-            "passages: long, composed or yes/no answers are beyond it."
+            "Its words are its base encoder's, and it leans to copying those of the passages: "
+            "long, composed or yes/no answers are not to be expected."
         )
     return lines

@@ -15,6 +15,8 @@ def measured(f1: dict[str, float], read: dict[str, float] | None = None, **parts
 
 
 FIVE = {"gold_among_five": 40.0, "gold_among_five_best_one": 40.0}
+MORE = {**FIVE, "gold_among_five_best_one": 39.0}
+K20 = {"reranked_20": 30.0, "compressed_20": 30.0}
 
 
 @pytest.mark.parametrize(
@@ -22,21 +24,23 @@ FIVE = {"gold_among_five": 40.0, "gold_among_five_best_one": 40.0}
     [
         ({**FIVE, "gold_among_five_best_one": 41.0}, {}, 1),
         (FIVE, {}, 1),  # of equals, what reads less
-        ({**FIVE, "gold_among_five_best_one": 39.0}, {}, 5),
+        (MORE, {}, 5),
         ({"gold_among_five": 40.0}, {}, None),
-        # Of retrieved passages, the most that both settings are there of.
-        (
-            {**FIVE, "reranked_20": 30.0, "compressed_20": 29.0, "reranked_50": 9.0},
-            {"reranked_20": 3.0},
-            3,
-        ),
-        ({**FIVE, "reranked_20": 28.0, "compressed_20": 29.0}, {"reranked_20": 3.0}, 20),
-        ({**FIVE, "reranked_20": 30.0, "compressed_20": 29.0}, {}, None),  # who knows how many?
+        # All of what was retrieved, the most that both settings are there of.
+        ({**FIVE, **K20, "compressed_20": 31.0, "reranked_50": 9.0}, {"reranked_20": 3.0}, 20),
+        # Not all: then the five decide between one and more.
+        ({**FIVE, **K20}, {"reranked_20": 3.0}, 1),
+        ({**MORE, **K20}, {"reranked_20": 3.0}, 3),
+        ({**MORE, **K20}, {"reranked_20": 1.0}, 5),
+        ({**MORE, **K20}, {}, 5),
+        (K20, {"reranked_20": 3.4}, 3),
+        (K20, {"reranked_20": 1.0}, 1),
+        (K20, {}, None),
         # One passage leaves nothing to choose.
-        ({**FIVE, "reranked_1": 30.0, "compressed_1": 29.0}, {"reranked_1": 1.0}, 1),
+        ({**MORE, "reranked_1": 30.0, "compressed_1": 39.0}, {"reranked_1": 1.0}, 5),
     ],
 )
-def test_the_pair_reads_by_default_as_many_as_the_better_setting(
+def test_the_pair_reads_by_default_as_many_as_were_measured_to_be_best(
     f1: dict[str, float], read: dict[str, float], top_n: int | None
 ) -> None:
     assert defaults(measured(f1, read)).top_n == top_n

@@ -158,7 +158,7 @@ def test_report_card_and_plots_are_stored_in_the_same_step(
     run: Path, base: StoredModel, store: ModelStore
 ) -> None:
     stored = publish(run, base, store, name="tiny-pair", report=tiny_report())
-    assert (stored.manifest.defaults.top_n, stored.manifest.defaults.min_relevance) == (5, 0.4)
+    assert (stored.manifest.defaults.top_n, stored.manifest.defaults.min_relevance) == (1, 0.4)
     read = StoredReport(stored)
     found = read.report()
     assert found.report == tiny_report()

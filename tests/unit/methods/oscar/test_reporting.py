@@ -43,7 +43,7 @@ def test_any_pair_is_told_what_was_measured(files: dict[str, Path], tmp_path: Pa
     assert told.files["plots/cost.png"].read_bytes().startswith(b"\x89PNG")
     assert told.manifest.quality["gold"] == {"em": 32.24, "f1": 49.6}
     assert told.manifest.quality["own"] == {"loss": 1.5}
-    assert told.manifest.defaults.top_n == 5
+    assert told.manifest.defaults.top_n == 1
     assert told.manifest.fingerprint == MANIFEST.fingerprint
 
 
