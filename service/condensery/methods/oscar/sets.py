@@ -1,6 +1,7 @@
 """The data sets a pair is trained on, with evaluation text kept out."""
 
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from condensery.errors import InputError
+from condensery.methods.oscar.calibration import calibrate
 from condensery.methods.oscar.cloze import make_cloze
 from condensery.methods.oscar.data import Asked, Example, Ids, QaData, read_jsonl, tokenise
 from condensery.methods.oscar.leakage import Held
@@ -97,7 +99,8 @@ def load_sets(
         label_tokens: Most tokens of a label.
 
     Raises:
-        InputError: A file can't be read, or of one nothing is left; names it.
+        InputError: A file can't be read, of one nothing is left, or its scores are the wrong way
+            round.
     """
     dev = list(read_jsonl(folder / "squad_v1" / "dev.jsonl.gz"))
     squad = list(read_jsonl(folder / "squad_v1" / "train_part.jsonl.gz"))
@@ -125,6 +128,7 @@ def load_sets(
                 field="questions",
                 value=str(source.path),
             )
+        data, said = calibrate(data)
         share = source.share / total * (1 - cloze_share)
         sets.append((data, share))
         report[f"{source.name}_examples"] = len(data.examples)
@@ -134,8 +138,9 @@ def load_sets(
             "share": round(share, 6),
             "examples": len(data.examples),
             "passages": len(data.passages),
-            "scored": sum(example.score == example.score for example in data.examples),
+            "scored": sum(not math.isnan(example.score) for example in data.examples),
             "left_out": dict(Counter(counts) + Counter(found)),
+            **said,
         }
     texts, found = _plain_texts(folder, kept_out)
     report |= found

@@ -1,4 +1,5 @@
 import json
+import math
 from argparse import Namespace
 from pathlib import Path
 
@@ -111,6 +112,10 @@ def test_named_questions_are_trained_on_with_their_passages_and_scores(
     counts = sets.report["sources"][f"{tmp_path.name}/rows"]
     assert counts["left_out"] == {"answer not in passages": 1}
     assert (counts["scored"], counts["examples"]) == (1, 1)
+    assert "slope" not in counts  # too few for a fit
+    mean = sum(1 / (1 + math.exp(-score)) for score in (-4.5, 3.25, 0.5)) / 3
+    assert counts["mean_relevance"] == pytest.approx(mean, abs=1e-4)
+    assert counts["hold_an_answer"] == pytest.approx(1 / 3, abs=1e-4)
 
 
 def test_passages_that_are_held_out_are_taken_out_of_retrieved_ones(
