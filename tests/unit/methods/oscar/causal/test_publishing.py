@@ -140,7 +140,7 @@ def test_a_measured_pair_has_its_report_and_its_defaults(
     second = publish(tmp_path / "run", store, name="tiny", report=report)
     assert second.manifest.fingerprint == first.manifest.fingerprint
     assert json.loads((second.path / "report.json").read_text()) == report
-    assert (second.manifest.defaults.top_n, second.manifest.defaults.min_relevance) == (5, 0.4)
+    assert (second.manifest.defaults.top_n, second.manifest.defaults.min_relevance) == (1, 0.4)
     card = (second.path / "card.md").read_text()
     assert "## How well it answers" in card
     assert "](plots/cost.png)" in card
