@@ -78,15 +78,16 @@ def test_without_a_file_the_report_is_printed(
     assert list(json.loads(capsys.readouterr().out)["settings"]) == ["no_passage"]
 
 
-def test_passages_are_found_by_vectors_and_by_both(
+def test_passages_are_found_by_vectors_too(
     store_with_pair: Path, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for mode in ("dense", "hybrid"):
-        given = flags(store_with_pair, files, "--settings", "compressed_2,bm25_2")
-        main([*given, "--corpus", str(files / "corpus.jsonl"), "--retrieval", mode])
-        report = json.loads(capsys.readouterr().out)
-        assert report["measured_on"]["retrieval"] == f"bm25+{mode}"
-        assert report["settings"]["compressed_2"]["gold_found"]["share"] > 0
+    given = flags(store_with_pair, files, "--settings", "compressed_2,bm25_2")
+    main([*given, "--corpus", str(files / "corpus.jsonl"), "--retrieval", "hybrid"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["measured_on"]["retrieval"] == "bm25+hybrid"
+    # By words alone some find but one passage; vectors find two for each question.
+    assert report["settings"]["bm25_2"]["passages"] < 2
+    assert report["settings"]["compressed_2"]["passages"] == 2
 
 
 @pytest.mark.parametrize(
@@ -165,9 +166,9 @@ def test_killed_or_interrupted_it_goes_on_with_the_same_command(
     store_with_pair: Path, files: Path, tmp_path: Path
 ) -> None:
     def words(out: str) -> list[str]:
-        given = flags(store_with_pair, files, "--settings", "gold,gold_plain")
-        given[given.index("--count") + 1] = "12"
-        given[given.index("--answer-tokens") + 1] = "80"  # so that it takes a while
+        given = flags(store_with_pair, files, "--settings", "gold")
+        given[given.index("--count") + 1] = "10"
+        given[given.index("--answer-tokens") + 1] = "30"  # so that it takes a while
         return [*given, "--at-once", "1", "--out", str(tmp_path / out)]
 
     def stop(with_: signal.Signals) -> tuple[int, str]:
@@ -189,12 +190,12 @@ def test_killed_or_interrupted_it_goes_on_with_the_same_command(
         return process.returncode, said
 
     assert stop(signal.SIGKILL)[0] == -signal.SIGKILL
-    assert 0 < answered(tmp_path) < 24
+    assert 0 < answered(tmp_path) < 10
     status, said = stop(signal.SIGINT)
     assert status == 130
     assert "the same command goes on" in said
     assert "Traceback" not in said
-    assert answered(tmp_path) < 24
+    assert answered(tmp_path) < 10
     assert not (tmp_path / "stopped.json").exists()
     reports = []
     for name in ("stopped.json", "whole.json"):
