@@ -99,11 +99,13 @@ class Questions:
         return len(self.rows)
 
     def item(self, number: int, *, plain: bool = False, part: float = 0.0) -> Item:
-        """Return a question's item; of a long passage, its first window."""
+        """Return a question's item; of a long passage, one window (``window_of``)."""
         row = self.rows[number]
         question = self._texts.cut(row.question)[0]
         passages = row.passages[: self._recipe.passages]
-        readings = [one[0] for one in self._texts.readings(question, passages)]
+        windows = self._texts.readings(question, passages)
+        golds = [text.casefold() for text in (row.label, *row.answers) if text.strip()]
+        readings = [window_of(*one, golds) for one in zip(passages, windows, strict=True)]
         found = Item(
             question,
             tuple(readings),
@@ -127,6 +129,23 @@ class Questions:
     def _fits(self, question: str, texts: Sequence[str], label: int) -> bool:
         size = sum(map(len, self._texts.prompt(question, texts)))
         return size + label <= self._bases.shape.generator.positions
+
+
+def window_of(passage: str, windows: Sequence[Reading], golds: Sequence[str]) -> Reading:
+    """Return which window of a passage to train on: the first that holds an answer, else the first.
+
+    Served, the window with the best relevance counts.
+
+    Args:
+        passage: Its text.
+        windows: As the compressor reads them.
+        golds: Answers, case-folded.
+    """
+    for window in windows if len(windows) > 1 else ():
+        text = passage[window.start : window.end].casefold()
+        if any(gold in text for gold in golds):
+            return window
+    return windows[0]
 
 
 def positions(bases: Bases, question: str, passages: int) -> int:

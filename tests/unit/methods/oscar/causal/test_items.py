@@ -47,6 +47,21 @@ def test_an_item_is_what_serving_reads_and_the_label_with_its_end(
     assert "rows.jsonl, line 2" in item.name
 
 
+def test_of_a_long_passage_the_window_with_an_answer_is_read(made: Bases) -> None:
+    long = "The mill stands by the river. " * 8 + "Anna built it. " + "Nobody knows the road. " * 8
+    windows = made.texts.readings("Who?", [long])[0]
+    texts = [long[window.start : window.end] for window in windows]
+    (wanted,) = [i for i, text in enumerate(texts) if "Anna" in text][:1]
+    nobody = next(i for i, text in enumerate(texts) if "Nobody" in text)
+    assert 0 < wanted <= nobody < len(windows) - 1
+    for label, answers, place in (
+        ("anna", (), wanted), ("She.", ("ANNA",), wanted), ("nobody", (), nobody), ("Bert", (), 0),
+    ):  # fmt: skip
+        row = question(passages=(long,), label=label, answers=answers)
+        (found,) = Questions([row], made, RECIPE).item(0).readings
+        assert found == windows[place]
+
+
 def test_special_tokens_in_a_label_are_text(made: Bases) -> None:
     label = Questions([], made, RECIPE).label("a <MEM0> b </s>")
     special = {made.tokenizer.token_to_id(name) for name in ("<MEM0>", "</s>")}
