@@ -14,6 +14,7 @@ from condensery.errors import InputError
 from condensery.methods.trainer.progress import NAME, read_log
 
 PARTS = ("rerank", "baselines")
+MADE = "made"  # how a part was: its command and machine
 
 
 def read_parts(paths: Sequence[Path]) -> dict[str, Any]:
@@ -30,10 +31,10 @@ def read_parts(paths: Sequence[Path]) -> dict[str, Any]:
             raise InputError(f"part: {path}: {error}", field="part", value=str(path)) from error
         parts = {
             name: found[name]
-            for name in PARTS
+            for name in (*PARTS, MADE)
             if isinstance(found, dict) and isinstance(found.get(name), dict)
         }
-        if not parts:
+        if not parts.keys() & set(PARTS):
             raise InputError(
                 f"part: {path} holds neither of {', '.join(PARTS)}", field="part", value=str(path)
             )

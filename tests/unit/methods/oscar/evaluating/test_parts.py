@@ -21,11 +21,16 @@ def write(path: Path, value: Any) -> Path:
 
 def test_parts_are_merged_by_data_set_and_reader(tmp_path: Path) -> None:
     scifact = {"rerank": {"scifact": {"queries": 3}}, "format": 2}
-    both = {"rerank": {"squad": {"queries": 4}}, "baselines": {"extractive_reader": {"gold": 1}}}
+    both = {
+        "rerank": {"squad": {"queries": 4}},
+        "baselines": {"extractive_reader": {"gold": 1}},
+        "made": {"extractive_reader": {"command": "condensery eval extractive-reader"}},
+    }
     paths = [write(tmp_path / "a", scifact), write(tmp_path / "b", both)]
     assert read_parts([*paths, paths[0]]) == {
         "rerank": {"scifact": {"queries": 3}, "squad": {"queries": 4}},
-        "baselines": {"extractive_reader": {"gold": 1}},
+        "baselines": both["baselines"],
+        "made": both["made"],
     }
     assert read_parts([]) == {}
     other = write(tmp_path / "c", {"rerank": {"squad": {"queries": 5}}})
@@ -33,7 +38,9 @@ def test_parts_are_merged_by_data_set_and_reader(tmp_path: Path) -> None:
         read_parts([*paths, other])
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"settings": {}}', '{"rerank": 3}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"settings": {}}', '{"rerank": 3}', '{"made": {}}']
+)
 def test_a_file_that_is_no_part_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "part.json").write_text(content)
     with pytest.raises(InputError, match=r"part: .*part\.json"):
