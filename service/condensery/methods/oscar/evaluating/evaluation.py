@@ -14,7 +14,7 @@ from condensery.methods.oscar.evaluating.figures import Figures
 from condensery.methods.oscar.evaluating.judging import Judge, Judged, judge_all
 from condensery.methods.oscar.evaluating.measuring import Asking, give, measure
 from condensery.methods.oscar.evaluating.questions import Questions
-from condensery.methods.oscar.evaluating.saving import Answers
+from condensery.methods.oscar.evaluating.saving import Answers, held
 from condensery.methods.oscar.evaluating.settings import PASSAGES, Can, Setting, choose
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.reader import Reader
@@ -114,6 +114,12 @@ class Evaluation:
             InputError: Something can't be measured as it is asked for; said before any question.
         """
         settings = self.choose(reader)
+        with held(folder):
+            return self._run(reader, settings, folder, encoder)
+
+    def _run(
+        self, reader: Reader, settings: Sequence[Setting], folder: Path, encoder: Encoder | None
+    ) -> dict[str, Any]:
         rows = self.questions.rows
         answers = Answers(folder, self.about(reader, settings))
         given = give(rows, settings, self.seed, self.retrieve(settings, encoder))

@@ -7,11 +7,31 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from condensery.errors import InputError
+from condensery.errors import DataDirTaken, InputError
+from condensery.index.lock import DataDirLock
 from condensery.methods.oscar.evaluating.asking import Outcome
 from condensery.methods.trainer.trainer import differences
 
 ABOUT, JUDGED = "about.json", "judged.jsonl"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to a folder of answers; made if it is not there.
+
+    Raises:
+        InputError: One does, or the folder can't be used.
+    """
+    try:
+        lock = DataDirLock(folder)
+    except DataDirTaken as error:
+        raise InputError(
+            f"out: {folder} can't be written to, or another evaluation is writing to it",
+            field="out",
+            value=str(folder),
+        ) from error
+    with lock:
+        yield
 
 
 class Answers:
