@@ -173,9 +173,7 @@ def test_a_teacher_that_is_of_no_use_too_often_stops_the_work(tmp_path: Path) ->
     with pytest.raises(InputError, match=r"no label of 3 of the first 9 .* is 20% of 10"):
         write(tmp_path / "b", asked, answering=said, most_unlabelled=0.2)
     assert len(said.answers) == 1  # it stopped at once
-    with pytest.raises(
-        InputError, match=r"nothing .1.: .*line 0: .*long .1.: .*line 5: 'and'"
-    ):
+    with pytest.raises(InputError, match=r"nothing .1.: .*line 0: .*long .1.: .*line 5: 'and'"):
         write(tmp_path / "b", asked, answering=Said(), most_unlabelled=0.2)  # and stops again
     _, figures = write(tmp_path / "b", asked, answering=said, most_unlabelled=0.5)
     assert figures["left_out"] == {SILENT: 1, UNFINISHED: 1, UNREAD: 1}
