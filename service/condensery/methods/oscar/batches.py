@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,6 +94,8 @@ class Batch:
         separator_at: Positions of the separators.
         labels_at: Positions whose next token is an answer token.
         labels: Those tokens.
+        repeats_at: Which of ``labels``, once for each other token said before it.
+        repeats: Those tokens, which to say again would be wrong.
     """
 
     given: CompressorInput | None
@@ -109,6 +110,8 @@ class Batch:
     separator_at: Tensor
     labels_at: Tensor
     labels: Tensor
+    repeats_at: Tensor
+    repeats: Tensor
 
 
 def collate(items: Sequence[Item], layout: Layout) -> Batch:
@@ -156,6 +159,8 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
         separator_at=whole(prompts.separator_at),
         labels_at=whole(prompts.labels_at),
         labels=whole(prompts.labels),
+        repeats_at=whole(prompts.repeats_at),
+        repeats=whole(prompts.repeats),
     )
 
 
@@ -184,6 +189,8 @@ class _Prompts:
         self.separator_at: list[int] = []
         self.labels_at: list[int] = []
         self.labels: list[int] = []
+        self.repeats_at: list[int] = []
+        self.repeats: list[int] = []
 
     def add(self, item: Item) -> None:
         """Lay one item's prompt behind those before it."""
@@ -200,7 +207,11 @@ class _Prompts:
         ids.extend([specials.start, *item.question.tolist(), specials.end])
         target = [*item.answer.tolist(), specials.end]
         self.labels_at.extend(range(len(ids) - 1, len(ids) - 1 + len(target)))
+        said = (item.answer if item.said is None else item.said).tolist()
+        for i, label in enumerate(target):
+            before = sorted({*said[:i]} - {label})
+            self.repeats_at.extend([len(self.labels) + i] * len(before))
+            self.repeats.extend(before)
         self.labels.extend(target)
-        said = item.answer if item.said is None else item.said
-        ids.extend(np.asarray(said).tolist())
+        ids.extend(said)
         self.lengths.append(len(ids) - begin)

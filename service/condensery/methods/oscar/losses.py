@@ -17,6 +17,7 @@ class Weights:
     relevance: float
     score: float
     pointer: float
+    repeats: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Losses:
     relevance: Tensor
     score: Tensor
     pointer: Tensor
+    repeats: Tensor
 
     def total(self, weights: Weights) -> Tensor:
         """Return the weighted sum."""
@@ -35,6 +37,7 @@ class Losses:
             + weights.relevance * self.relevance
             + weights.score * self.score
             + weights.pointer * self.pointer
+            + weights.repeats * self.repeats
         )
 
 
@@ -56,7 +59,8 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
     (arXiv:2504.07109, §3.1). So is the rerank head's where a teacher's logit is given, the squared
     error (§3.3); elsewhere it is binary cross-entropy on whether the passage has the answer. Both
     ask for a logit, since what is served is its sigmoid. The pointer's loss teaches memory token i
-    to point at the answer's token i.
+    to point at the answer's token i. That of repeats is the unlikelihood of saying again what was
+    said (Welleck et al., arXiv:1908.04319, §5.1), a mean over the labels.
     """
     zero = torch.zeros((), device=batch.prompt.device)
     relevance = score = pointer = zero
@@ -82,5 +86,8 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
         position_ids=batch.packing.position_ids,
         packing=batch.packing,
     ).last_hidden_state[0]
-    logits = pair.generator.logits(hidden[batch.labels_at])
-    return Losses(F.cross_entropy(logits.float(), batch.labels), relevance, score, pointer)
+    likely = F.log_softmax(pair.generator.logits(hidden[batch.labels_at]).float(), dim=-1)
+    answer = F.nll_loss(likely, batch.labels)
+    again = likely[batch.repeats_at, batch.repeats].exp().clamp(max=1 - 1e-5)
+    repeats = -torch.log1p(-again).sum() / len(batch.labels)
+    return Losses(answer, relevance, score, pointer, repeats)

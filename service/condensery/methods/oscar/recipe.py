@@ -28,6 +28,7 @@ class Recipe:
         score_weight: Its weight where it is the squared error to a teacher's logit (the paper's
             lambda).
         pointer_weight: Weight of the pointer's loss.
+        repeat_weight: Weight of the unlikelihood of saying again what was said.
         cloze: Cloze questions made.
         cloze_share: Share of the steps that is cloze questions.
         label_tokens: Most tokens of a label; longer ones are left out.
@@ -49,6 +50,7 @@ class Recipe:
     relevance_weight: float = 0.3
     score_weight: float = 0.05
     pointer_weight: float = 1.0
+    repeat_weight: float = 0.1
     cloze: int = 30_000
     cloze_share: float = 0.3
     label_tokens: int = 48
@@ -57,7 +59,9 @@ class Recipe:
     @property
     def weights(self) -> Weights:
         """What each term of the loss counts."""
-        return Weights(self.relevance_weight, self.score_weight, self.pointer_weight)
+        return Weights(
+            self.relevance_weight, self.score_weight, self.pointer_weight, self.repeat_weight
+        )
 
     def trainer(self, every: int) -> TrainerRecipe:
         """Return what the trainer needs of it, with a checkpoint every so many steps."""

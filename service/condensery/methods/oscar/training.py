@@ -27,7 +27,7 @@ from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_packing import Specials
 
 log = logging.getLogger(__name__)
-TERMS = ("answer", "relevance", "score", "pointer")
+TERMS = ("answer", "relevance", "score", "pointer", "repeats")
 VALIDATED, FEWEST = 60, 20  # questions of a validation; fewer may lack five passages
 
 

@@ -143,6 +143,29 @@ def mean_answer_loss(pair: OscarPair, batch: Batch, memory: Tensor) -> Tensor:
     return total / count
 
 
+def test_what_was_said_and_is_not_wanted_again_is_unlikely(batch: Batch) -> None:
+    found = list(zip(batch.repeats_at.tolist(), batch.repeats.tolist(), strict=True))
+    # The first item's labels are 11, 12, [SEP]; its second has 11 before it, its third 11 and 12.
+    assert found[:3] == [(1, 11), (2, 11), (2, 12)]
+    # The last was told 32, 32 where it should have said 32, 38.
+    last = len(batch.labels) - 3
+    assert [pair for pair in found if pair[0] >= last] == [(last + 1, 32), (last + 2, 32)]
+    again = collate([Item(QUESTION, (), ids(5, 5))], LAYOUT)
+    assert (again.repeats_at.tolist(), again.repeats.tolist()) == ([2], [5])  # 5 is wanted twice
+
+
+@torch.no_grad()
+def test_the_loss_of_repeats_is_by_hand() -> None:
+    pair, batch = packed_pair(), collate([Item(QUESTION, (), ids(11, 12))], LAYOUT)
+    prompt = pair.generator.words[torch.tensor([2, 40, 41, 3, 11, 12])]
+    pair.generator.backbone.set_attn_implementation("eager")
+    hidden = pair.generator(prompt[None]).last_hidden_state[0]
+    p = pair.generator.logits(hidden[3:]).softmax(-1)
+    wanted = -((1 - p[1, 11]).log() + (1 - p[2, 11]).log() + (1 - p[2, 12]).log()) / 3
+    pair.generator.backbone.set_attn_implementation(PACKED)
+    torch.testing.assert_close(losses(pair, batch).repeats, wanted, rtol=1e-3, atol=1e-6)
+
+
 @torch.no_grad()
 def test_losses_are_what_each_prompt_and_row_gives_alone(batch: Batch) -> None:
     found, pair = losses(packed_pair(), batch), tiny_pair()
@@ -167,7 +190,8 @@ def test_losses_are_what_each_prompt_and_row_gives_alone(batch: Batch) -> None:
     wanted = -torch.stack([compressed.pointer[r, m, at] for r, m, at in pointed]).mean()
     torch.testing.assert_close(found.pointer, wanted, rtol=1e-4, atol=1e-5)
     total = found.answer + 0.3 * found.relevance + 0.05 * found.score + 2.0 * found.pointer
-    torch.testing.assert_close(found.total(Weights(0.3, 0.05, 2.0)), total)
+    total = total + 0.5 * found.repeats
+    torch.testing.assert_close(found.total(Weights(0.3, 0.05, 2.0, 0.5)), total)
 
 
 def test_every_trained_weight_gets_a_gradient_and_the_words_none(batch: Batch) -> None:
