@@ -99,5 +99,5 @@ def test_the_command_writes_the_report_s_part(
     part = json.loads(out.read_text())
     assert part == json.loads(capsys.readouterr().out)
     figures = part["baselines"]["extractive_reader"]
-    assert list(figures) == ["others_passages", "gold", "gold_among_five"]
+    assert list(figures) == ["gold", "gold_among_five", "others_passages"]
     assert figures["gold"]["questions"] == 20
