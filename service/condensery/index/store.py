@@ -6,7 +6,6 @@ takes one index down, a drop frees its disk space, and a snapshot of one is a co
 """
 
 import logging
-import os
 import secrets
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from condensery.durable import sync
 from condensery.errors import EmptyInput, IndexExists, IndexNotFound, InputError, StorageError
 from condensery.index import checks, database
 from condensery.index.database import Settings, storage_errors
@@ -127,7 +127,7 @@ class IndexStore:
                 if dropped is not None:
                     self._indexes[name] = self._open(name)
                 raise
-            _sync_directory(self._root)
+            sync(self._root)
             self._indexes.pop(name, None)
             self._broken.pop(name, None)
             if dropped is not None and self._metrics is not None:
@@ -232,12 +232,12 @@ class IndexStore:
             aside = Path(tempfile.mkdtemp(prefix=".new-", dir=self._root))
             try:
                 database.create(aside / DATABASE, settings)
-                _sync_directory(aside)
+                sync(aside)
                 aside.rename(target)
             except BaseException:
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
-            _sync_directory(self._root)
+            sync(self._root)
             return self._open(name)
 
     def _open(self, name: str) -> Index:
@@ -264,12 +264,3 @@ class IndexStore:
         if self._metrics is not None and found is not None:
             info = found.info
             self._metrics.index_passages.labels(name, info.encoder).set(info.passages)
-
-
-def _sync_directory(path: Path) -> None:
-    """Make the names in a directory last."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from condensery.durable import sync
 from condensery.errors import CorruptModel, ModelNotFound, StoreError, shorten
 from condensery.store.checking import read_model
 from condensery.store.manifest import (
@@ -17,7 +18,7 @@ from condensery.store.manifest import (
     Manifest,
     StoredModel,
 )
-from condensery.store.writing import collect, copy_files, sync_directory, write_manifest
+from condensery.store.writing import collect, copy_files, write_manifest
 
 STALE_SECONDS = 3600.0
 
@@ -183,7 +184,7 @@ class ModelStore:
                     continue  # another publisher took this version meanwhile
                 raise
             for directory in (place.parent, self.own, self.own.parent):
-                sync_directory(directory)
+                sync(directory)
             return StoredModel(final, place)
 
     def _roots(self) -> tuple[Path, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from condensery.durable import sync
 from condensery.errors import StoreError
 from condensery.store.checking import check_weights
 from condensery.store.manifest import MANIFEST, WEIGHTS, Manifest, path_problem
@@ -68,16 +69,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     for folder, _, _ in os.walk(directory):
-        sync_directory(Path(folder))
-
-
-def sync_directory(directory: Path) -> None:
-    """Sync a directory's entries, which syncing its files does not."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(Path(folder))
 
 
 def parse_json(path: Path) -> Any:

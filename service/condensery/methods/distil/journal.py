@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from condensery.durable import sync
 from condensery.errors import InputError
-from condensery.methods.trainer.checkpoints import sync
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.methods.trainer.trainer import differences
 

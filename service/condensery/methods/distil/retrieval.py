@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 
 import numpy as np
 
+from condensery.durable import write_whole
 from condensery.errors import EmptyInput, InputError, shorten
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.index.store import IndexStore
-from condensery.methods.trainer.checkpoints import sync
 from condensery.values import Document, Floats, Hit, Passage
 
 if TYPE_CHECKING:
@@ -231,11 +231,7 @@ def _claim(folder: Path, about: dict[str, object], *, taken: bool) -> None:
                 field="index_folder",
                 value=str(folder),
             )
-        aside = path.with_suffix(".partial")
-        aside.write_text(json.dumps(about, indent=1) + "\n")
-        sync(aside)
-        aside.replace(path)
-        sync(folder)
+        write_whole(path, json.dumps(about, indent=1) + "\n")
         return
     try:
         found = json.loads(path.read_text())

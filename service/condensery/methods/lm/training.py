@@ -4,17 +4,17 @@ import argparse
 import hashlib
 import logging
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from condensery.durable import whole_folder, write_whole
 from condensery.errors import InputError, shorten
 from condensery.methods.lm.card import figures, make_card
 from condensery.methods.lm.documents import Texts, split_documents
@@ -32,7 +32,6 @@ from condensery.methods.lm.model import (
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.text import Packed, Windows, tokenise
 from condensery.methods.lm.words import read_table
-from condensery.methods.trainer.checkpoints import sync
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
 from condensery.methods.trainer.processes import Processes, joined, own_device
@@ -139,7 +138,8 @@ def train(
             "parameters": sum(p.numel() for p in model.parameters()),
             "figures": figures(out, measure(model)),
         }
-        write_model(out, model, words, card)
+        with whole_folder(out / MODEL) as folder:
+            save_model(folder, model, words, card)
     return out / MODEL
 
 
@@ -160,10 +160,7 @@ def find_words(
         return open_words(given)
     path = out / TOKENIZER
     if processes.rank == 0 and not path.exists():
-        aside = path.with_name(f"{TOKENIZER}.partial")
-        aside.write_text(train_words(documents, vocabulary).tokenizer.to_str())
-        sync(aside)
-        aside.replace(path)
+        write_whole(path, train_words(documents, vocabulary).tokenizer.to_str())
     processes.agree(True, device)  # the others wait for the first
     return open_words(path)
 
@@ -176,20 +173,6 @@ def groups(model: nn.Module, recipe: LmRecipe) -> list[Group]:
         Group(matrices, recipe.rate, recipe.weight_decay),
         Group([p for p in trained if p.ndim == 1], recipe.rate, 0.0),
     ]
-
-
-def write_model(out: Path, model: LlamaForCausalLM, words: Words, card: dict[str, Any]) -> None:
-    """Write the model's folder aside and put it in place of one that is there."""
-    aside, old = out / f"{MODEL}.partial", out / f"{MODEL}.removed"
-    for folder in (aside, old):
-        shutil.rmtree(folder, ignore_errors=True)
-    save_model(aside, model, words, card)
-    for path in (*aside.iterdir(), aside):
-        sync(path)
-    if (out / MODEL).exists():
-        (out / MODEL).rename(old)
-    aside.rename(out / MODEL)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def find_tokenizer(name: str, store: Path | None) -> Path:

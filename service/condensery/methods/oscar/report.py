@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from condensery.durable import write_whole
 from condensery.errors import InputError
 from condensery.methods.distil.retrieval import MODES
 from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS
@@ -73,13 +74,6 @@ def opened(
         reader = Reader.load(stored, base, workers, dtype=dtype, threads=threads, limits=patient)
         stack.callback(reader.close)
         yield reader, embeds
-
-
-def write(path: Path, report: dict[str, Any]) -> None:
-    """Write a report, whole or not at all."""
-    aside = path.with_name(f"{path.name}.partial")
-    aside.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    aside.replace(path)
 
 
 def table(report: dict[str, Any]) -> str:
@@ -205,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.out is None:
         sys.stdout.write(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     else:
-        write(args.out, report)
+        write_whole(args.out, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         sys.stdout.write(f"{table(report)}\n")
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from condensery.durable import write_whole
 from condensery.errors import InputError, StorageError
-from condensery.methods.trainer.checkpoints import sync
 
 
 class StoredRows:
@@ -56,12 +56,9 @@ class StoredRows:
             raise StorageError(f"{self._path}: {error}", field="work") from error
 
     def _write(self, text: str) -> None:
-        aside = self._path.with_name(f"{self._path.name}.partial")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(text)
-            sync(aside)
-            aside.replace(self._path)
+            write_whole(self._path, text)
         except OSError as error:
             raise StorageError(f"{self._path}: {error}", field="work") from error
 

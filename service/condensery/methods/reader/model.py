@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import BertForQuestionAnswering
 
+from condensery.durable import whole_folder
 from condensery.errors import InputError
 from condensery.methods.reader.batches import Batch
 from condensery.methods.reader.reading import MODEL
 from condensery.methods.reader.recipe import ReaderRecipe
-from condensery.methods.trainer.checkpoints import sync
 from condensery.methods.trainer.draws import Loss
 from condensery.methods.trainer.optimizer import Group
 
@@ -91,16 +91,8 @@ def groups(model: BertForQuestionAnswering, recipe: ReaderRecipe) -> list[Group]
 def write_model(
     out: Path, model: BertForQuestionAnswering, tokenizer: Path, card: dict[str, Any]
 ) -> None:
-    """Write the reader's folder aside and put it in place of one that is there."""
-    aside, old = out / f"{MODEL}.partial", out / f"{MODEL}.removed"
-    for folder in (aside, old):
-        shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(aside)
-    shutil.copy(tokenizer, aside / "tokenizer.json")
-    (aside / "card.json").write_text(json.dumps(card, indent=1) + "\n")
-    for path in (*aside.iterdir(), aside):
-        sync(path)
-    if (out / MODEL).exists():
-        (out / MODEL).rename(old)
-    aside.rename(out / MODEL)
-    shutil.rmtree(old, ignore_errors=True)
+    """Write the reader's folder, in place of one that is there."""
+    with whole_folder(out / MODEL) as folder:
+        model.save_pretrained(folder)
+        shutil.copy(tokenizer, folder / "tokenizer.json")
+        (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
+from condensery.durable import whole_folder
 from condensery.errors import InputError, StoreError
 from condensery.methods.rerank.pairs import PairReader
-from condensery.methods.trainer.checkpoints import sync
 from condensery.store.checking import sha256_of
 from condensery.store.writing import read_json
 
@@ -121,21 +120,11 @@ def _open_tokenizer(path: Path, config: Any, length: int) -> PreTrainedTokenizer
 def write_model(
     folder: Path, model: BertForSequenceClassification, tokenizer: Any, card: Mapping[str, Any]
 ) -> None:
-    """Write what transformers reads aside, and put it in place of a folder that is there."""
-    aside = folder.with_name(f"{folder.name}.partial")
-    old = folder.with_name(f"{folder.name}.removed")
-    for leftover in (aside, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    (aside / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-    for path in (*aside.iterdir(), aside):
-        sync(path)
-    if folder.exists():
-        folder.rename(old)
-    aside.rename(folder)
-    sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    """Write what transformers reads, in place of a folder that is there."""
+    with whole_folder(folder) as aside:
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        (aside / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
 
 
 def _refusal(path: Path, why: str) -> InputError:

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from condensery.durable import write_whole
 from condensery.errors import InputError
 from condensery.methods.distil.retrieval import CorpusPassage, Retriever
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sets import RankingSets
 from condensery.methods.rerank.sources import Answers, Query
-from condensery.methods.trainer.checkpoints import sync
 from condensery.methods.trainer.trainer import differences
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.limits import Limits
@@ -161,11 +161,7 @@ def _write(path: Path, about: Mapping[str, Any], mined: Mined) -> None:
     rows: list[Any] = [about, *({"negatives": some} for some in mined.negatives)]
     rows += [{"candidates": some} for some in mined.candidates]
     rows += [{"encoder": some} for some in mined.encoder]
-    aside = path.with_suffix(".partial")
-    aside.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sync(aside)
-    aside.replace(path)
-    sync(path.parent)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _read(path: Path, about: Mapping[str, Any]) -> Mined:

@@ -8,12 +8,13 @@ import sys
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import nn
 from transformers import BertForSequenceClassification
 
+from condensery.durable import write_whole
 from condensery.errors import CondenseryError, InputError
 from condensery.methods.rerank.batches import Batch, Batches, RankLoss
 from condensery.methods.rerank.card import curve, make_card
@@ -24,7 +25,6 @@ from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.rerank.sets import RankingSets, load_sets
 from condensery.methods.rerank.sources import Sources
-from condensery.methods.trainer.checkpoints import sync
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
@@ -83,7 +83,8 @@ def train(
     rows = [row for row, some in enumerate(mined.negatives) if some]
     report = {**sets.report, "left out: too few negatives": len(sets.train) - len(rows)}
     if processes.rank == 0:
-        write_report(out / DATA, {**report, "sha256": sets.fingerprint()})
+        about = {**report, "sha256": sets.fingerprint()}
+        write_whole(out / DATA, json.dumps(about, indent=1) + "\n")
     nn.Module.to(model, device=device, dtype=dtype)
     if device.type == "cpu":
         model.set_attn_implementation("eager")  # SDPA's backward pass is slow in bf16 on a CPU
@@ -173,14 +174,6 @@ def groups(model: nn.Module, recipe: RerankRecipe) -> list[Group]:
         decay = recipe.weight_decay if parameter.ndim > 1 else 0.0
         split.setdefault((rate, decay), []).append(parameter)
     return [Group(some, rate, decay) for (rate, decay), some in split.items()]
-
-
-def write_report(path: Path, report: dict[str, Any]) -> None:
-    """Write what was read and left out, aside and renamed."""
-    aside = path.with_suffix(".partial")
-    aside.write_text(json.dumps(report, indent=1) + "\n")
-    sync(aside)
-    aside.replace(path)
 
 
 def retrieval_set(text: str) -> tuple[Path, str]:

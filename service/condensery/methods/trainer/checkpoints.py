@@ -6,7 +6,6 @@ Nothing is unpickled.
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from condensery.durable import sync
 from condensery.methods.trainer.failures import TrainingStopped
 
 FOLDER, WEIGHTS, OPTIMIZER, STATE = (
@@ -125,12 +125,3 @@ def _clear(folder: Path) -> None:
     for path in folder.iterdir():
         if path.suffix in (".partial", ".removed"):
             shutil.rmtree(path)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from condensery.durable import write_whole
 from condensery.errors import InputError
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.built import Built
 from condensery.methods.oscar.causal.network import trained
 from condensery.methods.oscar.causal.recipe import CausalRecipe
-from condensery.methods.trainer.checkpoints import Checkpoint, latest, sync
+from condensery.methods.trainer.checkpoints import Checkpoint, latest
 from condensery.networks.oscar_causal import CausalPair
 
 NAME = "run.json"
@@ -47,10 +48,7 @@ class Run:
         values = {name.name: getattr(self, name.name) for name in fields(self)}
         values["built"] = self.built.to_dict()
         values["recipe"] = {f.name: getattr(self.recipe, f.name) for f in fields(self.recipe)}
-        aside = out / f"{NAME}.partial"
-        aside.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        sync(aside)
-        aside.replace(out / NAME)
+        write_whole(out / NAME, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_run(out: Path, moved: Mapping[str, Path] | None = None) -> Run:

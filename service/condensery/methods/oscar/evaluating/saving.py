@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from condensery.durable import write_whole
 from condensery.errors import DataDirTaken, InputError
 from condensery.index.lock import DataDirLock
 from condensery.methods.oscar.evaluating.asking import Outcome
@@ -66,9 +67,7 @@ class Answers:
                 field="out",
                 value=str(folder),
             )
-        aside = path.with_suffix(".partial")
-        aside.write_text(json.dumps({**known, **about}, indent=1) + "\n")
-        aside.replace(path)
+        write_whole(path, json.dumps({**known, **about}, indent=1) + "\n")
 
     def outcomes(self, asks: str) -> dict[int, Outcome]:
         """Return what was answered so far, by the question's place."""

@@ -1,0 +1,48 @@
+"""Files that are whole or not there: written aside, synced, renamed into place."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in place of one that is there; OSError if the disk refuses.
+
+    Whatever ends the process meanwhile, the old file is there or the new one.
+    """
+    aside = path.with_name(f"{path.name}.partial")
+    aside.write_text(text, encoding="utf-8")
+    sync(aside)
+    aside.replace(path)
+    sync(path.parent)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Give a folder to write files to, and put it in place of one that is there.
+
+    A kill may leave ``.partial`` and ``.removed`` beside it; the next time clears them away.
+    """
+    aside, old = (path.with_name(f"{path.name}.{end}") for end in ("partial", "removed"))
+    for leftover in (aside, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    aside.mkdir(parents=True)
+    yield aside
+    for one in (*aside.iterdir(), aside):
+        sync(one)
+    if path.exists():
+        path.rename(old)
+    aside.rename(path)
+    sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
