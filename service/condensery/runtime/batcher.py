@@ -144,7 +144,9 @@ class Batcher(Generic[Item, Result]):
         if not count:
             return []
         call = current()
-        call.check()
+        if call.seconds_left <= 0:
+            self._gauges.dropped(begun=False, cause="deadline")
+            raise call.expired()
         loop = asyncio.get_running_loop()
         request: Request[Item, Result] = Request(
             *(loop.create_future(), call, [MISSING] * count, count), each=each

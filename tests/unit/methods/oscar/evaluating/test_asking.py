@@ -56,7 +56,7 @@ async def test_in_order_means_the_order_given(reader: Reader, texts: list[str]) 
     assert outcome.answer == (await said(reader, [one.memory for one in found]))[0]
     best = await ask(reader, QUESTION, texts)
     assert best.answer != outcome.answer  # or the order of these texts tells nothing
-    assert outcome.relevance == best.relevance
+    assert outcome.relevance == pytest.approx(best.relevance, abs=1e-6)  # batches differ
     assert outcome.first == best.first != 0
 
 
