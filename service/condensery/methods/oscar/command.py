@@ -24,7 +24,10 @@ from condensery.runtime.device import choose_device, choose_dtype, tune_allocato
 log = logging.getLogger(__name__)
 SHAPE = [field.name for field in fields(OscarShape) if field.name not in ("copy", "fewer")]
 # What only the making of a run's beginning takes; a pack has it already.
-MAKING = ("base", "data", "questions", "language_model", "start", "start_model", "store", "pack")
+MAKING = (
+    *("base", "data", "questions", "reader", "language_model"),
+    *("start", "start_model", "store", "pack"),
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     add("--base", type=Path, help="encoder directory (BERT)")
     add("--data", type=Path, help="folder of the data sets")
     add("--questions", nargs="+", help="FILE[:SHARE] to train on, not the usual sets of --data")
+    add("--reader", type=Path, help="model folder of train extractive-reader, for the compressor")
     add("--language-model", type=Path, help="model folder of train lm, for the generator")
     add("--start", type=Path, help="run of train oscar, or its weights, to go on from")
     add("--start-model", help="stored pair to go on from")
@@ -85,6 +89,8 @@ def check(args: argparse.Namespace) -> None:
             raise InputError(f"{_flag(given[0])}: --packed has it already", field=given[0])
     if args.start and args.start_model:
         raise InputError("--start-model: --start names other weights", field="start_model")
+    if args.reader and (args.start or args.start_model):
+        raise InputError("--reader: a pair to go on from has a compressor", field="reader")
 
 
 def beginning(args: argparse.Namespace) -> Start:
@@ -104,7 +110,9 @@ def beginning(args: argparse.Namespace) -> Start:
         whole = OscarShape(**shape)
     except ValueError as error:
         raise InputError(str(error)) from error
-    origins = Origins(args.base, args.language_model, args.start, args.start_model, args.store)
+    origins = Origins(
+        args.base, args.reader, args.language_model, args.start, args.start_model, args.store
+    )
     return prepare(
         origins,
         args.data,

@@ -18,6 +18,7 @@ from condensery.methods.oscar.starting import (
     new_pair,
     open_tokenizer,
     run_weights,
+    start_encoder,
     start_from,
     start_generator,
 )
@@ -34,6 +35,7 @@ class Origins:
 
     Attributes:
         base: Directory of the encoder that the compressor starts from, with its tokenizer.
+        reader: Directory of an extractive reader whose layers the compressor starts from instead.
         language_model: Directory of the Llama that the generator starts from.
         start: A run of ``train oscar``, or its weights, to go on from.
         start_model: A stored pair to go on from.
@@ -41,6 +43,7 @@ class Origins:
     """
 
     base: Path
+    reader: Path | None = None
     language_model: Path | None = None
     start: Path | None = None
     start_model: str | None = None
@@ -77,6 +80,9 @@ def prepare(
     torch.manual_seed(recipe.seed)
     pair = new_pair(origins.base, shape)
     origin: dict[str, object] = {"encoder": digest(origins.base)}
+    if origins.reader is not None:
+        start_encoder(pair, origins.reader)
+        origin["reader"] = digest(origins.reader)
     state, name = _start_state(origins)
     if state is not None:
         taken = start_from(pair, state, name)

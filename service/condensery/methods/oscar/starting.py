@@ -103,10 +103,7 @@ def start_generator(pair: OscarPair, folder: Path, tokenizer: Tokenizer) -> None
         found = "none" if table is None else tuple(table.shape)
         raise _refused(folder, f"its words are {found}, the pair's {tuple(generator.words.shape)}")
     for name, its in (("embed_tokens", table), ("lm_head", head)):
-        # Both may have been rounded, to the types they were trained in.
-        far = (its.float() - generator.words.float()).abs() > 0.02 * (1 + its.float().abs())
-        if far.any():
-            rows = int(far.any(dim=1).sum())
+        if rows := _far(its, generator.words):
             raise _refused(
                 folder, f"{rows} of {len(its)} rows of {name} are not the encoder's, standardised"
             )
@@ -116,6 +113,28 @@ def start_generator(pair: OscarPair, folder: Path, tokenizer: Tokenizer) -> None
         nn.init.eye_(generator.output.weight)
         generator.output_bias.zero_()
         generator.output_scale.fill_(1.0)
+
+
+def start_encoder(pair: OscarPair, folder: Path) -> None:
+    """Give the compressor the layers of an extractive reader over the same words.
+
+    Args:
+        pair: As ``new_pair`` made it.
+        folder: What ``condensery train extractive-reader`` wrote; its span head is left aside.
+
+    Raises:
+        InputError: It holds no such layers, or has other words; names what differs.
+    """
+    backbone, words = pair.compressor.backbone, "embeddings.word_embeddings.weight"
+    own = backbone.state_dict()
+    state = {n.removeprefix("bert."): t for n, t in _read(folder, "reader").items()}
+    odd = [n for n in own if n not in state or state[n].shape != own[n].shape]
+    if odd:
+        said = ", ".join(f"{n} {_size(state.get(n))}, not {_size(own[n])}" for n in odd[:5])
+        raise _refused(folder, f"not the encoder's layers: {said}", "reader")
+    if far := _far(state[words], own[words]):
+        raise _refused(folder, f"{far} of {len(own[words])} words are not the encoder's", "reader")
+    backbone.load_state_dict({n: own[n] if n == words else state[n] for n in own})
 
 
 def start_from(pair: OscarPair, state: Mapping[str, Tensor], name: str) -> bool:
@@ -213,16 +232,22 @@ def _check_config(config: Mapping[str, Any], pair: OscarPair) -> None:
         )
 
 
-def _read(folder: Path) -> State:
+def _far(some: Tensor, others: Tensor) -> int:
+    """Count the rows that differ by more than rounding to the types they were trained in."""
+    far = (some.float() - others.float()).abs() > 0.02 * (1 + some.float().abs())
+    return int(far.any(dim=1).sum())
+
+
+def _read(folder: Path, field: str = "language_model") -> State:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise _refused(folder, "holds no safetensors")
+        raise _refused(folder, "holds no safetensors", field)
     weights: State = {}
     for path in files:
         try:
             weights |= load_file(path)
         except (OSError, SafetensorError) as error:
-            raise _refused(folder, f"{path.name}: {error}") from error
+            raise _refused(folder, f"{path.name}: {error}", field) from error
     return weights
 
 
@@ -235,5 +260,5 @@ def _load(backbone: nn.Module, state: State, folder: Path) -> None:
     backbone.load_state_dict(state)
 
 
-def _refused(folder: Path, why: str) -> InputError:
-    return InputError(f"language_model: {folder}: {why}", field="language_model", value=str(folder))
+def _refused(folder: Path, why: str, field: str = "language_model") -> InputError:
+    return InputError(f"{field}: {folder}: {why}", field=field, value=str(folder))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_pair import VOCABULARY, tiny_pair, tiny_shape, tiny_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_pair import VOCABULARY, tiny_config, tiny_pair, tiny_shape, tiny_tokenizer
+from transformers import BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
 from condensery.errors import InputError
 from condensery.methods.oscar.starting import (
@@ -15,6 +15,7 @@ from condensery.methods.oscar.starting import (
     new_pair,
     open_tokenizer,
     run_weights,
+    start_encoder,
     start_from,
     start_generator,
 )
@@ -152,6 +153,30 @@ def test_a_pair_with_another_generator_gives_its_compressor_alone(base_folder: P
     for name, value in other.own_state().items():
         if name.startswith("compressor."):
             assert torch.equal(pair.own_state()[name], value)
+
+
+def test_an_extractive_readers_layers_start_the_compressor(
+    base_folder: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(5)
+    reader = BertForQuestionAnswering(tiny_config())
+    words = new_pair(base_folder, SHAPE).compressor.backbone.embeddings.word_embeddings.weight
+    reader.bert.embeddings.word_embeddings.weight.data.copy_(words)
+    reader.bfloat16().save_pretrained(tmp_path)
+    pair = new_pair(base_folder, SHAPE)
+    start_encoder(pair, tmp_path)
+    its = dict(reader.bert.named_parameters())
+    for name, weight in pair.compressor.backbone.named_parameters():
+        table = name == "embeddings.word_embeddings.weight"  # not the rounded one
+        assert torch.equal(weight, words if table else its[name].float()), name
+    reader.bert.embeddings.word_embeddings.weight.data[3:5] += 1
+    reader.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"reader: .*: 2 of .* words are not the encoder's"):
+        start_encoder(pair, tmp_path)
+    reader.bert.encoder.layer[0].output.dense.weight.data = torch.zeros(4, 4)
+    reader.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"layer\.0\.output\.dense\.weight \(4, 4\), not"):
+        start_encoder(pair, tmp_path)
 
 
 def test_another_compressor_is_refused_by_its_tensors(base_folder: Path) -> None:
