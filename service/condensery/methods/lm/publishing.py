@@ -18,6 +18,7 @@ from condensery.methods.lm.model import MODEL, open_words, perplexity
 from condensery.methods.lm.prose import card_text
 from condensery.methods.lm.text import read_documents, tokenise
 from condensery.methods.lm.words import TABLE, read_table
+from condensery.methods.trainer.commands import without_folders
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore
@@ -46,6 +47,7 @@ def publish(
         InputError: The folder holds no such model, or its words are not the base's.
     """
     card = read_json(model / "card.json")
+    card["command"] = without_folders(card["command"])
     tensors = load_file(model / "model.safetensors")
     if base is not None:
         _check_shared(tensors.pop(TABLE), read_table(base.path))

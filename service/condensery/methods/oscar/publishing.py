@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shlex
 import shutil
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from condensery.methods.oscar.measured import Report, check_report, read_report
 from condensery.methods.oscar.reporting import add_report
 from condensery.methods.oscar.sources import licence_of, read_sources
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
+from condensery.methods.trainer.commands import without_folders
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import CARD, Manifest, Provenance, StoredModel
@@ -164,25 +164,13 @@ def _wrong(folder: Path, why: str) -> InputError:
 
 
 def _command(run: Path) -> str:
-    """Return the command line that the run wrote down, "" if it did not.
-
-    Folders are a machine's own: of a path from the root, its last part stays, of a file its folder
-    too, by which its set is known.
-    """
+    """Return the command line that the run wrote down, "" if it did not."""
     try:
-        words = shlex.split((run / "command.txt").read_text(encoding="utf-8"))
+        return without_folders((run / "command.txt").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:
         raise _wrong(run, f"command.txt can't be read: {error}") from error
-    return shlex.join(map(_without_folders, words))
-
-
-def _without_folders(word: str) -> str:
-    path = Path(word)
-    if not path.is_absolute() and ".." not in path.parts:
-        return word
-    return f"{path.parent.name}/{path.name}" if "." in path.name else path.name
 
 
 def command(recipe: dict[str, Any]) -> str:

@@ -98,11 +98,16 @@ def test_an_exported_model_is_read_by_transformers(
 
 def test_a_model_with_words_of_its_own_needs_no_base(text: Path, tmp_path: Path) -> None:
     shape = LmShape(width=16, layers=1, heads=2, mlp_width=24, length=24)
-    train(Texts([text]), tmp_path / "run", shape, RECIPE)
+    given = f"condensery train lm --text {text}"
+    train(Texts([text]), tmp_path / "run", shape, RECIPE, command=given)
     store = ModelStore(None, tmp_path / "store")
     main(["--run", str(tmp_path / "run"), "--name", "own", "--store", str(store.own)])
     stored = store.open("own")
     assert stored.manifest.base is None
+    told = f"condensery train lm --text {text.parent.name}/words.txt"
+    assert stored.manifest.provenance.command == told
+    assert told in (stored.path / "card.md").read_text()
+    assert str(tmp_path) not in (stored.path / "card.json").read_text()
     card = json.loads((tmp_path / "run" / "model" / "card.json").read_text())
     assert stored.manifest.cost == {"parameters": card["parameters"]}
     assert sum(p.numel() for p in open_model(stored, None).parameters()) == card["parameters"]

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shlex
 import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from condensery.methods.oscar.causal.runs import (
 )
 from condensery.methods.oscar.measured import check_report, read_report
 from condensery.methods.oscar.reporting import add_report
+from condensery.methods.trainer.commands import without_folders
 from condensery.methods.trainer.progress import read_log
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.store.manifest import CARD, Manifest, Provenance, StoredModel
@@ -159,12 +159,6 @@ def _begun(begun: dict[str, Any]) -> dict[str, Any]:
         "command": without_folders(begun["command"]),
         "begun": None if earlier is None else _begun(earlier),
     }
-
-
-def without_folders(command: str) -> str:
-    """Return a command line with the last part alone of each path from the root."""
-    words = shlex.split(command)
-    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
 
 
 def data_of(told: dict[str, Any]) -> tuple[str, ...]:

@@ -103,8 +103,9 @@ def test_a_stored_pair_is_in_bf16_with_its_making(
 ) -> None:
     run, store = tmp_path / "run", tmp_path / "store"
     files = Files([rows_file], share=0.2, licence="CC BY 4.0")
-    command = "condensery train oscar-causal --data rows.jsonl --share 0.2"
-    given = command.replace("rows.jsonl", str(rows_file))
+    told = f"{rows_file.parent.name}/rows.jsonl"
+    command = f"condensery train oscar-causal --data {told} --share 0.2"
+    given = command.replace(told, str(rows_file))
     train(kinds["first layers"], files, run, RECIPE, answers=2, command=given)
     main(["--run", str(run), "--name", "tiny", "--store", str(store), "--licence", "apache-2.0"])
     stored = ModelStore(None, store).open("tiny")
