@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from condensery.durable import sync
+from condensery.durable import sync, write_whole
 from condensery.errors import InputError
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.methods.trainer.trainer import differences
@@ -169,11 +169,8 @@ class Journal:
         sync(self._partial.parent)
 
     def _write_about(self, summary: Mapping[str, Any]) -> None:
-        aside = self.about.with_name(f"{self.about.name}.new")
         said = {"format": 1, "made_of": self._made_of, **summary}
-        aside.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        sync(aside)
-        aside.replace(self.about)
+        write_whole(self.about, json.dumps(said, indent=1, ensure_ascii=False) + "\n")
 
 
 def _encode(line: Line) -> bytes:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from tokenizers import Tokenizer
 
 from condensery.errors import InputError
 from condensery.methods.distil import retrieval, teacher
@@ -28,7 +27,9 @@ from condensery.methods.distil.summary import WATCHED, Summary
 from condensery.methods.distil.teacher import Teacher
 from condensery.methods.rerank.negatives import open_encoder
 from condensery.methods.rerank.scoring import CrossEncoder
+from condensery.methods.trainer.arguments import add_machine
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, Wrong, read_questions
+from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
 
 log = logging.getLogger(__name__)
@@ -113,12 +114,7 @@ def counter(path: Path | None) -> Callable[[str], int]:
     """
     if path is None:
         return lambda text: len(text.split())
-    file = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise InputError(f"tokenizer: {file}: {error}", field="tokenizer") from error
-    tokenizer.no_truncation()
+    tokenizer = open_tokenizer(path)
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -164,9 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--cross-encoder", type=Path, help="directory of what scores the passages")
     add("--every", type=int, default=64, help="questions between syncs to the disk (64)")
-    add("--device", default="auto", help="cpu, cuda (auto)")
-    add("--dtype", default="auto", help="float32, bfloat16 (auto)")
-    add("--threads", type=int, default=torch.get_num_threads())
+    add_machine(parser)
     add("--out", type=Path, required=True, help="the rows: FILE.jsonl")
 
 

@@ -17,6 +17,7 @@ from condensery.methods.lm.loss import linear_cross_entropy
 from condensery.methods.lm.text import IGNORED, Packed, Stream, pack
 from condensery.methods.lm.words import check_table
 from condensery.methods.trainer.draws import Loss
+from condensery.methods.trainer.tokenizing import open_tokenizer
 
 MODEL = "model"  # a run's folder of the model it made
 # start, end and padding, by the names that word pieces and ours have for them
@@ -47,13 +48,7 @@ def open_words(path: Path) -> Words:
         InputError: There is none, or it has no marks that we know.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise InputError(f"tokenizer: {file}: {error}", field="tokenizer") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return _marked(tokenizer, str(file))
+    return _marked(open_tokenizer(file), str(file))
 
 
 def train_words(documents: Sequence[str], size: int) -> Words:

@@ -6,9 +6,8 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import nn
@@ -32,11 +31,12 @@ from condensery.methods.lm.model import (
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.text import Packed, Windows, tokenise
 from condensery.methods.lm.words import read_table
+from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
-from condensery.methods.trainer.processes import Processes, joined, own_device
+from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.trainer import Trainer
-from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
+from condensery.runtime.device import choose_dtype
 from condensery.store.store import ModelStore, shipped_store
 
 log = logging.getLogger(__name__)
@@ -211,24 +211,12 @@ def main(argv: list[str] | None = None) -> None:
         "--words", help="folder or stored encoder whose tokenizer and word embeddings are shared"
     )
     parser.add_argument("--store", type=Path, help="root of the stored models")
-    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--every", type=int, default=500, help="steps between checkpoints")
+    add_machine(parser, every=500)
     for part in (LmShape(), LmRecipe()):
-        for name, default in asdict(part).items():
-            flag = "--" + name.replace("_", "-")
-            parser.add_argument(flag, type=type(default), default=default, help=f"({default})")
+        add_fields(parser, part)
     given = sys.argv[1:] if argv is None else list(argv)
     args = parser.parse_args(given)
-    torch.set_num_threads(args.threads)
-    tune_allocator()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    device = own_device(choose_device(args.device))
-    shape, recipe = (
-        kind(**{field.name: getattr(args, field.name) for field in fields(kind)})
-        for kind in (LmShape, LmRecipe)
-    )
+    device = begin(args)
     named = args.words or args.tokenizer
     if args.words and args.tokenizer:
         parser.error("--words brings its own --tokenizer")
@@ -245,8 +233,8 @@ def main(argv: list[str] | None = None) -> None:
                 not_like=args.not_like,
             ),
             args.out,
-            cast(LmShape, shape),
-            cast(LmRecipe, recipe),
+            read_fields(args, LmShape),
+            read_fields(args, LmRecipe),
             tokenizer=tokenizer,
             table=read_table(tokenizer) if args.words and tokenizer else None,
             device=device,

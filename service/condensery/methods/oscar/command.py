@@ -9,17 +9,16 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from condensery.errors import InputError
 from condensery.methods.oscar.packs import Start, open_pack, write_pack
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix
 from condensery.methods.oscar.starting import language_model_shape
 from condensery.methods.oscar.training import VALIDATED, train
-from condensery.methods.trainer.processes import joined, own_device
+from condensery.methods.trainer.arguments import add_machine, begin
+from condensery.methods.trainer.processes import joined
 from condensery.networks.oscar_shape import OscarShape
-from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
+from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
 SHAPE = [field.name for field in fields(OscarShape) if field.name not in ("copy", "fewer")]
@@ -45,10 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add("--pack", type=Path, help="write what the run needs into this folder, and stop")
     add("--packed", type=Path, help="train from such a folder")
     add("--out", type=Path, help="folder for checkpoints and log")
-    add("--device", default="auto", help="cpu, cuda (auto)")
-    add("--dtype", default="bfloat16", help="float32, bfloat16 (bfloat16)")
-    add("--threads", type=int, default=torch.get_num_threads())
-    add("--every", type=int, default=500, help="steps between checkpoints (500)")
+    add_machine(parser, dtype="bfloat16", every=500)
     add(
         "--limit",
         type=int,
@@ -133,10 +129,7 @@ def main(argv: list[str] | None = None) -> None:
     given = sys.argv[1:] if argv is None else list(argv)
     args = parser().parse_args(given)
     check(args)
-    torch.set_num_threads(args.threads)
-    tune_allocator()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    device = own_device(choose_device(args.device))
+    device = begin(args)
     dtype = choose_dtype(device, args.dtype)
     start = beginning(args)
     if args.pack:

@@ -16,12 +16,12 @@ from condensery.methods.oscar.sets import Source, load_sets
 from condensery.methods.oscar.starting import (
     State,
     new_pair,
-    open_tokenizer,
     run_weights,
     start_encoder,
     start_from,
     start_generator,
 )
+from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.store import ModelStore, shipped_store
 from condensery.store.weights import load_state

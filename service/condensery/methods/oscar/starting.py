@@ -14,6 +14,7 @@ from transformers import BertConfig, BertModel
 
 from condensery.errors import InputError
 from condensery.methods.trainer.checkpoints import latest
+from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.attention import PACKED
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_shape import OscarShape
@@ -46,22 +47,6 @@ def empty_pair(config: BertConfig, shape: OscarShape, words: Tensor) -> OscarPai
     pair.compressor.backbone.set_attn_implementation(PACKED)
     pair.generator.backbone.set_attn_implementation(PACKED)
     return pair
-
-
-def open_tokenizer(folder: Path) -> Tokenizer:
-    """Read a folder's ``tokenizer.json``, without truncation or padding.
-
-    Raises:
-        InputError: There is none that can be read.
-    """
-    path = folder / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise InputError(f"tokenizer: {path}: {error}", field="tokenizer") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def language_model_shape(folder: Path) -> dict[str, int]:

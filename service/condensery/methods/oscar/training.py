@@ -17,11 +17,11 @@ from condensery.methods.oscar.losses import losses
 from condensery.methods.oscar.packs import Start
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Sampler
-from condensery.methods.oscar.starting import open_tokenizer
 from condensery.methods.trainer.draws import Draw, Loss
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
 from condensery.methods.trainer.processes import Processes
+from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.methods.trainer.trainer import Trainer
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_packing import Specials

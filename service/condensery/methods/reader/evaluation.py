@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from condensery.agreement import exact, f1
 from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.measuring import give
@@ -19,7 +17,8 @@ from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.parts import check_out, command_line, fingerprint, write_part
 from condensery.methods.ranking.stored import StoredRows
 from condensery.methods.reader.reading import SpanReader, find_reader
-from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
+from condensery.methods.trainer.arguments import add_machine, begin
+from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
 NAME = "extractive_reader"
@@ -106,20 +105,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--questions", type=Path, required=True, help="as for eval oscar")
     parser.add_argument("--count", type=int, default=500, help="questions sampled (500)")
     parser.add_argument("--seed", type=int, default=17, help="of questions and passages (17)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_machine(parser)
     parser.add_argument(
         "--work", type=Path, required=True, help="folder for answers; run again to go on"
     )
     parser.add_argument("--out", type=Path, help="where to write the report's part (JSON)")
     given = sys.argv[1:] if argv is None else list(argv)
     args = parser.parse_args(given)
-    torch.set_num_threads(args.threads)
-    tune_allocator()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    device = begin(args)
     check_out(args.out)
-    device = choose_device(args.device)
     dtype = choose_dtype(device, args.dtype)
     questions = sample_questions(args.questions, args.count, args.seed)
     folder = find_reader(args.run)

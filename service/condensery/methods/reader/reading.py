@@ -14,6 +14,7 @@ from transformers import BertForQuestionAnswering
 
 from condensery.errors import InputError
 from condensery.methods.reader.batches import Row, collate
+from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.windows import windows
 
@@ -92,7 +93,7 @@ class SpanReader:
                 value=str(path),
             )
         nn.Module.to(model, device)
-        return cls(model.eval(), plain_tokenizer(path))
+        return cls(model.eval(), open_tokenizer(path))
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[str]]) -> list[Found]:
         """Answer each question from its passages; long passages are read in windows."""
@@ -138,18 +139,3 @@ class SpanReader:
 def find_reader(path: Path) -> Path:
     """Return the reader's folder of a training run; another folder is one itself."""
     return path / MODEL if (path / MODEL).is_dir() else path
-
-
-def plain_tokenizer(folder: Path) -> Tokenizer:
-    """Open ``tokenizer.json`` without the truncation and padding that it may ask for.
-
-    Raises:
-        InputError: There is none.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise InputError(f"{path}: no such file", field="base", value=str(folder))
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

@@ -19,14 +19,16 @@ from condensery.methods.ranking.parts import command_line
 from condensery.methods.reader.batches import Batch, Row, collate, draw_rows
 from condensery.methods.reader.data import load_data
 from condensery.methods.reader.model import groups, new_reader, span_loss, write_model
-from condensery.methods.reader.reading import MODEL, SpanReader, plain_tokenizer
+from condensery.methods.reader.reading import MODEL, SpanReader
 from condensery.methods.reader.recipe import ReaderRecipe
+from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
 from condensery.methods.trainer.draws import Draw
 from condensery.methods.trainer.plots import plot
-from condensery.methods.trainer.processes import Processes, joined, own_device
+from condensery.methods.trainer.processes import Processes, joined
+from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.methods.trainer.trainer import Trainer
 from condensery.networks.oscar_packing import Specials
-from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
+from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
 VALIDATED = 200  # questions asked at each checkpoint
@@ -78,7 +80,7 @@ def train(
             field="shares",
             value=list(shares),
         )
-    tokenizer = plain_tokenizer(base)
+    tokenizer = open_tokenizer(base)
     specials = Specials.of(tokenizer)
     model = new_reader(base, recipe)
     data = load_data(
@@ -166,26 +168,17 @@ def main(argv: list[str] | None = None) -> None:
         "--not-like", type=Path, nargs="+", default=(), help="questions that are evaluated on"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and model")
-    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
-    for name, default in asdict(ReaderRecipe()).items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=type(default), default=default, help=f"({default})")
+    add_machine(parser, every=200)
+    add_fields(parser, ReaderRecipe())
     given = sys.argv[1:] if argv is None else list(argv)
     args = parser.parse_args(given)
-    torch.set_num_threads(args.threads)
-    tune_allocator()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    device = own_device(choose_device(args.device))
-    recipe = ReaderRecipe(**{name: getattr(args, name) for name in asdict(ReaderRecipe())})
+    device = begin(args)
     with joined(device) as processes:
         folder = train(
             args.base,
             args.questions,
             args.out,
-            recipe,
+            read_fields(args, ReaderRecipe),
             shares=args.shares,
             not_like=args.not_like,
             device=device,

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from condensery.errors import InputError
-from condensery.methods.trainer.recipe import Schedule, TrainerRecipe
+from condensery.methods.trainer.recipe import Schedule, TrainerRecipe, check_field
 
 Objective = Literal["listwise", "pointwise"]
 Search = Literal["both", "bm25", "dense"]
@@ -59,20 +58,17 @@ class RerankRecipe:
             InputError: A field holds a value that is not allowed; names both.
         """
         for name in ("queries", "negatives", "held_out"):
-            self._check(name, getattr(self, name) >= 1, "at least 1")
-        self._check("length", self.length >= 8, "at least 8")
+            check_field(self, name, getattr(self, name) >= 1, "at least 1")
+        check_field(self, "length", self.length >= 8, "at least 8")
         for name, least in (("depth", 1), ("candidates", 2)):
-            self._check(name, least <= getattr(self, name) <= 10_000, f"from {least} to 10000")
+            check_field(
+                self, name, least <= getattr(self, name) <= 10_000, f"from {least} to 10000"
+            )
         for name, allowed in (("objective", get_args(Objective)), ("search", get_args(Search))):
-            self._check(name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
+            check_field(self, name, getattr(self, name) in allowed, f"one of {', '.join(allowed)}")
         for name in ("rate", "head_rate"):
-            self._check(name, getattr(self, name) > 0, "above 0")
+            check_field(self, name, getattr(self, name) > 0, "above 0")
         self.trainer(1)  # which checks the rest
-
-    def _check(self, name: str, holds: bool, wanted: str) -> None:
-        if not holds:
-            value = getattr(self, name)
-            raise InputError(f"{name}={value!r}: must be {wanted}", field=name, value=value)
 
     def trainer(self, every: int) -> TrainerRecipe:
         """Return what the trainer needs of it, with a checkpoint every so many steps."""

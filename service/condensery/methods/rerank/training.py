@@ -6,7 +6,7 @@ import logging
 import shlex
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
@@ -25,13 +25,14 @@ from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.rerank.sets import RankingSets, load_sets
 from condensery.methods.rerank.sources import Sources
+from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
-from condensery.methods.trainer.processes import Processes, joined, own_device
+from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.questions import Wrong
 from condensery.methods.trainer.trainer import Trainer
-from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
+from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
 MODEL, DATA = "model", "data.json"
@@ -209,16 +210,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--not-like", type=Path, nargs="+", default=(), help="text kept out: JSONL")
     parser.add_argument("--wrong", choices=get_args(Wrong), default="refuse", help="rows (refuse)")
     parser.add_argument("--licence", default="not stated", help="the data's, for the card")
-    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--every", type=int, default=500, help="steps between checkpoints")
-    for name, default in asdict(RerankRecipe()).items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=type(default), default=default, help=f"({default})")
+    add_machine(parser, every=500)
+    add_fields(parser, RerankRecipe())
     given = sys.argv[1:] if argv is None else list(argv)
     args = parser.parse_args(given)
-    recipe = RerankRecipe(**{one.name: getattr(args, one.name) for one in fields(RerankRecipe)})
+    recipe = read_fields(args, RerankRecipe)
     sources = Sources(
         args.data,
         [retrieval_set(text) for text in args.retrieval_set],
@@ -227,10 +223,7 @@ def main(argv: list[str] | None = None) -> None:
         args.wrong,
         args.licence,
     )
-    torch.set_num_threads(args.threads)
-    tune_allocator()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    device = own_device(choose_device(args.device))
+    device = begin(args)
     with joined(device) as processes:
         folder = train(
             sources,

@@ -9,6 +9,13 @@ from condensery.errors import InputError
 Schedule = Literal["linear", "cosine"]
 
 
+def check_field(recipe: object, name: str, holds: bool, wanted: str) -> None:
+    """Raise InputError, with field and value, if a recipe's field does not hold."""
+    if not holds:
+        value = getattr(recipe, name)
+        raise InputError(f"{name}={value!r}: must be {wanted}", field=name, value=value)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerRecipe:
     """What every training run has, whatever it trains.
@@ -48,18 +55,13 @@ class TrainerRecipe:
             InputError: A field holds a value that is not allowed; names both.
         """
         for name in ("steps", "accumulate", "every", "keep", "log_every"):
-            self._check(name, getattr(self, name) >= 1, "at least 1")
-        self._check("warmup", self.warmup >= 0, "at least 0")
-        self._check("schedule", self.schedule in ("linear", "cosine"), "linear or cosine")
-        self._check("decay", 0 < self.decay <= 1, "above 0 and at most 1")
-        self._check("floor", 0 <= self.floor <= 1, "from 0 to 1")
-        self._check("clip", self.clip > 0, "above 0")
-        self._check("betas", all(0 <= b < 1 for b in self.betas), "from 0 to below 1")
-
-    def _check(self, name: str, holds: bool, wanted: str) -> None:
-        if not holds:
-            value = getattr(self, name)
-            raise InputError(f"{name}={value!r}: must be {wanted}", field=name, value=value)
+            check_field(self, name, getattr(self, name) >= 1, "at least 1")
+        check_field(self, "warmup", self.warmup >= 0, "at least 0")
+        check_field(self, "schedule", self.schedule in ("linear", "cosine"), "linear or cosine")
+        check_field(self, "decay", 0 < self.decay <= 1, "above 0 and at most 1")
+        check_field(self, "floor", 0 <= self.floor <= 1, "from 0 to 1")
+        check_field(self, "clip", self.clip > 0, "above 0")
+        check_field(self, "betas", all(0 <= b < 1 for b in self.betas), "from 0 to below 1")
 
     def scale(self, step: int) -> float:
         """Return the share of the learning rates at ``step``, counted from 0."""

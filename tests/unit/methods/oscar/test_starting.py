@@ -13,13 +13,13 @@ from condensery.errors import InputError
 from condensery.methods.oscar.starting import (
     language_model_shape,
     new_pair,
-    open_tokenizer,
     run_weights,
     start_encoder,
     start_from,
     start_generator,
 )
 from condensery.methods.trainer.checkpoints import save_checkpoint
+from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_generator import standardised
 

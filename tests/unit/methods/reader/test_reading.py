@@ -8,8 +8,9 @@ from tiny_pair import sharpen, text_of
 
 from condensery.errors import InputError
 from condensery.methods.reader.model import new_reader
-from condensery.methods.reader.reading import SpanReader, best_span, find_reader, plain_tokenizer
+from condensery.methods.reader.reading import SpanReader, best_span, find_reader
 from condensery.methods.reader.recipe import ReaderRecipe
+from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.windows import windows
 
 RECIPE = ReaderRecipe(passage_tokens=16, smallest=4, query_tokens=8, answer_tokens=4)
@@ -19,7 +20,7 @@ RECIPE = ReaderRecipe(passage_tokens=16, smallest=4, query_tokens=8, answer_toke
 def reader(base: Path) -> SpanReader:
     model = new_reader(base, RECIPE).eval()
     sharpen(model, 3)
-    return SpanReader(model, plain_tokenizer(base))
+    return SpanReader(model, open_tokenizer(base))
 
 
 @pytest.mark.parametrize("longest", [1, 2, 5, 40])
@@ -40,7 +41,7 @@ def test_the_best_span_is_that_of_all_spans(longest: int) -> None:
 
 def alone(reader: SpanReader, base: Path, question: str, passages: list[str]) -> tuple[Any, ...]:
     """Read each window in a forward pass of its own, and try every span."""
-    model, tokenizer = reader._model, plain_tokenizer(base)
+    model, tokenizer = reader._model, open_tokenizer(base)
     asked = tokenizer.encode(question, add_special_tokens=False).ids[:8]
     best: tuple[Any, ...] = (-np.inf,)
     for which, text in enumerate(passages):

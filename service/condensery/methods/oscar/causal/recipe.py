@@ -7,8 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from condensery.errors import InputError
-from condensery.methods.trainer.recipe import Schedule, TrainerRecipe
+from condensery.methods.trainer.recipe import Schedule, TrainerRecipe, check_field
 
 Stage = Literal["finetune", "pretrain"]
 Tuning = Literal["lora", "full", "none"]
@@ -79,25 +78,20 @@ class CausalRecipe:
             InputError: A field holds a value that is not allowed; names both.
         """
         for name, choices in CHOICES.items():
-            self._check(name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
+            check_field(self, name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
         for name in ("batch", "rows", "passages", "label_tokens", "lora_rank"):
-            self._check(name, getattr(self, name) >= 1, "at least 1")
-        self._check("batch", self.batch % self.rows == 0, f"a multiple of rows={self.rows}")
-        self._check("steps", self.steps >= 0, "at least 0")
+            check_field(self, name, getattr(self, name) >= 1, "at least 1")
+        check_field(self, "batch", self.batch % self.rows == 0, f"a multiple of rows={self.rows}")
+        check_field(self, "steps", self.steps >= 0, "at least 0")
         for name in ("epochs", "lora_alpha"):
-            self._check(name, 0 < getattr(self, name) < math.inf, "above 0")
+            check_field(self, name, 0 < getattr(self, name) < math.inf, "above 0")
         for name in ("generator_rate", "compressor_rate", "weight_decay"):
-            self._check(name, 0 <= getattr(self, name) < math.inf, "at least 0")
+            check_field(self, name, 0 <= getattr(self, name) < math.inf, "at least 0")
         for name in ("warmup", "plain", "continuation"):
-            self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
-        self._check("lora_dropout", 0 <= self.lora_dropout < 1, "from 0 to below 1")
+            check_field(self, name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        check_field(self, "lora_dropout", 0 <= self.lora_dropout < 1, "from 0 to below 1")
         weight = self.rerank_weight
-        self._check("rerank_weight", weight is None or 0 <= weight < math.inf, "at least 0")
-
-    def _check(self, name: str, holds: bool, wanted: str) -> None:
-        if not holds:
-            value = getattr(self, name)
-            raise InputError(f"{name}={value!r}: must be {wanted}", field=name, value=value)
+        check_field(self, "rerank_weight", weight is None or 0 <= weight < math.inf, "at least 0")
 
     def weight(self) -> float:
         """Return lambda."""
@@ -123,7 +117,9 @@ class CausalRecipe:
             InputError: A step's rows can't be shared evenly.
         """
         parts = self.batch // self.rows
-        self._check("batch", parts % processes == 0, f"shared by {processes} processes evenly")
+        check_field(
+            self, "batch", parts % processes == 0, f"shared by {processes} processes evenly"
+        )
         steps = self.count(rows)
         return TrainerRecipe(
             steps=steps,

@@ -28,11 +28,12 @@ from condensery.methods.oscar.causal.runs import (
     restore,
 )
 from condensery.methods.oscar.causal.validation import validate
+from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
 from condensery.methods.trainer.plots import plot
-from condensery.methods.trainer.processes import Processes, joined, own_device
+from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.trainer import Trainer
 from condensery.networks.oscar_causal import CausalPair
-from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
+from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
 VERSIONS = ("condensery", "torch", "transformers", "peft")
@@ -153,22 +154,6 @@ def train(
     return pair
 
 
-def add_fields(
-    parser: argparse.ArgumentParser, values: object, choices: dict[str, tuple[str, ...]]
-) -> None:
-    """Add a flag for each field of a dataclass with plain defaults."""
-    for name, default in asdict(values).items():  # type: ignore[call-overload]  # any dataclass
-        flag = "--" + name.replace("_", "-")
-        if isinstance(default, bool):
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(flag, action=action, default=default, help=f"({default})")
-        else:
-            kind = float if default is None else type(default)
-            parser.add_argument(
-                flag, type=kind, default=default, choices=choices.get(name), help=f"({default})"
-            )
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery train oscar-causal``."""
     parser = argparse.ArgumentParser(prog="condensery train oscar-causal", description=__doc__)
@@ -183,10 +168,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--generator", type=Path, help="directory of a causal language model")
     parser.add_argument("--compressor", type=Path, help="directory of another, as compressor")
     parser.add_argument("--bert", type=Path, help="directory of a BERT encoder, as compressor")
-    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--every", type=int, default=500, help="steps between checkpoints")
+    add_machine(parser, every=500)
     parser.add_argument("--answers", type=int, default=16, help="held-out questions answered")
     shape = parser.add_argument_group("the pair")
     sizes = [field for field in fields(Built) if field.name not in PATHS]
@@ -194,11 +176,8 @@ def main(argv: list[str] | None = None) -> None:
     add_fields(parser, CausalRecipe(), CHOICES)
     given = sys.argv[1:] if argv is None else list(argv)
     args = parser.parse_args(given)
-    torch.set_num_threads(args.threads)
-    tune_allocator()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    device = own_device(choose_device(args.device))
-    recipe = CausalRecipe(**{f.name: getattr(args, f.name) for f in fields(CausalRecipe)})
+    device = begin(args)
+    recipe = read_fields(args, CausalRecipe)
     built, moved = _built(args, [field.name for field in sizes])
     with joined(device) as processes:
         train(

@@ -1,0 +1,70 @@
+"""What the command lines of all methods have: where to run, and a recipe's fields as flags."""
+
+import argparse
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, TypeVar
+
+import torch
+
+from condensery.methods.trainer.processes import own_device
+from condensery.runtime.device import choose_device, tune_allocator
+
+T = TypeVar("T")
+
+
+def add_machine(
+    parser: argparse.ArgumentParser, *, dtype: str = "auto", every: int | None = None
+) -> None:
+    """Add ``--device``, ``--dtype`` and ``--threads``, and ``--every`` of what trains.
+
+    Args:
+        parser: To add them to.
+        dtype: The default.
+        every: Steps between checkpoints, by default; None adds no flag.
+    """
+    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
+    parser.add_argument("--dtype", default=dtype, help=f"float32, bfloat16 ({dtype})")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    if every is not None:
+        parser.add_argument(
+            "--every", type=int, default=every, help=f"steps between checkpoints ({every})"
+        )
+
+
+def begin(args: argparse.Namespace) -> torch.device:
+    """Prepare the process as ``add_machine``'s flags say, and return its device.
+
+    Raises:
+        SettingError: There is no such device.
+    """
+    torch.set_num_threads(args.threads)
+    tune_allocator()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    return own_device(choose_device(args.device))
+
+
+def add_fields(
+    parser: argparse.ArgumentParser,
+    values: object,
+    choices: Mapping[str, tuple[str, ...]] | None = None,
+) -> None:
+    """Add a flag for each field of a dataclass with plain defaults."""
+    for name, default in asdict(values).items():  # type: ignore[call-overload]  # any dataclass
+        flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(flag, action=action, default=default, help=f"({default})")
+        else:
+            kind = float if default is None else type(default)
+            allowed = (choices or {}).get(name)
+            parser.add_argument(
+                flag, type=kind, default=default, choices=allowed, help=f"({default})"
+            )
+
+
+def read_fields(args: argparse.Namespace, kind: type[T]) -> T:
+    """Build the dataclass whose fields ``add_fields`` added."""
+    values: dict[str, Any] = {one.name: getattr(args, one.name) for one in fields(kind)}  # type: ignore[arg-type]  # any dataclass
+    return kind(**values)
