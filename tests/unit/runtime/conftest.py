@@ -1,8 +1,10 @@
 """Stored models small enough to make on the spot, and the real one of the installed package."""
 
+import asyncio
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,3 +104,19 @@ def workers() -> Iterator[Workers]:
     started = Workers(2)
     yield started
     started.close()
+
+
+@pytest.fixture
+def asleep() -> Callable[[Workers], Awaitable[None]]:
+    """Return a function that waits until all workers but the express one found nothing to do."""
+
+    async def wait(workers: Workers) -> None:
+        until = time.monotonic() + 30
+        while True:
+            with workers.changed:
+                if len(workers.changed._waiters) == workers.count:
+                    return
+            assert time.monotonic() < until, "a worker does not come to rest"
+            await asyncio.sleep(0.002)
+
+    return wait
