@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from condensery.errors import InputError, shorten
-from condensery.methods.distil.retrieval import CorpusPassage
+from condensery.methods.distil.retrieval import CorpusPassage, whole
+from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.rerank.sources import Answers
 from condensery.methods.trainer.questions import TrainingQuestion
 from condensery.methods.trainer.rows import read_rows
@@ -36,8 +37,8 @@ class Corpus:
 def gather(questions: Sequence[TrainingQuestion], files: Iterable[Path] = ()) -> Corpus:
     """Put together what is searched.
 
-    Of a question's passages those are gold that hold one of its answers (whole words, as SQuAD's
-    measures compare them), or the first where none does.
+    Of a question's passages those are gold that it names; else those that hold one of its answers
+    (whole words, as SQuAD's measures compare them), or the first where none does.
 
     Args:
         questions: With their passages, or without.
@@ -49,7 +50,11 @@ def gather(questions: Sequence[TrainingQuestion], files: Iterable[Path] = ()) ->
     """
     corpus = Corpus()
     own = [
-        tuple(dict.fromkeys(corpus.add(t, one.title) for t in one.passages if t.strip()))
+        {
+            corpus.add(text, one.title): number in one.gold
+            for number, text in enumerate(one.passages)
+            if text.strip()
+        }
         for one in questions
     ]
     for path in files:
@@ -62,9 +67,23 @@ def gather(questions: Sequence[TrainingQuestion], files: Iterable[Path] = ()) ->
             corpus.add(text, title if isinstance(title, str) else "")
     answers = Answers([one.text for one in corpus.passages])
     for one, places in zip(questions, own, strict=True):
+        named = tuple(place for place, is_gold in places.items() if is_gold)
         holding = tuple(place for place in places if answers.hold(place, one.answers))
-        corpus.gold.append(holding or places[:1])
+        corpus.gold.append(named or holding or tuple(places)[:1])
     return corpus
+
+
+def judged_questions(given: RankingSet) -> list[TrainingQuestion]:
+    """Return a retrieval set's queries with the passages judged to answer, which are all gold."""
+    texts = {one.id: whole(one) for one in given.passages}
+    return [
+        TrainingQuestion(
+            *(text, tuple(texts[name] for name in given.judged[query]), (), "", ""),
+            where=f"{given.name}, query {query}",
+            gold=tuple(range(len(given.judged[query]))),
+        )
+        for query, text in given.queries.items()
+    ]
 
 
 def choose(found: Sequence[int], gold: Sequence[int], top: int) -> list[int]:

@@ -169,6 +169,8 @@ class Making:
     ) -> bool:
         """Tell whether a passage holds an answer: as whole words, in gold ones as any part."""
         known = [text for text in (*one.answers, one.label) if text.strip()]
+        if one.gold and not known:  # a passage is all that it asks for
+            return True
         if any(answers.hold(place, known) for place in chosen):
             return True
         texts = [self.corpus.passages[place].text.casefold() for place in chosen if place in gold]
@@ -210,6 +212,6 @@ def fingerprint(questions: Sequence[TrainingQuestion]) -> str:
     """Return the sha256 of questions: all of them that a row is made of, in their order."""
     digest = hashlib.sha256()
     for one in questions:
-        held = [one.question, one.passages, one.answers, one.label, one.title]
+        held = [one.question, one.passages, one.answers, one.label, one.title, one.gold]
         digest.update(json.dumps(held).encode() + b"\n")
     return f"sha256:{digest.hexdigest()}"

@@ -13,7 +13,7 @@ import torch
 
 from condensery.errors import InputError
 from condensery.methods.distil import retrieval, teacher
-from condensery.methods.distil.corpus import gather
+from condensery.methods.distil.corpus import gather, judged_questions
 from condensery.methods.distil.journal import Journal, Line
 from condensery.methods.distil.making import (
     Gold,
@@ -25,6 +25,7 @@ from condensery.methods.distil.making import (
 from condensery.methods.distil.retrieval import MODES, Retriever
 from condensery.methods.distil.summary import WATCHED, Summary
 from condensery.methods.distil.teacher import Teacher
+from condensery.methods.ranking.sets import parse_set, read_set
 from condensery.methods.rerank.negatives import open_encoder
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.trainer.arguments import add_machine
@@ -46,7 +47,11 @@ def make(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
         TrainingStopped: The disk refused.
     """
     questions, bad = read(args, plan)
+    sets = [read_set(*parse_set(text)) for text in args.retrieval_set]
+    questions += [question for one in sets for question in judged_questions(one)]
     corpus = gather(questions, args.corpus)  # searched whole, also where few are asked
+    for passage in (passage for one in sets for passage in one.passages):
+        corpus.add(retrieval.whole(passage))
     questions = questions[: args.limit]
     device = choose_device(args.device)
     dtype = choose_dtype(device, args.dtype)
@@ -101,7 +106,10 @@ def read(args: argparse.Namespace, plan: Plan) -> tuple[list[TrainingQuestion], 
         answer_in_passages=False,  # those found count, not only those given
         label_tokens=plan.label_tokens if given else None,
         passages=False,
+        ranked=given,
     )
+    if not args.questions:
+        return [], {}
     count = counter(args.tokenizer)
     return read_questions(args.questions, rules, split=args.split, count=count, wrong=args.wrong)
 
@@ -130,7 +138,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what ``make`` reads."""
     plan = Plan()
     add = parser.add_argument
-    add("--questions", type=Path, nargs="+", required=True, help="JSONL, folders, datasets")
+    add("--questions", type=Path, nargs="+", default=(), help="JSONL, folders, datasets")
+    add(
+        "--retrieval-set",
+        nargs="+",
+        default=(),
+        metavar="DIR:SPLIT",
+        help="corpora with judgements; the passages judged to answer are gold",
+    )
     add("--split", help="of datasets folders that have several")
     add("--wrong", choices=get_args(Wrong), default="refuse", help="rows (refuse)")
     add("--limit", type=int, help="take the first so many questions")
@@ -142,7 +157,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gold", choices=get_args(Gold), default=plan.gold, help=f"({plan.gold})")
     labels = parser.add_mutually_exclusive_group(required=True)
     labels.add_argument("--teacher", type=Path, help="a causal language model's directory")
-    labels.add_argument("--labels", choices=["given"], help="the rows' own labels or answers")
+    labels.add_argument(
+        "--labels", choices=["given"], help="the rows' own labels, answers, or gold passages alone"
+    )
     add(
         "--unsupported",
         choices=get_args(Unsupported),
@@ -170,6 +187,8 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         InputError: Names the setting and its value.
     """
+    if not args.questions and not args.retrieval_set:
+        raise InputError("questions: there are none, nor a retrieval set", field="questions")
     for name, least in (("limit", 1), ("top", 1), ("label_tokens", 1), ("batch", 1), ("every", 1)):
         value = getattr(args, name)
         if value is not None and value < least:

@@ -55,6 +55,11 @@ class CorpusPassage:
     title: str = ""
 
 
+def whole(passage: Entry) -> str:
+    """Return a passage with its title, if it has one, on a line before its text."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
 class Retriever:
     """Finds passages by words (BM25), by vectors, or by both; made by ``build``.
 
@@ -174,7 +179,7 @@ class Retriever:
         done, _ = self._store.count(INDEX)
         for start in range(done, len(passages), BLOCK):
             block = passages[start : start + BLOCK]
-            texts = [f"{one.title}\n{one.text}" if one.title else one.text for one in block]
+            texts = [whole(one) for one in block]
             self._store.upsert(
                 INDEX,
                 [Document(one.id, text) for one, text in zip(block, texts, strict=True)],

@@ -27,15 +27,15 @@ class Row:
         question: Its word pieces.
         passage: Its word pieces.
         answer: First of ``passage`` that answers and the one after the last; None where none do.
-        score: The logit to regress relevance to; ``UNSCORED``: whether it has an answer decides.
-        known: Whether it is known where the answer stands, or that it doesn't.
+        score: The logit to regress relevance to; ``UNSCORED``: to learn ``relevant``.
+        relevant: Whether it answers; None where nobody knows, and nothing is learnt from it.
     """
 
     question: Ids
     passage: Ids
     answer: tuple[int, int] | None
     score: float = UNSCORED
-    known: bool = True
+    relevant: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Item:
     Attributes:
         question: Its word pieces.
         rows: The passages.
-        answer: What is to be said.
+        answer: What is to be said; empty where the passages are only to be ranked.
         plain: The generator reads the passages' tokens instead of memory vectors.
         said: What it is told it has said so far, as long as ``answer``; None: the answer.
     """
@@ -131,7 +131,7 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
         else None
     )
     scored = [not math.isnan(row.score) for row in rows]
-    judged = [i for i, row in enumerate(rows) if row.known and not scored[i]]
+    judged = [i for i, row in enumerate(rows) if row.relevant is not None and not scored[i]]
     prompts = _Prompts(layout)
     for item in items:
         prompts.add(item)
@@ -149,7 +149,7 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
     return Batch(
         given=given,
         judged_at=whole(judged),
-        judged=real([float(rows[i].answer is not None) for i in judged]),
+        judged=real([float(bool(rows[i].relevant)) for i in judged]),
         scored_at=whole([i for i, has in enumerate(scored) if has]),
         scores=real([row.score for row, has in zip(rows, scored, strict=True) if has]),
         pointed=whole([point(row, shape.memory_tokens) for row in rows]),
@@ -168,10 +168,11 @@ def point(row: Row, memory: int) -> list[int]:
     """Return what each memory token is to point at, as an index among the passage's tokens.
 
     Token i at the answer's token i, the next at the passage's [SEP], which stands after its
-    tokens; where there is no answer, the first at [SEP] at once. IGNORED is free.
+    tokens; where the passage does not answer, the first at [SEP] at once. IGNORED is
+    free: all of them where the passage answers and nobody says with which words.
     """
     targets = [IGNORED] * memory
-    if not row.known:
+    if row.relevant is None or (row.relevant and row.answer is None):
         return targets
     start, end = row.answer or (0, 0)
     found = [*range(start, end), len(row.passage)][:memory]
@@ -205,7 +206,7 @@ class _Prompts:
             self.separator_at.append(len(ids))
             ids.append(0)
         ids.extend([specials.start, *item.question.tolist(), specials.end])
-        target = [*item.answer.tolist(), specials.end]
+        target = [*item.answer.tolist(), specials.end] if item.answer.size else []
         self.labels_at.extend(range(len(ids) - 1, len(ids) - 1 + len(target)))
         said = (item.answer if item.said is None else item.said).tolist()
         for i, label in enumerate(target):

@@ -42,7 +42,8 @@ class Example:
         passage: Index among the passages of the data set.
         start: First of its tokens that answer.
         end: After the last; ``start`` again where the answer stands nowhere word for word.
-        label: What the generator is to say, if not those tokens.
+        label: What the generator is to say, if not those tokens; empty if nothing: such a
+            question only says which passage answers it.
         score: A cross-encoder's logit of the passage.
         beside: Further passages that were retrieved.
     """
@@ -54,6 +55,11 @@ class Example:
     label: Ids | None = None
     score: float = UNSCORED
     beside: tuple[Beside, ...] = ()
+
+    @property
+    def ranked_only(self) -> bool:
+        """Whether its passages are to be ranked, and nothing to be said."""
+        return self.label is not None and not self.label.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,17 @@ class QaData:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question with its passages as texts; ``scores`` are theirs, if there are any."""
+    """A question with its passages as texts.
+
+    Attributes:
+        question: Its text.
+        passages: Theirs.
+        answers: What may stand in them.
+        label: What the generator is to say; "" if nothing.
+        scores: One a passage, if there are any.
+        title: Of their article, or "".
+        gold: Places of those that answer, where nothing is to be said.
+    """
 
     question: str
     passages: Sequence[str]
@@ -75,6 +91,7 @@ class Asked:
     label: str
     scores: Sequence[float] | None = None
     title: str = ""
+    gold: Sequence[int] = ()
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -115,11 +132,15 @@ def tokenise(questions: Iterable[Asked], tokenizer: Tokenizer) -> QaData:
 
     The passage to read is the best scored of those that hold the answer, without scores the
     first. Others that hold it are kept only with a score: alone, the same words may stand there
-    by chance. A question with a label of its own is kept even if no passage holds it.
+    by chance. A question with a label of its own is kept even if no passage holds it. One with
+    neither is an example for each passage that it names as gold.
     """
     passages = Passages(tokenizer)
-    examples = []
+    examples: list[Example] = []
     for asked in questions:
+        if not asked.label and not asked.answers:
+            examples += _ranked_only(asked, passages, tokenizer)
+            continue
         places = [_place(asked, i, passages) for i in range(len(asked.passages))]
         places = [place for place in places if len(passages.ids[place.passage])]
         holding = [place for place in places if place.end > place.start]
@@ -143,6 +164,18 @@ def tokenise(questions: Iterable[Asked], tokenizer: Tokenizer) -> QaData:
             )
         )
     return QaData(examples, passages.ids, passages.group)
+
+
+def _ranked_only(asked: Asked, passages: Passages, tokenizer: Tokenizer) -> Iterator[Example]:
+    question, nothing = ids_of(asked.question, tokenizer), np.zeros(0, np.int32)
+    places = [passages.add(text, asked.title) for text in asked.passages]
+    gold = {places[number] for number in asked.gold}
+    others = tuple(
+        Beside(at) for at in dict.fromkeys(places) if at not in gold and len(passages.ids[at])
+    )
+    for at in sorted(gold):
+        if len(passages.ids[at]):
+            yield Example(question, at, 0, 0, nothing, beside=others)
 
 
 def _place(asked: Asked, number: int, passages: Passages) -> Beside:

@@ -81,6 +81,8 @@ def losses(pair: OscarPair, batch: Batch) -> Losses:
                 reduction="sum",
             )
             pointer = total / (batch.pointed != IGNORED).sum().clamp_min(1)
+    if not len(batch.labels):  # passages that are only ranked
+        return Losses(zero, relevance, score, pointer, zero)
     hidden = pair.generator(
         prompt_embeds(pair, batch, memory)[None],
         position_ids=batch.packing.position_ids,

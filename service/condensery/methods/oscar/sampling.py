@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -21,6 +21,8 @@ class Mix:
         others: Most other passages beside it.
         retrieved: Share of those taken from what was retrieved for the question, where it was.
         same_article: Share of the rest taken from the same article.
+        first: Share of those in which the passage that answers stands first, as the best scored
+            one does where the pair serves; in the rest it stands anywhere.
         plain: Share whose passages the generator reads as plain text.
         none: Share without any passage.
         slips: Share of the answer's tokens that the generator is told it said otherwise: the token
@@ -32,6 +34,7 @@ class Mix:
     others: int = 4
     retrieved: float = 0.8
     same_article: float = 0.7
+    first: float = 0.5
     plain: float = 0.2
     none: float = 0.02
     slips: float = 0.1
@@ -104,6 +107,12 @@ class Sampler:
         span = data.passages[example.passage][example.start : example.end]
         answer = span if example.label is None else example.label
         best = Beside(example.passage, example.start, example.end, example.score)
+        if example.ranked_only:
+            size = self._shape.passage_tokens
+            gold = replace(self._row(data, question, best, size, answers=True), relevant=True)
+            count = rng.randint(1, mix.others)
+            rows = [gold, *self._others(data, example, answer, size, count)]
+            return Item(question, tuple(rows), answer)
         gold = self._row(data, question, best, size, answers=True)
         said = self._slip(answer, gold.passage)
         draw = rng.random()
@@ -113,7 +122,8 @@ class Sampler:
         if rng.random() < mix.several:
             looked_for = span if len(span) else answer
             rows += self._others(data, example, looked_for, size, rng.randint(1, mix.others))
-            rng.shuffle(rows)
+            if rng.random() >= mix.first:
+                rng.shuffle(rows)
         plain = draw < mix.none + mix.plain
         return Item(question, tuple(rows), answer, plain=plain, said=said)
 
@@ -134,13 +144,14 @@ class Sampler:
         if not found:
             start = end = self._rng.randrange(len(passage))
         first, last = crop(len(passage), start, end, size, self._rng)
+        # Without a score, what holds no answer does not answer. A score above 0 says it does.
+        positive = answers or place.score > 0
         return Row(
             question,
             passage[first:last],
             (start - first, end - first) if found else None,
             score=place.score,
-            # Without a score, what holds no answer has none. A score above 0 says it has.
-            known=found if answers or place.score > 0 else not found,
+            relevant=positive if found == positive else None,
         )
 
     def _others(

@@ -109,7 +109,7 @@ def load_sets(
     validation = [row for row in squad if row["title"] in held_titles]
     kept_out = KeptOut([*dev, *validation])
     sources = sources or [Source(folder / name, share) for name, share in USUAL]
-    rules = Rules(answer_in_passages=True, label_tokens=label_tokens)
+    rules = Rules(answer_in_passages=True, label_tokens=label_tokens, ranked=True)
     report: dict[str, Any] = {"sources": {}}
     sets: list[tuple[QaData, float]] = []
     total = sum(source.share for source in sources)
@@ -184,10 +184,15 @@ class KeptOut:
             ):
                 counts["no passage left"] += 1
                 continue
-            scores = row.scores
-            if scores is not None:
-                scores = tuple(s for s, stay in zip(scores, stays, strict=True) if stay)
-            kept.append(Asked(row.question, passages, row.answers, row.label, scores, row.title))
+            left = [place for place, stay in enumerate(stays) if stay]
+            gold = [new for new, old in enumerate(left) if old in row.gold]
+            if not (gold or row.answers or row.label):
+                counts["no passage left"] += 1
+                continue
+            scores = None if row.scores is None else [row.scores[place] for place in left]
+            kept.append(
+                Asked(row.question, passages, row.answers, row.label, scores, row.title, gold)
+            )
         return kept, dict(counts)
 
 

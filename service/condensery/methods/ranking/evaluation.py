@@ -21,7 +21,7 @@ from condensery.methods.ranking.rankers import (
     Ranker,
 )
 from condensery.methods.ranking.reranking import BM25, compare, reorder, retrieve, score
-from condensery.methods.ranking.sets import RankingSet, read_set
+from condensery.methods.ranking.sets import RankingSet, parse_set, read_set
 from condensery.methods.ranking.stored import StoredRows
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
@@ -75,14 +75,6 @@ def measure(
     for name, says in about.items():
         figures[name] |= says
     return {"queries": len(given.queries), "depth": depth, "seed": seed, **figures}
-
-
-def find_set(text: str) -> tuple[Path, str]:
-    """Read ``DIR`` or ``DIR:SPLIT``."""
-    folder, _, split = text.rpartition(":")
-    if Path(text).is_dir() or not folder:
-        return Path(text), "test"
-    return Path(folder), split
 
 
 def open_rankers(args: argparse.Namespace, stack: ExitStack) -> dict[str, Ranker]:
@@ -168,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.workers:
         torch.set_num_threads(args.workers)  # for the cross-encoder, which has no workers
     sets = [
-        read_set(*find_set(one), queries=args.queries, seed=args.seed)
+        read_set(*parse_set(one, split="test"), queries=args.queries, seed=args.seed)
         for one in dict.fromkeys(args.sets)
     ]
     if len({one.name for one in sets}) < len(sets):

@@ -32,6 +32,24 @@ class RankingSet:
     judged: Mapping[str, Mapping[str, int]]
 
 
+def parse_set(text: str, *, split: str = "") -> tuple[Path, str]:
+    """Read ``DIR:SPLIT``, or ``DIR`` where there is a usual split.
+
+    Raises:
+        InputError: It is of another form.
+    """
+    if split and Path(text).is_dir():
+        return Path(text), split
+    folder, _, named = text.rpartition(":")
+    if not folder and split:
+        return Path(text), split
+    if not folder or not named:
+        raise InputError(
+            f"retrieval-set: {text!r} is not DIR:SPLIT", field="retrieval_set", value=text
+        )
+    return Path(folder), named
+
+
 def read_set(folder: Path, split: str = "test", *, queries: int = 0, seed: int = 17) -> RankingSet:
     """Read ``corpus.jsonl.gz``, ``queries.jsonl.gz`` and ``qrels.SPLIT.tsv``.
 

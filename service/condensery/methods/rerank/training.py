@@ -15,7 +15,8 @@ from torch import nn
 from transformers import BertForSequenceClassification
 
 from condensery.durable import write_whole
-from condensery.errors import CondenseryError, InputError
+from condensery.errors import CondenseryError
+from condensery.methods.ranking.sets import parse_set
 from condensery.methods.rerank.batches import Batch, Batches, RankLoss
 from condensery.methods.rerank.card import curve, make_card
 from condensery.methods.rerank.evaluation import measure
@@ -177,18 +178,6 @@ def groups(model: nn.Module, recipe: RerankRecipe) -> list[Group]:
     return [Group(some, rate, decay) for (rate, decay), some in split.items()]
 
 
-def retrieval_set(text: str) -> tuple[Path, str]:
-    """Read ``DIR:SPLIT``.
-
-    Raises:
-        InputError: It is not of that form.
-    """
-    folder, _, split = text.rpartition(":")
-    if not folder or not split:
-        raise InputError(f"retrieval-set: {text!r} is not DIR:SPLIT", field="retrieval_set")
-    return Path(folder), split
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery train cross-encoder``."""
     parser = argparse.ArgumentParser(prog="condensery train cross-encoder", description=__doc__)
@@ -217,7 +206,7 @@ def main(argv: list[str] | None = None) -> None:
     recipe = read_fields(args, RerankRecipe)
     sources = Sources(
         args.data,
-        [retrieval_set(text) for text in args.retrieval_set],
+        [parse_set(text) for text in args.retrieval_set],
         args.corpus,
         args.not_like,
         args.wrong,

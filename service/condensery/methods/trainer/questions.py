@@ -31,6 +31,7 @@ class TrainingQuestion:
         title: The article, or "".
         where: File and line.
         scores: A cross-encoder's raw logit of each passage; None if none were made.
+        gold: Places of the passages that answer it, if the row names them.
     """
 
     question: str
@@ -40,6 +41,7 @@ class TrainingQuestion:
     title: str
     where: str
     scores: tuple[float, ...] | None = None
+    gold: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,14 @@ class Rules:
             alike; for labels that are spans.
         label_tokens: Most tokens of a label, None for any.
         passages: Rows must have passages; else an index is to give them.
+        ranked: Rows without an answer are of use if they name their gold passages.
     """
 
     answers: bool = True
     answer_in_passages: bool = True
     label_tokens: int | None = None
     passages: bool = True
+    ranked: bool = False
 
 
 class _Row(BaseModel):
@@ -72,6 +76,7 @@ class _Row(BaseModel):
     label: str | None = None
     title: str | None = None
     scores: list[float] | None = None
+    gold: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +177,7 @@ def _check(
         wrong = True
         yield problem("no passage", field, f"{shorten(passages)} holds no text")
     label = given.label if given.label is not None else next(iter(given.answers), "")
-    if rules.answers and not label.strip():
+    if rules.answers and not label.strip() and not (rules.ranked and given.gold):
         wrong = True
         yield problem("no answer", "answers", f"{given.answers!r} holds no answer")
     elif rules.answer_in_passages and given.answers and passages:
@@ -195,9 +200,17 @@ def _check(
     if scores is not None and (says := _wrong_scores(scores, len(passages))):
         wrong = True
         yield problem("scores not of the passages", "scores", says)
+    strange = [place for place in given.gold if not 0 <= place < len(passages)]
+    if strange:
+        wrong = True
+        says = f"{strange[0]} is the place of none of {len(passages)} passages"
+        yield problem("gold not of the passages", "gold", says)
     if not wrong:
-        answers, title = tuple(given.answers), given.title or ""
-        yield TrainingQuestion(given.question, passages, answers, label, title, row.where, scores)
+        yield TrainingQuestion(
+            *(given.question, passages, tuple(given.answers), label, given.title or "", row.where),
+            scores=scores,
+            gold=tuple(given.gold),
+        )
 
 
 def _is_torn(text: str) -> bool:

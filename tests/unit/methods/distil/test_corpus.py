@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -5,7 +6,9 @@ import pytest
 from tests.unit.methods.distil.conftest import jsonl
 
 from condensery.errors import InputError
-from condensery.methods.distil.corpus import choose, gather
+from condensery.methods.distil.corpus import choose, gather, judged_questions
+from condensery.methods.distil.retrieval import CorpusPassage
+from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.trainer.questions import TrainingQuestion
 
 
@@ -63,3 +66,17 @@ def test_gold_takes_the_place_of_the_last_that_is_not(
     found: list[int], gold: tuple[int, ...], top: int, chosen: list[int]
 ) -> None:
     assert choose(found, gold, top) == chosen
+
+
+def test_gold_is_what_a_question_names() -> None:
+    asked = [replace(question("a mill", "a weir", "bread", answers=("mill",)), gold=(1, 2))]
+    assert gather(asked).gold == [(1, 2)]
+
+
+def test_a_retrieval_sets_queries_come_with_what_is_judged_to_answer() -> None:
+    passages = [CorpusPassage("x", "a mill", "Mills"), CorpusPassage("y", "a weir")]
+    given = RankingSet("tiny", passages, "", {"q": "what grinds?"}, {"q": {"y": 1, "x": 2}})
+    (asked,) = judged_questions(given)
+    assert (asked.question, asked.passages) == ("what grinds?", ("a weir", "Mills\na mill"))
+    assert (asked.gold, asked.answers, asked.label) == ((0, 1), (), "")
+    assert asked.where == "tiny, query q"

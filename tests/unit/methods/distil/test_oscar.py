@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import random
@@ -64,7 +65,9 @@ def run(tmp_path: Path) -> Run:
     def call(*flags: str | Path, labels: Sequence[str | Path] = ("--labels", "given")) -> Any:
         if not (tmp_path / "questions.jsonl").exists():
             jsonl(tmp_path / "questions.jsonl", data())
-        given = {"--questions": "questions.jsonl", "--index-folder": "index", "--out": "rows.jsonl"}
+        given = {"--index-folder": "index", "--out": "rows.jsonl"}
+        if "--retrieval-set" not in flags:
+            given["--questions"] = "questions.jsonl"
         arguments: list[str] = ["--dtype", "float32", *map(str, labels)]
         for name, path in given.items():
             if name not in flags:
@@ -284,3 +287,35 @@ def test_a_teacher_of_no_use_stops_the_command(tmp_path: Path, run: Run) -> None
     ):
         run("--every", "5", labels=("--teacher", silent))
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_a_retrieval_set_makes_rows_that_say_which_passages_answer(
+    run: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    texts = [f"the {word} of name{n}" for n, word in enumerate(WORDS)]
+    corpus = [{"_id": f"p{n}", "title": f"t{n}", "text": text} for n, text in enumerate(texts)]
+    queries = [{"_id": f"q{n}", "text": f"what {word} is it"} for n, word in enumerate(WORDS[:6])]
+    for name, rows in (("corpus", corpus), ("queries", queries)):
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\tp{(n + 3) % 6}\t1" for n in range(5))]
+    (folder / "qrels.train.tsv").write_text("\n".join(lines))
+    rows = run("--retrieval-set", f"{folder}:train", "--top", "3")
+    assert [row["question"] for row in rows] == [one["text"] for one in queries[:5]]
+    for n, row in enumerate(rows):
+        assert (row["answers"], row["label"]) == ([], "")
+        assert len(row["passages"]) == 3
+        gold = (n + 3) % 6
+        assert [row["passages"][place] for place in row["gold"]] == [f"t{gold}\n{texts[gold]}"]
+    again, left_out = read_questions([tmp_path / "rows.jsonl"], Rules(ranked=True))
+    assert (len(again), left_out) == (5, {})
+    with pytest.raises(InputError, match="is not DIR:SPLIT"):
+        run("--retrieval-set", str(folder))
+
+
+def test_no_questions_at_all_are_refused(tmp_path: Path) -> None:
+    flags = ["--labels", "given", "--index-folder", str(tmp_path / "i"), "--out", "rows.jsonl"]
+    with pytest.raises(InputError, match="nor a retrieval set"):
+        oscar.main(flags)

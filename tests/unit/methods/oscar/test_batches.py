@@ -22,12 +22,12 @@ def ids(*values: int) -> np.ndarray:
 
 
 QUESTION = ids(40, 41)
-GOLD = Row(QUESTION, ids(10, 11, 12, 13, 14, 15), (1, 3))
-LONG = Row(QUESTION, ids(20, 21, 22, 23, 24, 25, 26), (1, 6))
-OTHER = Row(QUESTION, ids(30, 31), None)
-SCORED = Row(QUESTION, ids(32, 33, 34), (0, 1), score=2.5)
-UNSURE = Row(QUESTION, ids(35, 36), (0, 1), score=-3.0, known=False)
-UNKNOWN = Row(QUESTION, ids(37), None, known=False)
+GOLD = Row(QUESTION, ids(10, 11, 12, 13, 14, 15), (1, 3), relevant=True)
+LONG = Row(QUESTION, ids(20, 21, 22, 23, 24, 25, 26), (1, 6), relevant=True)
+OTHER = Row(QUESTION, ids(30, 31), None, relevant=False)
+SCORED = Row(QUESTION, ids(32, 33, 34), (0, 1), score=2.5, relevant=True)
+UNSURE = Row(QUESTION, ids(35, 36), (0, 1), score=-3.0)
+UNKNOWN = Row(QUESTION, ids(37), None)
 ITEMS = [
     Item(QUESTION, (OTHER, GOLD), ids(11, 12)),
     Item(QUESTION, (LONG,), ids(21, 22, 23, 24, 25)),
@@ -259,3 +259,20 @@ def test_a_pair_to_train_reads_packed_input_and_drops_nothing_out() -> None:
     assert made.compressor.backbone.config._attn_implementation == PACKED
     assert made.compressor.backbone.config.hidden_dropout_prob == 0
     assert torch.isfinite(losses(made.train(), collate(ITEMS, LAYOUT)).answer)
+
+
+def test_where_passages_are_only_ranked_nothing_is_said_and_nothing_pointed_at() -> None:
+    gold = Row(QUESTION, ids(10, 11), None, relevant=True)
+    items = [Item(QUESTION, (gold, OTHER), ids())]
+    batch = collate(items, LAYOUT)
+    assert batch.judged.tolist() == [1.0, 0.0]
+    assert batch.pointed.tolist() == [[IGNORED] * 3, [2, IGNORED, IGNORED]]
+    pair = packed_pair()
+    found = losses(pair, batch)
+    assert found.answer == found.repeats == 0
+    found.total(Weights(1.0, 1.0, 1.0)).backward()
+    learnt = {name.split(".")[0] for name, p in pair.named_parameters() if p.grad is not None}
+    assert learnt == {"compressor"}
+    both = collate([*items, ITEMS[0]], LAYOUT)
+    alone = collate(ITEMS[:1], LAYOUT)
+    assert losses(pair, both).answer.item() == pytest.approx(losses(pair, alone).answer.item())

@@ -141,3 +141,13 @@ def test_crops_of_every_place_occur() -> None:
     rng = random.Random(0)
     starts = {crop(20, 8, 10, 6, rng)[0] for _ in range(200)}
     assert starts == set(range(4, 9))
+
+
+def test_a_question_that_only_names_its_gold_is_an_example_for_each() -> None:
+    texts = ["the bread", "old mill", "new town"]
+    data = tokenise([Asked("what is old?", texts, [], "", gold=(1, 2))], TOKENIZER)
+    assert [example.passage for example in data.examples] == [1, 2]
+    for example in data.examples:
+        assert example.ranked_only
+        assert example.start == example.end
+        assert [other.passage for other in example.beside] == [0]

@@ -1,6 +1,7 @@
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_shares_are_those_of_the_mix() -> None:
 def test_the_gold_row_stands_anywhere() -> None:
     places = Counter(
         next(i for i, row in enumerate(item.rows) if row.answer is not None)
-        for item in draw(3000)
+        for item in draw(3000, mix=replace(MIX, first=0))
         if len(item.rows) == 3
     )
     assert set(places) == {0, 1, 2}
@@ -186,7 +187,7 @@ def test_what_was_retrieved_stands_beside_with_its_scores() -> None:
     found = {}
     for row in rows_of(retrieved(2.0, 1.0, -1.0, 3.0), mix):
         (where,) = {int(token) // 10 for token in row.passage[-1:]}
-        found[row.score] = (row.answer is not None, row.known)
+        found[row.score] = (row.answer is not None, row.relevant)
         assert where <= 7  # nothing but what was retrieved
         if row.answer is not None:
             start, end = row.answer
@@ -194,15 +195,15 @@ def test_what_was_retrieved_stands_beside_with_its_scores() -> None:
     assert found == {
         2.0: (True, True),
         1.0: (True, True),  # it says the words, and the teacher says that it answers
-        -1.0: (False, True),
-        3.0: (False, False),  # the teacher says that it answers, in other words
+        -1.0: (False, False),
+        3.0: (False, None),  # the teacher says that it answers, in other words
     }
 
 
 def test_the_words_of_an_answer_are_pointed_at_only_where_the_score_says_so() -> None:
     mix = Mix(several=1, others=4, retrieved=1, plain=0, none=0, smallest=6)
-    known = {row.score: row.known for row in rows_of(retrieved(-2.0, -1.0, -1.5, -3.0), mix)}
-    assert known == {-2.0: True, -1.0: False, -1.5: True, -3.0: True}
+    found = {row.score: row.relevant for row in rows_of(retrieved(-2.0, -1.0, -1.5, -3.0), mix)}
+    assert found == {-2.0: True, -1.0: None, -1.5: False, -3.0: False}
 
 
 def test_some_of_the_others_are_of_other_questions() -> None:
@@ -210,7 +211,7 @@ def test_some_of_the_others_are_of_other_questions() -> None:
     rows = rows_of(retrieved(2.0, 1.0, -1.0, -2.0), mix)
     unscored = [row for row in rows if math.isnan(row.score)]
     assert 0.05 < len(unscored) / len(rows) < 0.6
-    assert all(row.answer is None and row.known for row in unscored)
+    assert all(row.answer is None and row.relevant is False for row in unscored)
     for row in unscored:
         assert not within(np.array([16, 17], np.int32), row.passage)
 
@@ -263,3 +264,27 @@ def test_a_mix_that_is_none_is_refused_by_name(wrong: dict[str, float]) -> None:
         Mix(**wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"none=0\.5"):
         Mix(plain=0.6, none=0.5)
+
+
+def test_the_passage_that_answers_stands_first_as_often_as_asked() -> None:
+    data = retrieved(*[math.nan] * 4)
+    for share in (0.0, 0.6, 1.0):
+        mix = Mix(several=1, others=3, retrieved=1, first=share, plain=0, none=0, smallest=6)
+        source = Sampler([(data, 1.0)], SHAPE, mix, random.Random(0))
+        items = [item for _ in range(150) for item in source.batch(100)]
+        expected = np.mean([share + (1 - share) / len(item.rows) for item in items])
+        found = np.mean([item.rows[0].relevant is True for item in items])
+        assert found == pytest.approx(expected, abs=0.06)
+
+
+def test_a_question_that_is_only_ranked_has_gold_and_others_and_says_nothing() -> None:
+    data = retrieved(*[math.nan] * 4, label=np.zeros(0, np.int32))
+    example = replace(data.examples[0], start=0, end=0, beside=(Beside(2), Beside(3)))
+    mix = Mix(several=0, others=2, retrieved=1, plain=1, none=0, smallest=6)
+    source = Sampler([(replace(data, examples=[example]), 1.0)], SHAPE, mix, random.Random(0))
+    for item in [item for _ in range(30) for item in source.batch(100)]:
+        assert not item.answer.size
+        assert not item.plain
+        assert [row.relevant for row in item.rows] == [True, *[False] * (len(item.rows) - 1)]
+        assert len(item.rows) > 1
+        assert all(row.answer is None for row in item.rows)

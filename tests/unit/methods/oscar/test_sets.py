@@ -8,7 +8,7 @@ import pytest
 from tiny_pair import tiny_tokenizer
 
 from condensery.errors import InputError
-from condensery.methods.oscar.sets import load_sets, paragraphs
+from condensery.methods.oscar.sets import Source, load_sets, paragraphs
 
 TOKENIZER = tiny_tokenizer()
 
@@ -88,3 +88,32 @@ def test_a_bad_line_of_a_set_is_named(data_folder: Path, tmp_path: Path) -> None
         file.write("{broken\n")
     with pytest.raises(InputError, match=r"qamr.train\.jsonl\.gz, line 12"):
         load_sets(folder, TOKENIZER, cloze=1, seed=3)
+
+
+def test_rows_that_only_name_their_gold_are_ranked_and_kept_apart_from_evaluation_text(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    dev = read(data_folder / "squad_v1" / "dev.jsonl.gz")[0]["context"]
+    path = tmp_path / "claims.jsonl"
+    rows = [
+        {
+            "question": "Maria kept a mill",
+            "passages": ["a mill of stone", dev, "bread"],
+            "gold": [2],
+        },
+        {"question": "Maria kept no mill", "passages": ["a mill", dev], "gold": [1]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = load_sets(data_folder, TOKENIZER, cloze=5, seed=3, sources=[Source(path, 1.0)])
+    (data, _), _cloze = sets.sets
+    (example,) = data.examples
+    assert example.ranked_only
+    assert data.passages[example.passage].tolist() == ids_of("bread")
+    assert [data.passages[one.passage].tolist() for one in example.beside] == [
+        ids_of("a mill of stone")
+    ]
+    name = f"{tmp_path.name}/claims"
+    assert sets.report["sources"][name]["left_out"] == {
+        "passage is held out": 2,
+        "no passage left": 1,
+    }

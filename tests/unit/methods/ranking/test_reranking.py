@@ -9,10 +9,10 @@ import pytest
 
 from condensery.errors import InputError
 from condensery.methods.distil.retrieval import Retriever
-from condensery.methods.ranking.evaluation import find_set, main, measure
+from condensery.methods.ranking.evaluation import main, measure
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.reranking import compare, reorder, retrieve
-from condensery.methods.ranking.sets import read_set
+from condensery.methods.ranking.sets import parse_set, read_set
 
 
 class Words:
@@ -137,9 +137,9 @@ def test_a_query_that_finds_nothing_counts_zero(beir: Path, tmp_path: Path) -> N
 
 
 def test_a_set_may_name_its_split(beir: Path) -> None:
-    assert find_set(str(beir)) == (beir, "test")
-    assert find_set(f"{beir}:train") == (beir, "train")
-    assert find_set("nowhere") == (Path("nowhere"), "test")
+    assert parse_set(str(beir), split="test") == (beir, "test")
+    assert parse_set(f"{beir}:train", split="test") == (beir, "train")
+    assert parse_set("nowhere", split="test") == (Path("nowhere"), "test")
 
 
 def test_the_command_reranks_by_stored_models(

@@ -9,12 +9,13 @@ from safetensors.torch import load_file
 from tiny_pair import write_base
 
 from condensery.errors import InputError
+from condensery.methods.ranking.sets import parse_set
 from condensery.methods.rerank.negatives import Mined
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.rerank.sets import load_sets
 from condensery.methods.rerank.sources import Sources
-from condensery.methods.rerank.training import find_negatives, main, retrieval_set, train
+from condensery.methods.rerank.training import find_negatives, main, train
 from condensery.methods.trainer.checkpoints import latest
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.methods.trainer.processes import Processes
@@ -159,7 +160,7 @@ def test_processes_beside_the_first_read_what_it_mined_or_stop_with_it(
 
 
 def test_a_retrieval_set_is_named_with_its_split() -> None:
-    assert retrieval_set("a:b/c:train") == (Path("a:b/c"), "train")
+    assert parse_set("a:b/c:train") == (Path("a:b/c"), "train")
     for text in ("scifact", ":train", "scifact:"):
         with pytest.raises(InputError, match="is not DIR:SPLIT"):
-            retrieval_set(text)
+            parse_set(text)

@@ -69,6 +69,8 @@ def test_a_datasets_folder_is_read_alike() -> None:
         ({"scores": [float("nan")]}, "scores: [0] is nan, not a finite number"),
         ({"passages": ["The miller.", "b"], "scores": [1, -1e999]}, "scores: [1] is -inf, not"),
         ({"scores": ["1"]}, "scores.0: '1': Input should be a valid number"),
+        ({"gold": [1]}, "gold: 1 is the place of none of 1 passages"),
+        ({"gold": [0], "answers": []}, "answers: [] holds no answer"),
         ({"question": "who  SOLD it?"}, "stands in {path}, line 1 too"),
     ],
 )  # fmt: skip
@@ -95,6 +97,7 @@ def test_what_is_wrong_names_file_line_field_and_value(
         (Rules(answer_in_passages=False), {"answers": ["he did"]}),
         (Rules(passages=False), {"context": None}),
         (Rules(), {"label": "said otherwise", "answers": []}),
+        (Rules(ranked=True), {"gold": [0], "answers": []}),
         (Rules(), {"question": "Who sold it?", "context": "The miller, of Brenn."}),
     ],
 )
