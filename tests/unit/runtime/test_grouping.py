@@ -1,9 +1,9 @@
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from condensery.runtime import grouping
 from condensery.runtime.grouping import LEAST_SPLIT_SECONDS, Ready, gather
 from condensery.runtime.pace import Pace
 
@@ -45,20 +45,24 @@ def test_short_steps_are_not() -> None:
     assert counts(given, idle=2) == [1] * 8
 
 
-def test_what_is_ready_while_a_short_step_is_under_way_joins_the_next() -> None:
+def test_what_is_ready_while_a_short_step_is_under_way_joins_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     short = pace(LEAST_SPLIT_SECONDS / 4)
-    now = time.monotonic()
+    now = 100.0
+    monkeypatch.setattr(grouping, "time", SimpleNamespace(monotonic=lambda: now))
     assert counts(Ready(cast(Any, [sequence()]), 5, {1: now}, short)) == []
     assert counts(Ready(cast(Any, [sequence()]), 5, {1: now}, pace(1.0))) == [1]
     assert counts(Ready(cast(Any, [sequence()]), 5, {1: now - 60}, short)) == [1], "it may hang"
     assert counts(Ready(cast(Any, [sequence()]), 5, {1: now}, Pace())) == [1], "nothing is known"
 
 
-def test_a_long_prompt_does_not_wait_for_a_short_step() -> None:
+def test_a_long_prompt_does_not_wait_for_a_short_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "time", SimpleNamespace(monotonic=lambda: 100.0))
     found = pace(LEAST_SPLIT_SECONDS / 4)
     for _ in range(20):
         found.ran(1, 100, 0.2)
-    flights = {1: time.monotonic()}
+    flights = {1: 100.0}
     assert counts(Ready(cast(Any, [sequence(200)]), 5, flights, found)) == [200]
 
 
