@@ -223,13 +223,12 @@ class Engine:
         try:
             outcomes = self._outcomes(members)
         finally:  # a thread that dies here gives back what it held; its watchdog tells the callers
-            news = self._land(members, outcomes, prompt, time.perf_counter() - started)
-        send_home(news)
+            self._land(members, outcomes, prompt, time.perf_counter() - started)
 
     def _land(
         self, members: list[Member], outcomes: list[Outcome], prompt: int, seconds: float
-    ) -> list[tuple[Generation, News]]:
-        """Note what a step has given; returns what goes home."""
+    ) -> None:
+        """Note what a step has given, and send it home."""
         news: list[tuple[Generation, News]] = []
         with self._workers.changed:
             self._flights.pop(id(members), None)
@@ -252,7 +251,8 @@ class Engine:
                     self._ready.append(generation)
             self._gauges.ran(sum(member.count for member in members))
             self._tell()
-        return news
+            # Before another worker can take the next step, whose tokens would else overtake these.
+            send_home(news)
 
     def _abandon(self, members: list[Member], reason: str) -> None:
         """Fail a step whose worker is lost. It may write on: it keeps its room until it lands."""

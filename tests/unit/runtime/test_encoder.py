@@ -318,7 +318,7 @@ async def test_a_long_list_is_on_the_device_before_its_end_is_tokenised(
     async def watched(texts: Sequence[str], **options: Any) -> Any:
         parts.append(options["first"])
         if len(parts) == 5:
-            assert await asyncio.to_thread(begun.wait, 5)
+            assert await asyncio.to_thread(begun.wait, 30)
         return await tokenise(texts, **options)
 
     monkeypatch.setattr(encoder._batcher, "_forward", counted)

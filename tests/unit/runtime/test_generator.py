@@ -1,8 +1,9 @@
 import asyncio
 import copy
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 
 import numpy as np
 import pytest
@@ -182,6 +183,22 @@ async def test_a_nan_fails_its_own_sequence_and_the_others_go_on(
     assert found[0] == found[2] == await collect(generator, good, 6)
 
 
+@contextmanager
+def holding(pair: OscarPair, passing: int) -> Iterator[Callable[[], object]]:
+    """Let so many steps pass and hold the next one until what is given is called."""
+    let_go, left = threading.Event(), [passing]
+
+    def before(*_: object) -> None:
+        left[0] -= 1
+        assert left[0] >= 0 or let_go.wait(30)
+
+    with pair.generator.register_forward_pre_hook(before):
+        try:
+            yield let_go.set
+        finally:
+            let_go.set()
+
+
 async def test_who_leaves_early_is_not_generated_for_any_more(
     pair: OscarPair, workers: Workers
 ) -> None:
@@ -198,20 +215,24 @@ async def test_who_leaves_early_is_not_generated_for_any_more(
             assert time.monotonic() < last
             await asyncio.sleep(0.001)  # not 0: a loop that spins keeps the worker from its turn
 
-    async with aclosing(generator.generate(prompt_of(1), max_tokens=80)) as tokens:
-        async for token in tokens:
-            if token.count == 3:
-                break
-    await until(runs=False)
+    with holding(pair, 5) as let_go:
+        async with aclosing(generator.generate(prompt_of(1), max_tokens=80)) as tokens:
+            async for token in tokens:
+                if token.count == 3:
+                    break
+        let_go()
+        await until(runs=False)
     assert sample("cancelled_total", stage="generate", cause="client") == 1
-    assert sample("step_tokens_count") < 80
+    assert sample("step_tokens_count") <= 6
 
-    task = asyncio.create_task(collect(generator, prompt_of(1), 80))
-    await until(runs=True)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await until(runs=False)
+    with holding(pair, 5) as let_go:
+        task = asyncio.create_task(collect(generator, prompt_of(1), 80))
+        await until(runs=True)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        let_go()
+        await until(runs=False)
     assert sample("cancelled_total", stage="generate", cause="client") == 2
 
     await collect(generator, prompt_of(1), 5)
@@ -223,11 +244,17 @@ async def test_an_answer_whose_time_runs_out_ends_and_is_counted_once(
 ) -> None:
     metrics = Metrics()
     generator = make(pair, workers, metrics=metrics)
-    with pair.generator.register_forward_pre_hook(lambda *_: time.sleep(0.02)):
-        began = time.monotonic()
-        with calling(Call(deadline=began + 0.1)), pytest.raises(DeadlineExceeded):
-            await collect(generator, prompt_of(1), 80)
-        assert time.monotonic() - began < 0.4
+    call, steps = Call(), list[int]()
+
+    def before(*_: object) -> None:
+        steps.append(len(steps))
+        if len(steps) == 3:
+            call.deadline = time.monotonic()
+
+    hooked = pair.generator.register_forward_pre_hook(before)
+    with hooked, calling(call), pytest.raises(DeadlineExceeded):
+        await collect(generator, prompt_of(1), 80)
+    assert len(steps) == 3
     labels = {"model": "tiny", "stage": "generate", "cause": "deadline"}
     assert metrics.registry.get_sample_value("condensery_cancelled_total", labels) == 1
 
