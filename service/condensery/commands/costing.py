@@ -1,9 +1,10 @@
-"""``condensery cost``: FLOPs from dimensions alone; needs no model, no server and no torch."""
+"""``condensery cost``: what a method costs by its dimensions; needs no model, server or torch."""
 
 import argparse
 import json
 
 from condensery.commands.printing import Parsers, table
+from condensery.networks.effir_paper import BILLION, counts
 from condensery.networks.oscar_paper import (
     ANSWER,
     PASSAGE,
@@ -25,12 +26,16 @@ paper: as printed in Table 1 of arXiv:2504.07109; after it, ours counted as the 
 true: ours with attention scores, separators, and the question in the compressor's input.
 x: how many times less than without compression; first as the paper counts, then true."""
 
+EFFIR_TEXT = """\
+Billions of parameters, the head left out. paper: as printed in Tables 1 to 3 and 5 of "Making Large
+Language Models Efficient Dense Retrievers" (EffiR); after it, ours from the dimensions."""
+
 
 def add_parser(parsers: Parsers) -> None:
     """Add ``cost`` and its methods."""
     cost = parsers.add_parser(
         "cost",
-        help="FLOPs of a method, from dimensions alone",
+        help="FLOPs or parameters of a method, from dimensions alone",
         description="Work out what a method costs, from dimensions alone.",
     )
     methods = cost.add_subparsers(dest="method", metavar="METHOD", required=True)
@@ -44,6 +49,16 @@ def add_parser(parsers: Parsers) -> None:
     )
     oscar.add_argument("--json", action="store_true", help="print JSON, in FLOPs")
     oscar.set_defaults(run=run)
+    effir = methods.add_parser(
+        "effir",
+        help="dropping and slimming layers",
+        description="How many parameters EffiR leaves.",
+    )
+    effir.add_argument(
+        "--paper", action="store_true", required=True, help="the paper's models, and our figures"
+    )
+    effir.add_argument("--json", action="store_true", help="print JSON, in parameters")
+    effir.set_defaults(run=run_effir)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,6 +85,31 @@ def run(args: argparse.Namespace) -> int:
     for row in rows:
         if row.note:
             print(f"{row.backbone}, {row.method}: {row.note}.")
+    return 0
+
+
+def run_effir(args: argparse.Namespace) -> int:
+    """Print the paper's parameter counts and ours."""
+    rows = list(counts())
+    if args.json:
+        records = [
+            {
+                "backbone": row.backbone,
+                "variant": row.variant,
+                "paper": row.paper * BILLION,
+                "ours": row.parameters,
+            }
+            for row in rows
+        ]
+        print(json.dumps(records, indent=2))
+        return 0
+    cells = [("BACKBONE", "VARIANT", "PAPER", "OURS", "SHARE")]
+    full = {row.backbone: row.parameters for row in rows if row.pruning.dense}
+    for row in rows:
+        ours = f"{row.parameters / BILLION:.2f}"
+        share = f"{100 * row.parameters / full[row.backbone]:.1f}%"
+        cells.append((row.backbone, row.variant, f"{row.paper:.1f}", ours, share))
+    print(f"{table(cells)}\n\n{EFFIR_TEXT}")
     return 0
 
 

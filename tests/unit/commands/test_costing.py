@@ -35,10 +35,26 @@ def test_the_table_as_json_has_flops_of_both_counts(capsys: pytest.CaptureFixtur
     assert last["total"]["true"] > last["total"]["as_counted"]
 
 
-def test_the_table_needs_no_torch() -> None:
+def test_effirs_table_shows_the_papers_counts_beside_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cost", "effir", "--paper"]) == 0
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert ["Mistral-7B", "drop 16 MLP, width -30%", "3.4", "3.45", "48.5%"] in rows
+    assert ["LLaMA2-7B", "drop 28 MLP", "2.8", "2.82", "42.7%"] in rows
+    assert main(["cost", "effir", "--paper", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == 17
+    assert records[0]["ours"] == 7_110_660_096
+    assert all(round(one["ours"] / 1e9, 1) == one["paper"] / 1e9 for one in records)
+
+
+@pytest.mark.parametrize("method", ["oscar", "effir"])
+def test_the_table_needs_no_torch(method: str) -> None:
     code = (
         "import sys; from condensery.cli import main\n"
-        "main(['cost', 'oscar', '--paper'])\n"
+        f"main(['cost', '{method}', '--paper'])\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
