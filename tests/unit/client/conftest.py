@@ -73,11 +73,11 @@ def script() -> Iterator[Script]:
 
 
 @pytest.fixture
-def free_port() -> int:
+def free_port() -> Iterator[int]:
+    """Where nobody listens, and nobody else can while it is held."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port
+        yield taken.getsockname()[1]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import random
 import shutil
 import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -234,10 +234,14 @@ def test_what_was_acknowledged_survives_kill_9(data_dir: Path, kind: str) -> Non
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
-            timer = threading.Timer(draw.uniform(0.02, 0.5), child.kill)
-            timer.start()
-            lines = child.stdout.read().splitlines()
-            timer.join()
+            # So many writes, however long they take here, and anywhere in one of those that follow.
+            some, lines = draw.randint(6, 40), list[str]()
+            while sum(line.startswith("done") for line in lines) < some:
+                lines.append(child.stdout.readline().rstrip("\n"))
+                assert lines[-1], "it ended by itself"
+            time.sleep(draw.uniform(0, 0.05))
+            child.kill()
+            lines += child.stdout.read().splitlines()
         assert child.returncode == -9
         doubt = None
         for line in lines:

@@ -6,7 +6,7 @@ from condensery.index.sharing import SharedLock
 
 def test_readers_share_and_a_writer_is_alone() -> None:
     lock, inside, seen = SharedLock(), [0, 0], set()
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=30)
 
     def read() -> None:
         with lock.shared():
@@ -40,7 +40,7 @@ def test_a_waiting_writer_goes_before_new_readers() -> None:
     def hold() -> None:
         with lock.shared():
             holding.set()
-            done.wait(10)
+            done.wait(30)
 
     def write() -> None:
         with lock.exclusive():
@@ -52,7 +52,7 @@ def test_a_waiting_writer_goes_before_new_readers() -> None:
 
     threads = [threading.Thread(target=job) for job in (hold, write, read)]
     threads[0].start()
-    holding.wait(10)
+    holding.wait(30)
     threads[1].start()
     while not lock._writers_waiting:
         time.sleep(0.001)
@@ -61,5 +61,5 @@ def test_a_waiting_writer_goes_before_new_readers() -> None:
     assert order == []
     done.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert order == ["writer", "reader"]

@@ -1,5 +1,6 @@
 import contextlib
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,15 +69,21 @@ def test_a_request_that_fails_leaves_all_the_same() -> None:
     assert (admission.requests, admission.bytes) == (0, 0)
 
 
-def test_when_to_come_back_follows_how_fast_the_house_drains() -> None:
+def test_when_to_come_back_follows_how_fast_the_house_drains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("condensery.jobs.admission.time", SimpleNamespace(monotonic=lambda: now))
+
     def refused(pause: float) -> float:
         """Let five leave, a pause apart, fill the house again; returns what the next is told."""
+        nonlocal now
         admission = Admission(max_requests=9)
         leave = [contextlib.ExitStack() for _ in range(14)]
         for one in leave[:9]:
             one.enter_context(admission.enter(1))
         for one in leave[:5]:
-            time.sleep(pause)
+            now += pause
             one.close()
         for one in leave[9:]:
             one.enter_context(admission.enter(1))

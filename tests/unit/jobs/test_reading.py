@@ -162,7 +162,8 @@ async def test_required_fails_before_the_first_event_where_auto_would_read_text(
         reader.faults["gold gold gold"] = ModelFault(SECRET)
     else:
         reader.delay = 60
-    stream = answer(services, ask(mode="required", compress_timeout_ms=50))
+    milliseconds = 50 if where == "late" else 60_000
+    stream = answer(services, ask(mode="required", compress_timeout_ms=milliseconds))
     with pytest.raises(CompressionFailed, match="mode is required") as caught:
         await anext(stream)
     assert caught.value.field == ("documents[1]" if where == "one" else "documents[0]")
