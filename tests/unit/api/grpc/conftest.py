@@ -26,10 +26,10 @@ async def channel(server: GrpcServer) -> AsyncIterator[grpc.aio.Channel]:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], Any]], Awaitable[None]]:
-    """Wait for something to become true, five seconds at most."""
+    """Wait for something to become true, half a minute at most."""
 
     async def wait(happened: Callable[[], Any]) -> None:
-        for _ in range(500):
+        for _ in range(3000):
             if happened():
                 return
             await asyncio.sleep(0.01)

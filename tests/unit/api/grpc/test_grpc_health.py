@@ -23,7 +23,7 @@ def watch(channel: grpc.aio.Channel, service: str = "") -> Any:
 
 
 async def next_of(watching: Any) -> int:
-    reply = await asyncio.wait_for(watching.read(), 5)
+    reply = await asyncio.wait_for(watching.read(), 30)
     return int(reply.status)
 
 
@@ -106,19 +106,18 @@ async def test_watchers_hear_the_end_and_do_not_hold_it_up(services: Services) -
         stopping = asyncio.create_task(server.stop(20))
         assert await next_of(watching) == Reply.NOT_SERVING
         await stopping
-        assert time.perf_counter() - started < 5
+        assert time.perf_counter() - started < 15
 
 
-async def test_what_is_in_flight_at_the_end_is_finished(services: Services, pool: Any) -> None:
+async def test_what_is_in_flight_at_the_end_is_finished(
+    services: Services, pool: Any, until: Callable[..., Any]
+) -> None:
     pool.encoders["words"].delay = 0.5
     server = await start(services, "127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = stubs.EmbeddingStub(channel).EmbedBatch(pb.EmbedBatchRequest(texts=["a"]))
-        for _ in range(500):
-            if pool.encoders["words"].waiting:
-                break
-            await asyncio.sleep(0.01)
-        await server.stop(10)
+        await until(lambda: pool.encoders["words"].waiting)
+        await server.stop(30)
         assert (await call).dims == 8
 
 
@@ -134,6 +133,6 @@ async def test_an_end_that_waits_can_be_hastened(
         await asyncio.sleep(0.1)
         assert not stopping.done()
         await server.stop(0)
-        await asyncio.wait_for(stopping, 5)
+        await asyncio.wait_for(stopping, 30)
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
     assert not pool.encoders["words"].waiting

@@ -72,10 +72,10 @@ def counted(services: Services, task: str, *codes: str) -> float:
     ("timeout", "metadata", "seconds"),
     [
         (None, {}, 300),
-        (20, {}, 20),
-        (None, {TIMEOUT: "15000"}, 15),
-        (20, {TIMEOUT: "15000"}, 15),
-        (10, {TIMEOUT: "15000"}, 10),
+        (200, {}, 200),
+        (None, {TIMEOUT: "150000"}, 150),
+        (200, {TIMEOUT: "150000"}, 150),
+        (100, {TIMEOUT: "150000"}, 100),
         (10_000, {TIMEOUT: "15000000"}, 300),
     ],
     ids=["the server's", "gRPC's", "the metadata's", "the shorter", "the shorter too", "no longer"],
@@ -89,7 +89,7 @@ async def test_a_call_has_until_the_shortest_of_three_times(
 ) -> None:
     await embed(channel, timeout, x_request_id="mine", **metadata)
     (call,) = calls
-    assert call.deadline - time.monotonic() == pytest.approx(seconds, abs=2)
+    assert call.deadline - time.monotonic() == pytest.approx(seconds, abs=20)
     assert (call.request_id, call.caller) == ("mine", "127.0.0.1")
 
 
@@ -117,15 +117,15 @@ async def test_work_whose_time_runs_out_is_dropped(
 ) -> None:
     encoder = pool.encoders["words"]
     encoder.delay = 60
-    call = embed(channel, **{TIMEOUT: "400"})
+    call = embed(channel, **{TIMEOUT: "2000"})
     await until(lambda: calls)
     calls[0].began = began  # as the batcher says when a forward pass begins
     error = await refused(call)
     assert error.code() is StatusCode.DEADLINE_EXCEEDED
     assert trailer(error, "x-error") == kind
     assert not encoder.waiting
+    await until(lambda: counted(services, "embed", kind) and not services.admission.requests)
     assert counted(services, "embed", kind) == 1
-    assert services.admission.requests == 0
 
 
 async def test_a_call_that_comes_too_late_is_not_begun(
@@ -151,7 +151,7 @@ async def test_a_timeout_of_somebody_else_is_a_bug_and_no_deadline(
 
 
 async def test_a_stream_that_hangs_is_cut_soon_after_its_time(
-    channel: grpc.aio.Channel, services: Services, pool: Any
+    channel: grpc.aio.Channel, services: Services, pool: Any, until: Until
 ) -> None:
     closed = False
 
@@ -164,15 +164,15 @@ async def test_a_stream_that_hangs_is_cut_soon_after_its_time(
             closed = True
 
     pool.readers["pair"]._say = hanging
-    call = answer(channel, metadata=((TIMEOUT, "300"),))
+    call = answer(channel, metadata=((TIMEOUT, "2000"),))
     for kind in ("retrieved", "delta"):
         assert (await call.read()).WhichOneof("event") == kind
     started = time.monotonic()
     error = await refused(call.read())
     assert error.code() is StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - started < 5
-    assert closed
-    assert counted(services, "answer", "ExpiredInQueue", "DeadlineExceeded") == 1
+    assert time.monotonic() - started < 30
+    await until(lambda: closed)
+    await until(lambda: counted(services, "answer", "ExpiredInQueue", "DeadlineExceeded") == 1)
 
 
 async def test_a_stream_whose_client_stopped_reading_ends_at_its_time(
@@ -189,10 +189,10 @@ async def test_a_stream_whose_client_stopped_reading_ends_at_its_time(
             closed = True
 
     pool.readers["pair"]._say = endless
-    call = answer(channel, metadata=((TIMEOUT, "500"),))
+    call = answer(channel, metadata=((TIMEOUT, "2000"),))
     await call.read()
     await until(lambda: closed)
-    assert services.admission.requests == 0
+    await until(lambda: not services.admission.requests)
     call.cancel()
 
 
@@ -210,7 +210,7 @@ async def test_a_client_that_leaves_takes_its_work_along_and_nobody_is_alarmed(
     call.cancel()
     await until(lambda: counted(services, "embed", "Cancelled"))
     assert not encoder.waiting
-    assert services.admission.requests == 0
+    await until(lambda: not services.admission.requests)
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
@@ -219,7 +219,7 @@ async def test_a_clients_own_deadline_drops_its_work(
 ) -> None:
     encoder = pool.encoders["words"]
     encoder.delay = 60
-    error = await refused(embed(channel, 0.3))
+    error = await refused(embed(channel, 2))
     assert error.code() is StatusCode.DEADLINE_EXCEEDED
     await until(lambda: counted(services, "embed", "Cancelled", "ExpiredInQueue"))
     assert not encoder.waiting
@@ -235,7 +235,7 @@ async def test_a_stream_whose_client_leaves_is_closed_at_the_next_step(
         nonlocal steps, closed_after
         try:
             for steps in itertools.count(1):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.1)
                 yield Token("word ", steps)
         finally:
             closed_after = steps
@@ -246,13 +246,17 @@ async def test_a_stream_whose_client_leaves_is_closed_at_the_next_step(
         await call.read()
     call.cancel()
     await until(lambda: closed_after < math.inf)
-    assert closed_after < 20
+    assert closed_after < 100  # ten seconds' worth
     await until(lambda: counted(services, "answer", "Cancelled"))
-    assert services.admission.requests == 0
+    await until(lambda: not services.admission.requests)
 
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
-    channel: grpc.aio.Channel, services: Services, pool: Any, caplog: pytest.LogCaptureFixture
+    channel: grpc.aio.Channel,
+    services: Services,
+    pool: Any,
+    until: Until,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     chance = random.Random(7)
     encoder = pool.encoders["words"]
@@ -269,6 +273,6 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
         await asyncio.gather(*(leave(number) for number in range(20)), return_exceptions=True)
     encoder.delay = 0
     assert (await embed(channel)).dims == 8
-    assert services.admission.requests == 0
+    await until(lambda: not services.admission.requests)
     assert services.admission.bytes == 0
     assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []

@@ -28,7 +28,7 @@ def write(folder: Path, authority: trustme.CA = AUTHORITY) -> Tls:
 async def dims(channel: grpc.aio.Channel) -> int:
     asked = pb.EmbedBatchRequest(texts=["a"])
     async with channel:
-        return int((await stubs.EmbeddingStub(channel).EmbedBatch(asked, timeout=10)).dims)
+        return int((await stubs.EmbeddingStub(channel).EmbedBatch(asked, timeout=30)).dims)
 
 
 async def test_who_trusts_the_certificate_is_served_and_nobody_else(

@@ -78,14 +78,14 @@ class Line:
     async def end(self) -> "Line":
         """Wait until it is served, or dropped."""
         # Not wait_for, which would end it itself.
-        done, _ = await asyncio.wait({self.task}, timeout=5)
+        done, _ = await asyncio.wait({self.task}, timeout=30)
         assert done, "it is still being served"
         self.task.result()
         return self
 
     async def until(self, so: Any) -> None:
         """Wait until ``so()`` is true."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not so():  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.001)
 
@@ -152,7 +152,7 @@ def serve(services):
         try:
             yield listener.getsockname()[1]
         finally:
-            await asyncio.wait_for(rest.stop(0), 5)
+            await asyncio.wait_for(rest.stop(0), 30)
 
     return serving
 
@@ -162,6 +162,12 @@ async def server(serve):
     """Return a running server's port."""
     async with serve() as port:
         yield port
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Wait less long for who is refused to read why."""
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ MANY = b"".join(b"x-h%d: %s\r\n" % (place, b"v" * 100) for place in range(400))
     ],
     ids=["one", "many", "target", "endless value", "endless name", "endless target", "4 MB"],
 )
-async def test_a_head_over_the_limit_is_refused_and_the_connection_ended(server, quick, pieces):
+async def test_a_head_over_the_limit_is_refused_and_the_connection_ended(server, pieces):
     status, headers, body, ended = await asked(server, *pieces)
     assert status == 431
     assert body["error"]["code"] == "headers_too_large"
@@ -48,13 +48,13 @@ async def test_long_bodies_count_for_no_head(server):
         writer.write((post("/embed", body) * 2) + post("/embed")[:20])
         await writer.drain()
         for _ in range(2):
-            status, _, _ = await asyncio.wait_for(read_reply(reader), 5)
+            status, _, _ = await asyncio.wait_for(read_reply(reader), 30)
             assert status != 431
         writer.write(post("/embed")[20:])
-        assert (await asyncio.wait_for(read_reply(reader), 5))[0] == 200
+        assert (await asyncio.wait_for(read_reply(reader), 30))[0] == 200
 
 
-async def test_the_refusal_has_the_paths_body_and_the_callers_id(server, quick, caplog):
+async def test_the_refusal_has_the_paths_body_and_the_callers_id(server, brief, caplog):
     caplog.set_level(logging.INFO, "condensery")
     long = "a" * 20_000
     pieces = post("/embed", x_request_id="mine-7", x_long=long)
@@ -81,7 +81,7 @@ async def test_the_refusal_has_the_paths_body_and_the_callers_id(server, quick, 
     ],
     ids=repr,
 )
-async def test_what_is_no_http_is_told_so_in_our_body(server, quick, data):
+async def test_what_is_no_http_is_told_so_in_our_body(server, brief, data):
     status, _, body, ended = await asked(server, data)
     assert status in (400, 404, 405)
     message = body["error"] if isinstance(body["error"], str) else body["error"]["message"]
@@ -91,15 +91,15 @@ async def test_what_is_no_http_is_told_so_in_our_body(server, quick, data):
         assert "HTTP" in message
 
 
-async def test_broken_chunks_of_a_body_are_told_so(server, quick):
+async def test_broken_chunks_of_a_body_are_told_so(server, brief):
     head = b"POST /embed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     status, _, body, ended = await asked(server, head + b"3\r\nabc\r\n", b"zz\r\n")
     assert (status, body["error_type"], ended) == (400, "Validation", True)
 
 
-async def test_garbage_after_a_good_request_is_not_taken_for_its_reply(server, quick, pool):
+async def test_garbage_after_a_good_request_is_not_taken_for_its_reply(server, brief, pool):
     pool.encoders["words"].delay = 0.2
-    async with asyncio.timeout(5), connected(server) as (reader, writer):
+    async with asyncio.timeout(30), connected(server) as (reader, writer):
         writer.write(post("/embed") * 2)
         await asyncio.sleep(0.05)
         writer.write(b"\x00garbage\r\n\r\n")
@@ -112,7 +112,7 @@ async def test_garbage_after_a_good_request_is_not_taken_for_its_reply(server, q
 async def test_an_upgrade_that_we_do_not_speak_is_served_as_it_is(server, caplog, name):
     """Java's client offers HTTP/2 with its first request, which has a body."""
     offer = {"connection": "Upgrade, HTTP2-Settings", name: "h2c", "http2-settings": "AAEAAEAA"}
-    async with asyncio.timeout(5), connected(server) as (reader, writer):
+    async with asyncio.timeout(30), connected(server) as (reader, writer):
         for _ in range(2):
             writer.write(post("/embed", b'{"inputs": "\\r\\nupgrade: it"}', **offer))
             status, _, body = await read_reply(reader)
@@ -137,7 +137,7 @@ async def test_a_body_after_an_upgrade_is_read_however_the_request_is_cut(server
     """And so are the requests after it that came in one packet with it."""
     place = request_.find(after.encode()) + len(after)
     first, second = request_[:place], request_[place:]
-    async with asyncio.timeout(10), connected(server) as (reader, writer):
+    async with asyncio.timeout(30), connected(server) as (reader, writer):
         writer.write(first)
         await writer.drain()
         await asyncio.sleep(0.05)
@@ -149,7 +149,7 @@ async def test_a_body_after_an_upgrade_is_read_however_the_request_is_cut(server
 
 
 async def test_a_body_after_an_upgrade_is_read_byte_by_byte(server):
-    async with asyncio.timeout(20), connected(server) as (reader, writer):
+    async with asyncio.timeout(60), connected(server) as (reader, writer):
         writer.transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
         )
@@ -162,12 +162,12 @@ async def test_a_body_after_an_upgrade_is_read_byte_by_byte(server):
 
 
 async def test_an_upgrade_whose_body_is_empty_is_told_so_as_ever(server):
-    async with asyncio.timeout(10), connected(server) as (reader, writer):
+    async with asyncio.timeout(30), connected(server) as (reader, writer):
         writer.write(OFFER + b"content-length: 0\r\n\r\n" + LIVEZ)
         assert (await read_reply(reader))[0] == 422
         assert (await read_reply(reader))[0] == 200
 
 
-async def test_broken_chunks_after_an_upgrade_are_told_so(server, quick):
+async def test_broken_chunks_after_an_upgrade_are_told_so(server, brief):
     status, _, body, ended = await asked(server, CHUNKED.removesuffix(b"0\r\n\r\n"), b"zz\r\n")
     assert (status, body["error_type"], ended) == (400, "Validation", True)

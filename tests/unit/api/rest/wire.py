@@ -41,7 +41,7 @@ async def read_reply(reader):
 
 async def asked(port, *pieces):
     """Send pieces; return the reply and whether the connection then ended."""
-    async with asyncio.timeout(10), connected(port) as (reader, writer):
+    async with asyncio.timeout(30), connected(port) as (reader, writer):
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
