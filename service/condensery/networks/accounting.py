@@ -198,7 +198,7 @@ class PairCost:
     Attributes:
         compressor: The compressor's backbone.
         generator: The generator's.
-        window: Mapping, rerank head and the pointer's queries, for each window read.
+        window: Mapping, rerank head and the pointer's queries and gate, for each window read.
         window_token: The pointer's keys and their use, for each of a window's passage tokens.
         token: Output projection and head, for each token generated.
         slots: Positions that memory and rerank tokens take.
@@ -221,8 +221,13 @@ class PairCost:
         attention = 4 * hidden_size * hidden_size
         queries = keys = 0
         if shape.copy:
-            queries = 2 * memory * hidden_size * (hidden_size + 1)  # and the gate
-            keys = 2 * hidden_size * (hidden_size + 2 * memory)  # scores, and the words' mix
+            queries = 2 * memory * hidden_size  # the gate
+            keys = 2 * hidden_size * memory  # the words' mix
+            if shape.walk:
+                keys += 4 * hidden_size  # where the answer starts, and ends
+            else:
+                queries += 2 * memory * hidden_size * hidden_size
+                keys += 2 * hidden_size * (hidden_size + memory)  # keys, and their scores
         return cls(
             compressor=LayerCost(attention + 2 * hidden_size * mlp_size, layers, hidden_size),
             generator=LayerCost(

@@ -9,6 +9,7 @@ from transformers import BertConfig
 from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_generator import Generator, standardised
 from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.pointing import Pointer, Walk
 
 WORDS = "compressor.backbone.embeddings.word_embeddings.weight"
 
@@ -26,9 +27,9 @@ class OscarPair(nn.Module):
     def __init__(self, config: BertConfig, shape: OscarShape, words: Tensor) -> None:
         super().__init__()
         self.shape = shape
-        self.compressor = Compressor(
-            config, shape, generator_size=config.hidden_size, copy=shape.copy
-        )
+        hidden = config.hidden_size
+        pointer = (Walk(hidden) if shape.walk else Pointer(hidden)) if shape.copy else None
+        self.compressor = Compressor(config, shape, generator_size=hidden, pointer=pointer)
         self.generator = Generator(standardised(words), shape)
         table = self.compressor.backbone.embeddings.word_embeddings
         table.weight.data.copy_(words)

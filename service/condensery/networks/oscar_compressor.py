@@ -1,14 +1,13 @@
 """The compressor: a passage, read for a question, becomes a few vectors and a relevance score."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
 from condensery.networks.oscar_shape import BertShape
+from condensery.networks.pointing import Pointer, Walk
 
 TEXT = -1  # in ``slot_ids``: an ordinary token
 
@@ -48,39 +47,12 @@ class Compressed:
         memory: (passages, memory tokens, generator hidden size).
         relevance: (passages,), raw scores.
         pointer: Log-probabilities of each memory token over ``passage_at``,
-            (passages, memory tokens, longest); None without the copy path.
+            (passages, memory tokens, longest); None without a pointer.
     """
 
     memory: Tensor
     relevance: Tensor
     pointer: Tensor | None
-
-
-class Pointer(nn.Module):
-    """Attention of the memory tokens over the passage's own tokens.
-
-    The values are the generator's word embeddings, so what a memory vector points at is a word
-    the generator can say. A small generator trained from scratch needs this: without it, 40,000
-    examples pass before it reads anything (docs/decisions).
-    """
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.gate = nn.Linear(hidden_size, 1)
-
-    def forward(self, memory: Tensor, tokens: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (passages, l, longest) and gates (passages, l, 1).
-
-        Args:
-            memory: Memory tokens' states, (passages, l, hidden).
-            tokens: Passage tokens' states, (passages, longest, hidden).
-            real: True where ``tokens`` is not padding, (passages, longest).
-        """
-        scores = self.query(memory) @ self.key(tokens).mT / math.sqrt(memory.shape[-1])
-        scores = scores.float().masked_fill(~real[:, None, :], -math.inf)
-        return F.log_softmax(scores, dim=-1), torch.sigmoid(self.gate(memory))
 
 
 class Compressor(nn.Module):
@@ -94,14 +66,19 @@ class Compressor(nn.Module):
         config: The backbone's configuration.
         shape: How it reads.
         generator_size: The generator's hidden size.
-        copy: Whether there is a pointer too.
+        pointer: Where its memory tokens point, if they do.
 
     Raises:
         ValueError: The backbone has fewer positions than the shape needs.
     """
 
     def __init__(
-        self, config: BertConfig, shape: BertShape, generator_size: int, *, copy: bool = False
+        self,
+        config: BertConfig,
+        shape: BertShape,
+        generator_size: int,
+        *,
+        pointer: Pointer | Walk | None = None,
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
@@ -119,7 +96,7 @@ class Compressor(nn.Module):
             nn.Linear(shape.mapping_size, generator_size),
         )
         self.rerank = nn.Linear(hidden, 1)
-        self.pointer = Pointer(hidden) if copy else None
+        self.pointer = pointer
 
     @property
     def slot_positions(self) -> range:

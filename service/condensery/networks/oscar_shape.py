@@ -28,7 +28,7 @@ def rate_of(passage_tokens: int, vectors: int) -> int:
 
 def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out what manifests written before the field was there don't have."""
-    return {name: value for name, value in values.items() if name != "fewer" or value}
+    return {name: v for name, v in values.items() if name not in {"fewer", "walk"} or v}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,8 @@ class OscarShape(BertShape):
 
     Attributes:
         copy: Whether memory vectors also carry a pointer's mix of the passage's word embeddings.
+        walk: Whether that pointer walks along the passage from where an answer starts; else each
+            memory token points by itself.
         generator_layers: Layers of the generator.
         generator_heads: Attention heads of the generator.
         generator_mlp_size: Neurons of each of the generator's MLPs.
@@ -117,7 +119,15 @@ class OscarShape(BertShape):
     """
 
     copy: bool = True
+    walk: bool = False
     generator_layers: int = 4
     generator_heads: int = 6
     generator_mlp_size: int = 1024
     generator_positions: int = 2048
+
+    def __post_init__(self) -> None:
+        """Check what the fields say together, too."""
+        # Not super(): a dataclass with slots is a new class, which super() does not know.
+        BertShape.__post_init__(self)
+        if self.walk and not self.copy:
+            raise ValueError("walk is true, but copy is false: there is no pointer to walk")

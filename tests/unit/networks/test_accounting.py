@@ -48,9 +48,9 @@ def test_without_the_copy_path_no_pointer_is_counted() -> None:
     assert cost.compress(1, 2) == cost.compressor.sequence(9) + 2 * 2 * (20 + 20) + 2 * 4
 
 
-@pytest.mark.parametrize("copy", [True, False])
-def test_the_compressors_figure_is_what_torch_counts(copy: bool) -> None:
-    pair = tiny_pair(copy=copy)
+@pytest.mark.parametrize("shape", [{}, {"walk": True}, {"copy": False}], ids=str)
+def test_the_compressors_figure_is_what_torch_counts(shape: dict[str, bool]) -> None:
+    pair = tiny_pair(**shape)
     pair.compressor.backbone.set_attn_implementation("eager")  # its products are counted, all
     question, passage = 8, 17  # 8 + 17 + 3 and 4 slots: a row of 32 without padding
     pairing = Pairing(range(5, 5 + question), range(5, 5 + passage))

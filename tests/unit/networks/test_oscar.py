@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 PAIR = tiny_pair()
 READY = make_ready(copy.deepcopy(PAIR))
 PLAIN = tiny_pair(copy=False)
+WALK = tiny_pair(walk=True)
 
 ids = st.integers(4, len(VOCABULARY) - 1)
 pairings = st.builds(
@@ -70,12 +71,30 @@ def compress_by_hand(pairing: Pairing, pair: OscarPair) -> tuple[Tensor, float]:
         vectors = linear("mapping.2", linear("mapping.0", memory).clamp(min=0))
         if pair.shape.copy:
             at = range(len(question) + 2, len(text))
-            keys = linear("pointer.key", hidden[at.start : at.stop])
-            scores = linear("pointer.query", memory) @ keys.T / math.sqrt(hidden.shape[-1])
+            tokens = hidden[at.start : at.stop]
+            if pair.shape.walk:
+                pointed = walk_by_hand(linear("pointer.span", tokens), len(memory))
+            else:
+                keys = linear("pointer.key", tokens)
+                scores = linear("pointer.query", memory) @ keys.T / math.sqrt(hidden.shape[-1])
+                pointed = scores.softmax(-1)
             table = pair.generator.words[[text[i] for i in at]]
             gate = 1 / (1 + torch.exp(-linear("pointer.gate", memory)))
-            vectors = vectors + gate * (scores.softmax(-1) @ table)
+            vectors = vectors + gate * (pointed @ table)
         return vectors, linear("rerank", rerank).item()
+
+
+def walk_by_hand(logits: Tensor, steps: int) -> Tensor:
+    """Return where each memory token points: it starts, goes on, or stops for good."""
+    stop = torch.sigmoid(logits[:, 1])
+    moves = torch.diag(1 - stop[:-1], 1)
+    moves[:-1, -1] += stop[:-1]
+    moves[-1] = 0
+    moves[-1, -1] = 1
+    at = [logits[:, 0].softmax(0)]
+    for _ in range(steps - 1):
+        at.append(at[-1] @ moves)
+    return torch.stack(at)
 
 
 def close(got: Tensor, wanted: Tensor) -> bool:
@@ -107,7 +126,9 @@ def test_packed_and_padded_give_the_same(batch: list[Pairing]) -> None:
     assert torch.allclose(packed.pointer.exp(), padded.pointer.exp(), atol=1e-5)
 
 
-@pytest.mark.parametrize("pair", [PAIR, PLAIN], ids=["with pointer", "as in the paper"])
+@pytest.mark.parametrize(
+    "pair", [PAIR, WALK, PLAIN], ids=["with pointer", "with a walk", "as in the paper"]
+)
 @pytest.mark.parametrize("sizes", [(0, 0), (5, 1), (12, 24)])
 def test_memory_is_the_mapping_plus_what_the_pointer_copies(
     pair: OscarPair, sizes: tuple[int, int]

@@ -16,7 +16,7 @@ SHIPPED = Path(__file__).parents[3] / "model_store/oscar-mini/1/model.json"
 
 
 def test_a_shape_survives_the_manifest_and_refuses_unknown_names() -> None:
-    for shape in (tiny_shape(copy=False), tiny_shape(fewer=(2, 1))):
+    for shape in (tiny_shape(copy=False), tiny_shape(fewer=(2, 1)), tiny_shape(walk=True)):
         assert OscarShape.from_dict(json.loads(json.dumps(shape.to_dict()))) == shape
     with pytest.raises(TypeError, match="colour"):
         OscarShape.from_dict({"colour": 1})
@@ -40,6 +40,7 @@ def test_a_manifest_from_before_there_were_rates_stays_as_it_was() -> None:
         ("query_tokens", 1.5),
         ("mapping_size", True),
         ("copy", 1),
+        ("walk", 1),
         ("fewer", 4),
         ("fewer", [4.0]),
         ("fewer", [True]),
@@ -103,3 +104,8 @@ def test_the_first_vectors_are_those_of_a_compressor_that_has_no_others() -> Non
             alone = CausalPair(shape, *configs).load((rest | rows).items())
             wanted = alone.compressor.compress([Reading(tokens, 0, 0, count, 0, 0)]).vectors
             assert torch.allclose(found[:count], wanted, rtol=0, atol=5e-5)
+
+
+def test_a_walk_needs_a_pointer() -> None:
+    with pytest.raises(ValueError, match="walk is true, but copy is false"):
+        OscarShape(copy=False, walk=True)

@@ -48,6 +48,8 @@ class Item:
         answer: What is to be said; empty where the passages are only to be ranked.
         plain: The generator reads the passages' tokens instead of memory vectors.
         said: What it is told it has said so far, as long as ``answer``; None: the answer.
+        spelled: Passages, and which of them answers, where no compressor reads them: the vectors
+            are then the answer's words, one each, and the end (``losses.spell``).
     """
 
     question: Ids
@@ -55,6 +57,7 @@ class Item:
     answer: Ids
     plain: bool = False
     said: Ids | None = None
+    spelled: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Batch:
         prompt: The generator's word ids of all items, (total,); memory and separators hold 0.
         packing: Where each item's prompt lies.
         memory_at: Positions in ``prompt`` of each row's memory vectors, (rows, l).
+        spelled_at: Positions of the vectors that are spelled, (spelled rows * l,).
+        spelled: The words they spell, as long.
         separator_at: Positions of the separators.
         labels_at: Positions whose next token is an answer token.
         labels: Those tokens.
@@ -107,6 +112,8 @@ class Batch:
     prompt: Tensor
     packing: Packing
     memory_at: Tensor
+    spelled_at: Tensor
+    spelled: Tensor
     separator_at: Tensor
     labels_at: Tensor
     labels: Tensor
@@ -156,6 +163,8 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
         prompt=packing.row(prompts.ids)[0],
         packing=packing,
         memory_at=whole(prompts.memory_at),
+        spelled_at=whole(prompts.spelled_at),
+        spelled=whole(prompts.spelled),
         separator_at=whole(prompts.separator_at),
         labels_at=whole(prompts.labels_at),
         labels=whole(prompts.labels),
@@ -187,6 +196,8 @@ class _Prompts:
         self.ids: list[int] = []
         self.lengths: list[int] = []
         self.memory_at: list[list[int]] = []
+        self.spelled_at: list[int] = []
+        self.spelled: list[int] = []
         self.separator_at: list[int] = []
         self.labels_at: list[int] = []
         self.labels: list[int] = []
@@ -197,6 +208,13 @@ class _Prompts:
         """Lay one item's prompt behind those before it."""
         specials, memory = self._layout.specials, self._layout.shape.memory_tokens
         ids, begin = self.ids, len(self.ids)
+        passages, answering = item.spelled or (0, 0)
+        for passage in range(passages):
+            words = item.answer[:memory].tolist() if passage == answering else []
+            self.spelled += [*words, *[specials.end] * (memory - len(words))]
+            self.spelled_at.extend(range(len(ids), len(ids) + memory))
+            self.separator_at.append(len(ids) + memory)
+            ids.extend([0] * (memory + 1))
         for row in item.rows:
             if item.plain:
                 ids.extend(row.passage.tolist())

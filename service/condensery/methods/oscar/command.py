@@ -4,6 +4,7 @@ import argparse
 import logging
 import shlex
 import sys
+from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ SHAPE = [field.name for field in fields(OscarShape) if field.name not in ("copy"
 # What only the making of a run's beginning takes; a pack has it already.
 MAKING = (
     *("base", "data", "questions", "reader", "language_model"),
-    *("start", "start_model", "store", "pack"),
+    *("start_generator", "start", "start_model", "store", "pack"),
 )
 
 
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     add("--questions", nargs="+", help="FILE[:SHARE] to train on, not the usual sets of --data")
     add("--reader", type=Path, help="model folder of train extractive-reader, for the compressor")
     add("--language-model", type=Path, help="model folder of train lm, for the generator")
+    add("--start-generator", type=Path, help="run of train oscar, whose generator to go on from")
     add("--start", type=Path, help="run of train oscar, or its weights, to go on from")
     add("--start-model", help="stored pair to go on from")
     add("--store", type=Path, help="root of the stored models")
@@ -55,7 +57,10 @@ def parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(type(part).__name__.lower())
         for name in names:
             value = getattr(part, name)
-            group.add_argument(_flag(name), type=type(value), help=f"({value})")
+            if isinstance(value, bool):
+                group.add_argument(_flag(name), action=BooleanOptionalAction, help=f"({value})")
+            else:
+                group.add_argument(_flag(name), type=type(value), help=f"({value})")
     return parser
 
 
@@ -85,6 +90,10 @@ def check(args: argparse.Namespace) -> None:
             raise InputError(f"{_flag(given[0])}: --packed has it already", field=given[0])
     if args.start and args.start_model:
         raise InputError("--start-model: --start names other weights", field="start_model")
+    if args.start_generator and (args.language_model or args.start or args.start_model):
+        raise InputError(
+            "--start-generator: the generator comes from elsewhere already", field="start_generator"
+        )
     if args.reader and (args.start or args.start_model):
         raise InputError("--reader: a pair to go on from has a compressor", field="reader")
 
@@ -107,7 +116,13 @@ def beginning(args: argparse.Namespace) -> Start:
     except ValueError as error:
         raise InputError(str(error)) from error
     origins = Origins(
-        args.base, args.reader, args.language_model, args.start, args.start_model, args.store
+        base=args.base,
+        reader=args.reader,
+        language_model=args.language_model,
+        start_generator=args.start_generator,
+        start=args.start,
+        start_model=args.start_model,
+        store=args.store,
     )
     return prepare(
         origins,

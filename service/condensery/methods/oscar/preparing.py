@@ -20,6 +20,7 @@ from condensery.methods.oscar.starting import (
     start_encoder,
     start_from,
     start_generator,
+    start_only_generator,
 )
 from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.oscar_shape import OscarShape
@@ -37,6 +38,7 @@ class Origins:
         base: Directory of the encoder that the compressor starts from, with its tokenizer.
         reader: Directory of an extractive reader whose layers the compressor starts from instead.
         language_model: Directory of the Llama that the generator starts from.
+        start_generator: A run of ``train oscar``, or its weights, whose generator to go on from.
         start: A run of ``train oscar``, or its weights, to go on from.
         start_model: A stored pair to go on from.
         store: Where it is stored, if it is not shipped.
@@ -45,6 +47,7 @@ class Origins:
     base: Path
     reader: Path | None = None
     language_model: Path | None = None
+    start_generator: Path | None = None
     start: Path | None = None
     start_model: str | None = None
     store: Path | None = None
@@ -93,6 +96,10 @@ def prepare(
         start_generator(pair, origins.language_model, tokenizer)
         origin["language_model"] = digest(origins.language_model)
         log.info("the generator starts from %s", origins.language_model)
+    if origins.start_generator is not None:
+        name = origins.start_generator.name
+        start_only_generator(pair, run_weights(origins.start_generator), name)
+        origin["start_generator"] = name
     sets = load_sets(
         data,
         tokenizer,

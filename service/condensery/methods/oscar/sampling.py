@@ -23,6 +23,8 @@ class Mix:
         same_article: Share of the rest taken from the same article.
         first: Share of those in which the passage that answers stands first, as the best scored
             one does where the pair serves; in the rest it stands anywhere.
+        spelled: Share of the batches in which no compressor reads: the generator alone learns to
+            say what vectors spell, at a tenth of the cost.
         plain: Share whose passages the generator reads as plain text.
         none: Share without any passage.
         slips: Share of the answer's tokens that the generator is told it said otherwise: the token
@@ -35,6 +37,7 @@ class Mix:
     retrieved: float = 0.8
     same_article: float = 0.7
     first: float = 0.5
+    spelled: float = 0.2
     plain: float = 0.2
     none: float = 0.02
     slips: float = 0.1
@@ -90,15 +93,35 @@ class Sampler:
         (which,) = self._rng.choices(range(len(self._sets)), self._weights)
         data, order = self._sets[which], self._orders[which]
         size = self._rng.randint(self._mix.smallest, self._shape.passage_tokens)
+        spelled = self._rng.random() < self._mix.spelled
         items: list[Item] = []
         while tokens > 0:
             if not order:
                 order.extend(range(len(data.examples)))
                 self._rng.shuffle(order)
-            item = self._item(data, data.examples[order.pop()], size)
+            example = data.examples[order.pop()]
+            if spelled and not example.ranked_only:
+                item = self._spelled(data, example)
+                passages, _ = item.spelled or (0, 0)
+                cost = passages * (self._shape.memory_tokens + 1)
+                tokens -= cost + len(item.question) + len(item.answer) + 2
+            else:
+                item = self._item(data, example, size)
+                tokens -= sum(len(row.question) + len(row.passage) + 12 for row in item.rows) or 32
             items.append(item)
-            tokens -= sum(len(row.question) + len(row.passage) + 12 for row in item.rows) or 32
         return items
+
+    def _spelled(self, data: QaData, example: Example) -> Item:
+        """Give the generator the answer's words for vectors; longer ones are cut."""
+        rng, mix = self._rng, self._mix
+        passage = data.passages[example.passage]
+        answer = passage[example.start : example.end]
+        answer = (answer if example.label is None else example.label)[: self._shape.memory_tokens]
+        passages = 1 + (rng.randint(1, mix.others) if rng.random() < mix.several else 0)
+        place = 0 if rng.random() < mix.first else rng.randrange(passages)
+        question = example.question[: self._shape.query_tokens]
+        said = self._slip(answer, passage)
+        return Item(question, (), answer, said=said, spelled=(passages, place))
 
     def _item(self, data: QaData, example: Example, size: int) -> Item:
         """Crop the example's passage, choose what stands beside it."""

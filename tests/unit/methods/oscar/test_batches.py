@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from condensery.methods.oscar.batches import IGNORED, Batch, Item, Layout, Row, collate
-from condensery.methods.oscar.losses import Weights, losses, prompt_embeds
+from condensery.methods.oscar.losses import Weights, losses, prompt_embeds, spell
 from condensery.methods.oscar.starting import empty_pair
 from condensery.networks.attention import PACKED
 from condensery.networks.oscar import OscarPair
@@ -276,3 +276,40 @@ def test_where_passages_are_only_ranked_nothing_is_said_and_nothing_pointed_at()
     both = collate([*items, ITEMS[0]], LAYOUT)
     alone = collate(ITEMS[:1], LAYOUT)
     assert losses(pair, both).answer.item() == pytest.approx(losses(pair, alone).answer.item())
+
+
+def test_spelled_vectors_are_the_answers_words_and_then_the_end() -> None:
+    item = Item(QUESTION, (), ids(11, 12), spelled=(2, 1))
+    batch = collate([item, ITEMS[0]], LAYOUT)
+    assert batch.packing.lengths == (14, len(LAYOUTS[0]))
+    assert batch.spelled.tolist() == [3, 3, 3, 11, 12, 3]
+    assert batch.spelled_at.tolist() == [0, 1, 2, 4, 5, 6]
+    assert batch.separator_at.tolist()[:2] == [3, 7]
+    assert batch.prompt.tolist()[8:14] == [2, 40, 41, 3, 11, 12]
+    assert batch.memory_at[0].tolist() == [14, 15, 16]
+    pair = packed_pair()
+    torch.manual_seed(0)
+    filled = prompt_embeds(pair, batch, torch.zeros(2, 3, 32))
+    torch.manual_seed(0)
+    assert torch.equal(filled[batch.spelled_at], spell(batch.spelled, pair.generator.words))
+
+
+def test_a_word_is_more_than_half_of_what_spells_it() -> None:
+    words = torch.randn(50, 400, generator=torch.Generator().manual_seed(1))
+    wanted = torch.arange(50)
+    torch.manual_seed(0)
+    vectors = spell(wanted, words)
+    right = (vectors @ words.T).argmax(-1) == wanted
+    assert right.float().mean() > 0.9
+    shares = (vectors * words).sum(-1) / words.pow(2).sum(-1)
+    assert shares.min() > 0.4
+    assert shares.max() < 1.2
+    assert shares.std() > 0.1
+
+
+def test_where_all_is_spelled_the_generator_alone_learns() -> None:
+    pair = packed_pair()
+    found = losses(pair, collate([Item(QUESTION, (), ids(11, 12), spelled=(1, 0))], LAYOUT))
+    found.total(Weights(1.0, 1.0, 1.0)).backward()
+    learnt = {name.split(".")[0] for name, p in pair.named_parameters() if p.grad is not None}
+    assert learnt == {"generator"}

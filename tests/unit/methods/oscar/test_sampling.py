@@ -14,7 +14,7 @@ from condensery.methods.oscar.data import Beside, Example, Ids, QaData
 from condensery.methods.oscar.sampling import Mix, Sampler, contains
 
 SHAPE = tiny_shape()
-MIX = Mix(smallest=6)
+MIX = Mix(smallest=6, spelled=0)
 
 
 def some_data(seed: int, passages: int = 30, low: int = 10, high: int = 60) -> QaData:
@@ -90,7 +90,7 @@ def test_rows_fit_the_shape() -> None:
 
 
 def test_shares_are_those_of_the_mix() -> None:
-    mix = Mix(several=0.5, others=3, plain=0.2, none=0.1, smallest=6)
+    mix = replace(MIX, several=0.5, others=3, plain=0.2, none=0.1)
     kinds = Counter(
         "plain" if item.plain else min(2, len(item.rows)) for item in draw(3000, mix=mix)
     )
@@ -183,7 +183,7 @@ def rows_of(data: QaData, mix: Mix) -> list[Row]:
 
 
 def test_what_was_retrieved_stands_beside_with_its_scores() -> None:
-    mix = Mix(several=1, others=4, retrieved=1, plain=0, none=0, smallest=6)
+    mix = replace(MIX, several=1, others=4, retrieved=1, plain=0, none=0)
     found = {}
     for row in rows_of(retrieved(2.0, 1.0, -1.0, 3.0), mix):
         (where,) = {int(token) // 10 for token in row.passage[-1:]}
@@ -201,13 +201,13 @@ def test_what_was_retrieved_stands_beside_with_its_scores() -> None:
 
 
 def test_the_words_of_an_answer_are_pointed_at_only_where_the_score_says_so() -> None:
-    mix = Mix(several=1, others=4, retrieved=1, plain=0, none=0, smallest=6)
+    mix = replace(MIX, several=1, others=4, retrieved=1, plain=0, none=0)
     found = {row.score: row.relevant for row in rows_of(retrieved(-2.0, -1.0, -1.5, -3.0), mix)}
     assert found == {-2.0: True, -1.0: None, -1.5: False, -3.0: False}
 
 
 def test_some_of_the_others_are_of_other_questions() -> None:
-    mix = Mix(several=1, others=4, retrieved=0.5, plain=0, none=0, smallest=6)
+    mix = replace(MIX, several=1, others=4, retrieved=0.5, plain=0, none=0)
     rows = rows_of(retrieved(2.0, 1.0, -1.0, -2.0), mix)
     unscored = [row for row in rows if math.isnan(row.score)]
     assert 0.05 < len(unscored) / len(rows) < 0.6
@@ -217,7 +217,7 @@ def test_some_of_the_others_are_of_other_questions() -> None:
 
 
 def test_no_passage_stands_twice_in_an_item() -> None:
-    for item in draw(400, mix=Mix(several=1, others=4, same_article=1, smallest=6)):
+    for item in draw(400, mix=replace(MIX, several=1, others=4, same_article=1)):
         golds = [row for row in item.rows if row.answer is not None]
         if len(item.rows) > 1 and golds:
             firsts = [tuple(row.passage.tolist()) for row in item.rows]
@@ -235,13 +235,13 @@ def test_a_label_of_its_own_is_what_is_said() -> None:
 
 def test_plain_items_have_several_passages_too() -> None:
     counts = Counter(
-        len(item.rows) for item in draw(2000, mix=Mix(plain=0.5, smallest=6)) if item.plain
+        len(item.rows) for item in draw(2000, mix=replace(MIX, plain=0.5)) if item.plain
     )
     assert {1, 2, 3, 4} <= set(counts)
 
 
 def test_slips_are_as_many_as_asked_for_and_repeat_or_stray() -> None:
-    mix = Mix(slips=0.2, none=0, smallest=6)
+    mix = replace(MIX, slips=0.2, none=0)
     items = draw(2000, mix=mix)
     slipped = again = tokens = 0
     for item in items:
@@ -254,7 +254,7 @@ def test_slips_are_as_many_as_asked_for_and_repeat_or_stray() -> None:
             again += i > 0 and said == item.said[i - 1] and said != meant
     assert 0.14 < slipped / tokens < 0.21  # some slips hit the right word
     assert again > 0.1 * slipped
-    assert all(item.said is None for item in draw(300, mix=Mix(slips=0, smallest=6)))
+    assert all(item.said is None for item in draw(300, mix=replace(MIX, slips=0)))
 
 
 @pytest.mark.parametrize("wrong", [{"plain": 1.2}, {"several": -0.1}, {"others": 0}])
@@ -269,7 +269,7 @@ def test_a_mix_that_is_none_is_refused_by_name(wrong: dict[str, float]) -> None:
 def test_the_passage_that_answers_stands_first_as_often_as_asked() -> None:
     data = retrieved(*[math.nan] * 4)
     for share in (0.0, 0.6, 1.0):
-        mix = Mix(several=1, others=3, retrieved=1, first=share, plain=0, none=0, smallest=6)
+        mix = replace(MIX, several=1, others=3, retrieved=1, first=share, plain=0, none=0)
         source = Sampler([(data, 1.0)], SHAPE, mix, random.Random(0))
         items = [item for _ in range(150) for item in source.batch(100)]
         expected = np.mean([share + (1 - share) / len(item.rows) for item in items])
@@ -280,7 +280,7 @@ def test_the_passage_that_answers_stands_first_as_often_as_asked() -> None:
 def test_a_question_that_is_only_ranked_has_gold_and_others_and_says_nothing() -> None:
     data = retrieved(*[math.nan] * 4, label=np.zeros(0, np.int32))
     example = replace(data.examples[0], start=0, end=0, beside=(Beside(2), Beside(3)))
-    mix = Mix(several=0, others=2, retrieved=1, plain=1, none=0, smallest=6)
+    mix = replace(MIX, several=0, others=2, retrieved=1, plain=1, none=0)
     source = Sampler([(replace(data, examples=[example]), 1.0)], SHAPE, mix, random.Random(0))
     for item in [item for _ in range(30) for item in source.batch(100)]:
         assert not item.answer.size
@@ -288,3 +288,23 @@ def test_a_question_that_is_only_ranked_has_gold_and_others_and_says_nothing() -
         assert [row.relevant for row in item.rows] == [True, *[False] * (len(item.rows) - 1)]
         assert len(item.rows) > 1
         assert all(row.answer is None for row in item.rows)
+
+
+def test_where_answers_are_spelled_nothing_is_compressed() -> None:
+    items = draw(300, mix=replace(MIX, spelled=1, several=0.5, others=3, first=0.5, slips=0.1))
+    spelled = [item.spelled for item in items if item.spelled is not None]
+    assert len(spelled) == len(items)
+    assert not any(item.rows for item in items)
+    assert all(0 < len(item.answer) <= SHAPE.memory_tokens for item in items)
+    counts = Counter(passages for passages, _ in spelled)
+    assert set(counts) == {1, 2, 3, 4}
+    assert 0.4 < counts[1] / len(items) < 0.6
+    assert all(0 <= place < passages for passages, place in spelled)
+    assert {place for _, place in spelled} == {0, 1, 2, 3}
+    assert any(item.said is not None for item in items)
+    shares = [
+        bool(one.spelled)
+        for _ in range(400)
+        for one in sampler(_, replace(MIX, spelled=0.3)).batch(60)[:1]
+    ]
+    assert 0.2 < np.mean(shares) < 0.4

@@ -11,17 +11,20 @@ from transformers import BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
 from condensery.errors import InputError
 from condensery.methods.oscar.starting import (
+    END_OFFSET,
     language_model_shape,
     new_pair,
     run_weights,
     start_encoder,
     start_from,
     start_generator,
+    start_only_generator,
 )
 from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_generator import standardised
+from condensery.networks.pointing import Walk
 
 SHAPE = tiny_shape(generator_layers=3)
 
@@ -200,3 +203,40 @@ def test_weights_are_those_of_a_runs_last_checkpoint_or_of_a_file(tmp_path: Path
     (tmp_path / "bad").write_text("no")
     with pytest.raises(InputError, match="start: "):
         run_weights(tmp_path / "bad")
+
+
+def test_a_pointer_that_walks_starts_from_the_readers_span_head(
+    base_folder: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(5)
+    reader = BertForQuestionAnswering(tiny_config())
+    pair = new_pair(base_folder, tiny_shape(walk=True))
+    words = pair.compressor.backbone.embeddings.word_embeddings.weight
+    reader.bert.embeddings.word_embeddings.weight.data.copy_(words)
+    reader.qa_outputs.bias.data.copy_(torch.tensor([0.5, 0.25]))
+    reader.save_pretrained(tmp_path)
+    start_encoder(pair, tmp_path)
+    pointer = pair.compressor.pointer
+    assert isinstance(pointer, Walk)
+    assert torch.equal(pointer.span.weight, reader.qa_outputs.weight)
+    assert pointer.span.bias.tolist() == [0.5, 0.25 - END_OFFSET]
+    reader.bert.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"reader: .*: no span head: 'qa_outputs.weight'"):
+        start_encoder(pair, tmp_path)
+
+
+def test_a_generator_alone_may_be_gone_on_from(base_folder: Path) -> None:
+    other = tiny_pair(seed=4)
+    pair = new_pair(base_folder, tiny_shape(walk=True))
+    before = {name: value.clone() for name, value in pair.own_state().items()}
+    start_only_generator(pair, other.own_state(), "other")
+    for name, value in pair.own_state().items():
+        its = other.own_state() if name.startswith("generator.") else before
+        assert torch.equal(value, its[name]), name
+    with pytest.raises(
+        InputError, match=r"start_generator: other: another generator: .* is missing"
+    ):
+        start_only_generator(pair, {}, "other")
+    deeper = tiny_pair(generator_layers=3).own_state()
+    with pytest.raises(InputError, match=r"layers\.2\.\S+ is unknown"):
+        start_only_generator(pair, deeper, "other")

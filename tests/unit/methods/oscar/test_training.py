@@ -27,7 +27,7 @@ from condensery.networks.oscar import WORDS, OscarPair
 
 SHAPE = tiny_shape(query_tokens=24, passage_tokens=48)
 RECIPE = Recipe(steps=6, tokens=300, warmup=2, cloze_only=2, cloze=20, new_rate=3e-3)
-MIX = Mix(smallest=16)
+MIX = Mix(smallest=16, spelled=0)
 
 
 def beginning(base: Path, data: Path, recipe: Recipe = RECIPE, mix: Mix = MIX) -> Start:
