@@ -1,4 +1,4 @@
-"""``condensery train``, ``distil``, ``eval``, ``publish``: doors to the methods' command lines."""
+"""``condensery train``, ``distil``, ``eval`` and more: doors to the methods' command lines."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ COMMANDS = (
     ("eval", "measure a model"),
     ("publish", "put a model that was made into a store"),
     ("export", "write a stored model as transformers reads it"),
+    ("effir", "drop and slim the layers of a retriever"),
 )
 # command, method: the module whose main(arguments) does it, and what it does
 MODULES = {
@@ -45,6 +46,10 @@ MODULES = {
     ),
     ("publish", "lm"): ("condensery.methods.lm.publishing", "put a language model in a store"),
     ("export", "lm"): ("condensery.methods.lm.exporting", "write a stored language model"),
+    ("effir", "analyse"): (
+        "condensery.methods.effir.analysis",
+        "measure how much each layer changes what passes through it",
+    ),
     ("publish", "oscar"): ("condensery.methods.oscar.publishing", "put a trained pair in a store"),
     ("publish", "oscar-causal"): (
         "condensery.methods.oscar.causal.publishing",

@@ -101,16 +101,35 @@ def load_backbone(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Backbone:
-    """Load the transformer in ``path`` (config.json, *.safetensors) as it runs here.
+    """Load the transformer in ``path`` as it runs here.
 
     Args:
-        path: A directory in transformers' layout. Nothing is fetched, and no code in it runs.
+        path: See ``load_transformer``.
         device: Where to run.
         dtype: What to compute in.
 
     Raises:
-        CorruptModel: A file is missing or unreadable, weights are missing or of other shapes, or
-            the architecture does not give the same numbers packed as alone.
+        CorruptModel: As ``load_transformer``; or the architecture does not give the same numbers
+            packed as alone.
+    """
+    return run_packed(load_transformer(path, device=device, dtype=dtype))
+
+
+def load_transformer(
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> PreTrainedModel:
+    """Load the base model in ``path`` (config.json, *.safetensors) as transformers has it.
+
+    Args:
+        path: A directory in transformers' layout. Nothing is fetched, and no code in it runs.
+        device: Where to.
+        dtype: Of its weights.
+
+    Raises:
+        CorruptModel: A file is missing or unreadable, weights are missing or of other shapes.
     """
     try:
         with _loading, _quietly():
@@ -131,7 +150,8 @@ def load_backbone(
     wrong = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if wrong:
         raise CorruptModel(f"{path.name}: weights missing or of another shape: {wrong[:5]}")
-    return run_packed(model.to(device).eval())
+    found: PreTrainedModel = model.to(device).eval()
+    return found
 
 
 def _has_pooler(config: PretrainedConfig) -> bool:

@@ -43,6 +43,11 @@ class Family:
     norm_first: bool = True
 
     @property
+    def between(self) -> str:
+        """The module that reads what stands between attention and MLP."""
+        return self.mlp_norm if self.norm_first else self.mlp[0]
+
+    @property
     def attention_parts(self) -> tuple[str, ...]:
         """What goes with the attention."""
         return (self.attention, self.attention_norm) if self.norm_first else (self.attention,)

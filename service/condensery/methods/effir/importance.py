@@ -1,0 +1,118 @@
+"""How much each sub-layer changes what passes through it (EffiR, section 4.1, equation 3)."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from condensery.errors import InputError
+from condensery.networks.sublayers import family_of, layers_of
+
+GROUPS = ("attention", "mlp", "block")
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """``1 - cos(x, y)`` of each sub-layer, a mean over tokens; y is x once the sub-layer has run.
+
+    x is the residual stream, before any norm. Where norms stand last (BERT), y is behind the norm.
+
+    Attributes:
+        attention: Of each layer's attention.
+        mlp: Of each layer's MLP.
+        block: Of each layer as a whole.
+        tokens: How many were read.
+    """
+
+    attention: tuple[float, ...]
+    mlp: tuple[float, ...]
+    block: tuple[float, ...]
+    tokens: int
+
+    def order(self, group: str) -> list[int]:
+        """Return the layers in the order in which they are dropped, the least important first.
+
+        Of equal ones the lower comes first.
+        """
+        scores: tuple[float, ...] = getattr(self, group)
+        return sorted(range(len(scores)), key=lambda layer: scores[layer])
+
+
+@torch.inference_mode()
+def measure(model: nn.Module, texts: Iterable[Tensor]) -> Importance:
+    """Read texts with the whole model and compare what goes into each sub-layer with what leaves.
+
+    All sub-layers are scored in one go, none being dropped meanwhile. Cosines are fp32, whatever
+    the model computes in.
+
+    Args:
+        model: A base model of a known family.
+        texts: Token ids (texts, length), without padding.
+
+    Raises:
+        ValueError: Its family is not known.
+        InputError: There is no text, or a value is not finite; the layer is named.
+    """
+    layers = layers_of(model)
+    sums = torch.zeros(len(GROUPS), len(layers), dtype=torch.float64)
+    tokens = 0
+    with _watched(model, sums):
+        for ids in texts:
+            model(input_ids=ids)
+            tokens += ids.numel()
+    if not tokens:
+        raise InputError("text: there is nothing to measure with", field="text")
+    for layer, column in enumerate(sums.T.tolist()):
+        if not all(map(torch.isfinite, torch.tensor(column))):
+            raise InputError(
+                f"layer {layer}: gives values that are not finite: NaN in its weights?",
+                field="model",
+            )
+    attention, mlp, block = (tuple(row) for row in (1 - sums / tokens).tolist())
+    return Importance(attention, mlp, block, tokens)
+
+
+@contextmanager
+def _watched(model: nn.Module, sums: Tensor) -> Iterator[None]:
+    """Add the cosines of what the model reads meanwhile to ``sums`` (groups, layers)."""
+    family = family_of(model)
+    handles = []
+    for number, layer in enumerate(layers_of(model, family)):
+        seen: dict[str, Tensor] = {}
+
+        def enters(_: nn.Module, given: tuple[Any, ...], seen: dict[str, Tensor] = seen) -> None:
+            seen["before"] = given[0]
+
+        def between(_: nn.Module, given: tuple[Any, ...], seen: dict[str, Tensor] = seen) -> None:
+            seen["between"] = given[0]
+
+        def leaves(
+            _: nn.Module,
+            __: tuple[Any, ...],
+            after: Tensor,
+            seen: dict[str, Tensor] = seen,
+            number: int = number,
+        ) -> None:
+            pairs = (("before", "between"), ("between", None), ("before", None))
+            for group, (x, y) in enumerate(pairs):
+                sums[group, number] += _cosines(seen[x], after if y is None else seen[y])
+
+        handles += [
+            layer.register_forward_pre_hook(enters),
+            layer.get_submodule(family.between).register_forward_pre_hook(between),
+            layer.register_forward_hook(leaves),
+        ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _cosines(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of the tokens' cosines, float64, on the CPU."""
+    return F.cosine_similarity(x.float(), y.float(), dim=-1).double().sum().cpu()
