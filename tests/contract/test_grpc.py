@@ -196,14 +196,17 @@ def test_the_request_id_comes_back(channel: grpc.Channel) -> None:
 def test_a_client_that_leaves_an_answer_ends_it(live_server: Any, channel: grpc.Channel) -> None:
     before = cancelled(live_server)
     asked = pb.AnswerRequest(query="Which lake?", index="samples", max_tokens=512)
-    streams = [stubs.RagStub(channel).AnswerStream(asked, timeout=60) for _ in range(40)]
-    assert next(streams[0]).WhichOneof("event") == "retrieved"
-    for one in streams:  # few of so many are whole before, also on a busy machine
-        one.cancel()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
+    # Few of so many are whole before they are left, but on a busy machine all may be.
     while cancelled(live_server) == before:
         assert time.monotonic() < deadline, "no answer was ended"
-        time.sleep(0.1)
+        streams = [stubs.RagStub(channel).AnswerStream(asked, timeout=60) for _ in range(40)]
+        assert next(streams[0]).WhichOneof("event") == "retrieved"
+        for one in streams:
+            one.cancel()
+        heard = time.monotonic() + 5
+        while cancelled(live_server) == before and time.monotonic() < heard:
+            time.sleep(0.1)
 
 
 def cancelled(live_server: Any) -> float:

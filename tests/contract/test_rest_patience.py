@@ -81,21 +81,36 @@ def test_who_hangs_up_is_never_computed_for_and_harms_nobody(
 ) -> None:
     wanted = np.array(door.post("/embed", json={"inputs": TEXTS[:1]}).json()[0])
     left = {"stage": "queue", "cause": "client", "model": "minilm-l6"}
-    before = metric("condensery_cancelled_total", **left)
-    ran = metric("condensery_batch_tokens_sum", model="minilm-l6")
-    with ThreadPoolExecutor(1) as pool:
-        with dial() as first:  # one that keeps the workers busy
-            first.sendall(written("/embed", {"inputs": TEXTS * 4}))
-            staying = pool.submit(door.post, "/embed", json={"inputs": TEXTS})
-            with ExitStack() as leaving:
-                for line in [leaving.enter_context(dial()) for _ in range(20)]:
-                    line.sendall(written("/embed", {"inputs": TEXTS}))
-                until(lambda: metric("condensery_queue_tokens", model="minilm-l6") > 10 * TOKENS)
-        vectors = np.array(staying.result().json())
-    assert (vectors @ wanted).min() > 0.9995, "a batch-mate was harmed"
-    until(lambda: metric("condensery_queue_tokens", model="minilm-l6") == 0)
-    assert metric("condensery_cancelled_total", **left) - before >= 10
-    assert metric("condensery_batch_tokens_sum", model="minilm-l6") - ran < 14 * TOKENS
+
+    def some_leave() -> tuple[float, float]:
+        """Return how many were dropped from the queue, and how many tokens were computed."""
+        before = metric("condensery_cancelled_total", **left)
+        ran = metric("condensery_batch_tokens_sum", model="minilm-l6")
+        with ThreadPoolExecutor(1) as pool:
+            with dial() as first:  # one that keeps the workers busy
+                first.sendall(written("/embed", {"inputs": TEXTS * 4}))
+                staying = pool.submit(door.post, "/embed", json={"inputs": TEXTS})
+                with ExitStack() as leaving:
+                    for line in [leaving.enter_context(dial()) for _ in range(20)]:
+                        line.sendall(written("/embed", {"inputs": TEXTS}))
+                    until(
+                        lambda: metric("condensery_queue_tokens", model="minilm-l6") > 10 * TOKENS
+                    )
+            vectors = np.array(staying.result().json())
+        assert (vectors @ wanted).min() > 0.9995, "a batch-mate was harmed"
+        until(lambda: metric("condensery_queue_tokens", model="minilm-l6") == 0)
+        return (
+            metric("condensery_cancelled_total", **left) - before,
+            metric("condensery_batch_tokens_sum", model="minilm-l6") - ran,
+        )
+
+    # On a busy machine most may have been computed before the server hears that they left.
+    deadline = time.monotonic() + 60
+    while True:
+        gone, computed = some_leave()
+        if gone >= 10 and computed < 14 * TOKENS:
+            break
+        assert time.monotonic() < deadline, f"{gone} dropped, {computed} tokens computed"
     until(lambda: "status=499" in live_server.log.read_text())
 
 
