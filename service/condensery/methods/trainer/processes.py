@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -54,6 +55,17 @@ class Processes:
         for master, piece in zip(used, pieces, strict=True):
             master.grad = piece.view_as(master)
 
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the rows (n, ...) of all processes, (count * n, ...), in the order of ranks.
+
+        Gradients go back to whoever made a row: what all processes' losses ask of it, added up.
+        All must have as many rows.
+        """
+        if self.count == 1:
+            return rows
+        found: Tensor = _Gathered.apply(rows, self.rank, self.count)  # type: ignore[no-untyped-call]
+        return found
+
     def follow_first(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite ``tensors`` by those of the first process."""
         if self.count > 1:
@@ -65,6 +77,24 @@ class Processes:
         failed = torch.tensor([0.0 if well else 1.0], device=device)
         self.add_up(failed)
         return not failed.item()
+
+
+class _Gathered(torch.autograd.Function):
+    """All processes' rows, and the way back of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, rank: int, count: int) -> Tensor:
+        ctx.rank, ctx.rows = rank, len(rows)
+        found = [torch.empty_like(rows) for _ in range(count)]
+        distributed.all_gather(found, rows.contiguous())
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        gradient = gradient.contiguous()
+        distributed.all_reduce(gradient)
+        return gradient[ctx.rank * ctx.rows : (ctx.rank + 1) * ctx.rows], None, None
 
 
 def own_device(device: torch.device) -> torch.device:
