@@ -27,9 +27,10 @@ class OscarPair(nn.Module):
     def __init__(self, config: BertConfig, shape: OscarShape, words: Tensor) -> None:
         super().__init__()
         self.shape = shape
-        hidden = config.hidden_size
-        pointer = (Walk(hidden) if shape.walk else Pointer(hidden)) if shape.copy else None
-        self.compressor = Compressor(config, shape, generator_size=hidden, pointer=pointer)
+        pointer = (Walk if shape.walk else Pointer) if shape.copy else None
+        self.compressor = Compressor(
+            config, shape, generator_size=config.hidden_size, pointer=pointer
+        )
         self.generator = Generator(standardised(words), shape)
         table = self.compressor.backbone.embeddings.word_embeddings
         table.weight.data.copy_(words)

@@ -66,7 +66,7 @@ class Compressor(nn.Module):
         config: The backbone's configuration.
         shape: How it reads.
         generator_size: The generator's hidden size.
-        pointer: Where its memory tokens point, if they do.
+        pointer: How its memory tokens point, if they do.
 
     Raises:
         ValueError: The backbone has fewer positions than the shape needs.
@@ -78,7 +78,7 @@ class Compressor(nn.Module):
         shape: BertShape,
         generator_size: int,
         *,
-        pointer: Pointer | Walk | None = None,
+        pointer: type[Pointer | Walk] | None = None,
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
@@ -96,7 +96,7 @@ class Compressor(nn.Module):
             nn.Linear(shape.mapping_size, generator_size),
         )
         self.rerank = nn.Linear(hidden, 1)
-        self.pointer = pointer
+        self.pointer = pointer(hidden) if pointer else None
 
     @property
     def slot_positions(self) -> range:

@@ -213,7 +213,7 @@ def _made(made: Made) -> list[str]:
         parts += [*(f"- {note}" for note in manifest.provenance.notes), ""]
     command, seed = manifest.provenance.command, manifest.provenance.seed
     steps = f", {made.trained:,} steps done" if made.trained is not None else ""
-    parts += [f"    {command}", "", f"Seed {seed}{steps}.", ""]
+    parts += [*(f"    {line}" for line in command.splitlines()), "", f"Seed {seed}{steps}.", ""]
     parts += ["## Licence", "", f"{manifest.licence}{_because(made)}"]
     if made.base_licence:
         parts.append(f"{manifest.base}: {made.base_licence}.")

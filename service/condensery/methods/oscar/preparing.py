@@ -16,6 +16,7 @@ from condensery.methods.oscar.sets import Source, load_sets
 from condensery.methods.oscar.starting import (
     State,
     new_pair,
+    run_commands,
     run_weights,
     start_encoder,
     start_from,
@@ -100,6 +101,9 @@ def prepare(
         name = origins.start_generator.name
         start_only_generator(pair, run_weights(origins.start_generator), name)
         origin["start_generator"] = name
+    commands = [*run_commands(origins.start_generator), *run_commands(origins.start)]
+    if commands:
+        origin["commands"] = commands
     sets = load_sets(
         data,
         tokenizer,

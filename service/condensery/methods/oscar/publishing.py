@@ -14,6 +14,7 @@ from condensery.methods.oscar.card import Made, card
 from condensery.methods.oscar.measured import Report, check_report, read_report
 from condensery.methods.oscar.reporting import add_report
 from condensery.methods.oscar.sources import licence_of, read_sources
+from condensery.methods.oscar.starting import COMMAND
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
 from condensery.methods.trainer.commands import without_folders
 from condensery.networks.oscar_shape import OscarShape
@@ -164,13 +165,14 @@ def _wrong(folder: Path, why: str) -> InputError:
 
 
 def _command(run: Path) -> str:
-    """Return the command line that the run wrote down, "" if it did not."""
+    """Return the command lines that the run wrote down, one each; "" if it wrote none."""
     try:
-        return without_folders((run / "command.txt").read_text(encoding="utf-8"))
+        lines = (run / COMMAND).read_text(encoding="utf-8").splitlines()
+        return "\n".join(without_folders(line) for line in lines if line.strip())
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:
-        raise _wrong(run, f"command.txt can't be read: {error}") from error
+        raise _wrong(run, f"{COMMAND} can't be read: {error}") from error
 
 
 def command(recipe: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.pointing import Walk
 
 State = dict[str, Tensor]
+COMMAND = "command.txt"  # of a run: the command lines that made it, the first first
 GENERATOR = "generator."
 # A span head's end logits compete with each other; read as odds to stop they are too high. Of 0, 3,
 # 4 and 5 less, 4 answered best before any training (EM 17, 26, 34, 29 of 80 to 150 questions).
@@ -206,6 +207,14 @@ def run_weights(path: Path) -> State:
             field="start",
             value=str(path),
         ) from error
+
+
+def run_commands(path: Path | None) -> list[str]:
+    """Return the command lines that made a run; none of what is no run."""
+    file = path / COMMAND if path else None
+    if file is None or not file.is_file():
+        return []
+    return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def _tensors(path: Path) -> State:

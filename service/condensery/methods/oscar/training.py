@@ -17,6 +17,7 @@ from condensery.methods.oscar.losses import losses
 from condensery.methods.oscar.packs import Start
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Sampler
+from condensery.methods.oscar.starting import COMMAND
 from condensery.methods.trainer.draws import Draw, Loss
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
@@ -92,7 +93,8 @@ def train(
     if processes.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
         (out / "data.json").write_text(json.dumps(sets.report, indent=1))
-        (out / "command.txt").write_text(f"{command}\n")
+        commands = [*start.origin.get("commands", ()), command]
+        (out / COMMAND).write_text("".join(f"{line}\n" for line in commands))
 
     def batches(draw: Draw) -> list[Item]:
         chosen = sets.sets[-1:] if draw.step < recipe.cloze_only else sets.sets

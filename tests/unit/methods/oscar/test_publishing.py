@@ -225,6 +225,13 @@ def test_the_command_that_was_written_down_is_told_without_the_machines_folders(
         "condensery train oscar --base minilm --questions qamr/train.gz:0.5 a/b.gz --out one "
         "--store x"
     )
+    (run / "command.txt").write_text("condensery train oscar --out /r/a\ncondensery train oscar\n")
+    stored = publish(run, base, store, name="tiny-pair")
+    assert stored.manifest.provenance.command.splitlines() == [
+        "condensery train oscar --out a",
+        "condensery train oscar",
+    ]
+    assert "    condensery train oscar --out a\n" in (stored.path / "card.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from condensery.methods.oscar.starting import (
     END_OFFSET,
     language_model_shape,
     new_pair,
+    run_commands,
     run_weights,
     start_encoder,
     start_from,
@@ -240,3 +241,9 @@ def test_a_generator_alone_may_be_gone_on_from(base_folder: Path) -> None:
     deeper = tiny_pair(generator_layers=3).own_state()
     with pytest.raises(InputError, match=r"layers\.2\.\S+ is unknown"):
         start_only_generator(pair, deeper, "other")
+
+
+def test_a_run_knows_the_commands_that_made_it(tmp_path: Path) -> None:
+    assert run_commands(None) == run_commands(tmp_path) == []
+    (tmp_path / "command.txt").write_text("condensery train oscar --a 1\n\ncondensery b\n")
+    assert run_commands(tmp_path) == ["condensery train oscar --a 1", "condensery b"]
