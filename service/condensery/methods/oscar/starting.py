@@ -1,7 +1,7 @@
 """What a pair starts from: an encoder, and perhaps a language model or another pair."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def start_encoder(pair: OscarPair, folder: Path) -> None:
     state = {n.removeprefix("bert."): t for n, t in given.items()}
     odd = [n for n in own if n not in state or state[n].shape != own[n].shape]
     if odd:
-        said = ", ".join(f"{n} {_size(state.get(n))}, not {_size(own[n])}" for n in odd[:5])
+        said = _differing(odd, own, state)
         raise _refused(folder, f"not the encoder's layers: {said}", "reader")
     if far := _far(state[words], own[words]):
         raise _refused(folder, f"{far} of {len(own[words])} words are not the encoder's", "reader")
@@ -154,10 +154,7 @@ def start_only_generator(pair: OscarPair, state: Mapping[str, Tensor], name: str
     odd = sorted(own.keys() ^ given.keys())
     odd += [n for n in own if n in given and given[n].shape != own[n].shape]
     if odd:
-        said = ", ".join(
-            f"{n} {_size(given.get(n))}, not {_size(own[n])}" if n in own else f"{n} is unknown"
-            for n in odd[:5]
-        )
+        said = _differing(odd, own, given)
         raise InputError(
             f"start_generator: {name}: another generator: {said}",
             field="start_generator",
@@ -184,7 +181,7 @@ def start_from(pair: OscarPair, state: Mapping[str, Tensor], name: str) -> bool:
     odd = [n for n in own if n not in state or state[n].shape != own[n].shape]
     wrong = [n for n in odd if n.startswith("compressor.")]
     if wrong:
-        said = ", ".join(f"{n} {_size(state.get(n))}, not {_size(own[n])}" for n in wrong[:5])
+        said = _differing(wrong, own, state)
         raise InputError(f"start: {name}: another compressor: {said}", field="start", value=name)
     whole = not odd and set(state) == set(own)
     taken = {n: state[n] for n in own if whole or n.startswith("compressor.")}
@@ -220,6 +217,14 @@ def run_commands(path: Path | None) -> list[str]:
 def _tensors(path: Path) -> State:
     tensors: State = load_file(path)
     return tensors
+
+
+def _differing(names: Sequence[str], own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    """Say of the first few tensors how those given differ from a pair's own."""
+    return ", ".join(
+        f"{n} {_size(given.get(n))}, not {_size(own[n])}" if n in own else f"{n} is unknown"
+        for n in names[:5]
+    )
 
 
 def _size(tensor: Tensor | None) -> str:
