@@ -28,7 +28,14 @@ LONGEST_PRODUCTS = 1024
 
 
 def attend(
-    packing: Packing, query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool
+    packing: Packing,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    reach: int | None = None,
 ) -> Tensor:
     """Let each sequence attend to itself: softmax(q kᵀ · scale) v.
 
@@ -39,6 +46,7 @@ def attend(
         value: As ``key``.
         scale: Of the scores.
         causal: Whether a token sees only itself and those before it.
+        reach: The farthest that a token sees, tokens; None: all of its sequence.
 
     Returns:
         (total, heads, size), dtype of ``query``; filler rows hold nothing of meaning.
@@ -47,13 +55,20 @@ def attend(
     if repeats > 1:  # varlen_attn of torch 2.11 knows no shared key heads either
         key, value = (rows.repeat_interleave(repeats, dim=1) for rows in (key, value))
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _attend_varlen(packing, query, key, value, scale=scale, causal=causal)
+        return _attend_varlen(packing, query, key, value, scale=scale, causal=causal, reach=reach)
     padded = (packing.pad(query), packing.pad(key), packing.pad(value))
-    return attend_padded(packing, *padded, scale=scale, causal=causal)
+    return attend_padded(packing, *padded, scale=scale, causal=causal, reach=reach)
 
 
 def attend_padded(
-    packing: Packing, query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool
+    packing: Packing,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    reach: int | None = None,
 ) -> Tensor:
     """Do what ``attend`` does, on rows that ``packing.pad`` has laid out already."""
     outputs = []
@@ -62,11 +77,14 @@ def attend_padded(
         parts = bucket.split(query), bucket.split(key), bucket.split(value)
         # Padding comes last, so the causal rule hides it from real tokens by itself.
         mask = None if causal else bucket.mask
+        rule = causal
+        if reach is not None and reach < bucket.length - 1:
+            mask, rule = _band(bucket.length, reach, causal, query, mask), False
         if products and bucket.length <= LONGEST_PRODUCTS:
-            output = _products(*parts, mask, scale=scale, causal=causal)
+            output = _products(*parts, mask, scale=scale, causal=rule)
         else:
             output = F.scaled_dot_product_attention(
-                *parts, attn_mask=mask, is_causal=causal, scale=scale
+                *parts, attn_mask=mask, is_causal=rule, scale=scale
             )
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     return packing.unpad(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
@@ -81,19 +99,41 @@ def _products(
     if causal:
         hidden = torch.full((length, length), -torch.inf, dtype=query.dtype).triu_(1)
     elif mask is not None:
-        hidden = mask.expand(-1, heads, -1, -1).reshape(-1, 1, length)
+        rows = mask.shape[-2]  # 1 where a key is hidden from all queries alike
+        hidden = mask.expand(sequences, heads, rows, length).reshape(-1, rows, length)
     else:
         hidden = query.new_zeros(1)
     scores = torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=scale)
     return torch.bmm(scores.softmax(-1), value).view(sequences, heads, length, size)
 
 
+def _band(length: int, reach: int, causal: bool, like: Tensor, mask: Tensor | None) -> Tensor:
+    """Return 0 where a token sees another and -inf where not, (sequences or 1, 1, length, length).
+
+    Each place sees itself, padding too: a row of nothing but -inf has no gradient but NaN.
+    """
+    places = torch.arange(length, device=like.device)
+    distance = places[:, None] - places
+    seen = (distance <= reach) & (distance >= (0 if causal else -reach))
+    band = torch.zeros(length, length, dtype=like.dtype, device=like.device)
+    band = band.masked_fill_(~seen, -torch.inf)[None, None]
+    return band if mask is None else (band + mask).masked_fill_(distance == 0, 0.0)
+
+
 def _attend_varlen(
-    packing: Packing, query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool
+    packing: Packing,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    reach: int | None,
 ) -> Tensor:
     # Imported here: the module is young, and on a CPU it has no kernel.
     from torch.nn.attention.varlen import varlen_attn
 
+    far = -1 if reach is None else reach
     output = varlen_attn(
         query,
         key,
@@ -103,7 +143,7 @@ def _attend_varlen(
         packing.longest,
         packing.longest,
         scale=scale,
-        window_size=(-1, 0) if causal else (-1, -1),
+        window_size=(far, 0 if causal else far),
     )
     assert isinstance(output, Tensor)  # a pair only where auxiliary outputs are asked for
     return output
@@ -151,10 +191,8 @@ def packed_attention(
         raise ValueError(
             f"{query.shape[2]} queries and {key.shape[2]} keys for a row of {packing.total}"
         )
-    window = options.get("sliding_window")
-    if window is not None and window < packing.longest:
-        raise ValueError(f"sequences of {packing.longest} tokens in a window of {window}")
     refuse_options("packed", options)
+    window = options.get("sliding_window")  # counts the token itself, in one direction
     output = attend(
         packing,
         query[0].transpose(0, 1),
@@ -162,6 +200,7 @@ def packed_attention(
         value[0].transpose(0, 1),
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         causal=bool(getattr(module, "is_causal", False) if is_causal is None else is_causal),
+        reach=window - 1 if window is not None and window < packing.longest else None,
     )
     return output[None], None
 

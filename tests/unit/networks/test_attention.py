@@ -4,8 +4,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.networks.conftest import SIZES, sharpen
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import (
+    AutoModel,
+    MistralConfig,
+    ModernBertConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from condensery.networks.attention import (
     LONGEST_PRODUCTS,
@@ -23,12 +30,17 @@ def random_rows(total: int, heads: int, size: int = 8, seed: int = 0) -> Tensor:
     return torch.randn(total, heads, size, generator=torch.Generator().manual_seed(seed))
 
 
-def softmax_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+def softmax_attention(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, reach: int | None = None
+) -> Tensor:
     """The formula, one sequence, in float64: (tokens, heads, size)."""
     q, k, v = (rows.double().transpose(0, 1) for rows in (query, key, value))
     scores = q @ k.mT * query.shape[-1] ** -0.5
     if causal:
         scores += torch.full_like(scores, -torch.inf).triu(1)
+    if reach is not None:
+        places = torch.arange(len(query))
+        scores[:, (places[:, None] - places).abs() > reach] = -torch.inf
     return (scores.softmax(-1) @ v).transpose(0, 1)
 
 
@@ -58,6 +70,22 @@ def test_in_bf16_too_whatever_way_a_cpu_takes(causal: bool) -> None:
         wanted = softmax_attention(*(one[start:end] for one in rows), causal)
         # Scores and weights are rounded to eight bits each.
         torch.testing.assert_close(got[start:end].double(), wanted, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_sees_no_farther_than_its_window_reaches(causal: bool, dtype: torch.dtype) -> None:
+    lengths = [3, 30, 16, 45, 1]
+    packing = Packing.of(lengths, dtype=dtype)
+    rows = [random_rows(packing.total, 2, size=16, seed=seed).to(dtype) for seed in range(3)]
+    leaves = [one.requires_grad_() for one in rows]
+    got = attend(packing, *leaves, scale=16**-0.5, causal=causal, reach=7)
+    close = 0.02 if dtype == torch.bfloat16 else 2e-6
+    for start, end in pairwise(accumulate(lengths, initial=0)):
+        wanted = softmax_attention(*(one[start:end] for one in rows), causal, reach=7)
+        torch.testing.assert_close(got[start:end].double(), wanted, atol=close, rtol=close)
+    got.float().sum().backward()
+    assert all(torch.isfinite(one.grad).all() for one in leaves)  # padding is a row of its own
 
 
 def test_a_neighbour_s_values_change_nothing() -> None:
@@ -138,6 +166,31 @@ def test_a_transformers_model_gives_packed_what_it_gives_alone(
     torch.testing.assert_close(packed[: sum(lengths)], torch.cat(alone), atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        ModernBertConfig(**SIZES, local_attention=10, pad_token_id=0),
+        MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=7),
+    ],
+    ids=["modernbert", "mistral"],
+)
+def test_a_model_with_windows_gives_packed_what_it_gives_alone(config: PretrainedConfig) -> None:
+    torch.manual_seed(0)
+    model = sharpen(AutoModel.from_config(config, attn_implementation="eager"))
+    lengths = [3, 40, 16, 70]
+    tokens = [torch.randint(2, 300, (1, length)) for length in lengths]
+    with torch.inference_mode():
+        alone = [model(input_ids=ids).last_hidden_state[0] for ids in tokens]
+        model.set_attn_implementation(PACKED)
+        packing = Packing.of(lengths, dtype=FP32)
+        packed = model(
+            input_ids=packing.row(torch.cat(tokens, dim=1)[0].numpy()),
+            position_ids=packing.position_ids,
+            packing=packing,
+        ).last_hidden_state[0]
+    torch.testing.assert_close(packed, torch.cat(alone), atol=2e-5, rtol=1e-5)
+
+
 def test_embeddings_can_be_packed_in_place_of_ids(bert: PreTrainedModel) -> None:
     ids = torch.randint(1, 300, (1, 12))
     packing = Packing.of([5, 7], dtype=FP32)
@@ -163,7 +216,6 @@ def test_a_model_called_without_packing_fails_instead_of_mixing_its_sequences(
     [
         ({"attention_mask": torch.ones(1, 1, 6, 6)}, "no mask"),
         ({"dropout": 0.1}, "no dropout"),
-        ({"sliding_window": 3}, "window of 3"),
         ({"softcap": 30.0}, "softcap"),
         ({"packing": Packing.of([4], dtype=FP32)}, "row of 4"),
     ],
