@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from condensery.errors import CorruptModel
 from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
+from condensery.networks.effir_opening import open_pruned, pruning_of
 from condensery.networks.linear import prepack_linears
 from condensery.networks.packing import Packing
+from condensery.networks.sublayers import constructor_options
 
 # These count positions from padding_idx + 1 and derive them from the ids unless told.
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"})
@@ -129,12 +131,15 @@ def load_transformer(
         dtype: Of its weights.
 
     Raises:
-        CorruptModel: A file is missing or unreadable, weights are missing or of other shapes.
+        CorruptModel: A file is missing or unreadable, weights are missing or of other shapes, or
+            the configuration's lists of what is dropped (``networks.effir_shape``) are wrong.
     """
     try:
         with _loading, _quietly():
             config = AutoConfig.from_pretrained(path, local_files_only=True)
-            extra = {"add_pooling_layer": False} if _has_pooler(config) else {}
+            if (pruning := pruning_of(config)) is not None:
+                device = torch.device(device)
+                return open_pruned(path, config, pruning, device=device, dtype=dtype).eval()
             model, report = AutoModel.from_pretrained(
                 path,
                 config=config,
@@ -142,7 +147,7 @@ def load_transformer(
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
-                **extra,
+                **constructor_options(config),
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CorruptModel(f"{path.name}: transformers can't load it: {error}") from error
@@ -152,10 +157,6 @@ def load_transformer(
         raise CorruptModel(f"{path.name}: weights missing or of another shape: {wrong[:5]}")
     found: PreTrainedModel = model.to(device).eval()
     return found
-
-
-def _has_pooler(config: PretrainedConfig) -> bool:
-    return config.model_type in {"bert", *ROBERTA_LIKE}
 
 
 def run_packed(model: PreTrainedModel) -> Backbone:

@@ -47,33 +47,24 @@ class Norm(nn.Module):
         return F.layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
 
 
-class FusedLayer(nn.Module):
-    """A post-norm transformer layer on packed tokens: BERT, arXiv:1810.04805.
-
-    ``h = norm(x + attention(x)); norm(h + mlp(h))``, for inference only.
+class FusedAttention(nn.Module):
+    """A BERT layer's first half on packed tokens: ``norm(x + attention(x))``.
 
     Args:
-        layer: transformers' ``BertLayer``, or one of the same shape.
+        attention: transformers' ``BertAttention``.
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, attention: Any) -> None:
         super().__init__()
-        attention = layer.attention.self
-        self.heads: int = attention.num_attention_heads
-        self.head_size: int = attention.attention_head_size
-        self.projections = Dense.stack([attention.query, attention.key, attention.value])
-        self.attention_output = Dense.of(layer.attention.output.dense)
-        self.attention_norm = Norm(layer.attention.output.LayerNorm)
-        act = layer.intermediate.intermediate_act_fn
-        # Exact GELU is fused into the product; any other activation follows as it is.
-        exact = type(act).__name__ == "GELUActivation" and act.act is F.gelu
-        self.up = Dense.of(layer.intermediate.dense, "gelu" if exact else "none")
-        self.activation = nn.Identity() if exact else act
-        self.down = Dense.of(layer.output.dense)
-        self.norm = Norm(layer.output.LayerNorm)
+        own = attention.self
+        self.heads: int = own.num_attention_heads
+        self.head_size: int = own.attention_head_size
+        self.projections = Dense.stack([own.query, own.key, own.value])
+        self.output = Dense.of(attention.output.dense)
+        self.norm = Norm(attention.output.LayerNorm)
 
     def attend(self, hidden: Tensor, packing: Packing) -> Tensor:
-        """Return the heads' outputs side by side, (total, width)."""
+        """Return the heads' outputs side by side, (total, heads * size)."""
         scale = self.head_size**-0.5
         projected = self.projections(hidden).view(-1, 3, self.heads, self.head_size)
         if hidden.is_cuda:
@@ -85,6 +76,52 @@ class FusedLayer(nn.Module):
             output = attend_padded(packing, query, key, value, scale=scale, causal=False)
         return output.flatten(1)
 
+    def forward(self, hidden: Tensor, packing: Packing) -> Tensor:
+        """Pass (total, width) through it."""
+        out: Tensor = self.norm(self.output(self.attend(hidden, packing), residual=hidden))
+        return out
+
+
+class FusedMlp(nn.Module):
+    """A BERT layer's second half: ``norm(x + mlp(x))``.
+
+    Args:
+        intermediate: transformers' ``BertIntermediate``.
+        output: transformers' ``BertOutput``.
+    """
+
+    def __init__(self, intermediate: Any, output: Any) -> None:
+        super().__init__()
+        act = intermediate.intermediate_act_fn
+        # Exact GELU is fused into the product; any other activation follows as it is.
+        exact = type(act).__name__ == "GELUActivation" and act.act is F.gelu
+        self.up = Dense.of(intermediate.dense, "gelu" if exact else "none")
+        self.activation = nn.Identity() if exact else act
+        self.down = Dense.of(output.dense)
+        self.norm = Norm(output.LayerNorm)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Pass (total, width) through it."""
+        out: Tensor = self.norm(self.down(self.activation(self.up(hidden)), residual=hidden))
+        return out
+
+
+class FusedLayer(nn.Module):
+    """A post-norm transformer layer on packed tokens: BERT, arXiv:1810.04805.
+
+    ``h = norm(x + attention(x)); norm(h + mlp(h))``, for inference only. Either half may have been
+    dropped (``networks.effir``).
+
+    Args:
+        layer: transformers' ``BertLayer``, one of the same shape, or what is left of one.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        attention, output = (getattr(layer, name, None) for name in ("attention", "output"))
+        self.attention = None if attention is None else FusedAttention(attention)
+        self.mlp = None if output is None else FusedMlp(layer.intermediate, output)
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -95,7 +132,9 @@ class FusedLayer(nn.Module):
     ) -> Tensor:
         """Pass (1, total, width) through the layer; the signature is ``BertLayer``'s."""
         assert attention_mask is None  # none is built for packed attention
-        x = hidden_states[0]
-        h = self.attention_norm(self.attention_output(self.attend(x, packing), residual=x))
-        out: Tensor = self.norm(self.down(self.activation(self.up(h)), residual=h))
-        return out[None]
+        hidden = hidden_states[0]
+        if self.attention is not None:
+            hidden = self.attention(hidden, packing)
+        if self.mlp is not None:
+            hidden = self.mlp(hidden)
+        return hidden[None]

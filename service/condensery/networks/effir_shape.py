@@ -57,6 +57,11 @@ class Pruning:
             raise ValueError(f"{ATTENTION}: every attention is dropped, all {layers} of them")
         return found
 
+    @staticmethod
+    def named(config: Mapping[str, Any]) -> bool:
+        """Tell whether a ``config.json`` names any of the keys that this is read from."""
+        return any(config.get(key) is not None for key in (ATTENTION, MLP, SIZES))
+
     def to_config(self) -> dict[str, Any]:
         """Return the keys to write; depth alone is then as LLM-Drop reads it."""
         keys: dict[str, Any] = {ATTENTION: list(self.attention), MLP: list(self.mlp)}

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import nn
+from transformers import PretrainedConfig
+
+# Base models that come with a pooler, for sentence pairs, unless told.
+POOLED = frozenset({"bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,11 @@ FAMILIES = (
 )
 
 
+def constructor_options(config: PretrainedConfig) -> dict[str, bool]:
+    """Return what transformers' constructor is told so that it makes no pooler."""
+    return {"add_pooling_layer": False} if config.model_type in POOLED else {}
+
+
 def family_of(model: nn.Module) -> Family:
     """Return the family of a base model.
 
@@ -104,7 +113,11 @@ def family_of(model: nn.Module) -> Family:
         ValueError: It is of none; the ``model_type`` is named.
     """
     config: Any = getattr(model, "config", None)
-    kind = getattr(config, "model_type", None)
+    return family_named(getattr(config, "model_type", None))
+
+
+def family_named(kind: str | None) -> Family:
+    """Return the family of a ``model_type``; raises as ``family_of``."""
     for family in FAMILIES:
         if kind in family.kinds:
             return family
