@@ -44,8 +44,9 @@ def add_parser(parsers: Parsers) -> None:
     take = actions.add_parser(
         "import",
         help="import a model's directory",
-        description="Import a sentence-transformers model, a Hugging Face encoder, a published"
-        " OSCAR pair (naver/oscar-*, naver/pisco-*), or a stored model, from its directory.",
+        description="Import a sentence-transformers model, a Hugging Face encoder, a language"
+        " model as a retriever (LLM-Drop's directories, LoRA directories), a published OSCAR pair"
+        " (naver/oscar-*, naver/pisco-*), or a stored model, from its directory.",
     )
     take.add_argument("path", type=Path, metavar="PATH")
     take.add_argument("--name", required=True, help="the model's name in the store")
@@ -57,6 +58,18 @@ def add_parser(parsers: Parsers) -> None:
         action=argparse.BooleanOptionalAction,
         default=None,
         help="for a plain encoder (default)",
+    )
+    retrievers = take.add_argument_group("retrievers made of language models")
+    retrievers.add_argument(
+        "--base",
+        type=Path,
+        metavar="DIR",
+        help="a LoRA directory's base model (default: the directory that it names)",
+    )
+    retrievers.add_argument(
+        "--query-prompt",
+        metavar="TEXT",
+        help="put before queries (default: EffiR's for a LoRA directory, else none)",
     )
     pairs = take.add_argument_group("published OSCAR pairs")
     for half in ("generator", "compressor"):
@@ -164,6 +177,7 @@ def run_import(args: argparse.Namespace) -> int:
     with extra("serve"):
         from condensery.store.importing import import_model
         from condensery.store.pair_options import Options
+        from condensery.store.retriever_options import RetrieverOptions
     if args.max_length is not None and args.max_length < 8:
         raise InputError(f"--max-length: {args.max_length} is not allowed: at least 8")
     stored = import_model(
@@ -179,6 +193,7 @@ def run_import(args: argparse.Namespace) -> int:
             max_length=args.max_length,
             rounded_rope=args.rounded_rope,
         ),
+        retriever=RetrieverOptions(base=args.base, query_prompt=args.query_prompt),
     )
     print(f"{stored.name} version {stored.version} ({stored.manifest.kind}): {stored.path}")
     for note in stored.manifest.provenance.notes:

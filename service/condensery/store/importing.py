@@ -26,6 +26,7 @@ from condensery.store.manifest import (
     StoredModel,
 )
 from condensery.store.pair_options import Options
+from condensery.store.retriever_options import RetrieverOptions, is_retriever
 from condensery.store.store import ModelStore, check_name
 from condensery.store.writing import read_json
 
@@ -47,20 +48,24 @@ def import_model(
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     pair: Options | None = None,
+    retriever: RetrieverOptions | None = None,
 ) -> StoredModel:
     """Import a directory into the store's own root.
 
     It is a sentence-transformers model (``modules.json``), a plain Hugging Face encoder
-    (``config.json``), a published OSCAR pair (``config.json``, of naver/oscar-* or naver/pisco),
-    or a stored model of ours (``model.json``), which keeps its manifest.
+    (``config.json``), a retriever made of a language model (LLM-Drop's directories, LoRA
+    directories of PEFT's), a published OSCAR pair (``config.json``, of naver/oscar-* or
+    naver/pisco), or a stored model of ours (``model.json``), which keeps its manifest.
 
     Args:
         store: Where to.
         path: The directory.
         name: The name to store it under; a taken one gets its next version.
-        pooling: For a plain encoder, which does not say; default mean.
+        pooling: For a plain encoder, which does not say; default mean, and of a causal language
+            model the last token.
         normalize: Likewise; default true.
         pair: For a published pair: its base models, and what else its directory does not say.
+        retriever: Likewise for a retriever made of a language model.
 
     Raises:
         StoreError: The layout is unknown, or something in it can't be served; it is named.
@@ -84,6 +89,12 @@ def import_model(
         from condensery.store.importing_pairs import import_pair
 
         return import_pair(store, path, name, layout, pair or Options())
+    elif is_retriever(path):
+        from condensery.store.importing_retrievers import import_retriever  # late, as above
+
+        return import_retriever(
+            store, path, name, pooling=pooling, normalize=normalize, options=retriever
+        )
     elif (path / "config.json").is_file():
         published = _tell(read_encoder(path), pooling, normalize)
     else:

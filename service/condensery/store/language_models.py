@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from condensery.errors import CorruptModel, StoreError
@@ -211,6 +212,22 @@ class LanguageModel:
             if Path(name).name != name or not (self.path / name).is_file():
                 raise StoreError(f"{self.role}: {index.name} names {name}, which is missing")
         return [self.path / name for name in names]
+
+
+def end_texts(tokenizer: Tokenizer, end: str) -> bool:
+    """Make a tokenizer end each text with this token; returns whether it did not before."""
+    encoded = tokenizer.encode("a")
+    mask = encoded.special_tokens_mask
+    if mask[-1] and encoded.tokens[-1] == end:
+        return False
+    before = [token for token, special in zip(encoded.tokens, mask, strict=True) if special]
+    marks = list(dict.fromkeys([*before, end]))
+    tokenizer.post_processor = TemplateProcessing(
+        single=[*before, "$A", end],
+        pair=[*before, "$A", "$B:1", f"{end}:1"],
+        special_tokens=[(mark, tokenizer.token_to_id(mark)) for mark in marks],
+    )
+    return True
 
 
 def _is_weight(name: str) -> bool:

@@ -117,7 +117,7 @@ def read_encoder(path: Path) -> Published:
         raise StoreError(f"{path.name}: holds no tokenizer (looked for {', '.join(VOCABULARIES)})")
     return Published(
         files=files | prose_of(path),
-        max_tokens=_longest(config, tokenizer),
+        max_tokens=longest_input(config, tokenizer),
         shape={
             "architecture": str((config.get("architectures") or ["unknown"])[0]),
             "dims": _first(config, "hidden_size", "dim", "d_model", "n_embd"),
@@ -270,7 +270,7 @@ def prose_of(path: Path) -> dict[str, Path]:
     return {stored: file for stored, file in found.items() if file.stat().st_size}
 
 
-def _longest(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int:
+def longest_input(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int:
     """Return the longest input, tokens, that both the network and the tokenizer allow."""
     limits = []
     if isinstance(positions := _first(config, "max_position_embeddings", "n_positions"), int):

@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from condensery.errors import CorruptModel, StoreError
 from condensery.store.refusals import PickledCode
 
 # What torch.save itself writes beside storages, as "module name".
-HARMLESS = ("torch", "collections OrderedDict")
+HARMLESS = ("torch ", "torch._", "torch.storage ", "collections OrderedDict")
+# What a pickled embedding or linear layer names besides.
+MODULES = (
+    *("torch.nn.modules.sparse Embedding", "torch.nn.modules.linear Linear"),
+    *("torch.nn.parameter ", "builtins set", "__builtin__ set"),
+)
+_KINDS = (nn.Embedding, nn.Linear)
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -28,19 +34,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
         PickledCode: It names code to be run.
         CorruptModel: It can't be read.
     """
-    if not path.is_file():
-        raise StoreError(f"{_name(path)}: there is no such file")
-    zipped = zipfile.is_zipfile(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, on pickles that it then refuses
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except Exception as error:  # a broken pickle can raise nearly anything
-        if any(not name.startswith(HARMLESS) for name in _named(path, zipped)):
-            raise PickledCode(
-                f"{_name(path)}: names code beside tensors, which is never run"
-            ) from error
-        raise CorruptModel(f"{_name(path)}: can't be read: it is cut short or altered") from error
+    content = _load(path)
     if not _only_tensors(content):
         raise StoreError(f"{_name(path)}: holds something else than tensors by name")
     found: dict[str, Any] = content
@@ -53,6 +47,42 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not all(isinstance(value, Tensor) for value in content.values()):
         raise StoreError(f"{_name(path)}: holds more than tensors by name")
     return content
+
+
+def read_module_weight(path: Path) -> Tensor:
+    """Read the weight of a whole ``nn.Embedding`` or ``nn.Linear`` that was pickled.
+
+    Those two classes and tensors are all that may be named; of the module only the weight is
+    taken, and nothing of it is called.
+
+    Raises:
+        StoreError: It is missing, or another module.
+        PickledCode: It names anything else.
+        CorruptModel: It can't be read.
+    """
+    with torch.serialization.safe_globals([nn.Embedding, nn.Linear]):
+        module = _load(path, allowed=MODULES)
+    weight = getattr(module, "_parameters", {}).get("weight") if type(module) in _KINDS else None
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise StoreError(f"{_name(path)}: holds no embedding or linear layer")
+    return weight.detach()
+
+
+def _load(path: Path, allowed: tuple[str, ...] = ()) -> Any:
+    """Unpickle what torch lets pass; raises as ``read_pickle``."""
+    if not path.is_file():
+        raise StoreError(f"{_name(path)}: there is no such file")
+    zipped = zipfile.is_zipfile(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, on pickles that it then refuses
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except Exception as error:  # a broken pickle can raise nearly anything
+        if any(not name.startswith((*HARMLESS, *allowed)) for name in _named(path, zipped)):
+            raise PickledCode(
+                f"{_name(path)}: names code beside tensors, which is never run"
+            ) from error
+        raise CorruptModel(f"{_name(path)}: can't be read: it is cut short or altered") from error
 
 
 def _named(path: Path, zipped: bool) -> Iterator[str]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -32,8 +31,8 @@ from condensery.store.refusals import (
     UnknownTensors,
     listed,
 )
+from condensery.store.sharding import write_shards
 
-SHARD_BYTES = 2 * 2**30
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALE = 2.0  # alpha is twice the rank wherever these were trained
 SYSTEM = (
@@ -99,7 +98,7 @@ def write_pair(pair: PublishedPair, directory: Path) -> Written:
         raise HalvesMismatch(str(error)) from error
     written = Written()
     tensors = _checked(pair, network, written)
-    for number, path in enumerate(_write_shards(tensors, directory), start=1):
+    for number, (path, _) in enumerate(write_shards(tensors, directory), start=1):
         written.files[f"model-{number:05}.safetensors"] = path
     for half, config, tokenizer in zip(HALVES, configs, pair.tokenizers, strict=True):
         contents = {
@@ -161,26 +160,6 @@ def _lacking(adapters: Adapters, module: torch.nn.Module, rank: int) -> list[str
         and ".layers." in f".{name}"
         and name not in adapters.layers
     ]
-
-
-def _write_shards(tensors: Named, directory: Path) -> Iterator[Path]:
-    """Write files of at most ``SHARD_BYTES``, or of one tensor that is larger."""
-    shard: dict[str, Tensor] = {}
-    count = size = 0
-
-    def write() -> Path:
-        path = directory / f"weights-{count}.safetensors"
-        save_file(shard, path, metadata={"format": "pt"})
-        return path
-
-    for name, tensor in tensors:
-        if shard and size + tensor.nbytes > SHARD_BYTES:
-            yield write()
-            shard, count, size = {}, count + 1, 0
-        # A copy: safetensors refuses tensors that share memory, such as views of one table.
-        shard[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
-        size += tensor.nbytes
-    yield write()
 
 
 def base_of(given: Path | None, named: object, field: str, beside: Path) -> LanguageModel:

@@ -1,0 +1,272 @@
+"""Retrievers made of language models, whole or with parts gone, into the store.
+
+Read are directories in transformers' layout, with LLM-Drop's lists or our widths in
+``config.json``, and PEFT's LoRA directories on a base of either kind, as EffiR is published.
+Adapters are merged and what is dropped or not used is left out.
+"""
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+
+from condensery.errors import CorruptModel, StoreError
+from condensery.networks.adapters import Adapters
+from condensery.networks.effir_opening import build_pruned, own_name
+from condensery.networks.effir_shape import Pruning
+from condensery.store.language_models import LanguageModel, end_texts
+from condensery.store.layouts import longest_input, prose_of, read_licence
+from condensery.store.manifest import Manifest, Pooling, Provenance, StoredModel
+from condensery.store.pickles import read_module_weight
+from condensery.store.published_adapters import read_adapters
+from condensery.store.refusals import MisshapenTensors, MissingTensors, listed
+from condensery.store.retriever_options import ADAPTER, LISTS, RetrieverOptions
+from condensery.store.sharding import write_weights
+from condensery.store.store import ModelStore
+from condensery.store.writing import read_json
+
+# What the published EffiR retrievers read before a query; passages are read as they are.
+QUERY_PROMPT = "<instruct>Given a query, retrieve relevant passages that answer the query.\n<query>"
+INPUT, HEAD = "embedding/input_emb.pth", "embedding/lm_head.pth"
+
+
+def import_retriever(
+    store: ModelStore,
+    path: Path,
+    name: str,
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    options: RetrieverOptions | None = None,
+) -> StoredModel:
+    """Import a directory that ``is_retriever`` knows.
+
+    Args:
+        store: Where to.
+        path: The directory.
+        name: The name to store it under.
+        pooling: Of token vectors; by default a causal model's last token, of others the mean.
+        normalize: Whether vectors are scaled to length 1; by default they are.
+        options: What else it does not say.
+
+    Raises:
+        StoreError: A file is missing, or asks for what we don't do; named.
+        CorruptModel: Weights are missing, of another shape, or not finite; named.
+    """
+    found = _Retriever(path, options or RetrieverOptions())
+    chosen: Pooling = pooling or ("last" if found.causal else "mean")
+    if pooling is None:
+        found.notes.append(f"The directory declares no pooling; {chosen} was taken.")
+    if normalize is None:
+        found.notes.append("The directory declares no normalisation; vectors are normalised.")
+    if chosen == "last" and end_texts(found.tokenizer, found.end):
+        found.notes.append("The tokenizer did not end texts; its end token was added.")
+    aside = store.own / f".{name}-{secrets.token_hex(4)}.partial"
+    try:
+        aside.mkdir(parents=True)
+        files = found.write(aside)
+        manifest = Manifest(
+            name=name,
+            kind="encoder",
+            method="none" if found.pruning.dense else "effir",
+            prompts={} if found.prompt is None else {"query": found.prompt, "document": ""},
+            pooling=chosen,
+            normalize=True if normalize is None else normalize,
+            max_tokens=found.max_tokens,
+            dtype=found.dtype,
+            shape=found.shape,
+            licence=found.licence,
+            provenance=Provenance(source=str(path.resolve()), notes=tuple(found.notes)),
+            cost={"parameters": found.parameters},
+        )
+        return store.publish(files | prose_of(path), manifest)
+    except OSError as error:
+        raise StoreError(
+            f"model {name!r} can't be written to the store: {error.strerror or error}"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+class _Retriever:
+    """One directory, read: a base model, what is left of it, and perhaps an adapter."""
+
+    def __init__(self, path: Path, options: RetrieverOptions) -> None:
+        self.path = path
+        self.notes: list[str] = []
+        self.adapters, self.scale = Adapters(), 1.0
+        self.adapted = (path / ADAPTER).is_file()
+        self.base = self._base(options.base) if self.adapted else LanguageModel(path, "path")
+        self.embedding = self._embedding()
+        self.values = self._configuration()
+        self.config: PretrainedConfig = CONFIG_MAPPING[self.values["model_type"]].from_dict(
+            self.values
+        )
+        try:
+            self.pruning = Pruning.from_config(self.values)
+            self.network: PreTrainedModel = build_pruned(self.config, self.pruning)
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"{self.base.path.name}/config.json: {error}") from error
+        self.tokenizer = self._tokenizer()
+        if self.adapted:
+            self.adapters, self.scale = read_adapters(path, f"{self.network.base_model_prefix}.")
+            if problems := self.adapters.problems(self.network):
+                raise MisshapenTensors(f"{path.name}: the adapter does not fit: {listed(problems)}")
+        self.prompt = options.query_prompt
+        if self.prompt is None and self.adapted:
+            self.prompt = QUERY_PROMPT
+        licences = {read_licence(one / "README.md") for one in (path, self.base.path)}
+        known = licences - {"unknown"}
+        self.licence = " and ".join(sorted(known)) or "unknown"
+        if "unknown" in licences:
+            self.notes.append("No licence is stated in the model card's front matter.")
+        told = path / "tokenizer_config.json"
+        longest = longest_input(self.values, read_json(told) if told.is_file() else {})
+        self.max_tokens = min(longest, options.max_tokens or longest)
+        self.parameters, self.dtype = 0, "float32"
+
+    @property
+    def causal(self) -> bool:
+        """Whether its tokens see only those before them."""
+        return getattr(self.config, "is_decoder", False) or any(
+            getattr(module, "is_causal", False) for module in self.network.modules()
+        )
+
+    @property
+    def end(self) -> str:
+        """The token that ends a text."""
+        try:
+            return self.base.special("eos_token")
+        except StoreError:
+            found = self.values.get("eos_token_id")
+            first = found[0] if isinstance(found, list) and found else found
+            token = self.tokenizer.id_to_token(first) if isinstance(first, int) else None
+            if token is None:
+                raise
+            return str(token)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+        about = {
+            "architecture": type(self.network).__name__,
+            "dims": int(self.config.hidden_size),
+            "layers": int(self.config.num_hidden_layers),
+        }
+        return about if self.pruning.dense else about | self.pruning.to_config()
+
+    def write(self, folder: Path) -> dict[str, Path]:
+        """Write configuration, tokenizer and weights; returns files by their stored names."""
+        values = {k: v for k, v in self.values.items() if k not in ("auto_map", *LISTS)}
+        values["architectures"] = [type(self.network).__name__]
+        if not self.pruning.dense:
+            values |= self.pruning.to_config()
+        (folder / "config.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+        (folder / "tokenizer.json").write_text(self.tokenizer.to_str(), encoding="utf-8")
+        write_weights(self._weights(), folder)
+        return {path.name: path for path in folder.iterdir()}
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what the network has, adapters merged; after the last, say what was wrong."""
+        wanted = {name: tuple(t.shape) for name, t in self.network.state_dict().items()}
+        table = _table_name(self.network)
+        wrong: list[str] = []
+        counts: dict[str, int] = {}
+        for name, tensor in self.base.tensors():
+            own = own_name(name, self.network)
+            if own not in wanted:
+                continue  # the head, the pooler, what is dropped
+            shape = wanted.pop(own)
+            weight = self.embedding if own == table and self.embedding is not None else tensor
+            if tuple(weight.shape) != shape:
+                wrong.append(f"{name} is {tuple(weight.shape)}, not {shape}")
+                continue
+            if not bool(torch.isfinite(weight).all()):
+                raise CorruptModel(
+                    f"{self.base.path.name}: {name}: holds values that are not finite"
+                )
+            weight = self._merged(own, weight)
+            self.parameters += weight.numel()
+            dtype = str(weight.dtype).removeprefix("torch.")
+            counts[dtype] = counts.get(dtype, 0) + weight.numel()
+            yield own, weight
+        if wrong:
+            raise MisshapenTensors(f"{self.base.path.name}: {listed(wrong)}")
+        if wanted:
+            raise MissingTensors(f"{self.base.path.name}: {listed(sorted(wanted))} missing")
+        self.dtype = max(counts, key=lambda dtype: counts[dtype])
+
+    def _merged(self, name: str, weight: Tensor) -> Tensor:
+        layer = name.removesuffix(".weight")
+        if layer not in self.adapters.layers or layer == name:
+            return weight
+        down, up = self.adapters.down[layer].float(), self.adapters.up[layer].float()
+        if not bool(torch.isfinite(down).all() and torch.isfinite(up).all()):
+            raise CorruptModel(f"{self.path.name}: {layer}: its adapter is not finite")
+        return (weight.float() + self.scale * (up @ down)).to(weight.dtype)
+
+    def _base(self, given: Path | None) -> LanguageModel:
+        named = read_json(self.path / ADAPTER).get("base_model_name_or_path")
+        if given is None and isinstance(named, str):
+            places = (Path(named), self.path.parent / named)
+            given = next((place for place in places if place.is_dir()), None)
+        if given is None:
+            raise StoreError(
+                f"{self.path.name}: is a LoRA adapter on {named!r}, which is not part of the "
+                "directory, and nothing is downloaded: name its own directory by --base",
+                field="base",
+                value=named,
+            )
+        self.notes.append(f"The adapter was merged into {given.resolve()}.")
+        return LanguageModel(given, "base")
+
+    def _embedding(self) -> Tensor | None:
+        """Return the word table that a LoRA directory brings, as the reference takes it."""
+        both = [(self.path / name).is_file() for name in (INPUT, HEAD)]
+        if self.adapted and all(both):
+            self.notes.append(f"The word embeddings are those of {INPUT}.")
+            return read_module_weight(self.path / INPUT)
+        if self.adapted and any(both):
+            self.notes.append(
+                f"Of {INPUT} and {HEAD} only one is there; as the published code does, the "
+                "base's word embeddings were kept."
+            )
+        return None
+
+    def _configuration(self) -> dict[str, Any]:
+        values = dict(self.base.config)
+        kind = values.get("model_type")
+        if kind not in CONFIG_MAPPING:
+            raise StoreError(
+                f"{self.base.path.name}/config.json: model_type {kind!r} is not one that "
+                "transformers has"
+            )
+        own = self.path / "config.json"
+        if self.adapted and own.is_file():  # the lists may stand beside the adapter
+            values |= {k: v for k, v in read_json(own).items() if k in LISTS and v is not None}
+        if self.embedding is not None:
+            values["vocab_size"] = len(self.embedding)
+        return values
+
+    def _tokenizer(self) -> Tokenizer:
+        own = self.path if (self.path / "tokenizer.json").is_file() else self.base.path
+        tokenizer = LanguageModel(own, "path").tokenizer()
+        tokens, rows = tokenizer.get_vocab_size(with_added_tokens=True), self.config.vocab_size
+        if tokens > rows:
+            raise StoreError(
+                f"{own.name}/tokenizer.json: has {tokens} tokens, but the embedding {rows} rows "
+                f"({'vocab_size' if self.embedding is None else INPUT})"
+            )
+        return tokenizer
+
+
+def _table_name(network: PreTrainedModel) -> str:
+    table = network.get_input_embeddings()
+    return next(f"{name}.weight" for name, module in network.named_modules() if module is table)

@@ -1,0 +1,42 @@
+"""Which directories are retrievers made of language models, and what an import of one is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from condensery.store.writing import read_json
+
+ADAPTER = "adapter_config.json"
+# networks.effir_shape's keys; that module's package takes torch, which listing models does without.
+LISTS = ("drop_attn_list", "drop_mlp_list", "mlp_intermediate_sizes")
+
+
+@dataclass(frozen=True, slots=True)
+class RetrieverOptions:
+    """What a directory does not say of the retriever that it is.
+
+    Attributes:
+        base: Of a LoRA directory, its base model's; the one that it names, if None.
+        query_prompt: Put before queries; None is the published retrievers' for a LoRA directory,
+            and none for others.
+        max_tokens: Longest input, tokens; None is as many as network and tokenizer allow.
+    """
+
+    base: Path | None = None
+    query_prompt: str | None = None
+    max_tokens: int | None = None
+
+
+def is_retriever(path: Path) -> bool:
+    """Tell whether a directory is one of a language model, a pruned one, or an adapter's.
+
+    Raises:
+        StoreError: Its ``config.json`` can't be read.
+    """
+    if (path / ADAPTER).is_file():
+        return True
+    config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+    architectures = config.get("architectures")
+    causal = isinstance(architectures, list) and any(
+        str(one).endswith("ForCausalLM") for one in architectures
+    )
+    return causal or any(config.get(key) is not None for key in LISTS)
