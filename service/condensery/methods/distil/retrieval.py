@@ -1,6 +1,5 @@
 """Passages found for questions by our own index, as the service finds them."""
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -16,6 +15,7 @@ from condensery.durable import write_whole
 from condensery.errors import EmptyInput, InputError, shorten
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.index.store import IndexStore
+from condensery.methods.distil.embedding import PASSAGE_PROMPTS, QUERY_PROMPTS, embed
 from condensery.values import Document, Floats, Hit, Passage
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ Mode = Literal["bm25", "dense", "hybrid"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 INDEX, ABOUT = "passages", "corpus.json"
 BLOCK = 256  # passages a transaction, and queries embedded at once
-# The prompts that the service takes where a model has them (jobs.search, jobs.indexes).
-QUERY_PROMPTS, PASSAGE_PROMPTS = ("query",), ("document", "passage")
 
 
 class Entry(Protocol):
@@ -196,9 +194,7 @@ class Retriever:
         """Make the vectors of texts, (texts, dims); without an encoder, zeros of one feature."""
         if self._encoder is None:
             return np.zeros((len(texts), 1), np.float32)
-        has = self._encoder.prompts
-        prompt = next((has[name] for name in prompts if name in has), "")
-        return asyncio.run(self._encoder.embed(texts, prompt=prompt)).vectors
+        return embed(self._encoder, texts, prompts)
 
 
 def fingerprint(passages: Sequence[Entry]) -> str:

@@ -1,7 +1,6 @@
 """What puts passages in an order: an encoder, a pair's rerank head, a cross-encoder."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,14 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from condensery.errors import ModelFault
-from condensery.methods.distil.retrieval import PASSAGE_PROMPTS, QUERY_PROMPTS
+from condensery.methods.distil.embedding import PASSAGE_PROMPTS, QUERY_PROMPTS, embed
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.reader import Reader
 from condensery.values import Floats
-
-log = logging.getLogger(__name__)
-BLOCK = 64  # passages embedded at once
 
 
 class Ranker(Protocol):
@@ -56,24 +52,16 @@ class EncoderRanker:
         """Embed the passages that are not embedded yet."""
         began = time.perf_counter()
         new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
-        for start in range(0, len(new), BLOCK):
-            block = new[start : start + BLOCK]
-            vectors = self._embed(block, PASSAGE_PROMPTS)
-            self._vectors.update(zip(block, vectors, strict=True))
-            if start // BLOCK % 8 == 7:
-                log.info("%d of %d passages embedded", start + len(block), len(new))
+        if new:
+            vectors = embed(self._encoder, new, PASSAGE_PROMPTS)
+            self._vectors.update(zip(new, vectors, strict=True))
         return time.perf_counter() - began
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Return the query's inner product with each passage."""
         self.prepare(texts)
-        (vector,) = self._embed([query], QUERY_PROMPTS)
+        (vector,) = embed(self._encoder, [query], QUERY_PROMPTS)
         return [float(self._vectors[text] @ vector) for text in texts]
-
-    def _embed(self, texts: Sequence[str], prompts: Sequence[str]) -> Floats:
-        has = self._encoder.prompts
-        prompt = next((has[name] for name in prompts if name in has), "")
-        return asyncio.run(self._encoder.embed(texts, prompt=prompt)).vectors
 
 
 class PairRanker:

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,7 +11,7 @@ from condensery.errors import shorten
 from condensery.methods.rerank.pairs import Pair, PairReader
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query
-from condensery.methods.trainer.draws import Draw, Loss
+from condensery.methods.trainer.draws import Draw, Epochs, Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Batches:
     ) -> None:
         self._passages, self._queries, self._negatives = passages, queries, negatives
         self._reader, self._recipe = reader, recipe
-        self._orders: dict[int, NDArray[np.int64]] = {}
+        self._order = Epochs(len(queries))
 
     def __call__(self, draw: Draw) -> Batch:
         """Return the draw's batch; batches of a step follow each other in the epoch's order."""
@@ -63,7 +61,7 @@ class Batches:
         passages: list[str] = []
         names = []
         for number in range(first, first + count):
-            row = self._row(draw.seed, number)
+            row = self._order(draw.seed, number)
             query = self._queries[row]
             chosen = [
                 rng.choice(query.gold),
@@ -73,15 +71,6 @@ class Batches:
             passages += [self._passages[one] for one in chosen]
             names.append(f"{query.where}: {shorten(query.text)}")
         return Batch(self._reader.read(texts, passages), count, names)
-
-    def _row(self, seed: int, number: int) -> int:
-        epoch, at = divmod(number, len(self._queries))
-        if epoch not in self._orders:
-            self._orders = {k: v for k, v in self._orders.items() if k == epoch - 1}
-            self._orders[epoch] = np.random.default_rng((seed, epoch)).permutation(
-                len(self._queries)
-            )
-        return int(self._orders[epoch][at])
 
 
 class RankLoss:

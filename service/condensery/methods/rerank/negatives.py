@@ -1,6 +1,5 @@
 """Passages that do not answer a query, though a search finds them: what to learn to tell apart."""
 
-import asyncio
 import json
 import logging
 import random
@@ -13,11 +12,11 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from condensery.durable import write_whole
 from condensery.errors import InputError
+from condensery.methods.distil.embedding import embed
 from condensery.methods.distil.retrieval import CorpusPassage, Retriever
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sets import RankingSets
@@ -81,7 +80,7 @@ def load_or_mine(
         encoder=encoder if recipe.search != "bm25" else None,
     ) as retriever:
         mined = Mined(
-            list(_mine(sets, recipe, retriever)), *_candidates(sets, recipe, retriever, encoder)
+            list(mine(sets, recipe, retriever)), *_candidates(sets, recipe, retriever, encoder)
         )
     if not any(mined.negatives):
         raise InputError(
@@ -94,12 +93,15 @@ def load_or_mine(
     return mined
 
 
-def _mine(sets: RankingSets, recipe: RerankRecipe, retriever: Retriever) -> Iterator[list[int]]:
+def mine(
+    sets: RankingSets, recipe: RerankRecipe, retriever: Retriever, first: int = 0
+) -> Iterator[list[int]]:
     """Yield each training query's negatives: those found first, BM25's and the vectors' in turn.
 
     Left out are passages that hold an answer, those that answer it, and those that answer a
     query that is measured on (to learn that they answer nothing would spoil the measure). Where
-    fewer are left than a batch takes, random ones make up for it.
+    fewer are left than a batch takes, random ones make up for it. ``first`` is the number of the
+    first query among all, by which its chance is known.
     """
     modes = ("bm25", "dense") if recipe.search == "both" else (recipe.search,)
     closed = {g for query in sets.held_out for g in query.gold}
@@ -112,7 +114,9 @@ def _mine(sets: RankingSets, recipe: RerankRecipe, retriever: Retriever) -> Iter
         block = sets.train[start : start + BLOCK]
         texts = [query.text for query in block]
         searched = [_search(retriever, texts, recipe.depth, mode) for mode in modes]
-        for row, (query, *found) in enumerate(zip(block, *searched, strict=True), start=start):
+        for row, (query, *found) in enumerate(
+            zip(block, *searched, strict=True), start=first + start
+        ):
             in_turn = dict.fromkeys(chain.from_iterable(zip_longest(*found)))
             some = [n for n in in_turn if n is not None and wrong(query, n)]
             rng = random.Random(f"{recipe.seed} negatives {row}")
@@ -140,7 +144,7 @@ def _candidates(
         return candidates, []
     numbers = sorted(set(chain.from_iterable(candidates)))
     place = {number: row for row, number in enumerate(numbers)}
-    asked, read = _embed(encoder, texts), _embed(encoder, [sets.passages[n] for n in numbers])
+    asked, read = embed(encoder, texts), embed(encoder, [sets.passages[n] for n in numbers])
     return candidates, [
         (read[[place[n] for n in some]] @ vector).tolist()
         for vector, some in zip(asked, candidates, strict=True)
@@ -149,11 +153,6 @@ def _candidates(
 
 def _search(retriever: Retriever, texts: Sequence[str], k: int, mode: Any) -> list[list[int]]:
     return [[int(name) for name, _ in one] for one in retriever.search(texts, k, mode)]
-
-
-def _embed(encoder: Encoder, texts: Sequence[str]) -> Any:
-    parts = [texts[start : start + BLOCK] for start in range(0, len(texts), BLOCK)]
-    return np.concatenate([asyncio.run(encoder.embed(part)).vectors for part in parts])
 
 
 def _write(path: Path, about: Mapping[str, Any], mined: Mined) -> None:

@@ -63,7 +63,7 @@ def load_sets(sources: Sources, recipe: RerankRecipe, most: int | None = None) -
     report = {f"left out: {kind}": count for kind, count in sorted(pool.left_out.items())}
     report["queries read"] = len(pool.queries)
     report["passages read"] = len(pool.passages)
-    passages, queries = _keep_out(pool.passages, pool.queries, sources.not_like, report)
+    passages, queries = leave_out(pool.passages, pool.queries, sources.not_like, report)
     train, held_out = _hold_out(queries, recipe)
     report["left out: of an article or passage held out"] = (
         len(queries) - len(train) - len(held_out)
@@ -101,13 +101,16 @@ def texts_of(paths: Iterable[Path]) -> list[str]:
     return texts
 
 
-def _keep_out(
+def leave_out(
     passages: Sequence[str],
     queries: Sequence[Query],
     not_like: Sequence[Path],
     report: dict[str, int],
 ) -> tuple[list[str], list[Query]]:
-    """Leave out what shares ten words in a row with evaluation text, and renumber the rest."""
+    """Leave out what shares ten words in a row with evaluation text, and renumber the rest.
+
+    ``report`` receives how much that was.
+    """
     if not not_like:
         return list(passages), list(queries)
     held = Held(texts_of(not_like))

@@ -46,7 +46,7 @@ def begin(args: argparse.Namespace) -> torch.device:
 
 
 def add_fields(
-    parser: argparse.ArgumentParser,
+    parser: argparse._ActionsContainer,  # a parser, or a group of one
     values: object,
     choices: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:

@@ -4,7 +4,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -29,6 +31,28 @@ class Draw:
     def seed_torch(self) -> None:
         """Seed torch for the forward pass (dropout): no random state outlives a batch."""
         torch.manual_seed((self.seed * 1_000_003 + self.step + self.part * 7_368_787) % 2**63)
+
+
+class Epochs:
+    """Every row once an epoch, in a new order each.
+
+    Args:
+        count: Rows.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._orders: dict[tuple[int, int], NDArray[np.int64]] = {}
+
+    def __call__(self, seed: int, number: int) -> int:
+        """Return the row that is the ``number``-th drawn of all."""
+        epoch, at = divmod(number, self._count)
+        if (seed, epoch) not in self._orders:
+            # A batch may lie across two epochs; no more are kept.
+            self._orders = {k: v for k, v in self._orders.items() if k == (seed, epoch - 1)}
+            order = np.random.default_rng((seed, epoch)).permutation(self._count)
+            self._orders[seed, epoch] = order
+        return int(self._orders[seed, epoch][at])
 
 
 @dataclass(frozen=True, slots=True)

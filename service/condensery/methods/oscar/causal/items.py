@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from condensery.errors import InputError, shorten
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.recipe import CausalRecipe
-from condensery.methods.trainer.draws import Draw
+from condensery.methods.trainer.draws import Draw, Epochs
 from condensery.methods.trainer.questions import TrainingQuestion
 from condensery.networks.neutral import Neutral
 from condensery.networks.oscar_interface import Part, Reading
@@ -248,7 +246,7 @@ class Batches:
 
     def __init__(self, source: Source, recipe: CausalRecipe) -> None:
         self._source, self._recipe = source, recipe
-        self._orders: dict[int, NDArray[np.int64]] = {}
+        self._order = Epochs(len(source))
 
     def __call__(self, draw: Draw) -> list[Item]:
         """Return the draw's batch; batches of a step follow each other in the epoch's order."""
@@ -257,13 +255,5 @@ class Batches:
         items = []
         for number in range(first, first + rows):
             plain, part = rng.random() < self._recipe.plain, rng.random()
-            items.append(self._source.item(self._at(draw.seed, number), plain=plain, part=part))
+            items.append(self._source.item(self._order(draw.seed, number), plain=plain, part=part))
         return items
-
-    def _at(self, seed: int, number: int) -> int:
-        epoch, at = divmod(number, len(self._source))
-        if epoch not in self._orders:
-            order = np.random.default_rng((seed, epoch)).permutation(len(self._source))
-            self._orders = {k: v for k, v in self._orders.items() if k == epoch - 1}
-            self._orders[epoch] = order
-        return int(self._orders[epoch][at])

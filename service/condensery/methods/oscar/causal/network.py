@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from typing import cast
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
@@ -13,6 +11,7 @@ from condensery.errors import InputError, StoreError
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.oscar.causal.rows import OwnRows, TiedHead
+from condensery.methods.trainer.lora import PARTS, adapt, merged_layers
 from condensery.methods.trainer.optimizer import Group
 from condensery.networks.attention import PACKED
 from condensery.networks.decoders import fill_buffers, put
@@ -143,15 +142,8 @@ def _tune(pair: CausalPair, bases: Bases, recipe: CausalRecipe) -> None:
         pair.generator.requires_grad_(True)
     if recipe.generator_tuning != "lora":
         return
-    body = pair.generator.backbone
-    linear = [name for name, module in body.named_modules() if type(module) is nn.Linear]
-    lora = LoraConfig(
-        r=recipe.lora_rank,
-        lora_alpha=cast(int, recipe.lora_alpha),  # only ever divided by the rank
-        lora_dropout=recipe.lora_dropout,
-        target_modules=linear,
-    )
-    inject_adapter_in_model(lora, body)
+    alpha = cast(int, recipe.lora_alpha)  # only ever divided by the rank
+    adapt(pair.generator.backbone, rank=recipe.lora_rank, alpha=alpha, dropout=recipe.lora_dropout)
     # The rows of new tokens learn too: the separator's is read, and nothing else teaches it.
     table = cast(nn.Parameter, cast(nn.Embedding, network.get_input_embeddings()).weight)
     rows = OwnRows(table, bases.new_ids)
@@ -176,14 +168,9 @@ def merged(pair: CausalPair, *, rerank: bool = True) -> Iterator[tuple[str, Tens
     body = f"{NETWORK}{pair.generator.network.base_model_prefix}."
     own = rows_of(pair)
     drop = pair.compressor.shape.rerank and not rerank
-    for name, module in pair.named_modules():
-        if isinstance(module, LoraLinear):
-            base = cast(nn.Linear, module.get_base_layer())
-            yield f"{name}.weight", _merged(module, base.weight.detach())
-            if base.bias is not None:
-                yield f"{name}.bias", base.bias.detach()
+    yield from merged_layers(pair)
     for name, weight in pair.named_parameters():
-        if ".lora_" in name or ".base_layer." in name or name.endswith(".own"):
+        if any(part in name for part in PARTS) or name.endswith(".own"):
             continue
         if name == f"{body}embed_tokens.weight" and own is not None:
             yield name, own.merged()
@@ -197,16 +184,6 @@ def rows_of(pair: CausalPair) -> OwnRows | None:
     """Return the rows of new tokens that learn on their own, if they do."""
     table = pair.generator.network.get_input_embeddings()
     return table if isinstance(table, OwnRows) else None
-
-
-def _merged(layer: LoraLinear, base: Tensor) -> Tensor:
-    """Return a layer's weight with its adapter in it, worked out in fp32."""
-    (name,) = layer.active_adapters
-    down, up = (
-        cast(nn.Linear, part[name]).weight.detach().float() for part in (layer.lora_A, layer.lora_B)
-    )
-    scale: float = layer.scaling[name]
-    return (base.float() + scale * (up @ down)).to(base.dtype)
 
 
 def groups(pair: CausalPair, recipe: CausalRecipe, *, layers: bool) -> list[Group]:
