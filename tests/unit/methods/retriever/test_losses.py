@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.methods.effir import gathering
+from tests.unit.methods.retriever import gathering
 from torch import Tensor
 from torch.nn import functional as F
 
-from condensery.methods.effir.losses import contrastive, distilled
+from condensery.methods.retriever.losses import contrastive, distilled
 
 
 def vectors(count: int, seed: int) -> Tensor:

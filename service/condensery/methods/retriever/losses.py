@@ -14,6 +14,8 @@ def contrastive(
     passages: Tensor,
     *,
     temperature: float = TEMPERATURE,
+    keys: Tensor | None = None,
+    answers: Tensor | None = None,
     processes: Processes | None = None,
 ) -> Tensor:
     """Return InfoNCE over all passages of the batch, of all processes (EffiR, equation 2).
@@ -23,6 +25,9 @@ def contrastive(
         passages: Vectors of length 1, (queries * group, dims): of each query its positive, then its
             hard negatives. Those of other queries are negatives as well.
         temperature: Of the similarities.
+        keys: What tells passages' texts apart, (queries * group,).
+        answers: The keys of all that answers each query, (queries, most). Passages of those, but
+            for its own positive, are then no negatives of it: other queries may bring them.
         processes: Whose passages count too, gradients included.
     """
     processes = processes or Processes()
@@ -30,7 +35,12 @@ def contrastive(
     everyone = processes.gather(passages)
     first = processes.rank * len(passages)
     positives = first + group * torch.arange(len(queries), device=queries.device)
-    return F.cross_entropy(queries.float() @ everyone.float().T / temperature, positives)
+    scores = queries.float() @ everyone.float().T / temperature
+    if keys is not None and answers is not None:
+        alike = (processes.gather(keys)[None, :, None] == answers[:, None, :]).any(-1)
+        alike[torch.arange(len(queries), device=queries.device), positives] = False
+        scores = scores.masked_fill(alike, -torch.inf)
+    return F.cross_entropy(scores, positives)
 
 
 def distilled(

@@ -1,0 +1,88 @@
+"""A retriever in training: the transformer that serves, on packed texts, and its pooling."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from condensery.errors import CorruptModel
+from condensery.methods.trainer.lora import adapt, merged
+from condensery.methods.trainer.optimizer import Group
+from condensery.networks.attention import PACKED
+from condensery.networks.backbone import Backbone, load_transformer
+from condensery.networks.pooling import Pooling, normalise, pool
+from condensery.store.manifest import StoredModel
+
+
+class Retriever(nn.Module):
+    """Texts to vectors of length 1, with gradients; padding-free, as in serving.
+
+    Args:
+        model: transformers' base model, parts gone or not; it drops nothing out.
+        pooling: Of token vectors.
+    """
+
+    def __init__(self, model: PreTrainedModel, pooling: Pooling) -> None:
+        super().__init__()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            elif isinstance(getattr(module, "attention_dropout", None), float):
+                module.attention_dropout = 0.0
+        model.set_attn_implementation(PACKED)
+        self.backbone = Backbone(model)
+        self.pooling: Pooling = pooling
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformer."""
+        return self.backbone.model
+
+    def forward(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Embed token ids; returns (texts, dims), float32."""
+        packing = self.backbone.pack([len(ids) for ids in texts])
+        flat = [token for ids in texts for token in ids]
+        return normalise(pool(self.backbone(packing.row(flat), packing), packing, self.pooling))
+
+    def adapt(self, *, rank: int, alpha: int) -> None:
+        """Put LoRA adapters on every linear layer; they alone learn from then on."""
+        adapt(self.model, rank=rank, alpha=alpha)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the transformer's weights by its own names, adapters merged."""
+        return merged(self.model)
+
+
+def open_retriever(
+    stored: StoredModel,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Retriever:
+    """Load a stored encoder to train it.
+
+    Raises:
+        CorruptModel: It is no encoder, or its files don't make one.
+    """
+    pooling = stored.manifest.pooling
+    if stored.manifest.kind != "encoder" or pooling is None:
+        raise CorruptModel(f"{stored.name}: kind {stored.manifest.kind!r} is no encoder")
+    model = load_transformer(stored.path, device=device or torch.device("cpu"), dtype=dtype)
+    return Retriever(model, pooling)
+
+
+def groups(module: nn.Module, rate: float, weight_decay: float) -> list[Group]:
+    """Split what learns: matrices, which decay, and the rest."""
+    learns = [p for p in module.parameters() if p.requires_grad]
+    split = [[p for p in learns if (p.ndim > 1) is matrix] for matrix in (True, False)]
+    return [
+        Group(some, rate, decay)
+        for some, decay in zip(split, (weight_decay, 0.0), strict=True)
+        if some
+    ]
+
+
+def trained(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights that learn, by name: what a checkpoint holds."""
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
