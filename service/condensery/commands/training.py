@@ -46,6 +46,14 @@ MODULES = {
     ),
     ("publish", "lm"): ("condensery.methods.lm.publishing", "put a language model in a store"),
     ("export", "lm"): ("condensery.methods.lm.exporting", "write a stored language model"),
+    ("distil", "retriever"): (
+        "condensery.methods.retriever.mining",
+        "find passages that don't answer queries, and have all scored",
+    ),
+    ("effir", "build"): (
+        "condensery.methods.effir.command",
+        "make a smaller retriever: drop, slim, tune, measure, publish",
+    ),
     ("effir", "analyse"): (
         "condensery.methods.effir.analysis",
         "measure how much each layer changes what passes through it",

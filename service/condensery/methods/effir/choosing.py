@@ -35,6 +35,22 @@ def choose(importance: Importance, depth: Depth) -> Pruning:
             together; it is named.
     """
     layers = len(importance.mlp)
+    check(depth, layers)
+    if depth.last:
+        gone = tuple(range(layers - depth.last, layers))
+        return Pruning(layers, gone, gone)
+    if depth.blocks:
+        gone = _first(importance.order("block"), depth.blocks)
+        return Pruning(layers, gone, gone)
+    return Pruning(
+        layers,
+        _first(importance.order("attention"), depth.attention),
+        _first(importance.order("mlp"), depth.mlp),
+    )
+
+
+def check(depth: Depth, layers: int) -> None:
+    """Check that so much can be dropped of a model of so many layers; raises as ``choose``."""
     for name in ("attention", "mlp", "blocks", "last"):
         value = getattr(depth, name)
         if not 0 <= value < layers:
@@ -50,17 +66,6 @@ def choose(importance: Importance, depth: Depth) -> Pruning:
             f"last={depth.last}: sub-layers, blocks and last blocks can't be dropped together",
             field="blocks",
         )
-    if depth.last:
-        gone = tuple(range(layers - depth.last, layers))
-        return Pruning(layers, gone, gone)
-    if depth.blocks:
-        gone = _first(importance.order("block"), depth.blocks)
-        return Pruning(layers, gone, gone)
-    return Pruning(
-        layers,
-        _first(importance.order("attention"), depth.attention),
-        _first(importance.order("mlp"), depth.mlp),
-    )
 
 
 def _first(order: Sequence[int], count: int) -> tuple[int, ...]:

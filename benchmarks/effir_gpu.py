@@ -1,0 +1,282 @@
+"""EffiR's speed-ups on a GPU (its Table 3): 1,000 queries and 1,000 passages, weights random.
+
+Mistral-7B's size, whole, without 16 and 20 of its MLPs, and without 16 with 30% of the remaining
+neurons gone. Two ways: transformers' own model under torch.compile on padded batches, as the paper
+measured, and packed batches as the service runs them. All models take turns, round by round.
+
+    python benchmarks/effir_gpu.py [--rounds 3] [--texts 1000] [--tiny]
+
+Writes docs/benchmarks/effir_gpu.json and effir_gpu.md. Needs torch and transformers only.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from random_pairs import config_of, fill
+from transformers import MistralConfig, PreTrainedModel
+
+from condensery.networks.accounting import DecoderShape
+from condensery.networks.attention import PACKED
+from condensery.networks.backbone import Backbone
+from condensery.networks.decoders import fill_buffers
+from condensery.networks.effir_opening import build_pruned
+from condensery.networks.effir_paper import retriever_parameters
+from condensery.networks.effir_shape import Pruning
+from condensery.networks.oscar_paper import MISTRAL_7B
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+# Table 3: speed-ups for queries and for documents.
+PAPER = {"16M": (1.64, 1.55), "20M": (1.93, 1.80), "16M, -30% width": (1.97, 1.82)}
+TINY = DecoderShape(64, 8, 4, 2, 16, 128, 500)
+# Tokens of NQ's questions behind EffiR's prompt, and of its passages.
+LENGTHS = {"queries": (28, 44), "passages": (90, 180)}
+BATCH = 50  # texts a padded batch: 1,000 are whole ones, compiled once
+PACKED_TOKENS = 16_384  # tokens a packed one
+WAYS = ("packed", "compiled")
+Texts = list[list[int]]
+PAGE = """# EffiR's speed-ups on a GPU
+
+On {name}, {dtype}, random weights of the size of {size}; {texts} texts of each kind, medians of
+{rounds} rounds in turns. Paper: its Table 3 (one H100, transformers, torch.compile).
+
+{tables}
+- Packed: padding-free batches through `networks/backbone.py`, as the service runs them. Compiled:
+  transformers' own model under torch.compile, padded batches.
+- Tokens are real ones, padding not counted; the share is of the {rate:.3g} TFLOP/s that this device
+  reaches in one large product.
+- {versions}, Python {python}. Made on {date} by `{command}`; all rounds are in `effir_gpu.json`.
+"""
+
+
+def variants(shape: DecoderShape) -> dict[str, Pruning]:
+    """Return what is left in each variant; on tiny models, the same shares of its layers."""
+    layers = shape.layers
+    names = {"whole": 0.0, "16M": 16 / 32, "20M": 20 / 32, "16M, -30% width": 16 / 32}
+    found: dict[str, Pruning] = {}
+    for name, share in names.items():
+        # The last ones, as in Mistral-7B; which they are changes no time.
+        gone = tuple(range(layers - 1 - round(share * layers), layers - 1)) if share else ()
+        sizes = None
+        if "width" in name:
+            left = round(0.7 * shape.mlp_size / 8) * 8
+            sizes = tuple(0 if layer in gone else left for layer in range(layers))
+        found[name] = Pruning(layers, (), gone, sizes)
+    return found
+
+
+def make(
+    shape: DecoderShape, pruning: Pruning, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Make a model with random weights where it runs."""
+    model = build_pruned(config_of(shape, MistralConfig), pruning)
+    fill(model, device, dtype)
+    fill_buffers(model, device)
+    return model.eval().requires_grad_(requires_grad=False)
+
+
+def texts_of(kind: str, count: int, vocabulary: int) -> Texts:
+    """Return random token ids of such texts' lengths."""
+    source = random.Random(kind)
+    low, high = LENGTHS[kind]
+    return [
+        [source.randrange(vocabulary) for _ in range(source.randint(low, high))]
+        for _ in range(count)
+    ]
+
+
+def padded(texts: Texts, device: torch.device) -> list[tuple[Any, Any]]:
+    """Return padded batches of texts by length, ready on the device."""
+    rows = sorted(texts, key=len)
+    found = []
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
+        # One width a kind of text: a compiled model is compiled once.
+        width = max(map(len, rows))
+        ids = torch.zeros(len(batch), width, dtype=torch.long)
+        mask = torch.zeros(len(batch), width, dtype=torch.long)
+        for row, one in enumerate(batch):
+            ids[row, : len(one)] = torch.tensor(one)
+            mask[row, : len(one)] = 1
+        found.append((ids.to(device), mask.to(device)))
+    return found
+
+
+def packed(texts: Texts) -> list[Texts]:
+    """Return batches of at most ``PACKED_TOKENS``."""
+    found: list[Texts] = [[]]
+    size = 0
+    for one in sorted(texts, key=len):
+        if found[-1] and size + len(one) > PACKED_TOKENS:
+            found.append([])
+            size = 0
+        found[-1].append(one)
+        size += len(one)
+    return found
+
+
+def timed(run: Callable[[], object], device: torch.device) -> float:
+    """Return a run's seconds, the device's included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
+    """Return the FLOPs a second of one large product, the best of ten."""
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    best = min(timed(lambda: a @ b, device) for _ in range(10))
+    return 2 * side**3 / best
+
+
+def flops(shape: DecoderShape, pruning: Pruning, texts: Texts) -> int:
+    """Return the operations of texts: two a weight and token, and attention's."""
+    weights = retriever_parameters(shape, pruning) - shape.table
+    attentions = shape.layers - len(pruning.attention)
+    heads = shape.heads * shape.head_size
+    return sum(2 * weights * len(one) + 4 * attentions * heads * len(one) ** 2 for one in texts)
+
+
+@torch.inference_mode()
+def measure(
+    shape: DecoderShape,
+    device: torch.device,
+    dtype: torch.dtype,
+    count: int,
+    rounds: int,
+    ways: Sequence[str] = WAYS,
+) -> dict[str, Any]:
+    """Time every variant in each way, in turns."""
+    texts = {kind: texts_of(kind, count, shape.vocabulary) for kind in LENGTHS}
+    seconds: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for way in ways:
+        runs: dict[tuple[str, str], Callable[[], object]] = {}
+        for name, pruning in variants(shape).items():
+            model = make(shape, pruning, device, dtype)
+            for kind, some in texts.items():
+                runs[name, kind] = (
+                    compiled_run(model, some, device)
+                    if way == "compiled"
+                    else packed_run(model, some)
+                )
+        for number in range(rounds + 1):
+            for (name, kind), run in runs.items():
+                taken = timed(run, device)
+                if number:
+                    by = seconds.setdefault(way, {}).setdefault(kind, {})
+                    by.setdefault(name, []).append(taken)
+        del runs, model
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return {
+        "tokens": {kind: sum(map(len, some)) for kind, some in texts.items()},
+        "flops": {
+            kind: {
+                name: flops(shape, pruning, some)
+                for name, pruning in variants(shape).items()
+                if pruning
+            }
+            for kind, some in texts.items()
+        },
+        "seconds": seconds,
+    }
+
+
+def compiled_run(model: Any, texts: Texts, device: torch.device) -> Callable[[], object]:
+    """Return the paper's way: transformers' model under torch.compile."""
+    fast = torch.compile(model, dynamic=False)
+    batches = padded(texts, device)
+
+    def run() -> None:
+        for ids, mask in batches:
+            fast(input_ids=ids, attention_mask=mask, use_cache=False)
+
+    return run
+
+
+def packed_run(model: Any, texts: Texts) -> Callable[[], object]:
+    """Return the service's way."""
+    model.set_attn_implementation(PACKED)
+    backbone = Backbone(model)
+    batches = packed(texts)
+    return lambda: [backbone.read(batch) for batch in batches]
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Write a table for each way and kind of text."""
+    lines: list[str] = []
+    for way, kinds in result["seconds"].items():
+        for place, (kind, by) in enumerate(kinds.items()):
+            tokens = result["tokens"][kind]
+            lines += [f"## {kind.capitalize()}, {way}", ""]
+            lines += ["| model | seconds | tokens/s | speed-up | paper | of matmul rate |"]
+            lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
+            whole = statistics.median(by["whole"])
+            for name, rounds in by.items():
+                taken = statistics.median(rounds)
+                share = result["flops"][kind][name] / taken / result["matmul"]
+                paper = f"{PAPER[name][place]:.2f}x" if name in PAPER else "–"
+                lines.append(
+                    f"| {name} | {taken:.3f} | {tokens / taken:,.0f} | {whole / taken:.2f}x | "
+                    f"{paper} | {share:.0%} |"
+                )
+            lines.append("")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=1000)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--tiny", action="store_true", help="try it at small size, on any machine")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shape = TINY if args.tiny else MISTRAL_7B
+    result = measure(shape, device, dtype, args.texts, args.rounds, args.ways)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "a CPU"
+    result |= {
+        "device": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "matmul": matmul_rate(device, dtype, 256 if args.tiny else 8192),
+        "versions": {one: version(one) for one in ("torch", "transformers")},
+        "python": sys.version.split()[0],
+        "command": f"python benchmarks/effir_gpu.py {' '.join(argv or sys.argv[1:])}".strip(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    page = PAGE.format(
+        name=name,
+        dtype=result["dtype"],
+        size="a tiny model" if args.tiny else "Mistral-7B",
+        texts=args.texts,
+        rounds=args.rounds,
+        tables=tables(result),
+        rate=result["matmul"] / 1e12,
+        versions=result["versions"],
+        python=result["python"],
+        date=result["date"],
+        command=result["command"],
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "effir_gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "effir_gpu.md").write_text(page)
+    sys.stdout.write(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""``condensery effir build``: a smaller retriever from a stored encoder, in one command."""
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from condensery.errors import InputError
+from condensery.methods.effir.analysis import SAMPLES
+from condensery.methods.effir.building import Given, Plan, build
+from condensery.methods.effir.choosing import Depth
+from condensery.methods.effir.measuring import Where
+from condensery.methods.effir.narrowing import Width
+from condensery.methods.ranking.sets import parse_set, read_set
+from condensery.methods.retriever.recipe import RetrieverRecipe
+from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
+from condensery.methods.trainer.processes import joined
+from condensery.runtime.device import choose_dtype
+from condensery.store.store import ModelStore, shipped_store
+
+log = logging.getLogger(__name__)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the command's flags."""
+    parser = argparse.ArgumentParser(prog="condensery effir build", description=__doc__)
+    add = parser.add_argument
+    add("--model", required=True, help="the parent's name in the stores")
+    add("--store", type=Path, required=True, help="your own store; it receives the model")
+    add("--name", required=True, help="what the model is called")
+    add("--out", type=Path, required=True, help="folder for what is measured and trained; "
+        "run again to go on")  # fmt: skip
+    depth = parser.add_argument_group("depth")
+    for name, says in (
+        ("mlp", "MLPs to drop, the least important ones"),
+        ("attention", "attentions to drop, the least important ones"),
+        ("blocks", "whole layers to drop, the least important ones"),
+        ("last", "whole layers to drop from the end"),
+    ):
+        depth.add_argument(f"--drop-{name}", type=int, default=0, metavar="N", help=f"{says} (0)")
+    depth.add_argument("--text", type=Path, nargs="+", default=(), help="calibration text")
+    depth.add_argument("--samples", type=int, default=SAMPLES, help=f"blocks of it ({SAMPLES})")
+    depth.add_argument("--block", type=int, help="tokens of one (2048, or the model's positions)")
+    add_fields(parser.add_argument_group("width"), Width())
+    tuning = parser.add_argument_group("tuning")
+    tuning.add_argument(
+        "--rows", type=Path, nargs="+", default=(), help="query, positive, negatives"
+    )
+    tuning.add_argument("--licence", default="", help="of the weights (the parent's)")
+    add_fields(tuning, RetrieverRecipe())
+    measured = parser.add_argument_group("measuring")
+    measured.add_argument(
+        "--set",
+        dest="sets",
+        nargs="+",
+        default=(),
+        metavar="DIR[:SPLIT]",
+        help="corpus.jsonl.gz, queries.jsonl.gz, qrels.SPLIT.tsv (test)",
+    )
+    measured.add_argument(
+        "--set-queries", type=int, default=0, help="of each set, at random (0: all)"
+    )
+    measured.add_argument(
+        "--work", type=Path, help="folder for figures on sets that several runs share (RUN/quality)"
+    )
+    measured.add_argument("--workers", type=int, help="threads of one each on a CPU (a core each)")
+    add_machine(parser, dtype="float32", every=250)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run ``condensery effir build``."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    args = make_parser().parse_args(given)
+    device = begin(args)
+    plan = Plan(
+        Depth(args.drop_attention, args.drop_mlp, args.drop_blocks, args.drop_last),
+        read_fields(args, Width),
+        read_fields(args, RetrieverRecipe),
+        args.samples,
+        args.block,
+    )
+    store = ModelStore(shipped_store(), args.store)
+    parent = store.open(args.model)
+    if parent.manifest.kind != "encoder":
+        raise InputError(
+            f"model: {args.model!r} is of kind {parent.manifest.kind!r}, not an encoder",
+            field="model",
+            value=args.model,
+        )
+    sets = [read_set(*parse_set(one, split="test"), queries=args.set_queries) for one in args.sets]
+    if len({one.name for one in sets}) < len(sets):
+        raise InputError("set: two folders of one name", field="set", value=args.sets)
+    what = Given(
+        args.text,
+        args.rows,
+        sets,
+        args.work,
+        args.licence,
+        f"condensery effir build {shlex.join(given)}",
+    )
+    where = Where(device, choose_dtype(device, args.dtype), args.workers or torch.get_num_threads())
+    with joined(device) as processes:
+        made = build(
+            parent, store, args.name, plan, what, args.out, where,
+            every=args.every, processes=processes,
+        )  # fmt: skip
+    if made is not None:
+        log.info("%s version %s is in %s", made.name, made.version, made.path)
+
+
+if __name__ == "__main__":
+    main()

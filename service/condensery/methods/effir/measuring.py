@@ -1,0 +1,201 @@
+"""What a pruned retriever is worth: nDCG@10, size, work and speed, each beside its parent's."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from condensery.durable import write_whole
+from condensery.methods.distil.retrieval import whole
+from condensery.methods.effir.speed import ROUNDS, Texts, profile, times
+from condensery.methods.oscar.scoring import paired_bootstrap
+from condensery.methods.ranking.searching import measure
+from condensery.methods.ranking.sets import RankingSet
+from condensery.networks.backbone import load_backbone, load_transformer
+from condensery.networks.effir_shape import Pruning
+from condensery.networks.sublayers import family_of, layers_of
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.limits import Limits
+from condensery.runtime.tokenizing import TextTokenizer
+from condensery.runtime.workers import Workers
+from condensery.store.manifest import StoredModel
+
+PARENT, CHILD = "parent", "model"
+TIMED = 256  # queries, and passages, that are timed
+SEED = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What is measured on.
+
+    Attributes:
+        device: That models run on.
+        dtype: What they compute in.
+        workers: Threads of one each, on a CPU.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    workers: int
+
+
+def quality(
+    models: Mapping[str, StoredModel],
+    sets: Sequence[RankingSet],
+    where: Where,
+    work: Path | None = None,
+) -> dict[str, Any]:
+    """Search every set's whole corpus with every model, as the service runs it.
+
+    Args:
+        models: By what they are called; the first is what others are compared with.
+        sets: To search.
+        where: They run.
+        work: Folder in which a model's figures on a set are kept, and found by the next run.
+
+    Returns:
+        By set: queries, each model's ``ndcg@10`` and, of all but the first, ``minus_parent``
+        with a 95% interval (paired bootstrap over queries).
+    """
+    found: dict[str, dict[str, Any]] = {one.name: {} for one in sets}
+    for name, stored in models.items():
+        for given, figures in _each_set(stored, sets, where, work):
+            found[given.name][name] = figures
+    first, *others = models
+    for by_model in found.values():
+        base = by_model[first].pop("by")
+        for name in others:
+            own = by_model[name].pop("by")
+            mean, low, high = paired_bootstrap([own[q] for q in base], [*base.values()], seed=SEED)
+            by_model[name] |= {"minus_parent": mean, "interval": [low, high]}
+    return found
+
+
+def _each_set(
+    stored: StoredModel, sets: Sequence[RankingSet], where: Where, work: Path | None
+) -> Iterator[tuple[RankingSet, dict[str, Any]]]:
+    """Yield each set with a model's figures, those that are kept first."""
+    missing: list[RankingSet] = []
+    paths: dict[str, Path] = {}
+    for one in sets:
+        about = f"{stored.manifest.fingerprint} {one.content} {sorted(one.queries)} {where.dtype}"
+        name = hashlib.sha256(about.encode()).hexdigest()[:24]
+        path = None if work is None else work / f"{name}.json"
+        if path is not None and path.is_file():
+            yield one, json.loads(path.read_text())
+            continue
+        missing.append(one)
+        if path is not None:
+            paths[one.name] = path
+    if not missing:
+        return
+    workers = Workers(where.workers, where.device)
+    # Nobody else waits: whatever is asked for may queue.
+    limits = Limits(queue_seconds=float("inf"))
+    encoder = Encoder.load(stored, workers, dtype=where.dtype, limits=limits)
+    try:
+        for one in missing:
+            figures = measure(encoder, one)
+            if one.name in paths:
+                paths[one.name].parent.mkdir(parents=True, exist_ok=True)
+                write_whole(paths[one.name], json.dumps(figures) + "\n")
+            yield one, figures
+    finally:
+        encoder.close()
+        workers.close()
+
+
+def cost(stored: StoredModel, tokens: int = 128) -> dict[str, int]:
+    """Return a model's parameters, word table included, and the work of a text of so many tokens.
+
+    Raises:
+        CorruptModel: It can't be loaded.
+    """
+    model = load_transformer(stored.path)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": parameters, f"flops_{tokens}_tokens": flops(model, tokens)}
+
+
+def flops(model: Any, tokens: int) -> int:
+    """Return the floating-point operations of a text: products and attention, two a weight.
+
+    Args:
+        model: A base model, parts gone or not.
+        tokens: Of the text.
+    """
+    family = family_of(model)
+    hidden = model.config.hidden_size
+    total = 0
+    for layer in layers_of(model, family):
+        total += (
+            2
+            * tokens
+            * sum(part.weight.numel() for part in layer.modules() if isinstance(part, nn.Linear))
+        )
+        if any(name.partition(".")[0] == family.attention for name, _ in layer.named_modules()):
+            total += 4 * tokens * tokens * hidden
+    return total
+
+
+def speed(
+    models: Mapping[str, StoredModel],
+    pruning: Pruning,
+    sets: Sequence[RankingSet],
+    where: Where,
+    *,
+    neurons: int,
+    rounds: int = ROUNDS,
+) -> dict[str, Any]:
+    """Time parent and child in turns on real texts, beside what the parent's profile predicts.
+
+    In process, one pass after the other on all threads; medians. ``of_predicted`` is the speed-up
+    over the one that would be there if nothing but the removed parts had changed.
+
+    Args:
+        models: Parent and child.
+        pruning: What the child has left.
+        sets: Where queries and passages come from.
+        where: It runs.
+        neurons: Of each of the parent's MLPs.
+        rounds: Of each.
+    """
+    backbones = {
+        name: load_backbone(stored.path, device=where.device, dtype=where.dtype)
+        for name, stored in models.items()
+    }
+    found: dict[str, Any] = {}
+    for kind, texts in timed_texts(models[PARENT], sets).items():
+        seconds = {name: median(all_) for name, all_ in times(backbones, texts, rounds).items()}
+        parts = profile(backbones[PARENT], texts, rounds)
+        predicted = parts.whole / parts.without(pruning, neurons)
+        real = seconds[PARENT] / seconds[CHILD]
+        found[kind] = {
+            "texts": len(texts),
+            "tokens": sum(map(len, texts)),
+            "seconds": seconds,
+            "speed_up": real,
+            "predicted": predicted,
+            "of_predicted": real / predicted,
+            "profile": asdict(parts),
+        }
+    return found
+
+
+def timed_texts(parent: StoredModel, sets: Sequence[RankingSet]) -> dict[str, Texts]:
+    """Return token ids of the sets' first queries and passages, with the model's prompts."""
+    tokenizer = TextTokenizer.load(parent.path, parent.manifest.max_tokens)
+    share = max(1, TIMED // max(1, len(sets)))
+    queries = [text for one in sets for text in list(one.queries.values())[:share]]
+    passages = [whole(p) for one in sets for p in one.passages[:share]]
+    prompt = parent.manifest.prompts.get("query", "")
+    return {
+        "queries": [one.ids for one in tokenizer.encode(queries, prompt=prompt)],
+        "passages": [one.ids for one in tokenizer.encode(passages)],
+    }

@@ -1,0 +1,159 @@
+"""How much faster a model is with parts gone, against what the parts themselves took."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from condensery.networks.backbone import Backbone
+from condensery.networks.effir_shape import Pruning
+from condensery.networks.sublayers import Family, family_of, layers_of
+
+ROUNDS = 7
+BATCH_TOKENS = 4096
+Texts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Where a forward pass's time goes, seconds.
+
+    Attributes:
+        whole: The pass.
+        attention: Of each layer's attention with its norm.
+        mlp: Of each layer's MLP with its norm.
+    """
+
+    whole: float
+    attention: tuple[float, ...]
+    mlp: tuple[float, ...]
+
+    def without(self, pruning: Pruning, neurons: int) -> float:
+        """Return the time that would be left if what is gone had taken no other time with it.
+
+        Args:
+            pruning: What is left.
+            neurons: Of each MLP before.
+        """
+        gone = sum(self.attention[layer] for layer in pruning.attention)
+        for layer, seconds in enumerate(self.mlp):
+            gone += seconds * (1 - pruning.size(layer, neurons) / neurons)
+        return self.whole - gone
+
+
+def batches(texts: Texts, most: int = BATCH_TOKENS) -> list[list[Sequence[int]]]:
+    """Put texts of similar lengths into batches of at most so many tokens."""
+    found: list[list[Sequence[int]]] = [[]]
+    size = 0
+    for ids in sorted(texts, key=len):
+        if found[-1] and size + len(ids) > most:
+            found.append([])
+            size = 0
+        found[-1].append(ids)
+        size += len(ids)
+    return found
+
+
+def times(
+    backbones: Mapping[str, Backbone], texts: Texts, rounds: int = ROUNDS
+) -> dict[str, list[float]]:
+    """Return the seconds that each takes for all texts, a round each, in turns.
+
+    Args:
+        backbones: By name; on one device.
+        texts: Token ids.
+        rounds: Of all; one more goes before, uncounted.
+    """
+    found: dict[str, list[float]] = {name: [] for name in backbones}
+    rows = batches(texts)
+    for number in range(rounds + 1):
+        for name, backbone in backbones.items():
+            seconds = _timed(lambda one=backbone: [one.read(batch) for batch in rows], backbone)
+            if number:
+                found[name].append(seconds)
+    return found
+
+
+def profile(backbone: Backbone, texts: Texts, rounds: int = ROUNDS) -> Profile:
+    """Measure where a dense model's time goes, medians over rounds.
+
+    The pass itself is timed without looking into it; its parts in other passes, by turns.
+    """
+    rows = batches(texts)
+    layers = len(layers_of(backbone.model))
+    whole: list[float] = []
+    parts: dict[tuple[str, int], list[float]] = {}
+    for number in range(rounds + 1):
+        seconds = _timed(lambda: [backbone.read(batch) for batch in rows], backbone)
+        spent: dict[tuple[str, int], float] = {}
+        with _watched(backbone, spent):
+            for batch in rows:
+                backbone.read(batch)
+        if number:
+            whole.append(seconds)
+            for key, value in spent.items():
+                parts.setdefault(key, []).append(value)
+
+    def of(kind: str) -> tuple[float, ...]:
+        return tuple(median(parts[kind, layer]) for layer in range(layers))
+
+    return Profile(median(whole), of("attention"), of("mlp"))
+
+
+def _timed(run: Callable[[], object], backbone: Backbone) -> float:
+    _wait(backbone.device)
+    began = time.perf_counter()
+    run()
+    _wait(backbone.device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _watched(backbone: Backbone, spent: dict[tuple[str, int], float]) -> Iterator[None]:
+    """Add up what each sub-layer takes meanwhile; on CUDA each is waited for."""
+    handles = []
+    family = family_of(backbone.model)
+    for number, layer in enumerate(layers_of(backbone.model, family)):
+        for kind, names in _parts(layer, family).items():
+            for name in names:
+                began: list[float] = []
+
+                def enters(*_: Any, began: list[float] = began) -> None:
+                    _wait(backbone.device)
+                    began.append(time.perf_counter())
+
+                def leaves(
+                    *_: Any,
+                    began: list[float] = began,
+                    key: tuple[str, int] = (kind, number),
+                ) -> None:
+                    _wait(backbone.device)
+                    spent[key] = spent.get(key, 0.0) + time.perf_counter() - began.pop()
+
+                module = layer.get_submodule(name)
+                handles += [
+                    module.register_forward_pre_hook(enters),
+                    module.register_forward_hook(leaves),
+                ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _parts(layer: nn.Module, family: Family) -> dict[str, Sequence[str]]:
+    """Return the modules of a layer as it runs: fused, or transformers' own."""
+    if not family.norm_first:  # networks.bert's
+        return {"attention": ["attention"], "mlp": ["mlp"]}
+    return {"attention": family.attention_parts, "mlp": family.mlp_parts}
