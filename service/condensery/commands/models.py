@@ -71,6 +71,12 @@ def add_parser(parsers: Parsers) -> None:
         metavar="TEXT",
         help="put before queries (default: EffiR's for a LoRA directory, else none)",
     )
+    retrievers.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="longest input (default: what network and tokenizer allow; 512 of a LoRA directory)",
+    )
     pairs = take.add_argument_group("published OSCAR pairs")
     for half in ("generator", "compressor"):
         pairs.add_argument(
@@ -178,8 +184,9 @@ def run_import(args: argparse.Namespace) -> int:
         from condensery.store.importing import import_model
         from condensery.store.pair_options import Options
         from condensery.store.retriever_options import RetrieverOptions
-    if args.max_length is not None and args.max_length < 8:
-        raise InputError(f"--max-length: {args.max_length} is not allowed: at least 8")
+    for flag, value in (("--max-length", args.max_length), ("--max-tokens", args.max_tokens)):
+        if value is not None and value < 8:
+            raise InputError(f"{flag}: {value} is not allowed: at least 8")
     stored = import_model(
         open_store(args),
         args.path,
@@ -193,7 +200,7 @@ def run_import(args: argparse.Namespace) -> int:
             max_length=args.max_length,
             rounded_rope=args.rounded_rope,
         ),
-        retriever=RetrieverOptions(base=args.base, query_prompt=args.query_prompt),
+        retriever=RetrieverOptions(args.base, args.query_prompt, args.max_tokens),
     )
     print(f"{stored.name} version {stored.version} ({stored.manifest.kind}): {stored.path}")
     for note in stored.manifest.provenance.notes:

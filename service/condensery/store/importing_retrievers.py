@@ -34,6 +34,7 @@ from condensery.store.writing import read_json
 
 # What the published EffiR retrievers read before a query; passages are read as they are.
 QUERY_PROMPT = "<instruct>Given a query, retrieve relevant passages that answer the query.\n<query>"
+PUBLISHED_TOKENS = 512
 INPUT, HEAD = "embedding/input_emb.pth", "embedding/lm_head.pth"
 
 
@@ -129,7 +130,8 @@ class _Retriever:
             self.notes.append("No licence is stated in the model card's front matter.")
         told = path / "tokenizer_config.json"
         longest = longest_input(self.values, read_json(told) if told.is_file() else {})
-        self.max_tokens = min(longest, options.max_tokens or longest)
+        usual = PUBLISHED_TOKENS if self.adapted else longest
+        self.max_tokens = min(longest, options.max_tokens or usual)
         self.parameters, self.dtype = 0, "float32"
 
     @property

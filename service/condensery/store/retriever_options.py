@@ -18,7 +18,8 @@ class RetrieverOptions:
         base: Of a LoRA directory, its base model's; the one that it names, if None.
         query_prompt: Put before queries; None is the published retrievers' for a LoRA directory,
             and none for others.
-        max_tokens: Longest input, tokens; None is as many as network and tokenizer allow.
+        max_tokens: Longest input, tokens; None is as many as network and tokenizer allow, of a LoRA
+            directory at most the 512 that the published retrievers read.
     """
 
     base: Path | None = None

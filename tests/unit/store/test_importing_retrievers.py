@@ -165,6 +165,7 @@ def test_a_lora_directory_with_pickled_embeddings_is_merged_as_peft_merges_it(
     wanted = reference(whole, folder, "mistral", TEXTS)
     assert (embed(stored, TEXTS) - wanted).abs().max() < 5e-5
     assert stored.manifest.prompts == {"query": QUERY_PROMPT, "document": ""}
+    assert stored.manifest.max_tokens == 512
     assert json.loads((stored.path / "config.json").read_text())["vocab_size"] == 423
 
 
