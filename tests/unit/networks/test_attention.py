@@ -231,8 +231,9 @@ def test_what_would_change_the_result_is_refused(options: dict[str, object], mes
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reach", [None, 7])
 def test_cuda_gives_what_the_formula_gives(
-    causal: bool, heads: tuple[int, int], dtype: torch.dtype
+    causal: bool, heads: tuple[int, int], dtype: torch.dtype, reach: int | None
 ) -> None:
     lengths = [1, 9, 64, 130]
     packing = Packing.of(lengths, dtype=dtype, device="cuda")
@@ -240,10 +241,11 @@ def test_cuda_gives_what_the_formula_gives(
         random_rows(sum(lengths), count, 32, seed).to("cuda", dtype)
         for seed, count in enumerate((heads[0], heads[1], heads[1]))
     ]
-    got = attend(packing, *rows, scale=32**-0.5, causal=causal).double()
+    got = attend(packing, *rows, scale=32**-0.5, causal=causal, reach=reach).double()
     query, key, value = rows
     key, value = (kv.repeat_interleave(heads[0] // heads[1], 1) for kv in (key, value))
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for start, end in pairwise(accumulate(lengths, initial=0)):
-        wanted = softmax_attention(query[start:end], key[start:end], value[start:end], causal)
+        own = (query[start:end], key[start:end], value[start:end])
+        wanted = softmax_attention(*own, causal, reach)
         torch.testing.assert_close(got[start:end], wanted, atol=tolerance, rtol=0)

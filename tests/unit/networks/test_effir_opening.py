@@ -139,3 +139,21 @@ def test_nan_in_weights_is_found_and_named(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CorruptModel, match=r"encoder\.layer\.1\.output\.dense\.bias"):
         check_finite(tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_reads_what_is_left_as_a_cpu_does(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model: Any = model_of(kind)
+    model.save_pretrained(tmp_path)
+    tell(tmp_path, **DROPPED)
+    wanted = packed(tmp_path)
+    rows, _ = load_backbone(tmp_path, device="cuda", dtype=dtype).read(IDS.tolist())
+    got = rows[: IDS.numel()].view(*IDS.shape, -1).float().cpu()
+    if dtype == torch.float32:
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    alike = torch.nn.functional.cosine_similarity(got, wanted, dim=-1)
+    assert alike.min() > 0.995

@@ -16,7 +16,7 @@ from condensery.methods.effir.choosing import Depth, check, choose
 from condensery.methods.effir.importance import Importance
 from condensery.methods.effir.measuring import CHILD, PARENT, Where, cost, quality, speed
 from condensery.methods.effir.narrowing import Width, narrow
-from condensery.methods.effir.plots import draw_order
+from condensery.methods.effir.plots import draw_order, draw_trade_off
 from condensery.methods.effir.report import card, figures
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.retriever.batches import Batches
@@ -37,6 +37,7 @@ from condensery.store.store import ModelStore, check_name
 from condensery.store.writing import read_json
 
 log = logging.getLogger(__name__)
+TRADE_OFF = "trade-off.png"
 VERSIONS = ("condensery", "torch", "transformers")
 
 
@@ -195,6 +196,7 @@ def build(
         "recipe": asdict(plan.recipe) if batches is not None else {"tuning": "none"},
         "device": f"{where.device}, {about['dtype']}",
         "drop_order": bool(given.texts),
+        "trade_off": bool(found),
     }
     manifest = manifest.model_copy(
         update={
@@ -202,6 +204,10 @@ def build(
             "cost": {**costs[CHILD], "parent_parameters": costs[PARENT]["parameters"]},
         }
     )
+    plots = [out / PICTURE] if given.texts else []
+    if found:
+        plots.append(out / TRADE_OFF)
+        draw_trade_off(costs, found, timed, out / TRADE_OFF)
     text = json.dumps(report | {"about": told}, indent=1, ensure_ascii=False) + "\n"
     return publish(
         store,
@@ -211,7 +217,7 @@ def build(
         pruning=pruning,
         report=text,
         card=card(name, parent.name, told, report),
-        plots=[out / PICTURE] if given.texts else (),
+        plots=plots,
     )
 
 

@@ -69,7 +69,10 @@ def card(name: str, parent: str, about: Mapping[str, Any], report: Mapping[str, 
             "that are gone.",
             "",
         ]
-    lines += ["![Drop order](plots/drop-order.png)", ""] if about["drop_order"] else []
+    if about["trade_off"]:
+        lines += ["![Quality against size and speed](plots/trade-off.png)", ""]
+    if about["drop_order"]:
+        lines += ["## Which go first", "", "![Drop order](plots/drop-order.png)", ""]
     lines += [
         "## Making",
         "",

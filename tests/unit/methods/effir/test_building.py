@@ -68,7 +68,9 @@ def test_a_model_is_dropped_slimmed_tuned_measured_and_published(
     card = StoredReport(made).card()
     assert "--drop-mlp 2" in card
     assert str(tmp_path) not in card
-    assert StoredReport(made).plot("drop-order").startswith(b"\x89PNG")
+    for plot in ("drop-order", "trade-off"):
+        assert StoredReport(made).plot(plot).startswith(b"\x89PNG")
+        assert f"(plots/{plot}.png)" in card
     again = run(  # everything is there: nothing is trained or analysed again
         parent, tmp_path / "run", "--drop-mlp", 2, "--drop-attention", 1, "--text", text_file,
         "--rows", tuning_rows, *TUNING, "--width", 0.3, "--slim-steps", 4, "--gate-rate", 0.1,
