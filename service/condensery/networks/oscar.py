@@ -31,6 +31,8 @@ class OscarPair(nn.Module):
         self.compressor = Compressor(
             config, shape, generator_size=config.hidden_size, pointer=pointer
         )
+        if isinstance(self.compressor.pointer, Walk):
+            self.compressor.pointer.sharp = shape.sharp
         self.generator = Generator(standardised(words), shape)
         table = self.compressor.backbone.embeddings.word_embeddings
         table.weight.data.copy_(words)

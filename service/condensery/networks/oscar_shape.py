@@ -28,7 +28,7 @@ def rate_of(passage_tokens: int, vectors: int) -> int:
 
 def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out what manifests written before the field was there don't have."""
-    return {name: v for name, v in values.items() if name not in {"fewer", "walk"} or v}
+    return {name: v for name, v in values.items() if name not in {"fewer", "walk", "sharp"} or v}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ class OscarShape(BertShape):
         copy: Whether memory vectors also carry a pointer's mix of the passage's word embeddings.
         walk: Whether that pointer walks along the passage from where an answer starts; else each
             memory token points by itself.
+        sharp: Whether it takes the likeliest walk alone; else all of them, mixed.
         generator_layers: Layers of the generator.
         generator_heads: Attention heads of the generator.
         generator_mlp_size: Neurons of each of the generator's MLPs.
@@ -120,6 +121,7 @@ class OscarShape(BertShape):
 
     copy: bool = True
     walk: bool = False
+    sharp: bool = False
     generator_layers: int = 4
     generator_heads: int = 6
     generator_mlp_size: int = 1024
@@ -131,3 +133,5 @@ class OscarShape(BertShape):
         BertShape.__post_init__(self)
         if self.walk and not self.copy:
             raise ValueError("walk is true, but copy is false: there is no pointer to walk")
+        if self.sharp and not self.walk:
+            raise ValueError("sharp is true, but walk is false: there is no walk to choose")

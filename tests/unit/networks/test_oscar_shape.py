@@ -26,7 +26,11 @@ FIRST: dict[str, Any] = {
 
 
 def test_a_shape_survives_the_manifest_and_refuses_unknown_names() -> None:
-    for shape in (tiny_shape(copy=False), tiny_shape(fewer=(2, 1)), tiny_shape(walk=True)):
+    for shape in (
+        tiny_shape(copy=False),
+        tiny_shape(fewer=(2, 1)),
+        tiny_shape(walk=True, sharp=True),
+    ):
         assert OscarShape.from_dict(json.loads(json.dumps(shape.to_dict()))) == shape
     with pytest.raises(TypeError, match="colour"):
         OscarShape.from_dict({"colour": 1})
@@ -50,6 +54,7 @@ def test_a_manifest_from_before_there_were_rates_stays_as_it_was() -> None:
         ("mapping_size", True),
         ("copy", 1),
         ("walk", 1),
+        ("sharp", 1),
         ("fewer", 4),
         ("fewer", [4.0]),
         ("fewer", [True]),
@@ -118,3 +123,5 @@ def test_the_first_vectors_are_those_of_a_compressor_that_has_no_others() -> Non
 def test_a_walk_needs_a_pointer() -> None:
     with pytest.raises(ValueError, match="walk is true, but copy is false"):
         OscarShape(copy=False, walk=True)
+    with pytest.raises(ValueError, match="sharp is true, but walk is false"):
+        OscarShape(sharp=True)

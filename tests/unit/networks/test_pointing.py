@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from condensery.networks.pointing import Pointer, Walk
+from condensery.networks.pointing import FAR, Pointer, Walk
 
 HIDDEN, STEPS, LENGTHS = 6, 4, (5, 1, 3, 9)
 
@@ -74,3 +74,32 @@ def test_a_certain_walk_says_the_answers_tokens_then_the_end() -> None:
         walk.span.weight[0, 0], walk.span.weight[1, 1] = 30, 40
         found, _ = walk(torch.zeros(1, STEPS, HIDDEN), tokens, torch.ones(1, 6, dtype=torch.bool))
     assert found.argmax(-1).tolist() == [[2, 3, 5, 5]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sharp_walk_is_the_likeliest_of_all_walks(seed: int) -> None:
+    memory, tokens, real = some(seed)
+    walk = walk_of(seed)
+    walk.sharp = True
+    with torch.inference_mode():
+        found, _ = walk(memory, tokens, real)
+        starts, ends = walk.span(tokens).double().unbind(-1)
+    assert set(found.unique().tolist()) == {0.0, FAR}
+    for row, length in enumerate(LENGTHS):
+        end = length - 1
+        chance = starts[row, :length].softmax(0).tolist()
+        stop = torch.sigmoid(ends[row]).tolist()
+        walks = {(end,) * STEPS: chance[end]}
+        for first in range(end):
+            for count in range(1, STEPS + 1):
+                if first + count > end:
+                    break
+                path = [first + i if i < count else end for i in range(STEPS)]
+                taken = chance[first]
+                for place in range(first, first + count - 1):
+                    taken *= 1 - stop[place]
+                if count < STEPS:
+                    taken *= stop[first + count - 1]
+                walks[tuple(path)] = taken
+        best = max(walks, key=lambda path: walks[path])
+        assert tuple(found[row].argmax(-1).tolist()) == best

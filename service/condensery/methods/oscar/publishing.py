@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ def publish(
     report: dict[str, Any] | None = None,
     licence: str | None = None,
     licences: dict[str, str] | None = None,
+    sharp: bool = False,
 ) -> StoredModel:
     """Publish the last checkpoint of a training run, whole or not at all.
 
@@ -104,6 +105,7 @@ def publish(
         report: The JSON that ``condensery eval oscar`` wrote of this pair.
         licence: The weights'; None takes what the data sets ask for.
         licences: Of data sets whose licences are not known here, by the names that the run has.
+        sharp: Whether its pointer takes the likeliest walk alone, though it learnt with all.
 
     Raises:
         InputError: The folder holds no checkpoint of such a pair, or the report is none of format
@@ -114,12 +116,12 @@ def publish(
     if report is not None:
         check_report(report)  # again below: this is before the work
     trained = Run.read(run)
+    shape = replace(trained.shape, sharp=sharp)
     sources, others = read_sources(trained.data, licences)
     tensors = trained.checkpoint.weights()
-    slots = trained.shape.slots
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder)
-        matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > slots]
+        matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
         save_state(files, tensors, int8_names=matrices)
         for file in ("tokenizer.json", "config.json"):
             shutil.copy(base.path / file, files)
@@ -132,9 +134,9 @@ def publish(
             method="oscar",
             base=base.name,
             base_fingerprint=base.manifest.fingerprint,
-            max_tokens=trained.shape.query_tokens + trained.shape.passage_tokens + 3,
+            max_tokens=shape.query_tokens + shape.passage_tokens + 3,
             dtype="int8",
-            shape=trained.shape.to_dict(),
+            shape=shape.to_dict(),
             licence=licence or licence_of(sources),
             provenance=Provenance(
                 command=trained.command,
@@ -197,6 +199,11 @@ def main(argv: list[str] | None = None) -> None:
         metavar="SET=LICENCE",
         help="of a data set that data.json names and we don't know; may be given again",
     )
+    parser.add_argument(
+        "--sharp",
+        action="store_true",
+        help="let a pointer that walks take the likeliest walk alone (all of them, mixed)",
+    )
     args = parser.parse_args(argv)
     licences = dict(_pair(text) for text in args.data_licence)
     report = read_report(args.report)[1] if args.report else None
@@ -210,6 +217,7 @@ def main(argv: list[str] | None = None) -> None:
         report=report,
         licence=args.licence,
         licences=licences,
+        sharp=args.sharp,
     )
     told = f"{stored.name} version {stored.version}: {stored.path}\n{stored.manifest.fingerprint}\n"
     sys.stdout.write(told)
