@@ -139,7 +139,9 @@ def load_transformer(
             config = AutoConfig.from_pretrained(path, local_files_only=True)
             if (pruning := pruning_of(config)) is not None:
                 device = torch.device(device)
-                return open_pruned(path, config, pruning, device=device, dtype=dtype).eval()
+                pruned = open_pruned(path, config, pruning, device=device, dtype=dtype)
+                pruned.eval()
+                return pruned
             model, report = AutoModel.from_pretrained(
                 path,
                 config=config,

@@ -230,7 +230,7 @@ def test_a_large_pair_is_written_in_several_files(
     store: ModelStore, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = dict(each_tensor(import_as(store, published)))
-    monkeypatch.setattr("condensery.store.published_pairs.SHARD_BYTES", 40_000)
+    monkeypatch.setattr("condensery.store.sharding.SHARD_BYTES", 40_000)
     stored = import_as(store, published)
     assert len(stored.weights) > 3
     again = dict(each_tensor(stored))

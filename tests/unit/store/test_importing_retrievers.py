@@ -270,3 +270,14 @@ def test_a_missing_and_a_broken_weight_are_named(tmp_path: Path, store: ModelSto
     with pytest.raises(MissingTensors, match=r"layers\.2\.mlp\.up_proj\.weight missing"):
         import_model(store, folder, "lm")
     assert not list(store.own.glob("*"))  # nothing half-written is left
+
+
+def test_a_large_model_is_written_in_several_files_with_an_index(
+    tmp_path: Path, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = language_model(tmp_path / "lm", "llama")
+    monkeypatch.setattr("condensery.store.sharding.SHARD_BYTES", 40_000)
+    stored = import_model(store, tmp_path / "lm", "lm")
+    assert len(stored.weights) > 3
+    wanted = reference(model, tmp_path / "lm", "llama", TEXTS)
+    assert (embed(stored, TEXTS) - wanted).abs().max() < 5e-5

@@ -13,7 +13,7 @@ from condensery.durable import write_whole
 from condensery.errors import InputError
 from condensery.methods.effir.analysis import NAME, PICTURE, SAMPLES, analyse
 from condensery.methods.effir.choosing import Depth, check, choose
-from condensery.methods.effir.importance import Importance
+from condensery.methods.effir.importance import GROUPS, Importance
 from condensery.methods.effir.measuring import CHILD, PARENT, Where, cost, quality, speed
 from condensery.methods.effir.narrowing import Width, narrow
 from condensery.methods.effir.plots import draw_order, draw_trade_off
@@ -250,8 +250,8 @@ def _importance(
     if path.is_file():
         found = json.loads(path.read_text())
         if found.get("about") == about:
-            parts = (tuple(found[group]) for group in ("attention", "mlp", "block"))
-            return Importance(*parts, tokens=found["tokens"])
+            parts = {group: tuple(found[group]) for group in GROUPS}
+            return Importance(**parts, tokens=found["tokens"])
     importance = analyse(
         parent.path,
         texts,

@@ -1,7 +1,7 @@
 """How much faster a model is with parts gone, against what the parts themselves took."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -73,7 +73,7 @@ def times(
     rows = batches(texts)
     for number in range(rounds + 1):
         for name, backbone in backbones.items():
-            seconds = _timed(lambda one=backbone: [one.read(batch) for batch in rows], backbone)
+            seconds = _timed(backbone, rows)
             if number:
                 found[name].append(seconds)
     return found
@@ -89,7 +89,7 @@ def profile(backbone: Backbone, texts: Texts, rounds: int = ROUNDS) -> Profile:
     whole: list[float] = []
     parts: dict[tuple[str, int], list[float]] = {}
     for number in range(rounds + 1):
-        seconds = _timed(lambda: [backbone.read(batch) for batch in rows], backbone)
+        seconds = _timed(backbone, rows)
         spent: dict[tuple[str, int], float] = {}
         with _watched(backbone, spent):
             for batch in rows:
@@ -105,10 +105,12 @@ def profile(backbone: Backbone, texts: Texts, rounds: int = ROUNDS) -> Profile:
     return Profile(median(whole), of("attention"), of("mlp"))
 
 
-def _timed(run: Callable[[], object], backbone: Backbone) -> float:
+def _timed(backbone: Backbone, rows: Sequence[Texts]) -> float:
+    """Return the seconds that batches take."""
     _wait(backbone.device)
     began = time.perf_counter()
-    run()
+    for batch in rows:
+        backbone.read(batch)
     _wait(backbone.device)
     return time.perf_counter() - began
 

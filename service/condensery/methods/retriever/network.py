@@ -29,7 +29,7 @@ class Retriever(nn.Module):
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
             elif isinstance(getattr(module, "attention_dropout", None), float):
-                module.attention_dropout = 0.0
+                setattr(module, "attention_dropout", 0.0)  # noqa: B010  # of no declared type
         model.set_attn_implementation(PACKED)
         self.backbone = Backbone(model)
         self.pooling: Pooling = pooling
