@@ -143,9 +143,7 @@ def publish(
                 data=tuple(source.line for source in sources),
                 seed=trained.recipe.get("seed"),
                 source=base.name,
-                notes=tuple(
-                    f"{name.replace('_', ' ')}: {value}" for name, value in trained.origin.items()
-                ),
+                notes=tuple(_note(name, value) for name, value in trained.origin.items()),
             ),
             cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
         )
@@ -175,6 +173,13 @@ def _command(run: Path) -> str:
         return ""
     except (OSError, ValueError) as error:
         raise _wrong(run, f"{COMMAND} can't be read: {error}") from error
+
+
+def _note(name: str, value: Any) -> str:
+    """Return where first weights come from, commands without the folders that they name."""
+    if name == "commands" and isinstance(value, list):
+        value = "; ".join(without_folders(str(one)) for one in value)
+    return f"{name.replace('_', ' ')}: {value}"
 
 
 def command(recipe: dict[str, Any]) -> str:

@@ -25,18 +25,19 @@ def _halves(shape: dict[str, Any], base: str | None) -> list[str]:
         kind = _CAUSAL[causal.family, getattr(causal.compressor, "shared", False)]
         compressor, generator = causal.compressor, "is a causal language model"
         positions = causal.generator.positions
-        copies = False
+        copies = ""
     else:
         own = OscarShape.from_dict(shape)
         kind = f"The compressor, started from {base}," if base else "The compressor"
         compressor, generator = own, f"has {own.generator_layers} layers"
         positions = own.generator_positions
-        copies = own.copy
+        copies = ""
+        if own.copy:
+            what = "the words of its likeliest answer" if own.sharp else "a mix of its words"
+            copies = f"A vector also carries what a pointer found in the passage, {what}"
     lines = [f"{kind} {_compresses(compressor)}"]
     if copies:
-        lines.append(
-            "A vector also carries a pointer's mix of the passage's words: it leans to copying."
-        )
+        lines.append(f"{copies}: it leans to copying.")
     lines.append(
         f"The generator {generator} and reads up to {positions} positions, answer included."
     )
