@@ -15,7 +15,9 @@ from texts import PASSAGES, QUESTIONS
 COSINE = 0.999  # to the reference: bf16, alone or beside others
 SCORE = 0.03
 KNOWN = 48  # texts
-CASES = 6  # questions with passages
+# Passages with a question that is surely answered. What is said then hangs on no near tie, which
+# bf16 may decide one way alone and another way beside others.
+CASES = (2, 3, 6, 7, 9, 10)
 SHARES = {"embed one": 10, "embed list": 3, "rerank": 2, "answer": 2, "stream": 3}
 
 
@@ -31,7 +33,7 @@ class Known:
         """Ask for everything once, one at a time."""
         for text in (*QUESTIONS[:KNOWN], *PASSAGES[:KNOWN]):
             self.vectors[text] = (await good(door, Ask("embed", (text,)))).vectors[0]
-        for case in range(CASES):
+        for case in CASES:
             query, texts = a_case(case)
             self.scores[query] = (await good(door, Ask("rerank", texts, query))).scores
             self.answers[query] = (await good(door, Ask("answer", texts[:2], query))).text
@@ -71,9 +73,8 @@ async def good(door: Door, ask: Ask) -> Said:
 
 
 def a_case(number: int) -> tuple[str, tuple[str, ...]]:
-    """Return a question and six passages."""
-    start = number * 6
-    return QUESTIONS[number * 2], tuple(PASSAGES[start : start + 6])
+    """Return a passage's first question, and six passages of which it is the first."""
+    return QUESTIONS[number * 2], tuple(PASSAGES[number : number + 6])
 
 
 def make(kind: str, chance: random.Random) -> Ask:
@@ -82,7 +83,7 @@ def make(kind: str, chance: random.Random) -> Ask:
         return Ask("embed", (chance.choice(QUESTIONS[:KNOWN]),))
     if kind == "embed list":
         return Ask("embed", tuple(chance.sample(PASSAGES[:KNOWN], 12)))
-    query, texts = a_case(chance.randrange(CASES))
+    query, texts = a_case(chance.choice(CASES))
     if kind == "rerank":
         return Ask("rerank", texts, query)
     return Ask("stream" if kind == "stream" else "answer", texts[:2], query)
