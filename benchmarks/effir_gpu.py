@@ -24,6 +24,7 @@ import torch
 from random_pairs import config_of, fill
 from transformers import MistralConfig, PreTrainedModel
 
+from condensery.methods.effir.speed import batches
 from condensery.networks.accounting import DecoderShape
 from condensery.networks.attention import PACKED
 from condensery.networks.backbone import Backbone
@@ -110,19 +111,6 @@ def padded(texts: Texts, device: torch.device) -> list[tuple[Any, Any]]:
     return found
 
 
-def packed(texts: Texts) -> list[Texts]:
-    """Return batches of at most ``PACKED_TOKENS``."""
-    found: list[Texts] = [[]]
-    size = 0
-    for one in sorted(texts, key=len):
-        if found[-1] and size + len(one) > PACKED_TOKENS:
-            found.append([])
-            size = 0
-        found[-1].append(one)
-        size += len(one)
-    return found
-
-
 def timed(run: Callable[[], object], device: torch.device) -> float:
     """Return a run's seconds, the device's included."""
     if device.type == "cuda":
@@ -197,10 +185,10 @@ def measure(
 def compiled_run(model: Any, texts: Texts, device: torch.device) -> Callable[[], object]:
     """Return the paper's way: transformers' model under torch.compile."""
     fast = torch.compile(model, dynamic=False)
-    batches = padded(texts, device)
+    rows = padded(texts, device)
 
     def run() -> None:
-        for ids, mask in batches:
+        for ids, mask in rows:
             fast(input_ids=ids, attention_mask=mask, use_cache=False)
 
     return run
@@ -210,8 +198,8 @@ def packed_run(model: Any, texts: Texts) -> Callable[[], object]:
     """Return the service's way."""
     model.set_attn_implementation(PACKED)
     backbone = Backbone(model)
-    batches = packed(texts)
-    return lambda: [backbone.read(batch) for batch in batches]
+    rows = batches(texts, PACKED_TOKENS)
+    return lambda: [backbone.read(batch) for batch in rows]
 
 
 def tables(result: dict[str, Any]) -> str:

@@ -57,11 +57,12 @@ class Adapters:
         for layer in self.layers:
             linear = get_linear(module, layer)
             assert linear is not None  # ``problems`` said so
-            weight = linear.weight
-            up, down = (
-                t.to(weight.device, torch.float32) for t in (self.up[layer], self.down[layer])
-            )
-            weight.data.copy_(weight.float() + scale * (up @ down))
+            linear.weight.data.copy_(self.merged(layer, linear.weight, scale))
+
+    def merged(self, layer: str, weight: Tensor, scale: float) -> Tensor:
+        """Return ``weight + scale * up @ down`` of an adapted layer, in the weight's dtype."""
+        up, down = (t.to(weight.device, torch.float32) for t in (self.up[layer], self.down[layer]))
+        return (weight.float() + scale * (up @ down)).to(weight.dtype)
 
 
 def adapter_names(tensors: Mapping[str, object]) -> frozenset[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-ATTENTION, MLP, SIZES = "drop_attn_list", "drop_mlp_list", "mlp_intermediate_sizes"
+KEYS = ATTENTION, MLP, SIZES = "drop_attn_list", "drop_mlp_list", "mlp_intermediate_sizes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Pruning:
     @staticmethod
     def named(config: Mapping[str, Any]) -> bool:
         """Tell whether a ``config.json`` names any of the keys that this is read from."""
-        return any(config.get(key) is not None for key in (ATTENTION, MLP, SIZES))
+        return any(config.get(key) is not None for key in KEYS)
 
     def to_config(self) -> dict[str, Any]:
         """Return the keys to write; depth alone is then as LLM-Drop reads it."""

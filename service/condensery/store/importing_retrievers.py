@@ -20,14 +20,14 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from condensery.errors import CorruptModel, StoreError
 from condensery.networks.adapters import Adapters
 from condensery.networks.effir_opening import build_pruned, own_name
-from condensery.networks.effir_shape import Pruning
+from condensery.networks.effir_shape import KEYS, Pruning
 from condensery.store.language_models import LanguageModel, end_texts
 from condensery.store.layouts import longest_input, prose_of, read_licence
 from condensery.store.manifest import Manifest, Pooling, Provenance, StoredModel
 from condensery.store.pickles import read_module_weight
 from condensery.store.published_adapters import read_adapters
 from condensery.store.refusals import MisshapenTensors, MissingTensors, listed
-from condensery.store.retriever_options import ADAPTER, LISTS, RetrieverOptions
+from condensery.store.retriever_options import ADAPTER, RetrieverOptions
 from condensery.store.sharding import write_weights
 from condensery.store.store import ModelStore
 from condensery.store.writing import read_json
@@ -166,7 +166,7 @@ class _Retriever:
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Write configuration, tokenizer and weights; returns files by their stored names."""
-        values = {k: v for k, v in self.values.items() if k not in ("auto_map", *LISTS)}
+        values = {k: v for k, v in self.values.items() if k not in ("auto_map", *KEYS)}
         values["architectures"] = [type(self.network).__name__]
         if not self.pruning.dense:
             values |= self.pruning.to_config()
@@ -209,10 +209,10 @@ class _Retriever:
         layer = name.removesuffix(".weight")
         if layer not in self.adapters.layers or layer == name:
             return weight
-        down, up = self.adapters.down[layer].float(), self.adapters.up[layer].float()
+        down, up = self.adapters.down[layer], self.adapters.up[layer]
         if not bool(torch.isfinite(down).all() and torch.isfinite(up).all()):
             raise CorruptModel(f"{self.path.name}: {layer}: its adapter is not finite")
-        return (weight.float() + self.scale * (up @ down)).to(weight.dtype)
+        return self.adapters.merged(layer, weight, self.scale)
 
     def _base(self, given: Path | None) -> LanguageModel:
         named = read_json(self.path / ADAPTER).get("base_model_name_or_path")
@@ -252,7 +252,7 @@ class _Retriever:
             )
         own = self.path / "config.json"
         if self.adapted and own.is_file():  # the lists may stand beside the adapter
-            values |= {k: v for k, v in read_json(own).items() if k in LISTS and v is not None}
+            values |= {k: v for k, v in read_json(own).items() if k in KEYS and v is not None}
         if self.embedding is not None:
             values["vocab_size"] = len(self.embedding)
         return values

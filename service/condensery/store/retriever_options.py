@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from condensery.networks.effir_shape import Pruning
 from condensery.store.writing import read_json
 
 ADAPTER = "adapter_config.json"
-# networks.effir_shape's keys; that module's package takes torch, which listing models does without.
-LISTS = ("drop_attn_list", "drop_mlp_list", "mlp_intermediate_sizes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +39,4 @@ def is_retriever(path: Path) -> bool:
     causal = isinstance(architectures, list) and any(
         str(one).endswith("ForCausalLM") for one in architectures
     )
-    return causal or any(config.get(key) is not None for key in LISTS)
+    return causal or Pruning.named(config)

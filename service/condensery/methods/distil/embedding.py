@@ -2,15 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.limits import Limits
+from condensery.runtime.workers import Workers
 from condensery.values import Floats
 
 if TYPE_CHECKING:
-    from condensery.runtime.encoder import Encoder
+    from condensery.store.manifest import StoredModel
 
 log = logging.getLogger(__name__)
 BLOCK = 256  # texts embedded at once
@@ -18,7 +23,29 @@ BLOCK = 256  # texts embedded at once
 QUERY_PROMPTS, PASSAGE_PROMPTS = ("query",), ("document", "passage")
 
 
-def embed(encoder: "Encoder", texts: Sequence[str], prompts: Sequence[str] = ()) -> Floats:
+@contextmanager
+def running(
+    stored: "StoredModel", count: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[Encoder]:
+    """Run a stored encoder while it is needed, with so many workers.
+
+    Raises:
+        CorruptModel: It is no encoder, or its files don't make one.
+    """
+    workers = Workers(count, device)
+    # Nobody else waits: whatever is asked for may queue.
+    limits = Limits(queue_seconds=float("inf"))
+    try:
+        encoder = Encoder.load(stored, workers, dtype=dtype, limits=limits)
+        try:
+            yield encoder
+        finally:
+            encoder.close()
+    finally:
+        workers.close()
+
+
+def embed(encoder: Encoder, texts: Sequence[str], prompts: Sequence[str] = ()) -> Floats:
     """Embed texts with the first of these prompts that the encoder has.
 
     Args:

@@ -28,10 +28,11 @@ from condensery.methods.retriever.tuning import tune
 from condensery.methods.trainer.commands import without_folders
 from condensery.methods.trainer.processes import Processes
 from condensery.networks.effir import prune
-from condensery.networks.effir_opening import check_finite
+from condensery.networks.effir_opening import check_finite, pruning_of
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import family_named
 from condensery.runtime.tokenizing import TextTokenizer
+from condensery.store.checking import sha256_of
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore, check_name
 from condensery.store.writing import read_json
@@ -118,7 +119,7 @@ def build(
     processes = processes or Processes()
     check_name(name)
     config = read_json(parent.path / "config.json")
-    if Pruning.named(config) and not Pruning.from_config(config).dense:
+    if pruning_of(config) is not None:
         raise InputError(f"model: {parent.name} is pruned already", field="model")
     try:
         family_named(config.get("model_type"))
@@ -300,7 +301,5 @@ def _digest(paths: Sequence[Path]) -> str:
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
-                digest.update(file.name.encode())
-                with file.open("rb") as opened:
-                    digest.update(hashlib.file_digest(opened, "sha256").digest())
+                digest.update(f"{file.name} {sha256_of(file)}\n".encode())
     return digest.hexdigest()

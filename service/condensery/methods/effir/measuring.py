@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from condensery.durable import write_whole
+from condensery.methods.distil.embedding import running
 from condensery.methods.distil.retrieval import whole
 from condensery.methods.effir.speed import ROUNDS, Texts, profile, times
 from condensery.methods.oscar.scoring import paired_bootstrap
@@ -20,10 +21,7 @@ from condensery.methods.ranking.sets import RankingSet
 from condensery.networks.backbone import load_backbone, load_transformer
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import family_of, layers_of
-from condensery.runtime.encoder import Encoder
-from condensery.runtime.limits import Limits
 from condensery.runtime.tokenizing import TextTokenizer
-from condensery.runtime.workers import Workers
 from condensery.store.manifest import StoredModel
 
 PARENT, CHILD = "parent", "model"
@@ -96,20 +94,13 @@ def _each_set(
             paths[one.name] = path
     if not missing:
         return
-    workers = Workers(where.workers, where.device)
-    # Nobody else waits: whatever is asked for may queue.
-    limits = Limits(queue_seconds=float("inf"))
-    encoder = Encoder.load(stored, workers, dtype=where.dtype, limits=limits)
-    try:
+    with running(stored, where.workers, where.device, where.dtype) as encoder:
         for one in missing:
             figures = measure(encoder, one)
             if one.name in paths:
                 paths[one.name].parent.mkdir(parents=True, exist_ok=True)
                 write_whole(paths[one.name], json.dumps(figures) + "\n")
             yield one, figures
-    finally:
-        encoder.close()
-        workers.close()
 
 
 def cost(stored: StoredModel, tokens: int = 128) -> dict[str, int]:

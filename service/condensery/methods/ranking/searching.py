@@ -1,12 +1,11 @@
 """How well an encoder finds passages in a whole corpus: nDCG@10 on sets in BEIR's form."""
 
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
-from condensery.methods.distil.embedding import PASSAGE_PROMPTS, QUERY_PROMPTS, embed
-from condensery.methods.distil.retrieval import whole
+from condensery.methods.distil.retrieval import Retriever
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.sets import RankingSet
 from condensery.runtime.encoder import Encoder
@@ -19,16 +18,12 @@ def search(encoder: Encoder, given: RankingSet, depth: int = DEPTH) -> dict[str,
 
     Passages are read with their titles, as BEIR's measures read them; what is too long is cut.
     """
-    names = np.array([one.id for one in given.passages])
-    passages = embed(encoder, [whole(one) for one in given.passages], PASSAGE_PROMPTS)
-    queries = embed(encoder, list(given.queries.values()), QUERY_PROMPTS)
-    found: dict[str, list[str]] = {}
-    most = min(depth, len(names))
-    for query, vector in zip(given.queries, queries, strict=True):
-        scores = passages @ vector
-        best = np.argpartition(-scores, most - 1)[:most]
-        found[query] = names[best[np.argsort(-scores[best], kind="stable")]].tolist()
-    return found
+    with (
+        TemporaryDirectory() as folder,
+        Retriever.build(given.passages, Path(folder), encoder=encoder) as retriever,
+    ):
+        hits = retriever.search(list(given.queries.values()), depth, "dense")
+    return {q: [name for name, _ in one] for q, one in zip(given.queries, hits, strict=True)}
 
 
 def measure(encoder: Encoder, given: RankingSet, depth: int = DEPTH) -> dict[str, Any]:

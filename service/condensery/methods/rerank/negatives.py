@@ -16,15 +16,13 @@ import torch
 
 from condensery.durable import write_whole
 from condensery.errors import InputError
-from condensery.methods.distil.embedding import embed
+from condensery.methods.distil.embedding import embed, running
 from condensery.methods.distil.retrieval import CorpusPassage, Retriever
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sets import RankingSets
 from condensery.methods.rerank.sources import Answers, Query
 from condensery.methods.trainer.trainer import differences
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.limits import Limits
-from condensery.runtime.workers import Workers
 from condensery.store.importing import import_model
 from condensery.store.store import ModelStore
 
@@ -192,12 +190,5 @@ def open_encoder(path: Path, device: torch.device, dtype: torch.dtype) -> Iterat
     count = torch.get_num_threads() if device.type == "cpu" else 1
     with tempfile.TemporaryDirectory() as folder:
         stored = import_model(ModelStore(None, Path(folder)), path, "encoder")
-        workers = Workers(count, device)
-        # Nobody else waits: whatever is asked for may queue.
-        limits = Limits(queue_seconds=float("inf"))
-        encoder = Encoder.load(stored, workers, dtype=dtype, limits=limits)
-        try:
+        with running(stored, count, device, dtype) as encoder:
             yield encoder
-        finally:
-            encoder.close()
-            workers.close()

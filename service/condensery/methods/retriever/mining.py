@@ -83,7 +83,6 @@ def make_rows(
     *,
     encoder: Path | None,
     cross_encoder: tuple[Path, Scoring] | None,
-    opened: ExitStack,
     device: torch.device,
     dtype: torch.dtype,
 ) -> int:
@@ -95,7 +94,6 @@ def make_rows(
         out: ``*.jsonl``; beside it ``*.about.json`` says what it was made of.
         encoder: Directory of the encoder that finds negatives by vectors.
         cross_encoder: Its directory, and itself.
-        opened: Closes what is opened here.
         device: Where the encoder runs.
         dtype: What it computes in.
 
@@ -118,13 +116,13 @@ def make_rows(
         nonlocal kept
         kept += bool(line["negatives"])
 
-    with Journal(out, about, see) as journal:
+    with ExitStack() as stack, Journal(out, about, see) as journal:
         if journal.done:
             log.info("%s is there already", out)
             return kept
         index = out.with_name(f"{out.name}.index")
         running = (
-            None if encoder is None else opened.enter_context(open_encoder(encoder, device, dtype))
+            None if encoder is None else stack.enter_context(open_encoder(encoder, device, dtype))
         )
         corpus = [CorpusPassage(str(i), text) for i, text in enumerate(sets.passages)]
         with Retriever.build(corpus, index, encoder=running) as searching:
@@ -178,17 +176,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.cross_encoder is not None:
         opened = CrossEncoder.open(args.cross_encoder, device=device, dtype=dtype)
         scoring = args.cross_encoder, opened
-    with ExitStack() as stack:
-        count = make_rows(
-            sources,
-            recipe,
-            args.out,
-            encoder=None if search == "bm25" else args.encoder,
-            cross_encoder=scoring,
-            opened=stack,
-            device=device,
-            dtype=dtype,
-        )
+    count = make_rows(
+        sources,
+        recipe,
+        args.out,
+        encoder=None if search == "bm25" else args.encoder,
+        cross_encoder=scoring,
+        device=device,
+        dtype=dtype,
+    )
     log.info("%d rows are in %s", count, args.out)
 
 

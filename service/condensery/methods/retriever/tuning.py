@@ -1,6 +1,6 @@
 """Tune a retriever: contrastive loss and a reranker's scores, on the shared trainer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,6 @@ def tune(
     *,
     about: Mapping[str, Any],
     every: int = 500,
-    validate: Callable[[Retriever], Mapping[str, object]] | None = None,
     processes: Processes | None = None,
 ) -> Retriever:
     """Tune to the last step, or go on from what ``out`` holds.
@@ -71,7 +70,6 @@ def tune(
         out: Folder for checkpoints and log.
         about: What else a run that goes on must share with this one.
         every: Steps between checkpoints.
-        validate: Figures of the network as it is, at each checkpoint.
         processes: Those that train together.
 
     Raises:
@@ -93,7 +91,6 @@ def tune(
         names=lambda batch: batch.names,
         weights=trained,
         about=about,
-        validate=validate,
         processes=processes,
     ).run()
     if processes.rank == 0:

@@ -3,17 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tiny_pair import VOCABULARY, text_of, tiny_config, tiny_tokenizer
+from tests.unit.methods.conftest import SIZES
+from tiny_pair import text_of, tiny_config, tiny_tokenizer
 from transformers import AutoModel, LlamaConfig, ModernBertConfig, PretrainedConfig
 
-SIZES = {
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 64,
-}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES, eos_token_id=3),
     "modernbert": ModernBertConfig(
