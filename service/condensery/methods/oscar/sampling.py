@@ -10,6 +10,7 @@ from condensery.errors import InputError
 from condensery.methods.oscar.batches import Item, Row
 from condensery.methods.oscar.data import Beside, Example, Ids, QaData, crop
 from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.windows import windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,12 @@ class Sampler:
         best = Beside(example.passage, example.start, example.end, example.score)
         if example.ranked_only:
             size = self._shape.passage_tokens
-            gold = replace(self._row(data, question, best, size, answers=True), relevant=True)
+            gold = self._row(data, question, best, size, answers=True, likeliest=True)
             count = rng.randint(1, mix.others)
-            rows = [gold, *self._others(data, example, answer, size, count)]
+            rows = [
+                replace(gold, relevant=True),
+                *self._others(data, example, answer, size, count),
+            ]
             return Item(question, tuple(rows), answer)
         gold = self._row(data, question, best, size, answers=True)
         said = self._slip(answer, gold.passage)
@@ -150,7 +154,16 @@ class Sampler:
         plain = draw < mix.none + mix.plain
         return Item(question, tuple(rows), answer, plain=plain, said=said)
 
-    def _row(self, data: QaData, question: Ids, place: Beside, size: int, *, answers: bool) -> Row:
+    def _row(
+        self,
+        data: QaData,
+        question: Ids,
+        place: Beside,
+        size: int,
+        *,
+        answers: bool,
+        likeliest: bool = False,
+    ) -> Row:
         """Crop a passage, round its answer if it has one.
 
         Args:
@@ -160,13 +173,17 @@ class Sampler:
             size: Tokens to keep.
             answers: Whether it is the one to answer from. What else holds the answer's words may
                 say them of something else; then the score tells.
+            likeliest: Keep its likeliest window, since nobody says where its answer stands.
         """
         passage = data.passages[place.passage]
         found = place.end > place.start
         start, end = (place.start, place.end) if found else (0, 0)
-        if not found:
-            start = end = self._rng.randrange(len(passage))
-        first, last = crop(len(passage), start, end, size, self._rng)
+        if likeliest:
+            first, last = likeliest_window(passage, question, size)
+        else:
+            if not found:
+                start = end = self._rng.randrange(len(passage))
+            first, last = crop(len(passage), start, end, size, self._rng)
         # Without a score, what holds no answer does not answer. A score above 0 says it does.
         positive = answers or place.score > 0
         return Row(
@@ -199,7 +216,8 @@ class Sampler:
             if other.passage in seen:
                 continue
             seen.add(other.passage)
-            rows.append(self._row(data, question, other, size, answers=False))
+            likeliest = example.ranked_only
+            rows.append(self._row(data, question, other, size, answers=False, likeliest=likeliest))
         return rows
 
     def _slip(self, answer: Ids, passage: Ids) -> Ids | None:
@@ -211,6 +229,18 @@ class Sampler:
                 again = i > 0 and rng.random() < 0.5
                 said[i] = said[i - 1] if again else passage[rng.randrange(len(passage))]
         return None if np.array_equal(said, answer) else said
+
+
+def likeliest_window(passage: Ids, question: Ids, size: int) -> tuple[int, int]:
+    """Return the first of the windows the service cuts that holds most of the question's words.
+
+    A long passage is ranked by its best window. One cut anywhere is often not what the passage
+    was judged for.
+    """
+    return max(
+        windows(len(passage), size),
+        key=lambda window: len(np.intersect1d(passage[slice(*window)], question)),
+    )
 
 
 def contains(passage: Ids, answer: Ids) -> bool:

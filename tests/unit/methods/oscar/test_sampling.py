@@ -11,7 +11,7 @@ from tiny_pair import tiny_shape
 from condensery.errors import InputError
 from condensery.methods.oscar.batches import Item, Row
 from condensery.methods.oscar.data import Beside, Example, Ids, QaData
-from condensery.methods.oscar.sampling import Mix, Sampler, contains
+from condensery.methods.oscar.sampling import Mix, Sampler, contains, likeliest_window
 
 SHAPE = tiny_shape()
 MIX = Mix(smallest=6, spelled=0)
@@ -288,6 +288,24 @@ def test_a_question_that_is_only_ranked_has_gold_and_others_and_says_nothing() -
         assert [row.relevant for row in item.rows] == [True, *[False] * (len(item.rows) - 1)]
         assert len(item.rows) > 1
         assert all(row.answer is None for row in item.rows)
+
+
+def test_of_long_passages_that_are_only_ranked_the_likeliest_window_is_read() -> None:
+    rng = np.random.default_rng(0)
+    words = rng.integers(100, 1000, (2, 12 * SHAPE.passage_tokens)).astype(np.int32)
+    question = np.array([10, 11, 12], np.int32)
+    for passage, at in zip(words, (3, 9), strict=True):
+        first = at * SHAPE.passage_tokens
+        passage[first : first + 3] = question
+        passage[:20] = 10  # one of its words, many times: says little
+    example = Example(question, 0, 0, 0, np.zeros(0, np.int32), beside=(Beside(1),))
+    data = QaData([example], list(words), [[0], [1]])
+    mix = replace(MIX, others=1, retrieved=1, smallest=1)
+    source = Sampler([(data, 1.0)], SHAPE, mix, random.Random(0))
+    for item in [item for _ in range(10) for item in source.batch(100)]:
+        assert all(within(question, row.passage) for row in item.rows)
+        assert [len(row.passage) for row in item.rows] == [SHAPE.passage_tokens] * 2
+    assert likeliest_window(question, question, 8) == (0, 3)
 
 
 def test_where_answers_are_spelled_nothing_is_compressed() -> None:
