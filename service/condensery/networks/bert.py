@@ -109,8 +109,8 @@ class FusedMlp(nn.Module):
 class FusedLayer(nn.Module):
     """A post-norm transformer layer on packed tokens: BERT, arXiv:1810.04805.
 
-    ``h = norm(x + attention(x)); norm(h + mlp(h))``, for inference only. Either half may have been
-    dropped (``networks.effir``).
+    ``h = norm(x + attention(x)); norm(h + mlp(h))``, for inference only. Of either half only the
+    norm may be left (``networks.effir``).
 
     Args:
         layer: transformers' ``BertLayer``, one of the same shape, or what is left of one.
@@ -118,9 +118,12 @@ class FusedLayer(nn.Module):
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        attention, output = (getattr(layer, name, None) for name in ("attention", "output"))
-        self.attention = None if attention is None else FusedAttention(attention)
-        self.mlp = None if output is None else FusedMlp(layer.intermediate, output)
+        attention, output = layer.attention, layer.output
+        self.has_attention, self.has_mlp = hasattr(attention, "self"), hasattr(output, "dense")
+        self.attention = (
+            FusedAttention(attention) if self.has_attention else Norm(attention.output.LayerNorm)
+        )
+        self.mlp = FusedMlp(layer.intermediate, output) if self.has_mlp else Norm(output.LayerNorm)
 
     def forward(
         self,
@@ -133,8 +136,6 @@ class FusedLayer(nn.Module):
         """Pass (1, total, width) through the layer; the signature is ``BertLayer``'s."""
         assert attention_mask is None  # none is built for packed attention
         hidden = hidden_states[0]
-        if self.attention is not None:
-            hidden = self.attention(hidden, packing)
-        if self.mlp is not None:
-            hidden = self.mlp(hidden)
-        return hidden[None]
+        hidden = self.attention(hidden, packing) if self.has_attention else self.attention(hidden)
+        out: Tensor = self.mlp(hidden)[None]
+        return out

@@ -48,7 +48,10 @@ class PrunedLayer(nn.Module):
 
 
 class PrunedBertLayer(nn.Module):
-    """A layer with its norms last, of which attention, MLP or both are gone, norms and all.
+    """A layer with its norms last, of which attention, MLP or both are gone; their norms stay.
+
+    ``norm(x + F(x))`` becomes ``norm(x)``: the next sub-layer was trained to read what the norm's
+    weights scale (docs/experiments.md has what taking them along costs).
 
     Args:
         layer: transformers' ``BertLayer``.
@@ -59,9 +62,10 @@ class PrunedBertLayer(nn.Module):
 
     def __init__(self, layer: nn.Module, family: Family, *, attention: bool, mlp: bool) -> None:
         super().__init__()
-        for name in (*family.attention_parts * attention, *family.mlp_parts * mlp):
-            self.add_module(name, layer.get_submodule(name))
-        self.has_attention, self.has_mlp = attention, mlp
+        kept = (family.attention,) if attention else (family.attention_norm,)
+        for name in (*kept, *(family.mlp if mlp else (family.mlp_norm,))):
+            _hold(self, name, layer.get_submodule(name))
+        self._norms = None if attention else family.attention_norm, None if mlp else family.mlp_norm
 
     def forward(
         self,
@@ -71,13 +75,28 @@ class PrunedBertLayer(nn.Module):
         **options: Any,
     ) -> Tensor:
         """Pass (batch, length, hidden) through what is left; the signature is ``BertLayer``'s."""
-        if self.has_attention:
+        attention_norm, mlp_norm = self._norms
+        if attention_norm is None:
             attention = self.get_submodule("attention")
             hidden_states = attention(hidden_states, attention_mask, **options)[0]
-        if self.has_mlp:
+        else:
+            hidden_states = self.get_submodule(attention_norm)(hidden_states)
+        if mlp_norm is None:
             inner = self.get_submodule("intermediate")(hidden_states)
             hidden_states = self.get_submodule("output")(inner, hidden_states)
+        else:
+            hidden_states = self.get_submodule(mlp_norm)(hidden_states)
         return hidden_states
+
+
+def _hold(parent: nn.Module, name: str, module: nn.Module) -> None:
+    """Add a module under a dotted name, with modules that only hold it in between."""
+    *path, last = name.split(".")
+    for step in path:
+        if not hasattr(parent, step):
+            parent.add_module(step, nn.Module())
+        parent = parent.get_submodule(step)
+    parent.add_module(last, module)
 
 
 def prune(model: nn.Module, pruning: Pruning) -> None:

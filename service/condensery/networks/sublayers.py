@@ -53,13 +53,15 @@ class Family:
 
     @property
     def attention_parts(self) -> tuple[str, ...]:
-        """What goes with the attention."""
-        return (self.attention, self.attention_norm) if self.norm_first else (self.attention,)
+        """What goes when the attention is dropped: a norm that stands after it stays."""
+        if self.norm_first:
+            return (self.attention, self.attention_norm)
+        return (f"{self.attention}.self", self.attention_output)
 
     @property
     def mlp_parts(self) -> tuple[str, ...]:
-        """What goes with the MLP."""
-        return (*self.mlp, self.mlp_norm) if self.norm_first else self.mlp
+        """What goes when the MLP is dropped: a norm that stands after it stays."""
+        return (*self.mlp, self.mlp_norm) if self.norm_first else (self.mlp[0], self.down)
 
 
 FAMILIES = (

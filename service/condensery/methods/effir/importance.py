@@ -19,7 +19,8 @@ GROUPS = ("attention", "mlp", "block")
 class Importance:
     """``1 - cos(x, y)`` of each sub-layer, a mean over tokens; y is x once the sub-layer has run.
 
-    x is the residual stream, before any norm. Where norms stand last (BERT), y is behind the norm.
+    x is what would be read in the place of y were the sub-layer dropped: the residual stream,
+    before any norm. Where norms stand last (BERT), both are behind the norm.
 
     Attributes:
         attention: Of each layer's attention.
@@ -83,6 +84,10 @@ def _watched(model: nn.Module, sums: Tensor) -> Iterator[None]:
     handles = []
     for number, layer in enumerate(layers_of(model, family)):
         seen: dict[str, Tensor] = {}
+        norms = [
+            nn.Identity() if family.norm_first else layer.get_submodule(name)
+            for name in (family.attention_norm, family.mlp_norm)
+        ]
 
         def enters(_: nn.Module, given: tuple[Any, ...], seen: dict[str, Tensor] = seen) -> None:
             seen["before"] = given[0]
@@ -96,10 +101,13 @@ def _watched(model: nn.Module, sums: Tensor) -> Iterator[None]:
             after: Tensor,
             seen: dict[str, Tensor] = seen,
             number: int = number,
+            norms: list[nn.Module] = norms,
         ) -> None:
-            pairs = (("before", "between"), ("between", None), ("before", None))
-            for group, (x, y) in enumerate(pairs):
-                sums[group, number] += _cosines(seen[x], after if y is None else seen[y])
+            attention_norm, mlp_norm = norms
+            without = attention_norm(seen["before"])
+            sums[0, number] += _cosines(without, seen["between"])
+            sums[1, number] += _cosines(mlp_norm(seen["between"]), after)
+            sums[2, number] += _cosines(mlp_norm(without), after)
 
         handles += [
             layer.register_forward_pre_hook(enters),

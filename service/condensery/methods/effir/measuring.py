@@ -130,7 +130,7 @@ def flops(model: Any, tokens: int) -> int:
             * tokens
             * sum(part.weight.numel() for part in layer.modules() if isinstance(part, nn.Linear))
         )
-        if any(name.partition(".")[0] == family.attention for name, _ in layer.named_modules()):
+        if family.attention_output in dict(layer.named_modules()):
             total += 4 * tokens * tokens * hidden
     return total
 

@@ -25,8 +25,8 @@ class Profile:
 
     Attributes:
         whole: The pass.
-        attention: Of each layer's attention with its norm.
-        mlp: Of each layer's MLP with its norm.
+        attention: Of each layer's attention, with its norm if that goes when it is dropped.
+        mlp: Of each layer's MLP, likewise.
     """
 
     whole: float
@@ -127,7 +127,7 @@ def _watched(backbone: Backbone, spent: dict[tuple[str, int], float]) -> Iterato
     family = family_of(backbone.model)
     for number, layer in enumerate(layers_of(backbone.model, family)):
         for kind, names in _parts(layer, family).items():
-            for name in names:
+            for name, sign in names.items():
                 began: list[float] = []
 
                 def enters(*_: Any, began: list[float] = began) -> None:
@@ -138,9 +138,11 @@ def _watched(backbone: Backbone, spent: dict[tuple[str, int], float]) -> Iterato
                     *_: Any,
                     began: list[float] = began,
                     key: tuple[str, int] = (kind, number),
+                    sign: int = sign,
                 ) -> None:
                     _wait(backbone.device)
-                    spent[key] = spent.get(key, 0.0) + time.perf_counter() - began.pop()
+                    seconds = time.perf_counter() - began.pop()
+                    spent[key] = spent.get(key, 0.0) + sign * seconds
 
                 module = layer.get_submodule(name)
                 handles += [
@@ -154,8 +156,11 @@ def _watched(backbone: Backbone, spent: dict[tuple[str, int], float]) -> Iterato
             handle.remove()
 
 
-def _parts(layer: nn.Module, family: Family) -> dict[str, Sequence[str]]:
-    """Return the modules of a layer as it runs: fused, or transformers' own."""
+def _parts(layer: nn.Module, family: Family) -> dict[str, dict[str, int]]:
+    """Return the modules of a layer as it runs, fused or transformers' own; -1: one that stays."""
     if not family.norm_first:  # networks.bert's
-        return {"attention": ["attention"], "mlp": ["mlp"]}
-    return {"attention": family.attention_parts, "mlp": family.mlp_parts}
+        return {kind: {kind: 1, f"{kind}.norm": -1} for kind in ("attention", "mlp")}
+    return {
+        "attention": dict.fromkeys(family.attention_parts, 1),
+        "mlp": dict.fromkeys(family.mlp_parts, 1),
+    }

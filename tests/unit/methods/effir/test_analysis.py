@@ -1,5 +1,4 @@
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,10 @@ def reference(model: nn.Module, ids: Tensor) -> dict[str, list[float]]:
                     model(input_ids=row[None])
                     x, y = seen["x"], seen["x"] + seen["out"]
                     if kind == "bert":
-                        x, y = seen["x"] - seen["out"], last(seen["x"])
+                        x, y = (
+                            F.layer_norm(z, z.shape[-1:], last.weight, last.bias, last.eps)
+                            for z in (x - seen["out"], x)
+                        )
                     similar = F.cosine_similarity(x.double(), y.double(), dim=-1)
                     found.setdefault(f"{group} tokens", []).extend(similar.flatten().tolist())
             for handle in handles:
@@ -74,7 +76,17 @@ def test_importance_equals_an_independent_computation(model_folder: Path, text_f
     assert found.mlp == pytest.approx(wanted["mlp"], abs=1e-6)
     with torch.inference_mode():
         states = model(input_ids=ids, output_hidden_states=True).hidden_states
-    blocks_ = [1 - F.cosine_similarity(a, b, dim=-1).mean().item() for a, b in pairwise(states)]
+        if model.config.model_type == "bert":  # without the layer its two norms are left
+            without = [
+                layer.output.LayerNorm(layer.attention.output.LayerNorm(before))
+                for layer, before in zip(model.encoder.layer, states, strict=False)
+            ]
+        else:
+            without = states[:-1]
+    blocks_ = [
+        1 - F.cosine_similarity(a, b, dim=-1).mean().item()
+        for a, b in zip(without, states[1:], strict=True)
+    ]
     last = -1 if model.config.model_type != "bert" else None  # others' last is behind the norm
     assert found.block[:last] == pytest.approx(blocks_[:last], abs=1e-6)
     assert len(set(found.attention)) == 4

@@ -36,14 +36,17 @@ def test_what_is_gone_is_subtracted_and_a_narrow_mlp_in_its_share() -> None:
     assert found.without(Pruning(2, (), (), (48, 12)), 48) == pytest.approx(10 - 3.5 * 0.75)
 
 
-def test_work_is_two_operations_a_weight_and_attention(stored: Stored) -> None:
-    model = load_transformer(stored("llama").path)
-    tokens, hidden, neurons = 10, 32, 48
-    layer = 2 * tokens * (4 * hidden * hidden + 3 * hidden * neurons) + 4 * tokens**2 * hidden
-    assert flops(model, tokens) == 4 * layer
-    prune(model, Pruning(4, (0,), (1,)))
+@pytest.mark.parametrize(("kind", "products"), [("llama", 3), ("bert", 2)])
+def test_work_is_two_operations_a_weight_and_attention(
+    kind: str, products: int, stored: Stored
+) -> None:
+    model = load_transformer(stored(kind).path)
+    tokens, hidden, neurons = 10, model.config.hidden_size, model.config.intermediate_size
     attention = 2 * tokens * 4 * hidden * hidden + 4 * tokens**2 * hidden
-    assert flops(model, tokens) == 4 * layer - attention - 2 * tokens * 3 * hidden * neurons
+    mlp = 2 * tokens * products * hidden * neurons
+    assert flops(model, tokens) == 4 * (attention + mlp)
+    prune(model, Pruning(4, (0,), (1,)))
+    assert flops(model, tokens) == 3 * (attention + mlp)
 
 
 def test_cost_counts_every_parameter(stored: Stored, tmp_path: Path) -> None:
