@@ -65,6 +65,7 @@ class Backbone(nn.Module):
             input_ids=input_ids,
             position_ids=packing.position_ids + self.position_offset,
             packing=packing,
+            use_cache=False,  # a decoder would copy every layer's keys and values, and hold them
         ).last_hidden_state
         return hidden[0]
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 from condensery.durable import write_whole
 from condensery.errors import InputError
 from condensery.methods.effir.analysis import NAME, PICTURE, SAMPLES, analyse
@@ -92,6 +94,7 @@ def build(
     out: Path,
     where: Where,
     *,
+    dtype: torch.dtype = torch.float32,
     every: int = 500,
     processes: Processes | None = None,
 ) -> StoredModel | None:
@@ -104,7 +107,8 @@ def build(
         plan: What goes, and how the rest is tuned.
         given: Data.
         out: Folder for the analysis, checkpoints, logs.
-        where: It runs.
+        where: It is measured.
+        dtype: What the analysis and the training compute in.
         every: Steps between checkpoints.
         processes: Those that train together; the first measures and publishes.
 
@@ -137,17 +141,17 @@ def build(
     nothing = (0.0,) * layers
     importance = Importance(nothing, nothing, nothing, 0)  # where the last layers go, or none
     if given.texts:
-        importance = _importance(parent, plan, given.texts, out, where)
+        importance = _importance(parent, plan, given.texts, out, where.device, dtype)
     pruning = choose(importance, plan.depth)
     log.info("dropped: attention %s, MLP %s", list(pruning.attention), list(pruning.mlp))
-    retriever = open_retriever(parent, device=where.device, dtype=where.dtype)
+    retriever = open_retriever(parent, device=where.device, dtype=dtype)
     prune(retriever.model, pruning)
     about = {
         "parent": parent.manifest.fingerprint,
         "pruning": pruning.to_config(),
         "recipe": {k: v for k, v in asdict(plan.recipe).items() if k != "accumulate"},
         "data": _digest(given.rows),
-        "dtype": str(where.dtype).removeprefix("torch."),
+        "dtype": _said(dtype),
     }
     if plan.width.width and batches is not None:
         about["width"] = asdict(plan.width)
@@ -195,7 +199,7 @@ def build(
         "command": manifest.provenance.command,
         "versions": {key: version(key) for key in VERSIONS},
         "recipe": asdict(plan.recipe) if batches is not None else {"tuning": "none"},
-        "device": f"{where.device}, {about['dtype']}",
+        "device": f"{where.device}; trained in {_said(dtype)}, measured in {_said(where.dtype)}",
         "drop_order": bool(given.texts),
         "trade_off": bool(found),
     }
@@ -237,7 +241,12 @@ def _batches(parent: StoredModel, recipe: RetrieverRecipe, rows: Sequence[Path])
 
 
 def _importance(
-    parent: StoredModel, plan: Plan, texts: Sequence[Path], out: Path, where: Where
+    parent: StoredModel,
+    plan: Plan,
+    texts: Sequence[Path],
+    out: Path,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Importance:
     """Measure, or read what was measured for the same."""
     path = out / NAME
@@ -246,7 +255,7 @@ def _importance(
         "texts": _digest(texts),
         "samples": plan.samples,
         "block": plan.block,
-        "dtype": str(where.dtype).removeprefix("torch."),
+        "dtype": _said(dtype),
     }
     if path.is_file():
         found = json.loads(path.read_text())
@@ -258,8 +267,8 @@ def _importance(
         texts,
         samples=plan.samples,
         length=plan.block,
-        device=where.device,
-        dtype=where.dtype,
+        device=device,
+        dtype=dtype,
     )
     out.mkdir(parents=True, exist_ok=True)
     values = {"format": 1, "about": about, **asdict(importance)}
@@ -293,6 +302,10 @@ def _manifest(
             "cost": {},
         }
     )
+
+
+def _said(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _digest(paths: Sequence[Path]) -> str:

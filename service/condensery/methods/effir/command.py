@@ -68,6 +68,12 @@ def make_parser() -> argparse.ArgumentParser:
         "--work", type=Path, help="folder for figures on sets that several runs share (RUN/quality)"
     )
     measured.add_argument("--workers", type=int, help="threads of one each on a CPU (a core each)")
+    measured.add_argument(
+        "--measure-dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16"),
+        help="what it computes in when measured (auto: as it would serve here)",
+    )
     add_machine(parser, dtype="float32", every=250)
     return parser
 
@@ -103,11 +109,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.licence,
         f"condensery effir build {shlex.join(given)}",
     )
-    where = Where(device, choose_dtype(device, args.dtype), args.workers or torch.get_num_threads())
+    workers = args.workers or torch.get_num_threads()
+    where = Where(device, choose_dtype(device, args.measure_dtype), workers)
     with joined(device) as processes:
         made = build(
             parent, store, args.name, plan, what, args.out, where,
-            every=args.every, processes=processes,
+            dtype=choose_dtype(device, args.dtype), every=args.every, processes=processes,
         )  # fmt: skip
     if made is not None:
         log.info("%s version %s is in %s", made.name, made.version, made.path)

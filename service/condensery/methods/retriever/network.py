@@ -1,9 +1,11 @@
 """A retriever in training: the transformer that serves, on packed texts, and its pooling."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from condensery.errors import CorruptModel
@@ -12,6 +14,7 @@ from condensery.methods.trainer.optimizer import Group
 from condensery.networks.attention import PACKED
 from condensery.networks.backbone import Backbone, load_transformer
 from condensery.networks.pooling import Pooling, normalise, pool
+from condensery.networks.sublayers import layers_of
 from condensery.store.manifest import StoredModel
 
 
@@ -48,6 +51,11 @@ class Retriever(nn.Module):
     def adapt(self, *, rank: int, alpha: int) -> None:
         """Put LoRA adapters on every linear layer; they alone learn from then on."""
         adapt(self.model, rank=rank, alpha=alpha)
+
+    def recompute(self) -> None:
+        """Keep only what goes into each layer, and compute the rest again in the backward pass."""
+        for layer in layers_of(self.model):
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the transformer's weights by its own names, adapters merged."""

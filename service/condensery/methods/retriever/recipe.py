@@ -30,6 +30,8 @@ class RetrieverRecipe:
         temperature: Of the similarities.
         distil: Weight of the teacher's scores, where rows have them.
         length: Most tokens of a query, and of a passage.
+        recompute: Compute activations again in the backward pass: memory for a layer's input
+            alone, a third more time; for large models.
         seed: All chance comes from it.
     """
 
@@ -48,6 +50,7 @@ class RetrieverRecipe:
     temperature: float = TEMPERATURE
     distil: float = 1.0
     length: int = 512
+    recompute: bool = False
     seed: int = 13
 
     def __post_init__(self) -> None:

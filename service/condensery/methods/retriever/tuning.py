@@ -80,6 +80,8 @@ def tune(
         retriever.adapt(rank=recipe.lora_rank, alpha=recipe.lora_alpha)
     else:
         retriever.requires_grad_(True)
+    if recipe.recompute:
+        retriever.recompute()
     loss = RetrievalLoss(recipe, processes)
     Trainer[Retriever, Batch](
         retriever,

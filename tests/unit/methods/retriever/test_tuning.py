@@ -50,6 +50,33 @@ def test_vectors_in_training_are_transformers_own(kind: str, stored: Stored) -> 
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_computing_activations_again_saves_them_and_changes_no_gradient(
+    kind: str, stored: Stored
+) -> None:
+    gradients, kept = [], []
+    for again in (False, True):
+        retriever = open_retriever(stored(kind)).train()
+        prune(retriever.model, Pruning(4, (1,), (2,)))
+        if again:
+            retriever.recompute()
+        held: list[int] = []
+
+        def hold(tensor: torch.Tensor, held: list[int] = held) -> torch.Tensor:
+            held.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
+            loss = (retriever(TEXTS)[:, :3] ** 2).sum()
+        loss.backward()
+        gradients.append({n: p.grad for n, p in retriever.named_parameters()})
+        kept.append(sum(held))
+    assert kept[1] < 0.6 * kept[0]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+        assert gradient is None or gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_tuning_finds_more_positives_first_and_resumes_bit_for_bit(
     kind: str, tuning: str, stored: Stored, tuning_rows: Path, tmp_path: Path
