@@ -98,10 +98,12 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq) / TICKS
 
 
-def load(server: Server, bodies: Path, connections: int, seconds: float) -> dict[str, Any]:
+def load(
+    server: Server, bodies: Path, connections: int, seconds: float, path: str = "/embed"
+) -> dict[str, Any]:
     """Load one server once; adds the server's cores and everybody else's to the report."""
     generator = str(ROOT / "benchmarks" / "load_generator.py")
-    command = [sys.executable, generator, str(server.port), "/embed", str(bodies)]
+    command = [sys.executable, generator, str(server.port), path, str(bodies)]
     command += ["--connections", str(connections), "--seconds", str(seconds)]
     command += ["--keep", str(COMPARED)]
     busy, own, started = busy_seconds(), cpu_seconds(server.process.pid), time.monotonic()

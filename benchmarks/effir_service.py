@@ -1,0 +1,150 @@
+"""How much faster pruned retrievers are in the service itself, over REST, beside their parent.
+
+One server holds all models, and is asked as OpenAI's client asks (base64 vectors): single queries,
+and lists of passages. Each round loads every model once, in an order that turns; medians over the
+rounds. In process the same models are compared by `benchmarks/effir.py`.
+
+    python benchmarks/effir_service.py --store STORE --models minilm-l6 minilm-l6-2-mlp-dropped
+        --set DIR --out docs/benchmarks/effir-service-minilm-l6
+
+Writes OUT.json and OUT.md.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from service import Server, describe_machine, find_port, load, serve, versions
+
+from condensery.methods.distil.retrieval import whole
+from condensery.methods.ranking.sets import parse_set, read_set
+
+TEXTS = 512
+LIST = 16  # passages a request
+CONNECTIONS = {"queries": 32, "passages": 8}
+PAGE = """# Pruned retrievers over REST
+
+Made on {date} by `{command}`, {rounds} rounds of {seconds:g} s, on {cpu}, {cores} cores;
+{versions}.
+Texts a second, medians; in brackets the ratio to the parent.
+
+| model | queries | passages, in lists of {list} |
+| --- | ---: | ---: |
+{lines}
+"""
+
+
+def write_bodies(folder: Path, model: str, texts: dict[str, list[str]]) -> dict[str, Path]:
+    """Write the requests for one model."""
+    found = {}
+    for kind, some in texts.items():
+        size = 1 if kind == "queries" else LIST
+        lists = [some[first : first + size] for first in range(0, len(some), size)]
+        found[kind] = folder / f"{model}-{kind}.jsonl"
+        found[kind].write_text(
+            "".join(
+                json.dumps({"model": model, "input": one, "encoding_format": "base64"}) + "\n"
+                for one in lists
+            )
+        )
+    return found
+
+
+def rounds(
+    server: Server, bodies: dict[str, dict[str, Path]], count: int, seconds: float
+) -> Iterator[tuple[str, str, float]]:
+    """Yield kind, model and texts a second; the first round is for warmth alone."""
+    models = list(bodies)
+    for number in range(count + 1):
+        for kind, connections in CONNECTIONS.items():
+            turn = number % len(models)
+            for model in models[turn:] + models[:turn]:
+                path = bodies[model][kind]
+                found = load(server, path, connections, seconds, "/v1/embeddings")
+                rate = found["requests_per_second"] * (1 if kind == "queries" else LIST)
+                if number:
+                    print(f"round {number}/{count} {kind} {model} {rate:.0f}/s", flush=True)
+                    yield kind, model, rate
+
+
+def table(report: dict[str, Any]) -> str:
+    """Write the page."""
+    parent, *_ = report["models"]
+    lines = []
+    for model, rates in report["models"].items():
+        cells = [
+            f"{rates[kind]['median']:,.0f} "
+            f"({rates[kind]['median'] / report['models'][parent][kind]['median']:.2f}x)"
+            for kind in CONNECTIONS
+        ]
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    about = report | report["machine"]
+    about["versions"] = ", ".join(f"{key} {value}" for key, value in report["versions"].items())
+    return PAGE.format(**about, list=LIST, lines="\n".join(lines))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Load all, and write both files."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", required=True, help="the parent first")
+    parser.add_argument("--set", required=True, metavar="DIR[:SPLIT]", help="texts")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--out", type=Path, required=True, help="without its ending")
+    args = parser.parse_args(given)
+    texts = read_set(*parse_set(args.set, split="test"))
+    sample = {
+        "queries": list(texts.queries.values())[:TEXTS],
+        "passages": [whole(passage) for passage in texts.passages[:TEXTS]],
+    }
+    port = find_port()
+    rates: dict[str, dict[str, list[float]]] = {
+        model: {kind: [] for kind in CONNECTIONS} for model in args.models
+    }
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        bodies = {model: write_bodies(folder, model, sample) for model in args.models}
+        command = [str(Path(sys.executable).with_name("condensery")), "serve", "--port", str(port)]
+        command += ["--grpc-port", "0", "--data-dir", str(folder / "data"), "--no-samples"]
+        command += ["--store", str(args.store), "--log-level", "warning"]
+        server = stack.enter_context(serve("condensery", command, port, folder / "log"))
+        for kind, model, rate in rounds(server, bodies, args.rounds, args.seconds):
+            rates[model][kind].append(rate)
+    report = {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": " ".join(
+            [
+                "python benchmarks/effir_service.py",
+                *("/".join(Path(word).parts[-2:]) if "/" in word else word for word in given),
+            ]
+        ),
+        "machine": describe_machine(),
+        "versions": versions(),
+        "rounds": args.rounds,
+        "seconds": args.seconds,
+        "models": {
+            model: {
+                kind: {"median": statistics.median(some), "rounds": some}
+                for kind, some in by_kind.items()
+            }
+            for model, by_kind in rates.items()
+        },
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    page = table(report)
+    args.out.with_suffix(".md").write_text(page)
+    sys.stdout.write(page)
+
+
+if __name__ == "__main__":
+    main()
