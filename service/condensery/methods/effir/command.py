@@ -65,6 +65,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--set-queries", type=int, default=0, help="of each set, at random (0: all)"
     )
     measured.add_argument(
+        "--set-others",
+        type=int,
+        help="passages of each corpus, at random, beside the relevant ones (all)",
+    )
+    measured.add_argument(
         "--work", type=Path, help="folder for figures on sets that several runs share (RUN/quality)"
     )
     measured.add_argument("--workers", type=int, help="threads of one each on a CPU (a core each)")
@@ -98,7 +103,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             field="model",
             value=args.model,
         )
-    sets = [read_set(*parse_set(one, split="test"), queries=args.set_queries) for one in args.sets]
+    sets = [
+        read_set(*parse_set(one, split="test"), queries=args.set_queries, others=args.set_others)
+        for one in args.sets
+    ]
     if len({one.name for one in sets}) < len(sets):
         raise InputError("set: two folders of one name", field="set", value=args.sets)
     what = Given(

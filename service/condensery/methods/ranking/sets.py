@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from condensery.errors import EmptyInput, InputError, shorten
-from condensery.methods.distil.retrieval import CorpusPassage
+from condensery.methods.distil.retrieval import CorpusPassage, fingerprint
 from condensery.methods.oscar.evaluating.corpus import read_corpus
 from condensery.methods.trainer.rows import read_lines, read_rows
 
@@ -50,21 +50,31 @@ def parse_set(text: str, *, split: str = "") -> tuple[Path, str]:
     return Path(folder), named
 
 
-def read_set(folder: Path, split: str = "test", *, queries: int = 0, seed: int = 17) -> RankingSet:
+def read_set(
+    folder: Path,
+    split: str = "test",
+    *,
+    queries: int = 0,
+    others: int | None = None,
+    seed: int = 17,
+) -> RankingSet:
     """Read ``corpus.jsonl.gz``, ``queries.jsonl.gz`` and ``qrels.SPLIT.tsv``.
 
     Args:
         folder: Of the set.
         split: Which judgements.
         queries: How many judged queries to choose at random; 0 for all.
-        seed: Of the choice.
+        others: How many passages, at random, are searched beside those that these queries'
+            judgements put above 0; None for the whole corpus.
+        seed: Of the choices.
 
     Raises:
         InputError: A file can't be read, or names a query or passage that there is not; it names
-            file, line and value. Or fewer than 0 queries are asked for.
+            file, line and value. Or fewer than 0 queries or others are asked for.
     """
-    if queries < 0:
-        raise InputError(f"queries: {queries} is less than 0", field="queries", value=queries)
+    for field, value in (("queries", queries), ("others", others)):
+        if value is not None and value < 0:
+            raise InputError(f"{field}: {value} is less than 0", field=field, value=value)
     corpus = read_corpus(folder / CORPUS)
     texts: dict[str, str] = {}
     for row in read_rows(folder / QUERIES):
@@ -80,11 +90,18 @@ def read_set(folder: Path, split: str = "test", *, queries: int = 0, seed: int =
     chosen = list(judged)
     if queries and queries < len(chosen):
         chosen = sorted(random.Random(seed).sample(chosen, queries), key=chosen.index)
+    passages, content = corpus.passages, corpus.fingerprint
+    if others is not None:
+        relevant = {passage for name in chosen for passage in judged[name]}
+        rest = [one.id for one in passages if one.id not in relevant]
+        kept = relevant | set(random.Random(seed).sample(rest, min(others, len(rest))))
+        passages = [one for one in passages if one.id in kept]
+        content = fingerprint(passages)
     name = folder.resolve().name
     return RankingSet(
         name if split == "test" else f"{name}:{split}",
-        corpus.passages,
-        corpus.fingerprint,
+        passages,
+        content,
         {name: texts[name] for name in chosen},
         {name: judged[name] for name in chosen},
     )

@@ -23,6 +23,20 @@ def test_a_sample_hangs_on_the_seed_and_keeps_the_order(beir: Path) -> None:
     assert len(read_set(beir, queries=100).queries) == 4
 
 
+def test_of_a_corpus_the_relevant_passages_and_some_others_are_searched(beir: Path) -> None:
+    whole = read_set(beir)
+    found = read_set(beir, queries=2, others=1)
+    relevant = {passage for one in found.judged.values() for passage in one}
+    kept = [one.id for one in found.passages]
+    assert relevant < set(kept)
+    assert len(kept) == len(relevant) + 1
+    assert kept == [one.id for one in whole.passages if one.id in set(kept)]
+    assert found.content != whole.content
+    assert read_set(beir, others=10**6).passages == whole.passages
+    with pytest.raises(InputError, match="others: -1 is less than 0"):
+        read_set(beir, others=-1)
+
+
 def test_another_split_has_another_name(beir: Path) -> None:
     (beir / "qrels.train.tsv").write_text("query\tpassage\tgrade\nq4\tp5\t1\n")
     found = read_set(beir, "train")
