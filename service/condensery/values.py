@@ -13,11 +13,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Kind = Literal["encoder", "classifier", "reranker", "oscar-pair", "language-model"]
 Metadata = Mapping[str, Any]
+Input = str | tuple[str, str]  # what is classified: a text, or a pair of texts
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A running model, as ``/v1/models`` and ``/info`` show it; the doors add ``pair``."""
+    """A running model, as ``/v1/models`` and ``/info`` show it; the doors add ``pair``.
+
+    Attributes:
+        labels: What a classifier tells apart, in the order of its logits.
+        independent: Whether each label is likely or not by itself; else one of them holds.
+    """
 
     name: str
     kind: Kind
@@ -31,6 +37,8 @@ class ModelInfo:
     created: int
     pooling: str | None = None
     pair: "PairTraits | None" = None
+    labels: tuple[str, ...] = ()
+    independent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,16 @@ class Scored:
     tokens: int
     truncated: tuple[int, ...] = ()
     query_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """Row ``i`` of ``logits`` (inputs, labels), unbounded, is of input ``i``."""
+
+    model: str
+    logits: Floats
+    tokens: int
+    truncated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,21 @@
 """transformers' models as they run here: packed input, our attention, prepacked weights."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from condensery.errors import CorruptModel
@@ -59,13 +65,22 @@ class Backbone(nn.Module):
             multiple = CPU_ROW_MULTIPLE_SMALL if small else CPU_ROW_MULTIPLE
         return Packing.of(lengths, dtype=self.dtype, device=self.device, total_multiple=multiple)
 
-    def forward(self, input_ids: Tensor, packing: Packing) -> Tensor:
-        """Return the last hidden states (total, width) of ``input_ids`` (1, total)."""
+    def forward(
+        self, input_ids: Tensor, packing: Packing, token_types: Tensor | None = None
+    ) -> Tensor:
+        """Return the last hidden states (total, width) of ``input_ids`` (1, total).
+
+        Args:
+            input_ids: Token ids.
+            packing: Where the sequences lie.
+            token_types: Of each token, (1, total), for networks that have them; by default 0.
+        """
         hidden: Tensor = self.model(
             input_ids=input_ids,
             position_ids=packing.position_ids + self.position_offset,
             packing=packing,
             use_cache=False,  # a decoder would copy every layer's keys and values, and hold them
+            **({} if token_types is None else {"token_type_ids": token_types}),
         ).last_hidden_state
         return hidden[0]
 
@@ -76,11 +91,15 @@ class Backbone(nn.Module):
         return None if places is None else int(places) - self.position_offset
 
     @torch.inference_mode()
-    def read(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Packing]:
-        """Pack token ids and return their last hidden states (total, width)."""
+    def read(
+        self,
+        sequences: Sequence[Sequence[int]],
+        token_types: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[Tensor, Packing]:
+        """Pack token ids, and perhaps their types; return the last hidden states (total, width)."""
         packing = self.pack([len(ids) for ids in sequences])
-        flat = [token for ids in sequences for token in ids]
-        return self(packing.row(flat), packing), packing
+        types = None if token_types is None else packing.row([*chain.from_iterable(token_types)])
+        return self(packing.row([*chain.from_iterable(sequences)]), packing, types), packing
 
 
 @contextmanager
@@ -135,26 +154,71 @@ def load_transformer(
         CorruptModel: A file is missing or unreadable, weights are missing or of other shapes, or
             the configuration's lists of what is dropped (``networks.effir_shape``) are wrong.
     """
+    with _reading(path):
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        if (pruning := pruning_of(config)) is not None:
+            device = torch.device(device)
+            pruned = open_pruned(path, config, pruning, device=device, dtype=dtype)
+            pruned.eval()
+            return pruned
+        options = constructor_options(config)
+        model, report = AutoModel.from_pretrained(path, config=config, **_options(dtype), **options)
+    return _whole(path, model, report, device)
+
+
+def load_classifier(
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> PreTrainedModel:
+    """Load the sequence classifier in ``path`` as transformers has it; see ``load_transformer``.
+
+    Raises:
+        CorruptModel: As there; or parts of it are dropped, which is known of encoders only.
+    """
+    with _reading(path):
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        if pruning_of(config) is not None:
+            raise ValueError("config.json: drops parts of a classifier")
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            path, config=config, **_options(dtype)
+        )
+    return _whole(path, model, report, device)
+
+
+def _options(dtype: torch.dtype) -> dict[str, Any]:
+    """Return what every model is loaded with."""
+    return {
+        "dtype": dtype,
+        "local_files_only": True,
+        "use_safetensors": True,
+        "output_loading_info": True,
+    }
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Load one model at a time, quietly.
+
+    Raises:
+        CorruptModel: In the place of what transformers raises.
+    """
     try:
         with _loading, _quietly():
-            config = AutoConfig.from_pretrained(path, local_files_only=True)
-            if (pruning := pruning_of(config)) is not None:
-                device = torch.device(device)
-                pruned = open_pruned(path, config, pruning, device=device, dtype=dtype)
-                pruned.eval()
-                return pruned
-            model, report = AutoModel.from_pretrained(
-                path,
-                config=config,
-                dtype=dtype,
-                local_files_only=True,
-                use_safetensors=True,
-                output_loading_info=True,
-                **constructor_options(config),
-            )
+            yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CorruptModel(f"{path.name}: transformers can't load it: {error}") from error
-    # transformers fills what is missing with random numbers: plausible, and wrong.
+
+
+def _whole(
+    path: Path, model: Any, report: Mapping[str, Any], device: torch.device | str
+) -> PreTrainedModel:
+    """Check that nothing was made up: transformers fills what is missing with random numbers.
+
+    Raises:
+        CorruptModel: Something was; named.
+    """
     wrong = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if wrong:
         raise CorruptModel(f"{path.name}: weights missing or of another shape: {wrong[:5]}")

@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from condensery.errors import CorruptModel, StoreError
 from condensery.store.checking import check_weights, read_model, sha256_of
+from condensery.store.classifiers import is_classifier, read_classifier
 from condensery.store.layouts import (
     Published,
     read_encoder,
@@ -53,9 +54,10 @@ def import_model(
     """Import a directory into the store's own root.
 
     It is a sentence-transformers model (``modules.json``), a plain Hugging Face encoder
-    (``config.json``), a retriever made of a language model (LLM-Drop's directories, LoRA
-    directories of PEFT's), a published OSCAR pair (``config.json``, of naver/oscar-* or
-    naver/pisco), or a stored model of ours (``model.json``), which keeps its manifest.
+    (``config.json``), a sequence classifier or cross-encoder in either layout, a retriever made
+    of a language model (LLM-Drop's directories, LoRA directories of PEFT's), a published OSCAR
+    pair (``config.json``, of naver/oscar-* or naver/pisco), or a stored model of ours
+    (``model.json``), which keeps its manifest.
 
     Args:
         store: Where to.
@@ -78,7 +80,11 @@ def import_model(
         stored = read_model(path)
         files = {file: path / file for file in stored.manifest.files}
         return store.publish(files, stored.manifest.model_copy(update={"name": name}))
-    if (path / "modules.json").is_file():
+    if is_classifier(path):
+        if pooling is not None or normalize is not None:
+            raise StoreError("pooling and normalize are an encoder's; this is a classifier")
+        published = read_classifier(path)
+    elif (path / "modules.json").is_file():
         published = read_sentence_transformers(path)
         if (pooling or published.pooling) != published.pooling:
             raise StoreError(f"pooling {pooling!r} is not the model's own, {published.pooling!r}")
@@ -157,7 +163,7 @@ def _publish(
     dtype, parameters = _measure(published)
     manifest = Manifest(
         name=name,
-        kind="encoder",
+        kind=published.kind,
         prompts=published.prompts,
         default_prompt=published.default_prompt,
         pooling=published.pooling,

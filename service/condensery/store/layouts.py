@@ -6,7 +6,7 @@ with a folder; prompts are in ``config_sentence_transformers.json``. Plain Huggi
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from condensery.errors import StoreError, shorten
 from condensery.store.manifest import WEIGHTS, Pooling, path_problem
 from condensery.store.writing import parse_json, read_json
+from condensery.values import Kind
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,6 +42,8 @@ FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+ENCODER_MODULES = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))
+CLASSIFIER = "SequenceClassification"
 # These count positions from behind the padding token's id, so that many are never used.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer")
 CONVERT = (
@@ -60,6 +63,7 @@ class Published:
     files: dict[str, Path]
     max_tokens: int
     shape: dict[str, Any]
+    kind: Kind = "encoder"
     pooling: Pooling | None = None
     normalize: bool | None = None
     prompts: dict[str, str] = field(default_factory=dict)
@@ -73,12 +77,12 @@ def read_sentence_transformers(path: Path) -> Published:
     Raises:
         StoreError: A module, a pooling mode or a file is not one we can serve; it is named.
     """
-    folders = _modules(path)
+    folders = read_modules(path, ENCODER_MODULES)
     about = _read_if_there(path / "config_sentence_transformers.json")
     if (kind := about.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise StoreError(f"config_sentence_transformers.json: a {kind} is not a dense encoder")
     network = read_encoder(folders["Transformer"])
-    settings = _settings(folders["Transformer"])
+    settings = read_settings(folders["Transformer"], "feature-extraction")
     pooled = read_json(folders["Pooling"] / "config.json")
     width = pooled.get("word_embedding_dimension", pooled.get("embedding_dimension"))
     if width not in (None, network.shape["dims"]):
@@ -100,15 +104,19 @@ def read_sentence_transformers(path: Path) -> Published:
     )
 
 
-def read_encoder(path: Path) -> Published:
+def read_encoder(path: Path, *, classifies: bool = False) -> Published:
     """Read a directory that has ``config.json``, safetensors weights and a tokenizer.
+
+    Args:
+        path: The directory.
+        classifies: Whether a sequence classifier is wanted, not an encoder.
 
     Raises:
         StoreError: A file is missing, or the network is not one that transformers itself has.
     """
     config = read_json(path / "config.json")
     tokenizer = _read_if_there(path / "tokenizer_config.json")
-    notes = _check_network(config)
+    notes = _check_network(config, classifies=classifies)
     if "auto_map" in tokenizer:
         notes += ("The auto_map of tokenizer_config.json was ignored: its code is never run.",)
     names = ("config.json", *TOKENIZER_FILES, *_weights(path))
@@ -148,11 +156,20 @@ def read_licence(card: Path) -> str:
     return licence
 
 
-def _modules(path: Path) -> dict[str, Path]:
-    """Return each module's folder by the module's kind, in the one order that we can serve."""
+def read_modules(path: Path, orders: Sequence[tuple[str, ...]]) -> dict[str, Path]:
+    """Return each folder of ``modules.json`` by its module's kind.
+
+    Args:
+        path: The directory.
+        orders: The kinds that we can serve, in their order; the longest names them all.
+
+    Raises:
+        StoreError: A module is of another kind, or there is another order; it is named.
+    """
     modules = parse_json(path / "modules.json")
     if not isinstance(modules, list):
         raise StoreError("modules.json: is not a list")
+    known = max(orders, key=len)
     folders: dict[str, Path] = {}
     for module in modules:
         kind = str(module.get("type", "")) if isinstance(module, dict) else ""
@@ -164,21 +181,17 @@ def _modules(path: Path) -> dict[str, Path]:
         if folder and path_problem(folder):
             raise StoreError(f"modules.json: path {path_problem(folder)}")
         short = kind.rsplit(".", 1)[-1]
-        if short not in ("Transformer", "Pooling", "Normalize"):
+        if short not in known:
             raise StoreError(
-                f"modules.json: a {short} module is not supported; "
-                "only Transformer, Pooling and Normalize are"
+                f"modules.json: a {short} module is not supported; only {', '.join(known)}"
             )
         if short in folders:
             raise StoreError(f"modules.json: {short} is there twice")
         folders[short] = path / folder
-    if tuple(folders) not in (
-        ("Transformer", "Pooling"),
-        ("Transformer", "Pooling", "Normalize"),
-    ):
+    if tuple(folders) not in orders:
         raise StoreError(
-            f"modules.json: {', '.join(folders) or 'nothing'}; expected Transformer, Pooling and, "
-            "if any, Normalize, in this order"
+            f"modules.json: {', '.join(folders) or 'nothing'}; expected "
+            f"{' or '.join(', '.join(order) for order in orders)}, in this order"
         )
     return folders
 
@@ -195,14 +208,18 @@ def _pooling(config: Mapping[str, Any]) -> Pooling:
     return POOLING[modes[0]]
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    """Read ``sentence_bert_config.json``, by its name of this or an earlier release."""
+def read_settings(path: Path, task: str) -> dict[str, Any]:
+    """Read ``sentence_bert_config.json``, by its name of this or an earlier release.
+
+    Raises:
+        StoreError: It is of another task, or asks for what we don't do; named.
+    """
     found = sorted(path.glob("sentence_*_config.json"))
     settings = read_json(found[0]) if found else {}
     if not isinstance(longest := settings.get("max_seq_length"), int | None):
         raise StoreError(f"{found[0].name}: max_seq_length {shorten(longest)} is no number")
-    if (task := settings.get("transformer_task", "feature-extraction")) != "feature-extraction":
-        raise StoreError(f"{found[0].name}: transformer_task {shorten(task)} is not an encoder's")
+    if (own := settings.get("transformer_task", task)) != task:
+        raise StoreError(f"{found[0].name}: transformer_task {shorten(own)} is not {task!r}")
     if settings.get("do_lower_case"):
         tokenizer = _read_if_there(path / "tokenizer_config.json")
         if not tokenizer.get("do_lower_case"):
@@ -212,8 +229,8 @@ def _settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _check_network(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Refuse what is no encoder; return notes on what was ignored."""
+def _check_network(config: Mapping[str, Any], *, classifies: bool) -> tuple[str, ...]:
+    """Refuse what is no encoder, or no classifier; return notes on what was ignored."""
     # Late: it takes a second, and only importing needs it.
     from transformers import CONFIG_MAPPING
 
@@ -226,7 +243,8 @@ def _check_network(config: Mapping[str, Any]) -> tuple[str, ...]:
     if config.get("is_encoder_decoder"):
         raise StoreError(f"config.json: {kind!r} is an encoder-decoder, which is not supported")
     for architecture in map(str, config.get("architectures") or ()):
-        if re.search(r"For(Sequence|Token)Classification|ForQuestionAnswering", architecture):
+        found = re.search(r"For(SequenceClassification|TokenCl|QuestionAns)", architecture)
+        if found and not (classifies and found[1] == CLASSIFIER):
             raise StoreError(f"config.json: {architecture} is not an encoder")
     if "auto_map" in config:
         return ("The auto_map of config.json was ignored: its code is never run.",)

@@ -1,0 +1,175 @@
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_classifier import CONFIGS, LENGTH, as_sentence_transformers, reference, write_classifier
+from tiny_pair import text_of
+
+from condensery.errors import CorruptModel, InputError, ModelFault
+from condensery.runtime.classifier import Classifier
+from condensery.runtime.workers import Workers
+from condensery.store.importing import import_model
+from condensery.store.manifest import StoredModel
+from condensery.store.store import ModelStore
+from condensery.values import Input
+
+LONG, LONGER = text_of(3 * LENGTH, 1), text_of(40 * LENGTH, 2)
+INPUTS: list[Input] = [
+    "the mill",
+    ("who", "the old mill on the river"),
+    "",
+    LONG,
+    ("the mill", LONG),
+    (LONG, "bread"),
+    (LONG, LONGER),
+    ("what is the market", LONGER),
+    LONGER,
+    ("", ""),
+    ("who", "the new mill"),
+]
+LABELS = ("contradiction", "entailment", "neutral")
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as found:
+        yield found
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    found = Workers(2)
+    yield found
+    found.close()
+
+
+def stored(folder: Path, root: Path) -> StoredModel:
+    return import_model(ModelStore(None, root), folder, "judge")
+
+
+@pytest.mark.parametrize("labels", [("relevant",), LABELS])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_texts_and_pairs_are_read_as_transformers_reads_them(
+    kind: str,
+    labels: tuple[str, ...],
+    tmp_path: Path,
+    workers: Workers,
+    threads: ThreadPoolExecutor,
+) -> None:
+    folder = write_classifier(tmp_path / "hf", kind, labels)
+    inputs = [one for one in INPUTS if kind != "qwen2" or one not in ("", ("", ""))]
+    model = Classifier.load(stored(folder, tmp_path / "store"), workers, threads=threads)
+    assert model.info.labels == labels
+    assert model.info.kind == ("reranker" if len(labels) == 1 else "classifier")
+    found = asyncio.run(model.classify(inputs))
+    wanted = reference(folder, inputs).numpy()
+    assert np.abs(found.logits - wanted).max() < 2e-5
+    assert wanted.std(axis=0).min() > 1e-3
+    cut = [place for place, one in enumerate(inputs) if LONG in one or LONGER in one]
+    assert list(found.truncated) == cut
+    alone = [asyncio.run(model.classify([one])).logits[0] for one in inputs[:4]]
+    assert np.abs(found.logits[:4] - alone).max() < 2e-5
+
+
+def test_a_cross_encoder_scores_passages_and_tells_what_was_cut(
+    tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
+) -> None:
+    folder = as_sentence_transformers(write_classifier(tmp_path / "st"))
+    one = stored(folder, tmp_path / "store")
+    assert (one.manifest.kind, one.manifest.max_tokens) == ("reranker", 40)
+    model = Classifier.load(one, workers, threads=threads)
+    passages = ["the old mill", LONG, "bread"]
+    found = asyncio.run(model.score("the mill on the river", passages))
+    wanted = reference(folder, [("the mill on the river", text) for text in passages], 40)
+    assert np.abs(found.scores - wanted[:, 0].numpy()).max() < 2e-5
+    assert (found.truncated, found.query_truncated) == ((1,), False)
+    assert asyncio.run(model.score(LONG, ["bread"])).query_truncated
+    assert asyncio.run(model.score("mill", [])).scores.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (["mill", LONG], r"inputs\[1\] has \d+ tokens, over the model's 48, and truncate is false"),
+        (["mill", ("a", LONG)], r"inputs\[1\] has \d+ tokens"),
+    ],
+)
+def test_what_is_too_long_is_refused_where_nothing_may_be_cut(
+    inputs: list[Input],
+    message: str,
+    tmp_path: Path,
+    workers: Workers,
+    threads: ThreadPoolExecutor,
+) -> None:
+    folder = write_classifier(tmp_path / "hf")
+    model = Classifier.load(stored(folder, tmp_path / "store"), workers, threads=threads)
+    with pytest.raises(InputError, match=message):
+        asyncio.run(model.classify(inputs, truncate=False))
+    fits: list[Input] = ["mill", ("mill", "river")]
+    assert len(asyncio.run(model.classify(fits, truncate=False)).logits) == 2
+
+
+def test_texts_that_are_no_texts_are_named(
+    tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
+) -> None:
+    folder = write_classifier(tmp_path / "hf")
+    model = Classifier.load(stored(folder, tmp_path / "store"), workers, threads=threads)
+    with pytest.raises(InputError, match=r"inputs\[1\] has 12001 characters, over the limit"):
+        asyncio.run(model.classify(["a", ("b", "c" * 12001)]))
+    with pytest.raises(InputError, match=r"documents\[0\] holds a lone surrogate"):
+        asyncio.run(model.score("q", ["\ud800"]))
+    with pytest.raises(InputError, match=r"query holds a lone surrogate"):
+        asyncio.run(model.score("\ud800", ["a"]))
+
+
+def test_a_score_that_is_not_finite_fails_its_own_text_only(
+    tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
+) -> None:
+    folder = write_classifier(tmp_path / "hf")
+    model: Any = Classifier.load(stored(folder, tmp_path / "store"), workers, threads=threads)
+    whole = model._batcher._forward
+
+    def spoilt(texts: Any) -> Any:
+        rows = whole(texts)
+        return [
+            ModelFault("judge: a score came out with NaN") if 30 in text.ids else row
+            for text, row in zip(texts, rows, strict=True)
+        ]
+
+    model._batcher._forward = spoilt
+
+    async def both() -> list[Any]:
+        calls = model.classify(["0"]), model.classify(["mill"])
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    bad, good = asyncio.run(both())
+    assert isinstance(bad, ModelFault)
+    assert good.logits.shape == (1, 1)
+
+
+def test_a_manifest_that_disagrees_with_the_network_is_refused(
+    tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
+) -> None:
+    one = stored(write_classifier(tmp_path / "hf", labels=LABELS), tmp_path / "store")
+    shape = {**one.manifest.shape, "labels": ["one"]}
+    other = StoredModel(one.manifest.model_copy(update={"shape": shape}), one.path)
+    with pytest.raises(CorruptModel, match="has 3 labels, its manifest 1"):
+        Classifier.load(other, workers, threads=threads)
+
+
+def test_bf16_agrees_with_float32(
+    tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
+) -> None:
+    one = stored(write_classifier(tmp_path / "hf", labels=LABELS), tmp_path / "store")
+    exact, fast = (
+        asyncio.run(
+            Classifier.load(one, workers, threads=threads, dtype=dtype).classify(INPUTS)
+        ).logits
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert np.abs(exact - fast).max() < 0.1 * np.abs(exact).max()
