@@ -98,6 +98,10 @@ class ModelNotFound(NotFound):
     """No model of that name serves, or none of the kind asked for."""
 
 
+class ModelCannot(ModelNotFound):
+    """The model, or every one that serves, is of another kind than is asked for."""
+
+
 class ReportNotFound(NotFound):
     """The model was never measured, or its report has no such part."""
 

@@ -11,9 +11,9 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-Task = Literal["embed", "rerank", "compress", "answer", "compare", "index"]
+Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "index"]
 Stage = Literal["tokenize", "queue", "forward", "compress", "generate", "index", "serialize"]
-TASKS: tuple[Task, ...] = ("embed", "rerank", "compress", "answer", "compare", "index")
+TASKS: tuple[Task, ...] = ("embed", "rerank", "classify", "compress", "answer", "compare", "index")
 STAGES: tuple[Stage, ...] = (
     "tokenize",
     "queue",

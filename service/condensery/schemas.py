@@ -126,6 +126,54 @@ class TeiEmbedRequest(Lenient):
     model: str | None = None
 
 
+def as_inputs(value: Any) -> Any:
+    """Tell a text, a pair of texts and a list of either apart, as TEI does.
+
+    Raises:
+        InputError: An input is none of them; it is named by its place.
+    """
+    one = isinstance(value, str)
+    if one or (isinstance(value, list) and value and all(isinstance(t, str) for t in value)):
+        return as_input(value, "inputs")
+    if not isinstance(value, list):
+        raise InputError(f"inputs: {shorten(value)} is no text, pair or list.", field="inputs")
+    return [as_input(item, f"inputs[{place}]") for place, item in enumerate(value)]
+
+
+def as_input(value: Any, field: str) -> str | tuple[str, str]:
+    """Read one text, or a list of one or two.
+
+    Raises:
+        InputError: It is something else.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        if len(texts) == 1:
+            return str(texts[0])
+        if len(texts) == 2:
+            return texts[0], texts[1]
+    raise InputError(
+        f"{field}: {shorten(value)} is neither a text nor a pair of texts.",
+        field=field,
+        value=value,
+    )
+
+
+class TeiPredictRequest(Lenient):
+    """``POST /predict``."""
+
+    inputs: Annotated[
+        str | tuple[str, str] | list[str | tuple[str, str]],
+        BeforeValidator(as_inputs, json_schema_input_type=str | list[str] | list[list[str]]),
+    ] = Field(
+        description='A text, a pair `["a", "b"]`, or a list of lists of one text or two.',
+        examples=["It rains.", ["It rains.", "It is wet."], [["It rains."], ["a", "b"]]],
+    )
+    truncate: bool | None = None
+    raw_scores: bool = Field(default=False, description="Logits; else what is likely.")
+    model: str | None = None
+
+
 class TeiRerankRequest(Lenient):
     """``POST /rerank`` with ``texts``."""
 

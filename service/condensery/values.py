@@ -98,6 +98,24 @@ class Classified:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """A label, and how likely it is (or its raw logit)."""
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Of each input every label, the likeliest first."""
+
+    model: str
+    items: tuple[tuple[Prediction, ...], ...]
+    tokens: int
+    truncated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Ranked:
     """One passage's place: ``index`` in the request, ``score`` (raw logit or its sigmoid)."""
 

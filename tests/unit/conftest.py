@@ -10,13 +10,28 @@ import numpy as np
 import pytest
 
 from condensery.answers import CompressedPassage, FinishReason, TokenLogprob
-from condensery.errors import CondenseryError, InputError, ModelNotFound, ReportNotFound
+from condensery.errors import (
+    CondenseryError,
+    InputError,
+    ModelCannot,
+    ModelNotFound,
+    ReportNotFound,
+)
 from condensery.index.store import IndexStore
 from condensery.jobs.contexts import Contexts
 from condensery.jobs.services import Limits, Services
 from condensery.metrics import Metrics
 from condensery.questions import GREEDY, Sampling
-from condensery.values import Embedded, Floats, ModelInfo, ModelReport, PairTraits, Scored
+from condensery.values import (
+    Classified,
+    Embedded,
+    Floats,
+    Input,
+    ModelInfo,
+    ModelReport,
+    PairTraits,
+    Scored,
+)
 
 DIMS = 8
 MEMORY_TOKENS = 2
@@ -24,7 +39,7 @@ QUERY_TOKENS = 8
 TRAITS = PairTraits(vectors=(2, 1), rates=(4, 8))
 
 
-def info(name: str, kind: str) -> ModelInfo:
+def info(name: str, kind: str, labels: tuple[str, ...] = ()) -> ModelInfo:
     return ModelInfo(
         name=name,
         kind=kind,
@@ -37,6 +52,8 @@ def info(name: str, kind: str) -> ModelInfo:
         licence="Apache-2.0",
         created=1,
         pooling="mean",
+        labels=labels,
+        independent=len(labels) == 1,
     )
 
 
@@ -263,6 +280,23 @@ class StandInReader:
 
 
 @dataclass
+class StandInClassifier:
+    """A label's logit is how often a text has its first letter, of a pair the second text."""
+
+    info: ModelInfo
+
+    async def classify(
+        self, inputs: Sequence[Input], *, truncate: bool = True, field: str = "inputs"
+    ) -> Classified:
+        texts = [one if isinstance(one, str) else one[1] for one in inputs]
+        if not truncate and (long := [i for i, text in enumerate(texts) if len(text) > 100]):
+            raise InputError(f"{field}[{long[0]}] has too many tokens", field=f"{field}[{long[0]}]")
+        logits = [[text.count(label[0]) for label in self.info.labels] for text in texts]
+        cut = tuple(i for i, text in enumerate(texts) if len(text) > 100)
+        return Classified(self.info.name, np.array(logits, np.float32), len(texts), cut)
+
+
+@dataclass
 class StandInMeasured:
     """A report with a card and one plot; ``None`` was never measured."""
 
@@ -288,12 +322,18 @@ class StandInMeasured:
 class StandInPool:
     encoders: dict[str, StandInEncoder]
     readers: dict[str, StandInReader]
+    classifiers: dict[str, StandInClassifier] = field(default_factory=dict)
 
     def encoder(self, name: str | None = None) -> StandInEncoder:
         return self._find(self.encoders, name)
 
     def scorer(self, name: str | None = None) -> StandInReader:
         return self._find(self.readers, name)
+
+    def classifier(self, name: str | None = None) -> StandInClassifier:
+        if not self.classifiers:
+            raise ModelCannot("no classifier serves", field="model")
+        return self._find(self.classifiers, name)
 
     def reader(self, name: str | None = None) -> StandInReader:
         return self._find(self.readers, name)
@@ -304,7 +344,8 @@ class StandInPool:
         return StandInMeasured(name, report if name == "pair" else None)
 
     def models(self) -> list[ModelInfo]:
-        return [one.info for one in [*self.encoders.values(), *self.readers.values()]]
+        serving = (self.encoders, self.readers, self.classifiers)
+        return [one.info for kind in serving for one in kind.values()]
 
     def refused(self) -> Mapping[str, str]:
         return {"broken": "model.json is cut short"}
@@ -322,6 +363,17 @@ class StandInPool:
 def pool() -> StandInPool:
     encoders = {name: StandInEncoder(info(name, "encoder")) for name in ("words", "other")}
     return StandInPool(encoders, {"pair": StandInReader(info("pair", "oscar-pair"))})
+
+
+@pytest.fixture
+def classifiers(pool: StandInPool) -> StandInPool:
+    """Let two classifiers serve as well, one of three labels and a cross-encoder."""
+    for name, kind, labels in (
+        ("nli", "classifier", ("contradiction", "entailment", "neutral")),
+        ("cross", "reranker", ("relevant",)),
+    ):
+        pool.classifiers[name] = StandInClassifier(info(name, kind, labels))
+    return pool
 
 
 @pytest.fixture

@@ -103,6 +103,8 @@ def label(services: Services, model: str | None, task: Task, index: str | None =
             return pool.reader(model).info.name
         if task == "rerank":
             return pool.scorer(model).info.name
+        if task == "classify":
+            return pool.classifier(model).info.name
         return pool.encoder(model).info.name
     except CondenseryError:  # the job itself will say so
         return UNKNOWN

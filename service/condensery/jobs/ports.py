@@ -7,11 +7,13 @@ from condensery.answers import CompressedPassage, FinishReason, TokenLogprob
 from condensery.errors import CondenseryError
 from condensery.questions import GREEDY, Sampling
 from condensery.values import (
+    Classified,
     Document,
     Embedded,
     Floats,
     Hit,
     IndexInfo,
+    Input,
     ModelInfo,
     ModelReport,
     PairTraits,
@@ -73,6 +75,21 @@ class Scorer(Protocol):
         field: str = "documents",
     ) -> Scored:
         """Score each passage for ``query``; order kept. ``field`` names the passages in errors."""
+        ...
+
+
+class Classifier(Protocol):
+    """Texts, or pairs of texts, to a logit for each of ``info.labels``."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What runs."""
+        ...
+
+    async def classify(
+        self, inputs: Sequence[Input], *, truncate: bool = True, field: str = "inputs"
+    ) -> Classified:
+        """Read each text or pair; ``field`` names them in errors."""
         ...
 
 
@@ -243,6 +260,10 @@ class Pool(Protocol):
 
     def scorer(self, name: str | None = None) -> Scorer:
         """Return what reranks (a pair's rerank head by default); raises ModelNotFound."""
+        ...
+
+    def classifier(self, name: str | None = None) -> Classifier:
+        """Return what classifies; raises ModelNotFound."""
         ...
 
     def reader(self, name: str | None = None) -> Reader:

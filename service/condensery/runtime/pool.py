@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from condensery.errors import CondenseryError, ModelNotFound, shorten
+from condensery.errors import CondenseryError, ModelCannot, ModelNotFound, shorten
+from condensery.runtime.classifier import Classifier
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.generator import UNBOUNDED
 from condensery.runtime.limits import Limits, default_limits
@@ -23,7 +24,8 @@ from condensery.values import ModelInfo
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
 
-Model = TypeVar("Model", Encoder, Reader)
+Running = Encoder | Reader | Classifier
+Model = TypeVar("Model", bound=Running)
 
 DEFAULT_ENCODER = "minilm-l6"
 DEFAULT_PAIR = "oscar-mini"
@@ -54,11 +56,12 @@ class Teams:
 
 
 class RunningModels:
-    """Encoders and pairs that serve, and the stored models that were refused.
+    """Encoders, pairs and classifiers that serve, and the stored models that were refused.
 
     Args:
         encoders: By name.
         readers: Pairs, by name.
+        classifiers: And cross-encoders, which have one label, by name.
         refused: Reason why a stored model does not serve, by name.
         teams: What the models run on, one a device; closed with them.
         threads: Where texts are tokenised; closed with them.
@@ -70,6 +73,7 @@ class RunningModels:
         self,
         encoders: Mapping[str, Encoder],
         readers: Mapping[str, Reader],
+        classifiers: Mapping[str, Classifier],
         refused: Mapping[str, str],
         teams: Sequence[Workers],
         threads: ThreadPoolExecutor,
@@ -78,6 +82,7 @@ class RunningModels:
     ) -> None:
         self._encoders = dict(encoders)
         self._readers = dict(readers)
+        self._classifiers = dict(classifiers)
         self._refused = dict(refused)
         self._teams = tuple(teams)
         self._threads = threads
@@ -129,6 +134,7 @@ class RunningModels:
 
         encoders: dict[str, Encoder] = {}
         readers: dict[str, Reader] = {}
+        classifiers: dict[str, Classifier] = {}
         refused: dict[str, str] = {}
         whole: dict[str, StoredModel] = {}
         for name in store.names():
@@ -159,7 +165,13 @@ class RunningModels:
                         metrics=metrics,
                     )
                 else:
-                    refused[name] = f"kind {stored.manifest.kind!r} is not served yet"
+                    classifiers[name] = Classifier.load(
+                        *(stored, teams.on(device)),
+                        dtype=dtype,
+                        limits=limits(device),
+                        metrics=metrics,
+                        threads=threads,
+                    )
             except CondenseryError as error:
                 refused[name] = error.message
             if name in refused:
@@ -169,7 +181,7 @@ class RunningModels:
             if metrics is not None:
                 metrics.prepare_model(name)
                 metrics.model_loaded.labels(name).set(name not in refused)
-        return cls(encoders, readers, refused, teams.all(), threads, metrics, whole)
+        return cls(encoders, readers, classifiers, refused, teams.all(), threads, metrics, whole)
 
     async def warm_up(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Run every model once; one that fails is refused, the rest serve.
@@ -179,6 +191,7 @@ class RunningModels:
         """
         await self._warm_up(self._encoders, say)
         await self._warm_up(self._readers, say)
+        await self._warm_up(self._classifiers, say)
 
     async def _warm_up(self, serving: dict[str, Model], say: Callable[[str], None]) -> None:
         for name, model in list(serving.items()):
@@ -196,10 +209,26 @@ class RunningModels:
         """Return the encoder; None is the default one. Raises ModelNotFound."""
         return self._find(self._encoders, name, DEFAULT_ENCODER, "encoder")
 
-    def scorer(self, name: str | None = None) -> Reader:
-        """Return what reranks: a pair, by its rerank head. Raises ModelNotFound."""
-        scorers = {name: reader for name, reader in self._readers.items() if reader.traits.scores}
+    def scorer(self, name: str | None = None) -> Reader | Classifier:
+        """Return what reranks: a pair with a rerank head, a cross-encoder. Raises ModelNotFound."""
+        scorers: dict[str, Reader | Classifier] = {
+            **{own: model for own, model in self._readers.items() if model.traits.scores},
+            **{
+                own: model
+                for own, model in self._classifiers.items()
+                if model.info.kind == "reranker"
+            },
+        }
         return self._find(scorers, name, DEFAULT_PAIR, "reranker")
+
+    def classifier(self, name: str | None = None) -> Classifier:
+        """Return what classifies, a cross-encoder too; None is the first of many labels.
+
+        Raises ModelNotFound.
+        """
+        kinds = {own: model.info.kind for own, model in self._classifiers.items()}
+        default = next((own for own, kind in kinds.items() if kind == "classifier"), "")
+        return self._find(self._classifiers, name, default, "classifier")
 
     def reader(self, name: str | None = None) -> Reader:
         """Return the OSCAR pair; None is the default one. Raises ModelNotFound."""
@@ -230,8 +259,9 @@ class RunningModels:
             team.close(seconds)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _all(self) -> list[Encoder | Reader]:
-        return [*self._encoders.values(), *self._readers.values()]
+    def _all(self) -> list[Running]:
+        serving = (self._encoders, self._readers, self._classifiers)
+        return [model for kind in serving for model in kind.values()]
 
     def _find(
         self, serving: Mapping[str, Model], name: str | None, default: str, kind: str
@@ -239,16 +269,19 @@ class RunningModels:
         wanted = name or (default if default in serving else next(iter(serving), default))
         if wanted in serving:
             return serving[wanted]
+        if not wanted:
+            raise ModelCannot(f"no {kind} serves", field="model")
         raise self._unknown(wanted, kind, serving)
 
     def _unknown(self, wanted: str, kind: str, serving: Collection[str]) -> ModelNotFound:
+        error = ModelNotFound
         if wanted in self._refused:
             reason = f"was refused: {self._refused[wanted]}"
         elif wanted in {info.name for info in self.models()}:
-            reason = f"is no {kind}"
+            reason, error = f"is no {kind}", ModelCannot
         else:
             reason = "does not exist"
-        return ModelNotFound(
+        return error(
             f"model {shorten(wanted)} {reason}; {kind}s that serve: {sorted(serving)}",
             field="model",
             value=wanted,

@@ -212,7 +212,7 @@ def other_words(store: ModelStore) -> None:
         (unusable(shape=tiny_shape(copy=False).to_dict()), "unknown"),
         (unusable(base=None), "no base"),
         (other_words, "fingerprint"),
-        (unusable(kind="classifier"), "'classifier' is not served yet"),
+        (unusable(kind="classifier"), "kind 'classifier' is no classifier"),
     ],
 )
 def test_a_pair_that_can_not_serve_is_refused_by_name_and_reason_and_the_rest_serve(

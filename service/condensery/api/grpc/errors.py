@@ -33,6 +33,7 @@ CODES: dict[type[CondenseryError], StatusCode] = {
     errors.Forbidden: StatusCode.PERMISSION_DENIED,
     errors.NotFound: StatusCode.NOT_FOUND,
     errors.ModelNotFound: StatusCode.NOT_FOUND,
+    errors.ModelCannot: StatusCode.NOT_FOUND,
     errors.ReportNotFound: StatusCode.NOT_FOUND,
     errors.IndexNotFound: StatusCode.NOT_FOUND,
     errors.ContextNotFound: StatusCode.NOT_FOUND,

@@ -64,6 +64,7 @@ ROWS: dict[type[CondenseryError], Row] = {
     errors.Forbidden: Row((403, "Validation"), (403, "permission_error"), 403, 403),
     errors.NotFound: Row((404, "Validation"), (404, _INVALID), 404, 404),
     errors.ModelNotFound: Row((404, "Validation"), (404, _INVALID), 404, 404),
+    errors.ModelCannot: Row((424, "Backend"), (404, _INVALID), 404, 404),
     errors.ReportNotFound: Row((404, "Validation"), (404, _INVALID), 404, 404),
     errors.IndexNotFound: Row((404, "Validation"), (404, _INVALID), 404, 404),
     errors.ContextNotFound: Row((404, "Validation"), (404, _INVALID), 404, 404),

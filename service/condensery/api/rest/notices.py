@@ -37,6 +37,8 @@ class Model(Reply):
     created: int
     pooling: str | None
     pair: Pair | None = Field(description="Of a pair alone.")
+    labels: list[str] = Field(description="Of a classifier or cross-encoder alone.")
+    independent: bool = Field(description="Whether each label is likely or not by itself.")
 
 
 class Models(Reply):

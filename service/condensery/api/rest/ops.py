@@ -98,7 +98,9 @@ async def tei_info(request: Request, services: Services) -> Response:
     models = services.pool.models()
     encoders = [info for info in models if info.kind == "encoder"]
     pairs = [info for info in models if info.kind == "oscar-pair"]
-    default = next(iter([*encoders, *pairs]), None)
+    classifiers = [info for info in models if info.kind in ("classifier", "reranker")]
+    rerankers = [info for info in models if info.kind in ("oscar-pair", "reranker")]
+    default = next(iter([*encoders, *pairs, *classifiers]), None)
     if default is None:
         raise Unavailable("No model serves; /v1/models would be empty.")
     return reply(
@@ -120,7 +122,8 @@ async def tei_info(request: Request, services: Services) -> Response:
             "docker_label": None,
             "capabilities": {
                 "embed": [info.name for info in encoders],
-                "rerank": [info.name for info in pairs],
+                "rerank": [info.name for info in rerankers],
+                "predict": [info.name for info in classifiers],
                 "answer": [info.name for info in pairs],
             },
             "refused": dict(services.pool.refused()),
@@ -139,4 +142,9 @@ def _model_type(info: ModelInfo) -> dict[str, Any]:
     """Return TEI's dict of one key, which its clients take the first of."""
     if info.kind == "encoder":
         return {"embedding": {"pooling": info.pooling}}
-    return {"reranker": {"id2label": {"0": "relevance"}, "label2id": {"relevance": 0}}}
+    labels = info.labels or ("relevance",)
+    named = {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
+    return {"classifier" if info.kind == "classifier" else "reranker": named}

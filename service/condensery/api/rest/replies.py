@@ -41,6 +41,16 @@ class Embeddings(Reply):
     usage: TokenUsage
 
 
+class Prediction(Reply):
+    """A label, and how likely it is."""
+
+    score: float
+    label: str
+
+
+Predictions = list[Prediction] | list[list[Prediction]]
+
+
 class TeiRank(Reply):
     """One passage's place, as TEI gives it."""
 

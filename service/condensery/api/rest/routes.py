@@ -18,6 +18,7 @@ from condensery.api.rest import (
     notices,
     ops,
     pages,
+    predict,
     rag,
     replies,
     replies_rag,
@@ -139,6 +140,14 @@ INFERENCE = (
         body=schemas.TeiRerankRequest | schemas.RerankRequest,
         reply=replies.AnyRanking,
         fails=ENCODES,
+        hot=True,
+    ),
+    Route(
+        *("POST", "/predict", predict.tei_predict, "classify"),
+        family="tei",
+        body=schemas.TeiPredictRequest,
+        reply=replies.Predictions,
+        fails=(*ENCODES, errors.ModelCannot),
         hot=True,
     ),
     Route(

@@ -116,6 +116,8 @@ REPLIES = [
     ("POST", "/v1/embeddings", {"input": ["a", "b"]}, replies.Embeddings),
     ("POST", "/v1/embeddings", {"input": "a", "encoding_format": "base64"}, replies.Embeddings),
     ("POST", "/embed", {"inputs": ["a", "b"]}, replies.Vectors),
+    ("POST", "/predict", {"inputs": "a"}, replies.Predictions),
+    ("POST", "/predict", {"inputs": [["a"], ["a", "b"]]}, replies.Predictions),
     ("POST", "/rerank", {"query": "q", "texts": ["a", "gold"]}, replies.AnyRanking),
     ("POST", "/rerank", {"query": "q", "texts": ["a"], "return_text": True}, replies.AnyRanking),
     ("POST", "/rerank", {**QUESTION, "return_documents": True}, replies.AnyRanking),
@@ -164,7 +166,7 @@ REPLIES = [
 ]
 
 
-async def test_replies_hold_what_is_described_and_nothing_else(door):
+async def test_replies_hold_what_is_described_and_nothing_else(door, classifiers):
     answered, held = set(), ""
     for method, path, body, schema in REPLIES:
         template = path.replace("/kb", "/{name}").replace("/ctx_...", "/{name}")
