@@ -1,0 +1,75 @@
+"""Imported classifiers and cross-encoders, asked at a real server's doors."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from tests.conftest import serving
+from tiny_classifier import as_sentence_transformers, reference, write_classifier
+
+from condensery.client.grpc import GrpcClient
+from condensery.store.importing import import_model
+from condensery.store.store import ModelStore
+
+LABELS = ("contradiction", "entailment", "neutral")
+QUERY, PASSAGES = "who sold the mill", ["the old mill", "bread", "who sold it in the town", "a"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("published")
+    return {
+        "cross": as_sentence_transformers(write_classifier(root / "cross")),
+        "nli": write_classifier(root / "nli", "modernbert", LABELS),
+    }
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    root = tmp_path_factory.mktemp("classifiers")
+    store = ModelStore(None, root / "models")
+    for name, folder in folders.items():
+        import_model(store, folder, name)
+    with serving(store.own, root, "--no-samples", "--dtype", "float32") as live:
+        yield live
+
+
+def test_a_cross_encoder_reranks_at_every_door(server: Any, folders: dict[str, Path]) -> None:
+    logits = reference(folders["cross"], [(QUERY, text) for text in PASSAGES], 40)[:, 0]
+    order = logits.argsort(descending=True).tolist()
+    wanted = logits.sigmoid()[order].tolist()
+    body = {"query": QUERY, "model": "cross"}
+    tei = httpx.post(f"{server.url}/rerank", json={**body, "texts": PASSAGES}).json()
+    jina = httpx.post(f"{server.url}/v1/rerank", json={**body, "documents": PASSAGES}).json()
+    assert [one["index"] for one in tei] == order
+    assert [one["index"] for one in jina["results"]] == order
+    assert [one["score"] for one in tei] == pytest.approx(wanted, abs=1e-5)
+    assert [one["relevance_score"] for one in jina["results"]] == pytest.approx(wanted, abs=1e-5)
+    with GrpcClient(server.grpc) as client:
+        found = client.rerank(QUERY, PASSAGES, model="cross")
+    assert [one.index for one in found] == order
+
+
+def test_a_classifier_says_what_transformers_says(server: Any, folders: dict[str, Path]) -> None:
+    pairs = [["the mill is old", "the mill is new"], ["bread"]]
+    found = httpx.post(f"{server.url}/predict", json={"inputs": pairs, "model": "nli"}).json()
+    wanted = torch.softmax(reference(folders["nli"], [tuple(pairs[0]), "bread"]), -1)
+    for rows, likely in zip(found, wanted, strict=True):
+        assert [one["score"] for one in rows] == sorted((o["score"] for o in rows), reverse=True)
+        by_label = {one["label"]: one["score"] for one in rows}
+        assert [by_label[label] for label in LABELS] == pytest.approx(likely.tolist(), abs=1e-5)
+    one = httpx.post(f"{server.url}/predict", json={"inputs": "bread"}).json()
+    assert {tuple(row) for row in one} == {("score", "label")}
+
+
+def test_a_model_of_another_kind_is_told_as_each_family_tells_it(server: Any) -> None:
+    reply = httpx.post(f"{server.url}/predict", json={"inputs": "a", "model": "minilm-l6"})
+    assert (reply.status_code, reply.json()["error_type"]) == (424, "Backend")
+    assert "'minilm-l6' is no classifier; classifiers that serve" in reply.json()["error"]
+    body = {"query": "q", "documents": ["a"], "model": "nli"}
+    assert httpx.post(f"{server.url}/v1/rerank", json=body).status_code == 404
+    unknown = httpx.post(f"{server.url}/predict", json={"inputs": "a", "model": "x"})
+    assert unknown.status_code == 404
