@@ -93,12 +93,14 @@ def as_sentence_transformers(folder: Path, **about: Any) -> Path:
     return folder
 
 
-def reference(folder: Path, inputs: list[Any], length: int = LENGTH) -> torch.Tensor:
+def reference(
+    folder: Path, inputs: list[Any], length: int = LENGTH, side: str = "right"
+) -> torch.Tensor:
     """Return the logits as transformers computes them, one input at a time in fp32."""
     model = AutoModelForSequenceClassification.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     ).eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, truncation_side=side)
     rows = []
     for one in inputs:
         texts = (one,) if isinstance(one, str) else one

@@ -18,6 +18,7 @@ from pydantic import (
 
 from condensery.errors import InputError, TokenIdsRefused, shorten
 from condensery.questions import SearchMode
+from condensery.values import Side
 
 TOKEN_IDS_HINT = (
     "token ids are not accepted, since another model's ids would give wrong vectors without a "
@@ -94,6 +95,18 @@ class Ours(BaseModel):
         return data
 
 
+def as_side(value: Any) -> Any:
+    """Read TEI's ``Right`` and ``Left``, small too."""
+    return value.lower() if isinstance(value, str) else value
+
+
+TruncationSide = Annotated[
+    Side,
+    BeforeValidator(as_side, json_schema_input_type=Literal["Right", "Left"]),
+    Field(description="Where too long a text is cut."),
+]
+
+
 class OpenAIEmbedRequest(Lenient):
     """``POST /v1/embeddings``."""
 
@@ -121,6 +134,7 @@ class TeiEmbedRequest(Lenient):
     ] = Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
     normalize: bool | None = True
     truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
     prompt_name: str | None = None
     dimensions: int | None = Field(default=None, ge=1)
     model: str | None = None
@@ -170,6 +184,7 @@ class TeiPredictRequest(Lenient):
         examples=["It rains.", ["It rains.", "It is wet."], [["It rains."], ["a", "b"]]],
     )
     truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
     raw_scores: bool = Field(default=False, description="Logits; else what is likely.")
     model: str | None = None
 
@@ -180,6 +195,7 @@ class TeiRerankRequest(Lenient):
     query: str
     texts: Many[str]
     truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
     raw_scores: bool = False
     return_text: bool = False
     model: str | None = None

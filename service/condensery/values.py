@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Kind = Literal["encoder", "classifier", "reranker", "oscar-pair", "language-model"]
 Metadata = Mapping[str, Any]
+Side = Literal["right", "left"]  # of a text that is too long, which is cut
 Input = str | tuple[str, str]  # what is classified: a text, or a pair of texts
 
 

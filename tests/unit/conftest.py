@@ -31,6 +31,7 @@ from condensery.values import (
     ModelReport,
     PairTraits,
     Scored,
+    Side,
 )
 
 DIMS = 8
@@ -76,6 +77,7 @@ class StandInEncoder:
     fails: CondenseryError | Exception | None = None
     delay: float = 0
     waiting: int = 0
+    sides: list[Side] = field(default_factory=list)
 
     async def embed(
         self,
@@ -84,8 +86,10 @@ class StandInEncoder:
         prompt: str = "",
         normalize: bool | None = None,
         truncate: bool = True,
+        side: Side = "right",
         field: str = "input",
     ) -> Embedded:
+        self.sides.append(side)
         if self.fails is not None:
             raise self.fails
         self.asked += [(text, prompt, normalize) for text in texts]
@@ -176,9 +180,12 @@ class StandInReader:
         passages: Sequence[str],
         *,
         truncate: bool = True,
+        side: Side = "right",
         field: str = "documents",
     ) -> Scored:
         del field
+        if side == "left":
+            raise InputError("truncation_direction: no", field="truncation_direction")
         cut = len(query.split()) > QUERY_TOKENS
         if cut and not truncate:
             raise InputError("query is too long", field="query")
@@ -286,12 +293,18 @@ class StandInClassifier:
     info: ModelInfo
 
     async def classify(
-        self, inputs: Sequence[Input], *, truncate: bool = True, field: str = "inputs"
+        self,
+        inputs: Sequence[Input],
+        *,
+        truncate: bool = True,
+        side: Side = "right",
+        field: str = "inputs",
     ) -> Classified:
+        kept = slice(100) if side == "right" else slice(-100, None)
         texts = [one if isinstance(one, str) else one[1] for one in inputs]
         if not truncate and (long := [i for i, text in enumerate(texts) if len(text) > 100]):
             raise InputError(f"{field}[{long[0]}] has too many tokens", field=f"{field}[{long[0]}]")
-        logits = [[text.count(label[0]) for label in self.info.labels] for text in texts]
+        logits = [[text[kept].count(label[0]) for label in self.info.labels] for text in texts]
         cut = tuple(i for i, text in enumerate(texts) if len(text) > 100)
         return Classified(self.info.name, np.array(logits, np.float32), len(texts), cut)
 

@@ -7,7 +7,7 @@ import numpy as np
 from condensery.jobs.checks import check_count, check_texts
 from condensery.jobs.rerank import sigmoid
 from condensery.jobs.services import Services
-from condensery.values import Floats, Input, Predicted, Prediction
+from condensery.values import Floats, Input, Predicted, Prediction, Side
 
 
 async def classify(
@@ -16,6 +16,7 @@ async def classify(
     *,
     model: str | None = None,
     truncate: bool = True,
+    side: Side = "right",
     raw_scores: bool = False,
     field: str = "inputs",
 ) -> Predicted:
@@ -26,6 +27,7 @@ async def classify(
         inputs: Texts, and pairs of texts.
         model: A classifier's or cross-encoder's name; None takes the first classifier.
         truncate: Cut what is too long, the longer text of a pair first; if false, refuse it.
+        side: Where to cut.
         raw_scores: Give the logits; else what is likely: of one label among all by softmax, of
             each by itself by sigmoid, as the model declares.
         field: What the door calls ``inputs``, for messages.
@@ -41,7 +43,7 @@ async def classify(
     for number in (0, 1):
         texts = [_text(one, number) for one in inputs]
         check_texts(texts, field, most)
-    found = await classifier.classify(inputs, truncate=truncate, field=field)
+    found = await classifier.classify(inputs, truncate=truncate, side=side, field=field)
     if raw_scores:
         scores = found.logits
     else:

@@ -6,7 +6,7 @@ from condensery.errors import InputError, shorten
 from condensery.jobs.checks import check_count, check_texts
 from condensery.jobs.ports import Encoder
 from condensery.jobs.services import Services
-from condensery.values import Embedded
+from condensery.values import Embedded, Side
 
 
 async def embed(
@@ -17,6 +17,7 @@ async def embed(
     prompt_name: str | None = None,
     normalize: bool | None = None,
     truncate: bool = True,
+    side: Side = "right",
     dimensions: int | None = None,
     field: str = "input",
 ) -> Embedded:
@@ -30,6 +31,7 @@ async def embed(
             own default.
         normalize: Scale vectors to length 1; None does as the model declares.
         truncate: Cut texts that are too long; if false, refuse them.
+        side: Where to cut.
         dimensions: Refused unless it is what the model gives.
         field: What the door calls ``texts``, for messages.
 
@@ -55,6 +57,7 @@ async def embed(
         prompt=find_prompt(encoder, prompt_name),
         normalize=normalize,
         truncate=truncate,
+        side=side,
         field=field,
     )
 

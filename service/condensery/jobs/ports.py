@@ -19,6 +19,7 @@ from condensery.values import (
     PairTraits,
     Passage,
     Scored,
+    Side,
 )
 
 
@@ -42,6 +43,7 @@ class Encoder(Protocol):
         prompt: str = "",
         normalize: bool | None = None,
         truncate: bool = True,
+        side: Side = "right",
         field: str = "input",
     ) -> Embedded:
         """Embed each text, with ``prompt`` put before it.
@@ -72,6 +74,7 @@ class Scorer(Protocol):
         passages: Sequence[str],
         *,
         truncate: bool = True,
+        side: Side = "right",
         field: str = "documents",
     ) -> Scored:
         """Score each passage for ``query``; order kept. ``field`` names the passages in errors."""
@@ -87,7 +90,12 @@ class Classifier(Protocol):
         ...
 
     async def classify(
-        self, inputs: Sequence[Input], *, truncate: bool = True, field: str = "inputs"
+        self,
+        inputs: Sequence[Input],
+        *,
+        truncate: bool = True,
+        side: Side = "right",
+        field: str = "inputs",
     ) -> Classified:
         """Read each text or pair; ``field`` names them in errors."""
         ...

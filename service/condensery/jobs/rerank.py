@@ -6,7 +6,7 @@ import numpy as np
 
 from condensery.jobs.checks import check_count, check_range, check_text, check_texts
 from condensery.jobs.services import Services
-from condensery.values import Floats, Ranked, Reranked
+from condensery.values import Floats, Ranked, Reranked, Side
 
 
 async def rerank(
@@ -16,6 +16,7 @@ async def rerank(
     *,
     model: str | None = None,
     truncate: bool = True,
+    side: Side = "right",
     raw_scores: bool = False,
     top_n: int | None = None,
     field: str = "documents",
@@ -28,6 +29,7 @@ async def rerank(
         passages: What is scored.
         model: A reranker's or pair's name; None takes the default.
         truncate: Cut texts that are too long; if false, refuse them.
+        side: Where to cut.
         raw_scores: Give the logits; else their sigmoids, from 0 to 1.
         top_n: Return only so many of the best; None returns all.
         field: What the door calls ``passages``, for messages.
@@ -44,7 +46,7 @@ async def rerank(
     check_texts(passages, field, most)
     if top_n is not None:
         check_range(top_n, "top_n", 1, 2**31 - 1)
-    scored = await scorer.score(query, passages, truncate=truncate, field=field)
+    scored = await scorer.score(query, passages, truncate=truncate, side=side, field=field)
     # By the logit, not the sigmoid: in float32 that is 1.0 for all above 17.
     order = np.argsort(-scored.scores, kind="stable")[:top_n]
     scores = scored.scores if raw_scores else sigmoid(scored.scores)

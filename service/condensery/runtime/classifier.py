@@ -17,7 +17,7 @@ from condensery.runtime.encoder import CHARACTERS_PER_TOKEN, PART_TEXTS, WARM_UP
 from condensery.runtime.limits import Limits
 from condensery.runtime.pair_tokenizing import PairTokenizer, PairTokens
 from condensery.runtime.workers import Workers
-from condensery.values import Classified, Floats, Input, ModelInfo, Scored
+from condensery.values import Classified, Floats, Input, ModelInfo, Scored, Side
 
 if TYPE_CHECKING:  # neither is there on a machine that only runs forward passes
     from condensery.metrics import Metrics
@@ -29,6 +29,13 @@ class Text(NamedTuple):
 
     ids: list[int]
     types: list[int]
+
+
+class Cutting(NamedTuple):
+    """Whether what is too long is cut, and where."""
+
+    truncate: bool
+    side: Side
 
 
 class Network:
@@ -138,7 +145,12 @@ class Classifier:
         )
 
     async def classify(
-        self, inputs: Sequence[Input], *, truncate: bool = True, field: str = "inputs"
+        self,
+        inputs: Sequence[Input],
+        *,
+        truncate: bool = True,
+        side: Side = "right",
+        field: str = "inputs",
     ) -> Classified:
         """Read each text or pair; logits in the order of ``info.labels``.
 
@@ -146,6 +158,7 @@ class Classifier:
             inputs: Texts, and pairs of texts.
             truncate: Cut what is over the model's length, the longer text of a pair first; else
                 refuse it.
+            side: Where to cut.
             field: The request's field that holds them, for messages.
 
         Raises:
@@ -156,7 +169,8 @@ class Classifier:
             Unavailable: Closed.
         """
         names = [f"{field}[{{}}]"] * 2
-        logits, tokens = await self._read(inputs, truncate=truncate, field=field, names=names)
+        cutting = Cutting(truncate, side)
+        logits, tokens = await self._read(inputs, cutting, field=field, names=names)
         cut = tuple(place for place, one in enumerate(tokens) if any(one.truncated))
         return Classified(self.info.name, logits, _count(tokens), cut)
 
@@ -166,6 +180,7 @@ class Classifier:
         passages: Sequence[str],
         *,
         truncate: bool = True,
+        side: Side = "right",
         field: str = "documents",
     ) -> Scored:
         """Score each passage for ``query`` by the logit of the only label; order kept.
@@ -175,7 +190,8 @@ class Classifier:
         """
         pairs = [(query, passage) for passage in passages]
         names = ["query", f"{field}[{{}}]"]
-        logits, tokens = await self._read(pairs, truncate=truncate, field=field, names=names)
+        cutting = Cutting(truncate, side)
+        logits, tokens = await self._read(pairs, cutting, field=field, names=names)
         return Scored(
             self.info.name,
             logits[:, 0],
@@ -185,7 +201,7 @@ class Classifier:
         )
 
     async def _read(
-        self, inputs: Sequence[Input], *, truncate: bool, field: str, names: Sequence[str]
+        self, inputs: Sequence[Input], cutting: "Cutting", *, field: str, names: Sequence[str]
     ) -> tuple[Floats, list[PairTokens]]:
         characters = self._tokenizer.check(inputs, names)
         tokens: list[PairTokens] = []
@@ -195,7 +211,11 @@ class Classifier:
                 some = inputs[start : start + PART_TEXTS]
                 with self._tokenizing():
                     part = await self._tokenizer.tokenise(
-                        some, truncate=truncate, field=field, first=start
+                        *(some,),
+                        truncate=cutting.truncate,
+                        side=cutting.side,
+                        field=field,
+                        first=start,
                     )
                 tokens.extend(part)
                 yield [Text(one.ids, one.types) for one in part], [len(one.ids) for one in part]

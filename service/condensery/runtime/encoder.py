@@ -17,7 +17,7 @@ from condensery.runtime.batcher import Batcher, Part
 from condensery.runtime.limits import Limits
 from condensery.runtime.tokenizing import TextTokenizer, Tokens
 from condensery.runtime.workers import Workers
-from condensery.values import Embedded, Floats, ModelInfo
+from condensery.values import Embedded, Floats, ModelInfo, Side
 
 if TYPE_CHECKING:  # neither is there on a machine that only runs forward passes
     from condensery.metrics import Metrics
@@ -167,6 +167,7 @@ class Encoder:
         prompt: str = "",
         normalize: bool | None = None,
         truncate: bool = True,
+        side: Side = "right",
         field: str = "input",
     ) -> Embedded:
         """Embed each text, with ``prompt`` put before it.
@@ -176,6 +177,7 @@ class Encoder:
             prompt: Put before each text.
             normalize: Scale vectors to length 1; None does what the model declares.
             truncate: Cut what is over the model's length; else refuse it.
+            side: Where to cut.
             field: The request's field that holds the texts, for messages.
 
         Raises:
@@ -196,6 +198,7 @@ class Encoder:
                         texts[start : start + PART_TEXTS],
                         prompt=prompt,
                         truncate=truncate,
+                        side=side,
                         field=field,
                         first=start,
                     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tokenizers import Encoding, Tokenizer
 
@@ -16,9 +16,7 @@ from condensery.runtime.tokenizing import (
     TextTokenizer,
     check_text,
 )
-from condensery.values import Input
-
-LEAST_ROOM = 2  # tokens beside the special ones: of each text of a pair something is read
+from condensery.values import Input, Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +48,13 @@ class PairTokenizer:
         self._texts = texts
         self._threads = threads
         self.max_tokens = texts.max_tokens
-        self._joining: Tokenizer = Tokenizer.from_str(texts.tokenizer.to_str())
-        self._joining.no_padding()
-        self._joining.enable_truncation(self.max_tokens, strategy="longest_first")
-        self._special = [self._joining.num_special_tokens_to_add(pair) for pair in (False, True)]
+        self._joining: dict[Side, Tokenizer] = {}
+        for side in get_args(Side):
+            joining = Tokenizer.from_str(texts.tokenizer.to_str())
+            joining.no_padding()
+            joining.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
+            self._joining[side] = joining
+        self._special = [joining.num_special_tokens_to_add(pair) for pair in (False, True)]
 
     @classmethod
     def load(cls, path: Path, max_tokens: int, threads: ThreadPoolExecutor) -> "PairTokenizer":
@@ -82,13 +83,20 @@ class PairTokenizer:
         )
 
     async def tokenise(
-        self, inputs: Sequence[Input], *, truncate: bool, field: str, first: int = 0
+        self,
+        inputs: Sequence[Input],
+        *,
+        truncate: bool,
+        side: Side = "right",
+        field: str,
+        first: int = 0,
     ) -> list[PairTokens]:
         """Tokenise what has passed ``check``, in a thread of its own unless it is short.
 
         Args:
             inputs: Texts, and pairs.
             truncate: Cut what is too long; else refuse it.
+            side: Where to cut.
             field: The request's field that holds them, for messages.
             first: The place of the first one in the request.
 
@@ -96,16 +104,16 @@ class PairTokenizer:
             InputError: An input is too long, and ``truncate`` is false.
         """
         if sum(len(text) for one in inputs for text in _texts(one)) <= INLINE_CHARACTERS:
-            return self._tokenise(inputs, truncate, field, first)
+            return self._tokenise(inputs, truncate, side, field, first)
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._tokenise, inputs, truncate, field, first
+            self._threads, self._tokenise, inputs, truncate, side, field, first
         )
 
     def _tokenise(
-        self, inputs: Sequence[Input], truncate: bool, field: str, first: int
+        self, inputs: Sequence[Input], truncate: bool, side: Side, field: str, first: int
     ) -> list[PairTokens]:
         different = list(dict.fromkeys(text for one in inputs for text in _texts(one)))
-        encoded = dict(zip(different, self._encode(different, truncate), strict=True))
+        encoded = dict(zip(different, self._encode(different, truncate, side), strict=True))
         found = []
         for place, one in enumerate(inputs, first):
             parts = [encoded[text] for text in _texts(one)]
@@ -118,11 +126,11 @@ class PairTokenizer:
                     field=where,
                     value=count,
                 )
-            found.append(self._join(parts, cut=count > self.max_tokens))
+            found.append(self._join(parts, side, cut=count > self.max_tokens))
         return found
 
-    def _join(self, parts: Sequence[Encoding], *, cut: bool) -> PairTokens:
-        joining: Any = self._joining  # whose stubs name each argument
+    def _join(self, parts: Sequence[Encoding], side: Side, *, cut: bool) -> PairTokens:
+        joining: Any = self._joining[side]  # whose stubs name each argument
         whole = joining.post_process(*parts)
         truncated = [False, False]
         if cut:
@@ -131,17 +139,18 @@ class PairTokenizer:
                 truncated[number] = left.count(number) < len(part)
         return PairTokens(whole.ids, whole.type_ids, (truncated[0], truncated[1]))
 
-    def _encode(self, texts: Sequence[str], truncate: bool) -> list[Encoding]:
+    def _encode(self, texts: Sequence[str], truncate: bool, side: Side) -> list[Encoding]:
         """Tokenise each text without special tokens; of a very long one only what may be read."""
         tokenizer = self._texts.tokenizer
         most = self.max_tokens * CUT_CHARACTERS_PER_TOKEN
-        heads = [text[:most] if truncate else text for text in texts]
-        found: list[Encoding] = tokenizer.encode_batch(heads, add_special_tokens=False)
-        for place, (text, head) in enumerate(zip(texts, heads, strict=True)):
-            # The head tells as much as the text where its last word, which the cut may have gone
-            # through, lies behind all that can be read.
-            if len(head) < len(text):
-                words = found[place].word_ids
+        kept = slice(most) if side == "right" else slice(-most, None)
+        parts = [text[kept] if truncate else text for text in texts]
+        found: list[Encoding] = tokenizer.encode_batch(parts, add_special_tokens=False)
+        for place, (text, part) in enumerate(zip(texts, parts, strict=True)):
+            # The part tells as much as the text where its outermost word, which the cut may have
+            # gone through, lies beyond all that can be read.
+            if len(part) < len(text):
+                words = found[place].word_ids[:: 1 if side == "right" else -1]
                 if len(words) <= self.max_tokens or words[self.max_tokens] == words[-1]:
                     found[place] = tokenizer.encode(text, add_special_tokens=False)
         return found

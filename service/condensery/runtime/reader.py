@@ -22,7 +22,7 @@ from condensery.runtime.pair_texts import CheckedTexts, Prompt, too_long
 from condensery.runtime.reading_cost import ReadingCost, cost_of_answer
 from condensery.runtime.room import Bounds
 from condensery.runtime.workers import Workers
-from condensery.values import Floats, ModelInfo, PairTraits, Scored
+from condensery.values import Floats, ModelInfo, PairTraits, Scored, Side
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -152,6 +152,7 @@ class Reader:
         passages: Sequence[str],
         *,
         truncate: bool = True,
+        side: Side = "right",
         field: str = "documents",
     ) -> Scored:
         """Score each passage for ``query``; order kept. Passages of any length: windows.
@@ -160,11 +161,12 @@ class Reader:
             query: What is asked; cut to the pair's ``query_tokens``.
             passages: What is scored.
             truncate: Cut the query where it is too long; else refuse it.
+            side: Where; only "right" is known of queries that are too long.
             field: The request's field that holds the passages, for messages.
 
         Raises:
             InputError: A text is over the limits, or the query is too long and ``truncate`` is
-                false.
+                false, or ``side`` is "left".
             ModelNotFound: The pair has no rerank head.
             ModelFault: A passage failed.
         """
@@ -175,6 +177,13 @@ class Reader:
                 value=self.info.name,
             )
         asked, windows = await self._texts.read(query, passages, field)
+        if asked.read < asked.tokens and side == "left":
+            raise InputError(
+                f"truncation_direction: {self.info.name} cuts a query on the right only, and this "
+                f"one has {asked.tokens} tokens, over its {asked.limit}",
+                field="truncation_direction",
+                value=side,
+            )
         if asked.read < asked.tokens and not truncate:
             raise InputError(
                 f"query has {asked.tokens} tokens, over the model's {asked.limit}, and truncate "

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from condensery.errors import CorruptModel, InputError, shorten
+from condensery.values import Side
 
 # A text over this many characters for each token the model reads is refused, not truncated.
 CHARACTERS_PER_TOKEN = 250
@@ -59,9 +60,10 @@ class TextTokenizer:
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self._threads = threads or ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
-        special = tokenizer.encode("a").special_tokens_mask
+        special: list[int] = tokenizer.encode("a").special_tokens_mask
         self.special_tokens = sum(special)
         # Special tokens stand before and after the text's: [CLS] ... [SEP].
+        self._first_special = special.index(0) if 0 in special else len(special)
         self._last_special = special[::-1].index(0) if 0 in special else 0
 
     @classmethod
@@ -99,14 +101,16 @@ class TextTokenizer:
         *,
         prompt: str = "",
         truncate: bool = True,
+        side: Side = "right",
         field: str = "input",
     ) -> list[Tokens]:
         """Tokenise each text with ``prompt`` before it, in this thread.
 
         Args:
             texts: What to tokenise; "" is the special tokens alone.
-            prompt: Put before each text, and cut last.
-            truncate: Cut what is too long, at its end; else refuse it.
+            prompt: Put before each text; cut last on the right, and first on the left.
+            truncate: Cut what is too long; else refuse it.
+            side: Where to cut.
             field: The request's field that holds the texts, for messages.
 
         Raises:
@@ -114,7 +118,7 @@ class TextTokenizer:
                 ``truncate`` is false.
         """
         self.check(texts, field)
-        return self._encode(texts, prompt, truncate, field)
+        return self._encode(texts, prompt, truncate, side, field)
 
     async def tokenise(
         self,
@@ -122,6 +126,7 @@ class TextTokenizer:
         *,
         prompt: str = "",
         truncate: bool = True,
+        side: Side = "right",
         field: str = "input",
         first: int = 0,
     ) -> list[Tokens]:
@@ -131,9 +136,9 @@ class TextTokenizer:
         """
         characters = sum(map(len, texts)) + len(prompt) * len(texts)
         if characters <= INLINE_CHARACTERS:
-            return self._encode(texts, prompt, truncate, field, first)
+            return self._encode(texts, prompt, truncate, side, field, first)
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._encode, texts, prompt, truncate, field, first
+            self._threads, self._encode, texts, prompt, truncate, side, field, first
         )
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
@@ -148,7 +153,13 @@ class TextTokenizer:
         return [(int(start), int(end)) for start, end in encoding.offsets]
 
     def _encode(
-        self, texts: Sequence[str], prompt: str, truncate: bool, field: str, first: int = 0
+        self,
+        texts: Sequence[str],
+        prompt: str,
+        truncate: bool,
+        side: Side,
+        field: str,
+        first: int = 0,
     ) -> list[Tokens]:
         whole = [prompt + text for text in texts] if prompt else list(texts)
         cut = self.max_tokens * CUT_CHARACTERS_PER_TOKEN if truncate else self.max_characters * 2
@@ -157,8 +168,8 @@ class TextTokenizer:
         encodings = iter(self.tokenizer.encode_batch_fast(short))
         tokens = []
         for place, text in enumerate(whole):
-            if len(text) > cut and (head := self._head(text[:cut])) is not None:
-                tokens.append(Tokens(head, truncated=True))
+            if len(text) > cut and (part := self._part(text, cut, side)) is not None:
+                tokens.append(Tokens(part, truncated=True))
                 continue
             encoding = self.tokenizer.encode(text) if len(text) > cut else next(encodings)
             ids: list[int] = encoding.ids
@@ -171,28 +182,34 @@ class TextTokenizer:
                     field=where,
                     value=len(ids),
                 )
-            tokens.append(Tokens(self._shorten(ids) if over else ids, truncated=over))
+            tokens.append(Tokens(self._shorten(ids, side) if over else ids, truncated=over))
         return tokens
 
-    def _head(self, text: str) -> list[int] | None:
-        """Return the first ``max_tokens`` ids of a text that goes on after ``text``.
+    def _part(self, text: str, characters: int, side: Side) -> list[int] | None:
+        """Return the ids that are left of a long text, told from so many of its characters.
 
-        None if they can't be told from ``text`` alone: it has too few tokens, or the last kept
+        None if they can't be told from those: they have too few tokens, or the outermost kept one
         belongs to the word that the cut may have gone through.
         """
-        encoding: Any = self.tokenizer.encode(text)
-        last_kept = self.max_tokens - self._last_special - 1
-        last = len(encoding.ids) - self._last_special - 1
-        if last <= last_kept:
+        part = text[:characters] if side == "right" else text[-characters:]
+        encoding: Any = self.tokenizer.encode(part)
+        if len(encoding.ids) <= self.max_tokens:
             return None
         words = encoding.word_ids
-        if words[last_kept] is None or words[last_kept] == words[last]:
+        if side == "right":
+            kept, outermost = self.max_tokens - self._last_special - 1, -self._last_special - 1
+        else:
+            kept, outermost = self._first_special - self.max_tokens, self._first_special
+        if words[kept] is None or words[kept] == words[outermost]:
             return None
-        return self._shorten(encoding.ids)
+        return self._shorten(encoding.ids, side)
 
-    def _shorten(self, ids: list[int]) -> list[int]:
-        end = len(ids) - self._last_special
-        return ids[: self.max_tokens - self._last_special] + ids[end:]
+    def _shorten(self, ids: list[int], side: Side) -> list[int]:
+        if side == "right":
+            end = len(ids) - self._last_special
+            return ids[: self.max_tokens - self._last_special] + ids[end:]
+        first = self._first_special
+        return ids[:first] + ids[first - self.max_tokens :]
 
 
 def check_text(text: object, where: str, most: int) -> int:

@@ -16,7 +16,7 @@ from condensery.runtime.workers import Workers
 from condensery.store.importing import import_model
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore
-from condensery.values import Input
+from condensery.values import Input, Side
 
 LONG, LONGER = text_of(3 * LENGTH, 1), text_of(40 * LENGTH, 2)
 INPUTS: list[Input] = [
@@ -52,11 +52,14 @@ def stored(folder: Path, root: Path) -> StoredModel:
     return import_model(ModelStore(None, root), folder, "judge")
 
 
-@pytest.mark.parametrize("labels", [("relevant",), LABELS])
+@pytest.mark.parametrize(
+    ("labels", "side"), [(("relevant",), "right"), (LABELS, "right"), (LABELS, "left")]
+)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_texts_and_pairs_are_read_as_transformers_reads_them(
     kind: str,
     labels: tuple[str, ...],
+    side: Side,
     tmp_path: Path,
     workers: Workers,
     threads: ThreadPoolExecutor,
@@ -66,13 +69,13 @@ def test_texts_and_pairs_are_read_as_transformers_reads_them(
     model = Classifier.load(stored(folder, tmp_path / "store"), workers, threads=threads)
     assert model.info.labels == labels
     assert model.info.kind == ("reranker" if len(labels) == 1 else "classifier")
-    found = asyncio.run(model.classify(inputs))
-    wanted = reference(folder, inputs).numpy()
+    found = asyncio.run(model.classify(inputs, side=side))
+    wanted = reference(folder, inputs, side=side).numpy()
     assert np.abs(found.logits - wanted).max() < 2e-5
     assert wanted.std(axis=0).min() > 1e-3
     cut = [place for place, one in enumerate(inputs) if LONG in one or LONGER in one]
     assert list(found.truncated) == cut
-    alone = [asyncio.run(model.classify([one])).logits[0] for one in inputs[:4]]
+    alone = [asyncio.run(model.classify([one], side=side)).logits[0] for one in inputs[:4]]
     assert np.abs(found.logits[:4] - alone).max() < 2e-5
 
 

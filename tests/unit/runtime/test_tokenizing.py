@@ -1,7 +1,7 @@
 import asyncio
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from condensery.errors import CorruptModel, InputError
 from condensery.runtime.tokenizing import INLINE_CHARACTERS, TextTokenizer
+from condensery.values import Side
 
 CLS, SEP = 2, 3
 
@@ -34,10 +35,10 @@ def plain() -> Tokenizer:
     return tokenizer
 
 
-def reference(text: str, longest: int) -> list[int]:
+def reference(text: str, longest: int, side: Side = "right") -> list[int]:
     """What the library itself gives when it is asked to truncate."""
     tokenizer = plain()
-    tokenizer.enable_truncation(longest)
+    tokenizer.enable_truncation(longest, direction=side)
     ids: list[int] = tokenizer.encode(text).ids
     return ids
 
@@ -76,19 +77,24 @@ def test_a_long_text_is_cut_at_its_end_and_keeps_its_last_special_token(
 @given(
     text=st.text(alphabet="ab unafle  .\u00e9\u4e2d", min_size=0, max_size=400),
     longest=st.integers(3, 24),
+    side=st.sampled_from(get_args(Side)),
 )
 def test_truncation_equals_the_library_s_own_whatever_is_cut_off_first(
-    text: str, longest: int
+    text: str, longest: int, side: Side
 ) -> None:
-    (tokens,) = TextTokenizer(plain(), longest).encode([text])
-    assert tokens.ids == reference(text, longest)
+    (tokens,) = TextTokenizer(plain(), longest).encode([text], side=side)
+    assert tokens.ids == reference(text, longest, side)
     assert tokens.truncated == (len(plain().encode(text).ids) > longest)
 
 
-@pytest.mark.parametrize("text", [" " * 2000 + "mill river", "x" * 2000, "unaffable" * 200])
-def test_a_text_with_few_tokens_for_its_characters_is_read_whole(text: str) -> None:
-    (tokens,) = TextTokenizer(plain(), 10).encode([text])
-    assert tokens.ids == reference(text, 10)
+@pytest.mark.parametrize("side", get_args(Side))
+@pytest.mark.parametrize(
+    "text",
+    [" " * 2000 + "mill river", "mill river" + " " * 2000, "x" * 2000, "unaffable" * 200],
+)
+def test_a_text_with_few_tokens_for_its_characters_is_read_whole(text: str, side: Side) -> None:
+    (tokens,) = TextTokenizer(plain(), 10).encode([text], side=side)
+    assert tokens.ids == reference(text, 10, side)
 
 
 def test_the_prompt_goes_before_each_text(tokenizer: TextTokenizer) -> None:

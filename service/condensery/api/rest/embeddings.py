@@ -46,6 +46,7 @@ async def tei_embed(request: Request, services: Services) -> Response:
             prompt_name=body.prompt_name,
             normalize=body.normalize,
             truncate=body.truncate is not False,
+            side=body.truncation_direction,
             dimensions=body.dimensions,
             field="inputs",
         )

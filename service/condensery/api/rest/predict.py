@@ -22,6 +22,7 @@ async def tei_predict(request: Request, services: Services) -> Response:
             inputs,
             model=body.model,
             truncate=body.truncate is not False,
+            side=body.truncation_direction,
             raw_scores=body.raw_scores,
         )
         with services.metrics.stage(result.model, "serialize"):

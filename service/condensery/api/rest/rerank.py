@@ -55,6 +55,7 @@ async def _tei_rerank(body: TeiRerankRequest, services: Services) -> Response:
             body.texts,
             model=body.model,
             truncate=body.truncate is not False,
+            side=body.truncation_direction,
             raw_scores=body.raw_scores,
             field="texts",
         )

@@ -73,6 +73,19 @@ async def test_an_empty_list_is_refused(door):
     assert (reply.status_code, reply.json()["error_type"]) == (400, "Empty")
 
 
+async def test_too_long_a_text_is_cut_where_it_is_asked_for(door, pool):
+    text = "c" * 100 + "n" * 100
+    for side, first in (("Right", "contradiction"), ("Left", "neutral"), ("left", "neutral")):
+        body = {"inputs": text, "truncation_direction": side}
+        assert (await door.post("/predict", json=body)).json()[0]["label"] == first
+        await door.post("/embed", json=body)
+    assert pool.encoder().sides == ["right", "left", "left"]
+    reply = await door.post("/embed", json={"inputs": "a", "truncation_direction": "up"})
+    assert (reply.status_code, "truncation_direction: 'up'" in reply.text) == (422, True)
+    body = {"query": "q", "texts": ["a"], "truncation_direction": "Left"}
+    assert "truncation_direction" in (await door.post("/rerank", json=body)).json()["error"]
+
+
 async def test_what_was_cut_is_told(door):
     reply = await door.post("/predict", json={"inputs": [["a"], ["b", "c" * 101]]})
     assert reply.headers["x-truncated-inputs"] == "1"
