@@ -177,6 +177,10 @@ async def test_a_question_over_the_limit_is_refused_where_nothing_may_be_cut(
     assert caught.value.field == "query"
     assert caught.value.value == 40
     await reader.score(text_of(12), [text_of(200)], truncate=False)  # passages become windows
+    with pytest.raises(InputError, match="cuts a query on the right only") as caught:
+        await reader.score(text_of(40), PASSAGES, side="left")
+    assert caught.value.field == "truncation_direction"
+    await reader.score(text_of(12), [text_of(200)], side="left")  # nothing is cut
 
 
 async def test_a_passage_at_fault_is_named_as_the_door_calls_it(reader: Reader) -> None:
