@@ -11,6 +11,7 @@ from tests.conftest import serving
 from tiny_classifier import as_sentence_transformers, reference, write_classifier
 
 from condensery.client.grpc import GrpcClient
+from condensery.client.rest import Client
 from condensery.store.importing import import_model
 from condensery.store.store import ModelStore
 
@@ -63,6 +64,13 @@ def test_a_classifier_says_what_transformers_says(server: Any, folders: dict[str
         assert [by_label[label] for label in LABELS] == pytest.approx(likely.tolist(), abs=1e-5)
     one = httpx.post(f"{server.url}/predict", json={"inputs": "bread"}).json()
     assert {tuple(row) for row in one} == {("score", "label")}
+
+
+def test_both_doors_tell_its_labels(server: Any) -> None:
+    with Client(server.url) as rest, GrpcClient(server.grpc) as grpc:
+        assert rest.models() == grpc.models()
+        labels = {one.name: one.labels for one in rest.models()}
+    assert (labels["nli"], labels["cross"], labels["minilm-l6"]) == (LABELS, ("relevant",), ())
 
 
 def test_a_model_of_another_kind_is_told_as_each_family_tells_it(server: Any) -> None:

@@ -187,6 +187,8 @@ def read_models(reply: pb.ListModelsResponse) -> list[ModelInfo]:
             created=one.created,
             pooling=one.pooling or None,
             pair=_pair(one.pair) if one.HasField("pair") else None,
+            labels=tuple(one.labels),
+            independent=one.independent,
         )
         for one in reply.models
     ]

@@ -124,7 +124,11 @@ def read_counts(reply: Any) -> tuple[int, int]:
 def read_models(reply: Any) -> list[ModelInfo]:
     """Read the list of models."""
     return [
-        build(ModelInfo, {**item, "pair": _pair(item.get("pair"))}, name=item["id"])
+        build(
+            ModelInfo,
+            {**item, "pair": _pair(item.get("pair")), "labels": tuple(item.get("labels", ()))},
+            name=item["id"],
+        )
         for item in reply["data"]
     ]
 

@@ -556,7 +556,7 @@ class PairTraits(_message.Message):
     def __init__(self, vectors: _Optional[_Iterable[int]] = ..., rates: _Optional[_Iterable[int]] = ..., scores: bool = ..., top_n: _Optional[int] = ..., min_relevance: _Optional[float] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair")
+    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair", "labels", "independent")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -569,6 +569,8 @@ class ModelInfo(_message.Message):
     POOLING_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     PAIR_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    INDEPENDENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     method: str
@@ -581,7 +583,9 @@ class ModelInfo(_message.Message):
     pooling: str
     created: int
     pair: PairTraits
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ..., pair: _Optional[_Union[PairTraits, _Mapping]] = ...) -> None: ...
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    independent: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ..., pair: _Optional[_Union[PairTraits, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., independent: bool = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models", "refused")

@@ -189,6 +189,8 @@ def model_info(info: values.ModelInfo) -> pb.ModelInfo:
         pooling=info.pooling or "",
         created=info.created,
         pair=None if info.pair is None else _pair(info.pair),
+        labels=info.labels,
+        independent=info.independent,
     )
 
 
