@@ -140,6 +140,62 @@ class TeiEmbedRequest(Lenient):
     model: str | None = None
 
 
+class TeiEmbedAllRequest(Lenient):
+    """``POST /embed_all``."""
+
+    inputs: Annotated[
+        Many[str],
+        BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
+    ]
+    truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class TeiSentences(Lenient):
+    """What ``POST /similarity`` compares."""
+
+    source_sentence: str
+    sentences: Many[str]
+
+
+class TeiSimilarityOptions(Lenient):
+    """How."""
+
+    truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
+    prompt_name: str | None = None
+
+
+class TeiSimilarityRequest(Lenient):
+    """``POST /similarity``."""
+
+    inputs: TeiSentences
+    parameters: TeiSimilarityOptions | None = None
+    model: str | None = None
+
+
+class TeiTokenizeRequest(Lenient):
+    """``POST /tokenize``."""
+
+    inputs: Annotated[
+        Many[str],
+        BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
+    ]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class TeiDecodeRequest(Lenient):
+    """``POST /decode``."""
+
+    ids: Many[int] | Many[Many[int]] = Field(description="Of one text, or of several.")
+    skip_special_tokens: bool = True
+    model: str | None = None
+
+
 def as_inputs(value: Any) -> Any:
     """Tell a text, a pair of texts and a list of either apart, as TEI does.
 

@@ -75,6 +75,36 @@ class Embedded:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddedTokens:
+    """``vectors[i]`` (tokens, dims) are those of text ``i``'s tokens, special ones included."""
+
+    model: str
+    fingerprint: str
+    vectors: tuple[Floats, ...]
+    tokens: int
+    truncated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A token of a text.
+
+    Attributes:
+        id: Its number.
+        text: The text's own characters; of a special token its name.
+        special: Whether the tokenizer put it there.
+        start: First of the text's characters; None of a special token.
+        end: After the last.
+    """
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
     """``scores[i]`` is passage ``i``'s raw relevance score (a logit, unbounded).
 

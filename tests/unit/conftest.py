@@ -2,9 +2,11 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +27,13 @@ from condensery.questions import GREEDY, Sampling
 from condensery.values import (
     Classified,
     Embedded,
+    EmbeddedTokens,
     Floats,
     Input,
     ModelInfo,
     ModelReport,
     PairTraits,
+    Piece,
     Scored,
     Side,
 )
@@ -110,6 +114,24 @@ class StandInEncoder:
             tokens=sum(counts),
             truncated=over,
         )
+
+    async def embed_tokens(self, texts: Sequence[str], **options: Any) -> EmbeddedTokens:
+        found = await self.embed(texts, **options)
+        vectors = [
+            np.stack([vector_of(w) for w in text.split()] or [vector_of("")]) for text in texts
+        ]
+        return EmbeddedTokens(
+            *(found.model, found.fingerprint, tuple(vectors), found.tokens, found.truncated)
+        )
+
+    def pieces(self, text: str, *, special: bool = True, field: str = "inputs") -> list[Piece]:
+        del field
+        marks = [Piece(0, "<s>", True, None, None)] if special else []
+        words = [(m.group(), *m.span()) for m in re.finditer(r"\S+", text)]
+        return [*marks, *(Piece(len(w), w, False, start, end) for w, start, end in words)]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return " ".join(str(one) for one in ids if one or not skip_special)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         spans, start = [], 0

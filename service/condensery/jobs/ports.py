@@ -10,6 +10,7 @@ from condensery.values import (
     Classified,
     Document,
     Embedded,
+    EmbeddedTokens,
     Floats,
     Hit,
     IndexInfo,
@@ -18,6 +19,7 @@ from condensery.values import (
     ModelReport,
     PairTraits,
     Passage,
+    Piece,
     Scored,
     Side,
 )
@@ -55,8 +57,32 @@ class Encoder(Protocol):
         """
         ...
 
+    async def embed_tokens(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str = "",
+        truncate: bool = True,
+        side: Side = "right",
+        field: str = "input",
+    ) -> EmbeddedTokens:
+        """Return the vector of every token, neither pooled nor scaled; else as ``embed``."""
+        ...
+
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return the character span of each token of ``text``, special tokens left out."""
+        ...
+
+    def pieces(self, text: str, *, special: bool = True, field: str = "inputs") -> list[Piece]:
+        """Return the tokens of a text, however many, with the special ones or without.
+
+        Raises:
+            InputError: It is over the character limit, or no valid Unicode.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text that tokens spell; numbers of no token spell nothing."""
         ...
 
 

@@ -16,6 +16,7 @@ from condensery.runtime.batcher import Batcher, Part
 from condensery.runtime.encoder import CHARACTERS_PER_TOKEN, PART_TEXTS, WARM_UP_TOKENS
 from condensery.runtime.limits import Limits
 from condensery.runtime.pair_tokenizing import PairTokenizer, PairTokens
+from condensery.runtime.tokenizing import Cutting
 from condensery.runtime.workers import Workers
 from condensery.values import Classified, Floats, Input, ModelInfo, Scored, Side
 
@@ -29,13 +30,6 @@ class Text(NamedTuple):
 
     ids: list[int]
     types: list[int]
-
-
-class Cutting(NamedTuple):
-    """Whether what is too long is cut, and where."""
-
-    truncate: bool
-    side: Side
 
 
 class Network:
@@ -201,7 +195,7 @@ class Classifier:
         )
 
     async def _read(
-        self, inputs: Sequence[Input], cutting: "Cutting", *, field: str, names: Sequence[str]
+        self, inputs: Sequence[Input], cutting: Cutting, *, field: str, names: Sequence[str]
     ) -> tuple[Floats, list[PairTokens]]:
         characters = self._tokenizer.check(inputs, names)
         tokens: list[PairTokens] = []

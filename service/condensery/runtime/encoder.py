@@ -1,7 +1,7 @@
 """A running encoder: texts to vectors, batched with whoever else asks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,9 +15,9 @@ from condensery.networks.backbone import Backbone, load_backbone
 from condensery.networks.pooling import Pooling, normalise, pool
 from condensery.runtime.batcher import Batcher, Part
 from condensery.runtime.limits import Limits
-from condensery.runtime.tokenizing import TextTokenizer, Tokens
+from condensery.runtime.tokenizing import Cutting, TextTokenizer, Tokens, check_text
 from condensery.runtime.workers import Workers
-from condensery.values import Embedded, Floats, ModelInfo, Side
+from condensery.values import Embedded, EmbeddedTokens, Floats, ModelInfo, Piece, Side
 
 if TYPE_CHECKING:  # neither is there on a machine that only runs forward passes
     from condensery.metrics import Metrics
@@ -33,14 +33,21 @@ WARM_UP_TOKENS = (8, 16, 120, 480)
 
 
 class Text(NamedTuple):
-    """One text in a batch."""
+    """One text in a batch.
+
+    Attributes:
+        ids: Its tokens.
+        normalise: Whether its vector gets length 1.
+        whole: Whether the vectors of all of its tokens are wanted, as the network gives them.
+    """
 
     ids: list[int]
     normalise: bool
+    whole: bool = False
 
 
 class Network:
-    """What a worker runs: a batch of token ids to one fp32 vector each."""
+    """What a worker runs: a batch of token ids to fp32 vectors."""
 
     def __init__(self, backbone: Backbone, pooling: Pooling, model: str) -> None:
         self.backbone = backbone
@@ -49,7 +56,10 @@ class Network:
 
     @torch.inference_mode()
     def forward(self, texts: Sequence[Text]) -> list[Floats | CondenseryError]:
-        """Embed a batch; a vector that is not finite fails its own text only."""
+        """Embed a batch; a vector that is not finite fails its own text only.
+
+        A text has its vector (dims,); those that are wanted whole have one a token, (tokens, dims).
+        """
         hidden, packing = self.backbone.read([text.ids for text in texts])
         vectors = pool(hidden, packing, self.pooling)
         scaled = [text.normalise for text in texts]
@@ -58,15 +68,27 @@ class Network:
         elif any(scaled):
             chosen = torch.tensor(scaled, device=vectors.device)[:, None]
             vectors = torch.where(chosen, normalise(vectors), vectors)
-        return self._rows(vectors)
-
-    def _rows(self, vectors: Tensor) -> list[Floats | CondenseryError]:
         array: Floats = vectors.cpu().numpy()
         finite: list[bool] = torch.isfinite(vectors).all(dim=1).tolist()
-        return [
-            row if whole else ModelFault(f"{self.model}: a vector came out with NaN or infinity")
-            for row, whole in zip(array, finite, strict=True)
+        found: list[Floats | CondenseryError] = [
+            row if good else self._fault() for row, good in zip(array, finite, strict=True)
         ]
+        if any(text.whole for text in texts):
+            first = 0
+            for place, text in enumerate(texts):
+                if text.whole:
+                    found[place] = self._each(hidden[first : first + len(text.ids)])
+                first += len(text.ids)
+        return found
+
+    def _each(self, hidden: Tensor) -> Floats | CondenseryError:
+        if not bool(torch.isfinite(hidden).all()):
+            return self._fault()
+        rows: Floats = hidden.float().cpu().numpy().copy()  # not a part of the whole batch's
+        return rows
+
+    def _fault(self) -> ModelFault:
+        return ModelFault(f"{self.model}: a vector came out with NaN or infinity")
 
 
 class Encoder:
@@ -187,31 +209,11 @@ class Encoder:
             Overloaded: Too much waits already.
             Unavailable: Closed.
         """
-        characters = self._tokenizer.check(texts, field)
         wanted = self._normalize if normalize is None else normalize
-        tokens: list[Tokens] = []
-
-        async def parts() -> AsyncGenerator[Part[Text], None]:
-            for start in range(0, len(texts), PART_TEXTS):
-                with self._tokenizing():
-                    part = await self._tokenizer.tokenise(
-                        texts[start : start + PART_TEXTS],
-                        prompt=prompt,
-                        truncate=truncate,
-                        side=side,
-                        field=field,
-                        first=start,
-                    )
-                tokens.extend(part)
-                yield [Text(text.ids, wanted) for text in part], [text.count for text in part]
-
-        cost = (characters + len(prompt) * len(texts)) // CHARACTERS_PER_TOKEN + 2 * len(texts)
-        rows = await self._batcher.submit_parts(parts(), len(texts), cost)
-        truncated = tuple(place for place, text in enumerate(tokens) if text.truncated)
-        count = sum(text.count for text in tokens)
-        if self._metrics is not None:
-            self._metrics.input_tokens.labels(self.info.name).inc(count)
-            self._metrics.truncated_inputs.labels(self.info.name).inc(len(truncated))
+        cutting = Cutting(truncate, side)
+        rows, count, truncated = await self._read(
+            texts, prompt, cutting, field, lambda ids: Text(ids, wanted)
+        )
         dims = self.info.dims or 0
         return Embedded(
             model=self.info.name,
@@ -220,6 +222,60 @@ class Encoder:
             tokens=count,
             truncated=truncated,
         )
+
+    async def embed_tokens(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str = "",
+        truncate: bool = True,
+        side: Side = "right",
+        field: str = "input",
+    ) -> EmbeddedTokens:
+        """Return the vector of every token as the network gives it, neither pooled nor scaled.
+
+        Arguments and errors are those of ``embed``.
+        """
+        cutting = Cutting(truncate, side)
+        rows, count, truncated = await self._read(
+            texts, prompt, cutting, field, lambda ids: Text(ids, normalise=False, whole=True)
+        )
+        return EmbeddedTokens(self.info.name, self.info.fingerprint, tuple(rows), count, truncated)
+
+    async def _read(
+        self,
+        texts: Sequence[str],
+        prompt: str,
+        cutting: Cutting,
+        field: str,
+        item: Callable[[list[int]], Text],
+    ) -> tuple[list[Floats], int, tuple[int, ...]]:
+        """Return what each text gives, the tokens of all, and which texts were cut."""
+        characters = self._tokenizer.check(texts, field)
+        tokens: list[Tokens] = []
+
+        async def parts() -> AsyncGenerator[Part[Text], None]:
+            for start in range(0, len(texts), PART_TEXTS):
+                with self._tokenizing():
+                    part = await self._tokenizer.tokenise(
+                        texts[start : start + PART_TEXTS],
+                        prompt=prompt,
+                        truncate=cutting.truncate,
+                        side=cutting.side,
+                        field=field,
+                        first=start,
+                    )
+                tokens.extend(part)
+                yield [item(text.ids) for text in part], [text.count for text in part]
+
+        cost = (characters + len(prompt) * len(texts)) // CHARACTERS_PER_TOKEN + 2 * len(texts)
+        rows = await self._batcher.submit_parts(parts(), len(texts), cost)
+        truncated = tuple(place for place, text in enumerate(tokens) if text.truncated)
+        count = sum(text.count for text in tokens)
+        if self._metrics is not None:
+            self._metrics.input_tokens.labels(self.info.name).inc(count)
+            self._metrics.truncated_inputs.labels(self.info.name).inc(len(truncated))
+        return rows, count, truncated
 
     def _tokenizing(self) -> AbstractContextManager[None]:
         if self._metrics is None:
@@ -233,6 +289,19 @@ class Encoder:
             InputError: The text is no valid Unicode.
         """
         return self._tokenizer.offsets(text)
+
+    def pieces(self, text: str, *, special: bool = True, field: str = "inputs") -> list[Piece]:
+        """Return the tokens of a text, however many, with the special ones or without.
+
+        Raises:
+            InputError: It is over the character limit, or no valid Unicode.
+        """
+        check_text(text, field, self._tokenizer.max_characters)
+        return self._tokenizer.pieces(text, special=special)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text that tokens spell; numbers of no token spell nothing."""
+        return self._tokenizer.decode(ids, skip_special=skip_special)
 
     async def warm_up(self) -> None:
         """Run a few shapes, so that the first caller does not wait for kernels to be prepared."""

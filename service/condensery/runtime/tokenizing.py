@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from condensery.errors import CorruptModel, InputError, shorten
-from condensery.values import Side
+from condensery.values import Piece, Side
 
 # A text over this many characters for each token the model reads is refused, not truncated.
 CHARACTERS_PER_TOKEN = 250
@@ -38,6 +38,13 @@ class Tokens:
     def count(self) -> int:
         """Tokens read, special ones included."""
         return len(self.ids)
+
+
+class Cutting(NamedTuple):
+    """Whether what is too long is cut, and where."""
+
+    truncate: bool
+    side: Side
 
 
 class TextTokenizer:
@@ -140,6 +147,29 @@ class TextTokenizer:
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self._encode, texts, prompt, truncate, side, field, first
         )
+
+    def pieces(self, text: str, *, special: bool = True) -> list[Piece]:
+        """Return every token of ``text``, however long it is.
+
+        Args:
+            text: That has passed ``check``.
+            special: With the special tokens round it.
+        """
+        found: Any = self.tokenizer.encode(text, add_special_tokens=special)
+        marks = zip(
+            *(found.ids, found.tokens, found.special_tokens_mask, found.offsets), strict=True
+        )
+        return [
+            Piece(number, token, True, None, None)
+            if mark
+            else Piece(number, text[start:end], False, start, end)
+            for number, token, mark, (start, end) in marks
+        ]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Return the text that tokens spell; numbers of no token spell nothing."""
+        found: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special)
+        return found
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return the character span of each token of ``text``, special tokens left out.

@@ -50,6 +50,12 @@ class Reference:
             stored.path, attn_implementation="eager", dtype=torch.float32, local_files_only=True
         ).eval()
 
+    def embed_tokens(self, text: str) -> Floats:
+        ids = torch.tensor([self.tokenizer.encode(text).ids])
+        with torch.inference_mode():
+            array: Floats = self.model(input_ids=ids).last_hidden_state[0].numpy()
+        return array
+
     def embed(self, texts: list[str], pooling: str = "mean", normalize: bool = True) -> Floats:
         ids = [self.tokenizer.encode(text).ids for text in texts]
         width = max(map(len, ids))
@@ -116,6 +122,38 @@ async def test_minilm_in_one_batch_equals_transformers(
     assert embedded.vectors.shape == (len(TEXTS), 384)
     assert embedded.truncated == (5,)
     assert_agrees(encoder, embedded.vectors, reference.embed(TEXTS))
+
+
+async def test_every_token_s_vector_is_transformers_own_beside_pooled_ones(
+    encoder: Encoder, reference: Reference
+) -> None:
+    each, pooled = await asyncio.gather(encoder.embed_tokens(TEXTS), encoder.embed(TEXTS))
+    assert each.truncated == pooled.truncated == (5,)
+    assert each.tokens == pooled.tokens == sum(map(len, each.vectors))
+    assert_agrees(encoder, pooled.vectors, reference.embed(TEXTS))
+    for text, found in zip(TEXTS, each.vectors, strict=True):
+        wanted = reference.embed_tokens(text)
+        assert found.shape == wanted.shape
+        if encoder.info.dtype == "float32":
+            np.testing.assert_allclose(found, wanted, atol=5e-5, rtol=0)
+        else:
+            assert cosines(found, wanted).min() > 0.99
+
+
+async def test_tokens_cover_their_texts_and_spell_them_again(encoder: Encoder) -> None:
+    text = "The old Mill, by the river."
+    pieces = encoder.pieces(text)
+    assert [one.text for one in pieces if one.special] == ["[CLS]", "[SEP]"]
+    for one in pieces[1:-1]:
+        assert one.start is not None
+        assert text[one.start : one.end] == one.text
+    assert [one.id for one in encoder.pieces(text, special=False)] == [o.id for o in pieces[1:-1]]
+    ids = [one.id for one in pieces]
+    assert encoder.decode(ids) == "the old mill, by the river."
+    assert encoder.decode(ids, skip_special=False).startswith("[CLS] the old")
+    assert encoder.decode([10**6]) == ""
+    with pytest.raises(InputError, match="inputs has 64001 characters"):
+        encoder.pieces("a" * 64001)
 
 
 @settings(

@@ -14,7 +14,8 @@ from condensery.api.rest.errors import ROWS, Family, render, render_as
 from condensery.callers import current
 from condensery.errors import CondenseryError, code_of
 from condensery.jobs.services import Services
-from condensery.values import Embedded, Predicted, Reranked
+from condensery.jobs.similarity import Alike
+from condensery.values import Embedded, EmbeddedTokens, Predicted, Reranked
 
 Endpoint: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 Guarded: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -84,10 +85,10 @@ def reply(content: Any, *, status: int = 200, headers: dict[str, str] | None = N
     return Response(body, status, headers=headers, media_type="application/json")
 
 
-def about(result: Embedded | Reranked | Predicted) -> dict[str, str]:
+def about(result: Embedded | EmbeddedTokens | Alike | Reranked | Predicted) -> dict[str, str]:
     """Return the headers that name the model, and how many inputs were cut to fit it."""
     headers = {"x-model": result.model}
-    if isinstance(result, Embedded):
+    if isinstance(result, Embedded | EmbeddedTokens | Alike):
         headers["x-model-revision"] = result.fingerprint
     cut = len(result.truncated)
     if isinstance(result, Reranked):

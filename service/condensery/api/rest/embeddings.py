@@ -37,7 +37,11 @@ async def openai_embeddings(request: Request, services: Services) -> Response:
 
 async def tei_embed(request: Request, services: Services) -> Response:
     """Embed texts, as TEI does: a list of vectors, for a single text too."""
-    body = await read_body(request, services, TeiEmbedRequest)
+    return await embed_as_tei(await read_body(request, services, TeiEmbedRequest), services)
+
+
+async def embed_as_tei(body: TeiEmbedRequest, services: Services) -> Response:
+    """Embed what a body of TEI's asks for."""
     with account(services, body.model, "embed", "rest"):
         result = await embed(
             services,

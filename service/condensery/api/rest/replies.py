@@ -51,6 +51,22 @@ class Prediction(Reply):
 Predictions = list[Prediction] | list[list[Prediction]]
 
 
+class TeiToken(Reply):
+    """A token of a text."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+TokenVectors = list[Vectors]
+Cosines = list[float]
+Tokenized = list[list[TeiToken]]
+Decoded = list[str]
+
+
 class TeiRank(Reply):
     """One passage's place, as TEI gives it."""
 
@@ -88,6 +104,7 @@ class Ranking(Reply):
 
 
 AnyRanking = list[TeiRank] | Ranking
+Anything = Vectors | Cosines | list[TeiRank]
 
 
 class Index(Reply):

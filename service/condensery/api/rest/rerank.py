@@ -37,7 +37,7 @@ async def any_rerank(request: Request, services: Services) -> Response:
 
     body = await read(request, services, fit)
     if isinstance(body, TeiRerankRequest):
-        return await _tei_rerank(body, services)
+        return await rerank_as_tei(body, services)
     # Infinity's clients read a document as the plain string.
     return await _rerank(body, services, wrapped=False)
 
@@ -47,7 +47,8 @@ async def v1_rerank(request: Request, services: Services) -> Response:
     return await _rerank(await read_body(request, services, RerankRequest), services, wrapped=True)
 
 
-async def _tei_rerank(body: TeiRerankRequest, services: Services) -> Response:
+async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
+    """Rerank what a body of TEI's asks for."""
     with account(services, body.model, "rerank", "rest"):
         result = await rerank(
             services,

@@ -23,6 +23,7 @@ from condensery.api.rest import (
     replies,
     replies_rag,
     rerank,
+    tokens,
 )
 from condensery.api.rest.doors import Endpoint
 from condensery.api.rest.errors import Family
@@ -117,14 +118,37 @@ DOCUMENTS = f"{ONE}/documents"
 REPORT = "/v1/models/{name}/report"
 KSERVE_MODEL = "/v2/models/{name}"
 
+OPENAI_EMBEDDINGS = ("/v1/embeddings", "/embeddings", "/openai/v1/embeddings")
+
+
+def _tei(path: str, endpoint: Endpoint, body: Any, reply: Any) -> Route:
+    """Return one of TEI's routes that tell what an encoder makes of texts."""
+    return Route(
+        *("POST", path, endpoint, "embed"), family="tei", body=body, reply=reply, fails=ENCODES
+    )
+
+
 INFERENCE = (
-    Route(
-        *("POST", "/v1/embeddings", embeddings.openai_embeddings, "embed"),
-        body=schemas.OpenAIEmbedRequest,
-        reply=replies.Embeddings,
-        fails=ENCODES,
-        hot=True,
+    *(
+        Route(
+            *("POST", path, embeddings.openai_embeddings, "embed"),
+            body=schemas.OpenAIEmbedRequest,
+            reply=replies.Embeddings,
+            fails=ENCODES,
+            hot=True,
+        )
+        for path in OPENAI_EMBEDDINGS
     ),
+    _tei(
+        "/",
+        tokens.tei_root,
+        schemas.TeiEmbedRequest | schemas.TeiSimilarityRequest | schemas.TeiRerankRequest,
+        replies.Anything,
+    ),
+    _tei("/embed_all", tokens.tei_embed_all, schemas.TeiEmbedAllRequest, replies.TokenVectors),
+    _tei("/similarity", tokens.tei_similarity, schemas.TeiSimilarityRequest, replies.Cosines),
+    _tei("/tokenize", tokens.tei_tokenize, schemas.TeiTokenizeRequest, replies.Tokenized),
+    _tei("/decode", tokens.tei_decode, schemas.TeiDecodeRequest, replies.Decoded),
     Route(
         *("POST", "/embed", embeddings.tei_embed, "embed"),
         family="tei",

@@ -115,7 +115,18 @@ CHAT = {"messages": [{"role": "user", "content": "where?"}], "documents": QUESTI
 REPLIES = [
     ("POST", "/v1/embeddings", {"input": ["a", "b"]}, replies.Embeddings),
     ("POST", "/v1/embeddings", {"input": "a", "encoding_format": "base64"}, replies.Embeddings),
+    ("POST", "/embeddings", {"input": "a"}, replies.Embeddings),
+    ("POST", "/openai/v1/embeddings", {"input": "a"}, replies.Embeddings),
     ("POST", "/embed", {"inputs": ["a", "b"]}, replies.Vectors),
+    ("POST", "/", {"inputs": ["a", "b"]}, replies.Anything),
+    ("POST", "/", {"query": "q", "texts": ["a", "gold"]}, replies.Anything),
+    ("POST", "/embed_all", {"inputs": ["a", "b"]}, replies.TokenVectors),
+    (
+        *("POST", "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        replies.Cosines,
+    ),
+    ("POST", "/tokenize", {"inputs": ["a", "b"]}, replies.Tokenized),
+    ("POST", "/decode", {"ids": [1, 2]}, replies.Decoded),
     ("POST", "/predict", {"inputs": "a"}, replies.Predictions),
     ("POST", "/predict", {"inputs": [["a"], ["a", "b"]]}, replies.Predictions),
     ("POST", "/rerank", {"query": "q", "texts": ["a", "gold"]}, replies.AnyRanking),

@@ -1,0 +1,91 @@
+"""TEI's smaller routes over the door."""
+
+import numpy as np
+import pytest
+
+SENTENCES = {"source_sentence": "alpha", "sentences": ["alpha", "beta", "gamma delta"]}
+
+
+async def test_every_token_has_its_vector(door):
+    found = (await door.post("/embed_all", json={"inputs": ["a b c", "d"]})).json()
+    assert [len(rows) for rows in found] == [3, 1]
+    whole = (await door.post("/embed", json={"inputs": ["d"]})).json()
+    assert found[1] == whole
+    assert len((await door.post("/embed_all", json={"inputs": "a b"})).json()) == 1
+
+
+async def test_similarities_are_cosines_of_the_embeddings(door):
+    reply = await door.post("/similarity", json={"inputs": SENTENCES})
+    texts = [SENTENCES["source_sentence"], *SENTENCES["sentences"]]
+    own, *rest = np.array((await door.post("/embed", json={"inputs": texts})).json())
+    assert reply.json() == pytest.approx((rest @ own).tolist(), abs=1e-6)
+    assert reply.json()[0] == pytest.approx(1)
+    assert reply.headers["x-model"] == "words"
+
+
+async def test_tokens_have_places_and_ids_spell_texts(door):
+    found = (await door.post("/tokenize", json={"inputs": "ab  c"})).json()
+    assert found == [
+        [
+            {"id": 0, "text": "<s>", "special": True, "start": None, "stop": None},
+            {"id": 2, "text": "ab", "special": False, "start": 0, "stop": 2},
+            {"id": 1, "text": "c", "special": False, "start": 4, "stop": 5},
+        ]
+    ]
+    body = {"inputs": ["ab", ""], "add_special_tokens": False}
+    assert [len(row) for row in (await door.post("/tokenize", json=body)).json()] == [1, 0]
+    assert (await door.post("/decode", json={"ids": [0, 5]})).json() == ["5"]
+    body = {"ids": [[0, 5], [7]], "skip_special_tokens": False}
+    assert (await door.post("/decode", json=body)).json() == ["0 5", "7"]
+
+
+@pytest.mark.parametrize(
+    ("body", "as_if"),
+    [
+        ({"inputs": ["a", "b"]}, "/embed"),
+        ({"inputs": SENTENCES}, "/similarity"),
+        ({"query": "q", "texts": ["a", "gold"]}, "/rerank"),
+    ],
+)
+async def test_the_root_does_what_the_body_asks_for(door, body, as_if):
+    assert (await door.post("/", json=body)).json() == (await door.post(as_if, json=body)).json()
+
+
+async def test_openai_s_embeddings_have_other_paths_too(door):
+    body = {"input": ["a"]}
+    wanted = (await door.post("/v1/embeddings", json=body)).json()
+    for path in ("/embeddings", "/openai/v1/embeddings"):
+        assert (await door.post(path, json=body)).json() == wanted
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/", {}, 422, "inputs: this field is missing"),
+        ("/", {"inputs": 3}, 422, "inputs: 3 is neither"),
+        ("/", {"inputs": {"sentences": ["a"]}}, 422, "inputs.source_sentence: this field"),
+        ("/embed_all", {"inputs": []}, 400, "inputs: the list is empty"),
+        ("/embed_all", {"inputs": [[1]]}, 422, "inputs[0]"),
+        ("/similarity", {"inputs": {**SENTENCES, "sentences": []}}, 400, "inputs.sentences: the"),
+        (
+            "/similarity",
+            {"inputs": {**SENTENCES, "source_sentence": "a" * 4001}},
+            422,
+            "inputs.source_sentence[0]: 4001 characters",
+        ),
+        (
+            "/similarity",
+            {"inputs": SENTENCES, "parameters": {"prompt_name": "x"}},
+            422,
+            "prompt_name",
+        ),
+        ("/tokenize", {"inputs": ["a", "b" * 4001]}, 422, "inputs[1]: 4001 characters"),
+        ("/decode", {"ids": [1, -1]}, 422, "ids[0]: -1 is the number of no token"),
+        ("/decode", {"ids": [[1], [2**32]]}, 422, f"ids[1]: {2**32} is the number of no token"),
+        ("/decode", {"ids": ["a"]}, 422, "ids"),
+        ("/decode", {"ids": []}, 400, "ids: the list is empty"),
+    ],
+)
+async def test_what_is_wrong_is_named(door, path, body, status, says):
+    reply = await door.post(path, json=body)
+    assert (reply.status_code, says in reply.json()["error"]) == (status, True), reply.text
