@@ -177,5 +177,5 @@ def test_the_shipped_pair_reads_one_passage_and_is_the_one_it_was() -> None:
     assert root is not None
     shipped = ModelStore(None, root).open("oscar-mini").manifest
     assert shipped.defaults.top_n == 1
-    fingerprint = "sha256:e9a56f040a6f38789862bdcd52299654fbb9388a7369914eef16856fe9a6333b"
+    fingerprint = "sha256:e973aeec71896b717429bb30d614031b3c90e498483b5ff09279a4e884ec54ee"
     assert shipped.fingerprint == fingerprint
