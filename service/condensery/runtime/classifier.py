@@ -1,9 +1,8 @@
 """A running sequence classifier: texts, or pairs of texts, to a logit for each label."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,8 +11,9 @@ import torch
 from condensery.errors import CondenseryError, CorruptModel, ModelFault
 from condensery.networks import classifier as networks
 from condensery.networks.backbone import load_classifier
-from condensery.runtime.batcher import Batcher, Part
-from condensery.runtime.encoder import CHARACTERS_PER_TOKEN, PART_TEXTS, WARM_UP_TOKENS
+from condensery.runtime.batcher import Batcher
+from condensery.runtime.encoder import WARM_UP_TOKENS
+from condensery.runtime.feeding import Feeder
 from condensery.runtime.limits import Limits
 from condensery.runtime.pair_tokenizing import PairTokenizer, PairTokens
 from condensery.runtime.tokenizing import Cutting
@@ -69,10 +69,10 @@ class Classifier:
     ) -> None:
         self.info = info
         self._tokenizer = tokenizer
-        self._metrics = metrics
         self._batcher: Batcher[Text, Floats] = Batcher(
             network.forward, workers, limits=limits, model=info.name, metrics=metrics
         )
+        self._feeder = Feeder(self._batcher, info.name, metrics)
 
     @classmethod
     def load(
@@ -165,7 +165,7 @@ class Classifier:
         names = [f"{field}[{{}}]"] * 2
         cutting = Cutting(truncate, side)
         logits, tokens = await self._read(inputs, cutting, field=field, names=names)
-        cut = tuple(place for place, one in enumerate(tokens) if any(one.truncated))
+        cut = tuple(place for place, one in enumerate(tokens) if one.cut)
         return Classified(self.info.name, logits, _count(tokens), cut)
 
     async def score(
@@ -197,36 +197,17 @@ class Classifier:
     async def _read(
         self, inputs: Sequence[Input], cutting: Cutting, *, field: str, names: Sequence[str]
     ) -> tuple[Floats, list[PairTokens]]:
+        def tokenise(some: Sequence[Input], first: int) -> Awaitable[list[PairTokens]]:
+            return self._tokenizer.tokenise(
+                some, truncate=cutting.truncate, side=cutting.side, field=field, first=first
+            )
+
         characters = self._tokenizer.check(inputs, names)
-        tokens: list[PairTokens] = []
-
-        async def parts() -> AsyncGenerator[Part[Text], None]:
-            for start in range(0, len(inputs), PART_TEXTS):
-                some = inputs[start : start + PART_TEXTS]
-                with self._tokenizing():
-                    part = await self._tokenizer.tokenise(
-                        *(some,),
-                        truncate=cutting.truncate,
-                        side=cutting.side,
-                        field=field,
-                        first=start,
-                    )
-                tokens.extend(part)
-                yield [Text(one.ids, one.types) for one in part], [len(one.ids) for one in part]
-
-        cost = characters // CHARACTERS_PER_TOKEN + 3 * len(inputs)
-        rows = await self._batcher.submit_parts(parts(), len(inputs), cost)
-        if self._metrics is not None:
-            cut = sum(any(one.truncated) for one in tokens)
-            self._metrics.input_tokens.labels(self.info.name).inc(_count(tokens))
-            self._metrics.truncated_inputs.labels(self.info.name).inc(cut)
+        rows, tokens = await self._feeder.feed(
+            inputs, characters, tokenise, lambda one: Text(one.ids, one.types)
+        )
         empty: Floats = np.empty((0, len(self.info.labels)), dtype=np.float32)
         return (np.stack(rows) if rows else empty), tokens
-
-    def _tokenizing(self) -> AbstractContextManager[None]:
-        if self._metrics is None:
-            return nullcontext()
-        return self._metrics.stage(self.info.name, "tokenize")
 
     async def warm_up(self) -> None:
         """Run a few shapes, so that the first caller does not wait for kernels to be prepared."""
@@ -241,4 +222,4 @@ class Classifier:
 
 
 def _count(tokens: Sequence[PairTokens]) -> int:
-    return sum(len(one.ids) for one in tokens)
+    return sum(one.count for one in tokens)

@@ -1,9 +1,8 @@
 """A running encoder: texts to vectors, batched with whoever else asks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +12,8 @@ from torch import Tensor
 from condensery.errors import CondenseryError, CorruptModel, ModelFault
 from condensery.networks.backbone import Backbone, load_backbone
 from condensery.networks.pooling import Pooling, normalise, pool
-from condensery.runtime.batcher import Batcher, Part
+from condensery.runtime.batcher import Batcher
+from condensery.runtime.feeding import Feeder
 from condensery.runtime.limits import Limits
 from condensery.runtime.tokenizing import Cutting, TextTokenizer, Tokens, check_text
 from condensery.runtime.workers import Workers
@@ -22,12 +22,6 @@ from condensery.values import Embedded, EmbeddedTokens, Floats, ModelInfo, Piece
 if TYPE_CHECKING:  # neither is there on a machine that only runs forward passes
     from condensery.metrics import Metrics
     from condensery.store.manifest import StoredModel
-
-# A longer list is tokenised in parts, so that the device starts on the first while the rest is
-# read, and nobody waits for a long list to be tokenised.
-PART_TEXTS = 64
-# About what prose has; a request's cost is guessed by it before it is tokenised.
-CHARACTERS_PER_TOKEN = 4
 
 WARM_UP_TOKENS = (8, 16, 120, 480)
 
@@ -117,10 +111,10 @@ class Encoder:
         self.content_tokens = tokenizer.max_tokens - tokenizer.special_tokens
         self._tokenizer = tokenizer
         self._normalize = normalize
-        self._metrics = metrics
         self._batcher: Batcher[Text, Floats] = Batcher(
             network.forward, workers, limits=limits, model=info.name, metrics=metrics
         )
+        self._feeder = Feeder(self._batcher, info.name, metrics)
 
     @classmethod
     def load(
@@ -251,36 +245,23 @@ class Encoder:
         item: Callable[[list[int]], Text],
     ) -> tuple[list[Floats], int, tuple[int, ...]]:
         """Return what each text gives, the tokens of all, and which texts were cut."""
-        characters = self._tokenizer.check(texts, field)
-        tokens: list[Tokens] = []
+        characters = self._tokenizer.check(texts, field) + len(prompt) * len(texts)
 
-        async def parts() -> AsyncGenerator[Part[Text], None]:
-            for start in range(0, len(texts), PART_TEXTS):
-                with self._tokenizing():
-                    part = await self._tokenizer.tokenise(
-                        texts[start : start + PART_TEXTS],
-                        prompt=prompt,
-                        truncate=cutting.truncate,
-                        side=cutting.side,
-                        field=field,
-                        first=start,
-                    )
-                tokens.extend(part)
-                yield [item(text.ids) for text in part], [text.count for text in part]
+        def tokenise(some: Sequence[str], first: int) -> Awaitable[list[Tokens]]:
+            return self._tokenizer.tokenise(
+                some,
+                prompt=prompt,
+                truncate=cutting.truncate,
+                side=cutting.side,
+                field=field,
+                first=first,
+            )
 
-        cost = (characters + len(prompt) * len(texts)) // CHARACTERS_PER_TOKEN + 2 * len(texts)
-        rows = await self._batcher.submit_parts(parts(), len(texts), cost)
+        rows, tokens = await self._feeder.feed(
+            texts, characters, tokenise, lambda text: item(text.ids)
+        )
         truncated = tuple(place for place, text in enumerate(tokens) if text.truncated)
-        count = sum(text.count for text in tokens)
-        if self._metrics is not None:
-            self._metrics.input_tokens.labels(self.info.name).inc(count)
-            self._metrics.truncated_inputs.labels(self.info.name).inc(len(truncated))
-        return rows, count, truncated
-
-    def _tokenizing(self) -> AbstractContextManager[None]:
-        if self._metrics is None:
-            return nullcontext()
-        return self._metrics.stage(self.info.name, "tokenize")
+        return rows, sum(text.count for text in tokens), truncated
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return the character span of each token of ``text``, special tokens left out.

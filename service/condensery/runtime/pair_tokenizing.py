@@ -33,6 +33,16 @@ class PairTokens:
     types: list[int]
     truncated: tuple[bool, bool]
 
+    @property
+    def count(self) -> int:
+        """Tokens read, special ones included."""
+        return len(self.ids)
+
+    @property
+    def cut(self) -> bool:
+        """Whether a text of it was cut."""
+        return any(self.truncated)
+
 
 class PairTokenizer:
     """A classifier's tokenizer. What is too long loses tokens of the longer text first.

@@ -15,7 +15,8 @@ from transformers import AutoModel
 
 from condensery.errors import CorruptModel, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
-from condensery.runtime.encoder import PART_TEXTS, Encoder
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.feeding import PART_TEXTS
 from condensery.runtime.workers import Workers
 from condensery.values import Floats
 
