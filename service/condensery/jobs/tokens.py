@@ -3,13 +3,17 @@
 import asyncio
 from collections.abc import Sequence
 
-from condensery.errors import InputError
+from condensery.errors import InputError, PayloadTooLarge
 from condensery.jobs.checks import check_count, check_texts
 from condensery.jobs.embed import find_prompt
 from condensery.jobs.services import Services
 from condensery.values import EmbeddedTokens, Piece, Side
 
 MOST_ID = 2**32  # what tokenizers count in
+# Vectors in one reply: 384 numbers each are some 70 MB of JSON.
+MOST_VECTORS = 16_384
+# Of all texts whose tokens are listed at once: a token can be one character, and is an object.
+MOST_CHARACTERS = 250_000
 
 
 async def embed_tokens(
@@ -24,10 +28,12 @@ async def embed_tokens(
 ) -> EmbeddedTokens:
     """Return the vector of every token of each text, special ones included, not scaled.
 
-    Arguments and errors are those of ``embed``.
+    Arguments and errors are those of ``embed``; there may be only so many texts as have no more
+    than ``MOST_VECTORS`` tokens if they are as long as the model reads.
     """
     encoder = services.pool.encoder(model)
-    check_count(texts, field, services.limits.max_items)
+    most = max(1, MOST_VECTORS // encoder.info.max_tokens)
+    check_count(texts, field, min(most, services.limits.max_items))
     check_texts(texts, field, encoder.info.max_tokens * services.limits.chars_per_token)
     return await encoder.embed_tokens(
         texts,
@@ -59,12 +65,19 @@ async def tokenize(
 
     Raises:
         ModelNotFound: No such encoder.
-        InputError: As the message says.
+        InputError: As the message says; PayloadTooLarge among them.
     """
     encoder = services.pool.encoder(model)
     check_count(texts, field, services.limits.max_items)
     check_texts(texts, field, encoder.info.max_tokens * services.limits.chars_per_token)
     prompt = find_prompt(encoder, prompt_name)
+    characters = sum(map(len, texts))
+    if characters > MOST_CHARACTERS:
+        raise PayloadTooLarge(
+            f"{field}: {characters} characters, over the limit of {MOST_CHARACTERS} in one request.",
+            field=field,
+            value=characters,
+        )
 
     def all_of() -> list[list[Piece]]:
         return [encoder.pieces(prompt + text, special=special, field=field) for text in texts]

@@ -58,6 +58,12 @@ async def test_openai_s_embeddings_have_other_paths_too(door):
         assert (await door.post(path, json=body)).json() == wanted
 
 
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("condensery.jobs.tokens.MOST_VECTORS", 8 * 16 + 15)  # 16 tokens a text
+    monkeypatch.setattr("condensery.jobs.tokens.MOST_CHARACTERS", 1000)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
@@ -66,6 +72,7 @@ async def test_openai_s_embeddings_have_other_paths_too(door):
         ("/", {"inputs": {"sentences": ["a"]}}, 422, "inputs.source_sentence: this field"),
         ("/embed_all", {"inputs": []}, 400, "inputs: the list is empty"),
         ("/embed_all", {"inputs": [[1]]}, 422, "inputs[0]"),
+        ("/embed_all", {"inputs": ["a"] * 9}, 413, "inputs: 9 items, over the limit of 8"),
         ("/similarity", {"inputs": {**SENTENCES, "sentences": []}}, 400, "inputs.sentences: the"),
         (
             "/similarity",
@@ -80,6 +87,7 @@ async def test_openai_s_embeddings_have_other_paths_too(door):
             "prompt_name",
         ),
         ("/tokenize", {"inputs": ["a", "b" * 4001]}, 422, "inputs[1]: 4001 characters"),
+        ("/tokenize", {"inputs": ["a" * 90] * 12}, 413, "inputs: 1080 characters, over the limit"),
         ("/decode", {"ids": [1, -1]}, 422, "ids[0]: -1 is the number of no token"),
         ("/decode", {"ids": [[1], [2**32]]}, 422, f"ids[1]: {2**32} is the number of no token"),
         ("/decode", {"ids": ["a"]}, 422, "ids"),
