@@ -74,7 +74,7 @@ async def tokenize(
     characters = sum(map(len, texts))
     if characters > MOST_CHARACTERS:
         raise PayloadTooLarge(
-            f"{field}: {characters} characters, over the limit of {MOST_CHARACTERS} in one request.",
+            f"{field}: {characters} characters, over the limit of {MOST_CHARACTERS} in all.",
             field=field,
             value=characters,
         )
