@@ -280,6 +280,23 @@ class RerankRequest(Lenient):
     truncate: bool = True
 
 
+class RankedText(Lenient):
+    """A text, as NIM wraps it."""
+
+    text: str
+
+
+class NimRankingRequest(Lenient):
+    """``POST /v1/ranking``."""
+
+    query: RankedText
+    passages: Many[RankedText]
+    model: str | None = None
+    truncate: Literal["NONE", "END"] = Field(
+        default="NONE", description="NONE: too long a text is an error."
+    )
+
+
 class CreateIndexRequest(Ours):
     """``PUT /v1/indexes/{name}``."""
 

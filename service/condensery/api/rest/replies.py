@@ -103,6 +103,19 @@ class Ranking(Reply):
     meta: dict[str, JsonValue]
 
 
+class NimRank(Reply):
+    """One passage's place, as NIM gives it."""
+
+    index: int
+    logit: float
+
+
+class NimRanking(Reply):
+    """Passages, the most relevant first."""
+
+    rankings: list[NimRank]
+
+
 AnyRanking = list[TeiRank] | Ranking
 Anything = Vectors | Cosines | list[TeiRank]
 

@@ -14,7 +14,7 @@ from condensery.errors import InputError
 from condensery.jobs.accounting import account
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
-from condensery.schemas import RerankRequest, TeiRerankRequest
+from condensery.schemas import NimRankingRequest, RerankRequest, TeiRerankRequest
 from condensery.values import Reranked
 
 
@@ -47,6 +47,35 @@ async def v1_rerank(request: Request, services: Services) -> Response:
     return await _rerank(await read_body(request, services, RerankRequest), services, wrapped=True)
 
 
+async def v2_rerank(request: Request, services: Services) -> Response:
+    """Rerank, as the second version of Cohere's does."""
+    body = await read_body(request, services, RerankRequest)
+    return await _rerank(body, services, wrapped=True, version="2")
+
+
+async def nim_ranking(request: Request, services: Services) -> Response:
+    """Rank passages, as NVIDIA's NIM does: logits, the best first."""
+    body = await read_body(request, services, NimRankingRequest)
+    with account(services, body.model, "rerank", "rest"):
+        result = await rerank(
+            services,
+            body.query.text,
+            [passage.text for passage in body.passages],
+            model=body.model,
+            truncate=body.truncate == "END",
+            raw_scores=True,
+            field="passages",
+        )
+        with services.metrics.stage(result.model, "serialize"):
+            rankings = [{"index": item.index, "logit": item.score} for item in result.items]
+            return await reply_list(
+                *(rankings, TEXTS),
+                within={"rankings": None},
+                field="rankings",
+                headers=about(result),
+            )
+
+
 async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
     """Rerank what a body of TEI's asks for."""
     with account(services, body.model, "rerank", "rest"):
@@ -70,7 +99,9 @@ async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
             return await reply_list(items, TEXTS, headers=about(result))
 
 
-async def _rerank(body: RerankRequest, services: Services, *, wrapped: bool) -> Response:
+async def _rerank(
+    body: RerankRequest, services: Services, *, wrapped: bool, version: str = "1"
+) -> Response:
     with account(services, body.model, "rerank", "rest"):
         result = await rerank(
             services,
@@ -84,7 +115,11 @@ async def _rerank(body: RerankRequest, services: Services, *, wrapped: bool) -> 
         with services.metrics.stage(result.model, "serialize"):
             results = _results(result, documents=bool(body.return_documents), wrapped=wrapped)
             return await reply_list(
-                results, TEXTS, within=_object(result), field="results", headers=about(result)
+                results,
+                TEXTS,
+                within=_object(result, version),
+                field="results",
+                headers=about(result),
             )
 
 
@@ -98,7 +133,7 @@ def _results(result: Reranked, *, documents: bool, wrapped: bool) -> list[dict[s
     return results
 
 
-def _object(result: Reranked) -> dict[str, Any]:
+def _object(result: Reranked, version: str) -> dict[str, Any]:
     """Return what stands around the results, so that the clients of four services find theirs."""
     return {
         "id": f"rerank_{secrets.token_hex(12)}",
@@ -107,5 +142,5 @@ def _object(result: Reranked) -> dict[str, Any]:
         "model": result.model,
         "results": None,
         "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
-        "meta": {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}},
+        "meta": {"api_version": {"version": version}, "billed_units": {"search_units": 1}},
     }

@@ -182,6 +182,20 @@ INFERENCE = (
         fails=ENCODES,
         hot=True,
     ),
+    Route(
+        *("POST", "/v2/rerank", rerank.v2_rerank, "rerank"),
+        family="rerank",
+        body=schemas.RerankRequest,
+        reply=replies.Ranking,
+        fails=ENCODES,
+    ),
+    Route(
+        *("POST", "/v1/ranking", rerank.nim_ranking, "rerank"),
+        family="rerank",
+        body=schemas.NimRankingRequest,
+        reply=replies.NimRanking,
+        fails=ENCODES,
+    ),
 )
 
 ANSWERS = (

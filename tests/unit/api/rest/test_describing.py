@@ -133,6 +133,11 @@ REPLIES = [
     ("POST", "/rerank", {"query": "q", "texts": ["a"], "return_text": True}, replies.AnyRanking),
     ("POST", "/rerank", {**QUESTION, "return_documents": True}, replies.AnyRanking),
     ("POST", "/v1/rerank", QUESTION, replies.Ranking),
+    ("POST", "/v2/rerank", QUESTION, replies.Ranking),
+    (
+        *("POST", "/v1/ranking", {"query": {"text": "q"}, "passages": [{"text": "a"}]}),
+        replies.NimRanking,
+    ),
     ("POST", "/v1/rerank", {**QUESTION, "return_documents": True}, replies.Ranking),
     ("POST", "/v1/rag/answer", QUESTION, replies_rag.WholeAnswer),
     ("POST", "/v1/rag/answer", {**QUESTION, "logprobs": 2}, replies_rag.WholeAnswer),

@@ -1,0 +1,39 @@
+"""Cohere's second version and NIM's way to ask for a ranking, over the door."""
+
+PASSAGES = ["a", "gold gold", "gold"]
+
+
+async def test_cohere_s_second_version_says_so(door):
+    body = {"query": "q", "documents": PASSAGES, "top_n": 2, "max_tokens_per_doc": 4096}
+    found = (await door.post("/v2/rerank", json=body)).json()
+    assert [one["index"] for one in found["results"]] == [1, 2]
+    assert found["meta"]["api_version"]["version"] == "2"
+    first = (await door.post("/v1/rerank", json=body)).json()
+    assert first["results"] == found["results"]
+
+
+async def test_nim_gets_logits(door):
+    body = {"query": {"text": "q"}, "passages": [{"text": text} for text in PASSAGES]}
+    found = (await door.post("/v1/ranking", json=body)).json()
+    assert found == {
+        "rankings": [
+            {"index": 1, "logit": 2.0},
+            {"index": 2, "logit": 1.0},
+            {"index": 0, "logit": 0.0},
+        ]
+    }
+
+
+async def test_nim_s_texts_are_cut_only_where_asked(door):
+    body = {"query": {"text": "word " * 60}, "passages": [{"text": "a"}]}
+    reply = await door.post("/v1/ranking", json=body)
+    assert (reply.status_code, "query" in reply.json()["message"]) == (400, True)
+    assert (await door.post("/v1/ranking", json={**body, "truncate": "END"})).status_code == 200
+    for wrong, says in (
+        ({**body, "truncate": "START"}, "truncate: 'START'"),
+        ({**body, "passages": []}, "passages: the list is empty"),
+        ({**body, "passages": ["a"]}, "passages[0]"),
+        ({**body, "query": "q"}, "query"),
+    ):
+        reply = await door.post("/v1/ranking", json=wrong)
+        assert (reply.status_code, says in reply.json()["message"]) == (400, True), reply.text
