@@ -9,9 +9,42 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from condensery.errors import DeadlineExceeded, ExpiredInQueue
+
+
+@dataclass(slots=True)
+class Spent:
+    """Where a call's time went, and on what; written by workers' threads, read once it is done.
+
+    Attributes:
+        device: That its forward passes ran on; "" if there was none.
+        characters: That were tokenised.
+        tokenizing: Seconds that took.
+        waiting: Seconds until its first forward pass.
+        began: When that was, seconds of ``time.perf_counter``; 0 if there was none.
+        ended: When its last one was done.
+    """
+
+    device: str = ""
+    characters: int = 0
+    tokenizing: float = 0.0
+    waiting: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+
+    def ran(self, device: str, arrived: float, began: float, ended: float) -> None:
+        """Count a forward pass for something that was queued at ``arrived``."""
+        self.device = device
+        if not self.began or began < self.began:
+            self.waiting, self.began = began - arrived, began
+        self.ended = max(self.ended, ended)
+
+    @property
+    def running(self) -> float:
+        """Seconds from its first forward pass to the end of the last."""
+        return self.ended - self.began
 
 
 @dataclass(slots=True)
@@ -23,12 +56,16 @@ class Call:
         caller: Who shares the queue fairly with others: a key's name, or an address.
         deadline: When the caller's time is over, seconds of ``time.monotonic``.
         began: Whether a forward pass has begun for it.
+        started: When it came, seconds of ``time.monotonic``.
+        spent: Where its time goes.
     """
 
     request_id: str = "-"
     caller: str = "local"
     deadline: float = math.inf
     began: bool = False
+    started: float = field(default_factory=time.monotonic)
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def seconds_left(self) -> float:

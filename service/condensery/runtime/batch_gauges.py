@@ -3,10 +3,15 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from condensery.runtime.lanes import Ticket
+from condensery.runtime.lanes import Item, Request, Result, Ticket
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics, Stage
+
+
+def requests_of(batch: Sequence[Ticket[Item, Result]]) -> list[Request[Item, Result]]:
+    """Return the requests that a batch has items of, each once."""
+    return list({id(ticket.request): ticket.request for ticket in batch}.values())
 
 
 class BatchGauges:
@@ -49,7 +54,7 @@ class BatchGauges:
         """Count a batch that began at ``started`` and took ``seconds``."""
         if self._metrics is None:
             return
-        for request in {id(ticket.request): ticket.request for ticket in batch}.values():
+        for request in requests_of(batch):
             self._queue_seconds.observe(started - request.arrived)
         self._forward_seconds.observe(seconds)
         self._batch_tokens.observe(tokens)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, cast
 
 from condensery.callers import Call, current
 from condensery.errors import CondenseryError, ModelFault, Unavailable
-from condensery.runtime.batch_gauges import BatchGauges
+from condensery.runtime.batch_gauges import BatchGauges, requests_of
 from condensery.runtime.delivering import send_error, send_results
 from condensery.runtime.faults import run_in_halves
 from condensery.runtime.lanes import MISSING, Item, Lane, Request, Result, Ticket
@@ -263,6 +263,9 @@ class Batcher(Generic[Item, Result]):
         rate = tokens / max(seconds, 1e-9)
         self._rate = RATE_MEMORY * self._rate + (1 - RATE_MEMORY) * rate if self._rate else rate
         self._gauges.ran(batch, tokens, started, seconds)
+        for request in requests_of(batch):
+            device = self._workers.device.type
+            request.call.spent.ran(device, request.arrived, started, started + seconds)
         send_results(batch, outcomes)
 
     def _forward_tickets(

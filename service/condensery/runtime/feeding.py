@@ -1,9 +1,11 @@
 """Lists of texts to a batcher, part by part, so that the first run while the last are read."""
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from condensery.callers import current
 from condensery.runtime.batcher import Batcher, Part
 from condensery.runtime.lanes import Item, Result
 
@@ -70,11 +72,15 @@ class Feeder(Generic[Item, Result]):
             ModelFault, Overloaded, DeadlineExceeded, Unavailable: As the batcher.
         """
         tokens: list[Tokenised] = []
+        spent = current().spent
+        spent.characters += characters
 
         async def parts() -> AsyncGenerator[Part[Item], None]:
             for start in range(0, len(inputs), PART_TEXTS):
+                began = time.perf_counter()
                 with self._tokenizing():
                     part = await tokenise(inputs[start : start + PART_TEXTS], start)
+                spent.tokenizing += time.perf_counter() - began
                 tokens.extend(part)
                 yield [item(one) for one in part], [one.count for one in part]
 

@@ -1,6 +1,7 @@
 """A pair's texts, checked, and tokenised where that does not stop the event loop."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
+from condensery.callers import current
 from condensery.errors import ContextTooLong, InputError
 from condensery.networks.oscar_interface import PairTexts, Part, Reading
 from condensery.runtime.tokenizing import CHARACTERS_PER_TOKEN, INLINE_CHARACTERS, check_text
@@ -103,9 +105,12 @@ class CheckedTexts:
             InputError: A text is over the character limit, or no valid Unicode; names ``field``.
         """
         characters = self._check(question, passages, field)
-        metrics = self._metrics
+        metrics, spent = self._metrics, current().spent
+        began = time.perf_counter()
         with nullcontext() if metrics is None else metrics.stage(self._model, "tokenize"):
             asked, windows = await self._run(characters, lambda: self._read(question, passages))
+        spent.tokenizing += time.perf_counter() - began
+        spent.characters += characters
         if metrics is not None:
             tokens = sum(readings[-1].first + readings[-1].tokens for readings in windows)
             metrics.input_tokens.labels(self._model).inc(asked.tokens + tokens)

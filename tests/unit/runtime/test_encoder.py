@@ -2,6 +2,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
+from condensery.callers import Call, calling
 from condensery.errors import CorruptModel, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
 from condensery.runtime.encoder import Encoder
@@ -139,6 +141,22 @@ async def test_every_token_s_vector_is_transformers_own_beside_pooled_ones(
             np.testing.assert_allclose(found, wanted, atol=5e-5, rtol=0)
         else:
             assert cosines(found, wanted).min() > 0.99
+
+
+async def test_a_call_knows_where_its_time_went(encoder: Encoder) -> None:
+    with calling(Call()) as call:
+        began = time.perf_counter()
+        await encoder.embed(TEXTS, prompt="so: ")
+        took = time.perf_counter() - began
+    spent = call.spent
+    assert spent.device == "cpu"
+    assert spent.characters == sum(len("so: " + text) for text in TEXTS)
+    assert 0 < spent.tokenizing < took
+    assert 0 <= spent.waiting < took
+    assert 0 < spent.running < took
+    assert spent.waiting + spent.running <= took
+    other = Call()
+    assert (other.spent.device, other.spent.running) == ("", 0)
 
 
 async def test_tokens_cover_their_texts_and_spell_them_again(encoder: Encoder) -> None:

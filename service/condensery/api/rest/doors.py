@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -86,8 +87,8 @@ def reply(content: Any, *, status: int = 200, headers: dict[str, str] | None = N
 
 
 def about(result: Embedded | EmbeddedTokens | Alike | Reranked | Predicted) -> dict[str, str]:
-    """Return the headers that name the model, and how many inputs were cut to fit it."""
-    headers = {"x-model": result.model}
+    """Return the headers that name the model, what it took, and how many inputs were cut to fit."""
+    headers = {"x-model": result.model, **_took(result.tokens)}
     if isinstance(result, Embedded | EmbeddedTokens | Alike):
         headers["x-model-revision"] = result.fingerprint
     cut = len(result.truncated)
@@ -96,6 +97,26 @@ def about(result: Embedded | EmbeddedTokens | Alike | Reranked | Predicted) -> d
     if cut:
         headers["x-truncated-inputs"] = str(cut)
     return headers
+
+
+def _took(tokens: int) -> dict[str, str]:
+    """Return TEI's headers of what a request took, milliseconds."""
+    call = current()
+    spent = call.spent
+    total = time.monotonic() - call.started
+    seconds = {
+        "compute": total - spent.waiting,
+        "total": total,
+        "tokenization": spent.tokenizing,
+        "queue": spent.waiting,
+        "inference": spent.running,
+    }
+    return {
+        "x-compute-type": "gpu" if spent.device == "cuda" else "cpu",
+        "x-compute-characters": str(spent.characters),
+        "x-compute-tokens": str(tokens),
+        **{f"x-{name}-time": str(round(1000 * value)) for name, value in seconds.items()},
+    }
 
 
 def _family(request: Request, default: Family) -> Family:
