@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -41,6 +41,8 @@ async def read(
 ) -> T:
     """Read a request's body as JSON, and as what ``fit`` makes of it.
 
+    A body that could name a model and does not takes the header ``x-model``, as gRPC's doors do.
+
     Raises:
         InputError: It is no UTF-8, no JSON, is nested too deep, or ``fit`` refuses it.
     """
@@ -48,8 +50,13 @@ async def read(
     with counting_refusals(services, request.state.task, "rest"):
         data = await read_bytes(request.receive)
         if len(data) > INLINE_BYTES:
-            return await asyncio.to_thread(lambda: fit(load(data, depth)))
-        return fit({} if optional and not data.strip() else load(data, depth))
+            found = await asyncio.to_thread(lambda: fit(load(data, depth)))
+        else:
+            found = fit({} if optional and not data.strip() else load(data, depth))
+    named = request.headers.get("x-model")
+    if named and isinstance(found, BaseModel) and getattr(found, "model", named) is None:
+        return cast(T, found.model_copy(update={"model": named}))
+    return found
 
 
 async def read_bytes(receive: Receive) -> bytes:

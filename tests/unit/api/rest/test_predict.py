@@ -86,6 +86,17 @@ async def test_too_long_a_text_is_cut_where_it_is_asked_for(door, pool):
     assert "truncation_direction" in (await door.post("/rerank", json=body)).json()["error"]
 
 
+async def test_a_model_may_be_named_by_a_header(door):
+    header = {"x-model": "cross"}
+    found = (await door.post("/predict", json={"inputs": "r"}, headers=header)).json()
+    assert [one["label"] for one in found] == ["relevant"]
+    body = {"inputs": "r", "model": "nli"}  # the body says more
+    assert len((await door.post("/predict", json=body, headers=header)).json()) == 3
+    reply = await door.post("/embed", json={"inputs": "r"}, headers={"x-model": "other"})
+    assert reply.headers["x-model"] == "other"
+    assert (await door.post("/predict", json={"inputs": "r"}, headers={"x-model": "x"})).is_error
+
+
 async def test_what_was_cut_is_told(door):
     reply = await door.post("/predict", json={"inputs": [["a"], ["b", "c" * 101]]})
     assert reply.headers["x-truncated-inputs"] == "1"
