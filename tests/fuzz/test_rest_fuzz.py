@@ -44,7 +44,7 @@ def goes_on(live_server: Any) -> Any:
 
 
 def test_what_a_fuzzer_makes_of_the_description(live_server: Any, tmp_path: Path) -> None:
-    operations = 30
+    operations = 40
     report = tmp_path / "report.json"
     command = [str(Path(sys.executable).with_name("schemathesis")), "run"]
     command += [f"{live_server.url}/openapi.json", "--checks", ",".join(CHECKS)]
