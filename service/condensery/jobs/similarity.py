@@ -58,6 +58,5 @@ async def similarity(
         side=side,
         field="inputs.sentences",
     )
-    *rest, own = found.vectors
-    cosines: Floats = found.vectors[: len(rest)] @ own
+    cosines: Floats = found.vectors[:-1] @ found.vectors[-1]
     return Alike(found.model, found.fingerprint, cosines, found.tokens, found.truncated)

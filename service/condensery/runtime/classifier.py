@@ -12,6 +12,7 @@ from condensery.errors import CondenseryError, CorruptModel, ModelFault
 from condensery.networks import classifier as networks
 from condensery.networks.backbone import load_classifier
 from condensery.runtime.batcher import Batcher
+from condensery.runtime.describing import describe
 from condensery.runtime.encoder import WARM_UP_TOKENS
 from condensery.runtime.feeding import Feeder
 from condensery.runtime.limits import Limits
@@ -109,23 +110,9 @@ class Classifier:
             network = networks.run_classifier(model)
         except ValueError as error:
             raise CorruptModel(f"{manifest.name}: {error}") from error
-        longest = network.backbone.longest
-        if longest is not None and manifest.max_tokens > longest:
-            raise CorruptModel(
-                f"{manifest.name}: max_tokens is {manifest.max_tokens}, but the network has "
-                f"only {longest} positions"
-            )
-        info = ModelInfo(
-            name=manifest.name,
-            kind=manifest.kind,
-            method=manifest.method,
-            fingerprint=manifest.fingerprint,
+        info = describe(
+            *(manifest, network.backbone, workers.device, dtype),
             dims=None,
-            max_tokens=manifest.max_tokens,
-            dtype=str(dtype).removeprefix("torch."),
-            device=str(workers.device),
-            licence=manifest.licence,
-            created=manifest.created,
             labels=tuple(map(str, labels)),
             independent=bool(manifest.shape.get("independent", len(labels) == 1)),
         )
@@ -165,7 +152,7 @@ class Classifier:
         names = [f"{field}[{{}}]"] * 2
         cutting = Cutting(truncate, side)
         logits, tokens = await self._read(inputs, cutting, field=field, names=names)
-        cut = tuple(place for place, one in enumerate(tokens) if one.cut)
+        cut = tuple(place for place, one in enumerate(tokens) if one.truncated)
         return Classified(self.info.name, logits, _count(tokens), cut)
 
     async def score(
@@ -190,8 +177,8 @@ class Classifier:
             self.info.name,
             logits[:, 0],
             _count(tokens),
-            truncated=tuple(place for place, one in enumerate(tokens) if one.truncated[1]),
-            query_truncated=any(one.truncated[0] for one in tokens),
+            truncated=tuple(place for place, one in enumerate(tokens) if one.cut[1]),
+            query_truncated=any(one.cut[0] for one in tokens),
         )
 
     async def _read(

@@ -13,6 +13,7 @@ from condensery.errors import CondenseryError, CorruptModel, ModelFault
 from condensery.networks.backbone import Backbone, load_backbone
 from condensery.networks.pooling import Pooling, normalise, pool
 from condensery.runtime.batcher import Batcher
+from condensery.runtime.describing import describe
 from condensery.runtime.feeding import Feeder
 from condensery.runtime.limits import Limits
 from condensery.runtime.tokenizing import Cutting, TextTokenizer, Tokens, check_text
@@ -147,22 +148,9 @@ class Encoder:
                 "is no encoder"
             )
         backbone = load_backbone(stored.path, device=workers.device, dtype=dtype)
-        if backbone.longest is not None and manifest.max_tokens > backbone.longest:
-            raise CorruptModel(
-                f"{manifest.name}: max_tokens is {manifest.max_tokens}, but the network has "
-                f"only {backbone.longest} positions"
-            )
-        info = ModelInfo(
-            name=manifest.name,
-            kind=manifest.kind,
-            method=manifest.method,
-            fingerprint=manifest.fingerprint,
+        info = describe(
+            *(manifest, backbone, workers.device, dtype),
             dims=backbone.width,
-            max_tokens=manifest.max_tokens,
-            dtype=str(dtype).removeprefix("torch."),
-            device=str(workers.device),
-            licence=manifest.licence,
-            created=manifest.created,
             pooling=manifest.pooling,
         )
         return cls(

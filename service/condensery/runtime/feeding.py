@@ -28,7 +28,7 @@ class Read(Protocol):
         ...
 
     @property
-    def cut(self) -> bool:
+    def truncated(self) -> bool:
         """Whether some of it was cut off."""
         ...
 
@@ -88,7 +88,9 @@ class Feeder(Generic[Item, Result]):
         rows = await self._batcher.submit_parts(parts(), len(inputs), cost)
         if self._metrics is not None:
             self._metrics.input_tokens.labels(self._model).inc(sum(one.count for one in tokens))
-            self._metrics.truncated_inputs.labels(self._model).inc(sum(one.cut for one in tokens))
+            self._metrics.truncated_inputs.labels(self._model).inc(
+                sum(one.truncated for one in tokens)
+            )
         return rows, tokens
 
     def _tokenizing(self) -> AbstractContextManager[None]:

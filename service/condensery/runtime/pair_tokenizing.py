@@ -26,12 +26,12 @@ class PairTokens:
     Attributes:
         ids: Token ids, special ones included.
         types: As many; 1 for the second text, where the tokenizer tells the two apart.
-        truncated: Whether the first text was cut, and whether the second was.
+        cut: Whether the first text was cut, and whether the second was.
     """
 
     ids: list[int]
     types: list[int]
-    truncated: tuple[bool, bool]
+    cut: tuple[bool, bool]
 
     @property
     def count(self) -> int:
@@ -39,9 +39,9 @@ class PairTokens:
         return len(self.ids)
 
     @property
-    def cut(self) -> bool:
+    def truncated(self) -> bool:
         """Whether a text of it was cut."""
-        return any(self.truncated)
+        return any(self.cut)
 
 
 class PairTokenizer:
@@ -142,12 +142,12 @@ class PairTokenizer:
     def _join(self, parts: Sequence[Encoding], side: Side, *, cut: bool) -> PairTokens:
         joining: Any = self._joining[side]  # whose stubs name each argument
         whole = joining.post_process(*parts)
-        truncated = [False, False]
+        parts_cut = [False, False]
         if cut:
             left = whole.sequence_ids
             for number, part in enumerate(parts):
-                truncated[number] = left.count(number) < len(part)
-        return PairTokens(whole.ids, whole.type_ids, (truncated[0], truncated[1]))
+                parts_cut[number] = left.count(number) < len(part)
+        return PairTokens(whole.ids, whole.type_ids, (parts_cut[0], parts_cut[1]))
 
     def _encode(self, texts: Sequence[str], truncate: bool, side: Side) -> list[Encoding]:
         """Tokenise each text without special tokens; of a very long one only what may be read."""

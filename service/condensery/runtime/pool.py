@@ -226,8 +226,8 @@ class RunningModels:
 
         Raises ModelNotFound.
         """
-        kinds = {own: model.info.kind for own, model in self._classifiers.items()}
-        default = next((own for own, kind in kinds.items() if kind == "classifier"), "")
+        several = (m.info.name for m in self._classifiers.values() if m.info.kind == "classifier")
+        default = next(several, "")
         return self._find(self._classifiers, name, default, "classifier")
 
     def reader(self, name: str | None = None) -> Reader:

@@ -39,11 +39,6 @@ class Tokens:
         """Tokens read, special ones included."""
         return len(self.ids)
 
-    @property
-    def cut(self) -> bool:
-        """Whether the text was cut."""
-        return self.truncated
-
 
 class Cutting(NamedTuple):
     """Whether what is too long is cut, and where."""
