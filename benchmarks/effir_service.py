@@ -18,10 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from service import Server, describe_machine, find_port, load, serve, versions
+from service import Server, describe_machine, find_port, load, serve
 
 from condensery.methods.distil.retrieval import whole
 from condensery.methods.ranking.sets import parse_set, read_set
@@ -128,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ]
         ),
         "machine": describe_machine(),
-        "versions": versions(),
+        "versions": {name: version(name) for name in ("condensery", "torch", "transformers")},
         "rounds": args.rounds,
         "seconds": args.seconds,
         "models": {
