@@ -6,55 +6,60 @@ import os
 import urllib.request
 
 import openai
+import pytest
 
 URL = os.environ["SERVER"]
+TEXTS = ["The Danube ends in the Black Sea.", "", "Rusalka is an opera. 水"]
+USER = {"role": "user", "content": "Where does the Danube end?"}
 
 
-def ask(path: str, body: dict) -> dict:
-    data = json.dumps(body).encode()
+def make(base: str = "/v1") -> openai.OpenAI:
+    return openai.OpenAI(base_url=URL + base, api_key="none", max_retries=0)
+
+
+def cosine(left: list[float], right: list[float]) -> float:
+    dot = sum(a * b for a, b in zip(left, right, strict=True))
+    return dot / math.hypot(*left) / math.hypot(*right)
+
+
+@pytest.mark.parametrize("base", ["/v1", "", "/openai/v1"])
+@pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"dimensions": 384}])
+def test_vectors_are_the_servers_own(base: str, options: dict) -> None:
     asked = urllib.request.Request(
-        f"{URL}{path}", data, {"content-type": "application/json"}, method="POST"
+        f"{URL}/embed",
+        json.dumps({"inputs": TEXTS}).encode(),
+        {"content-type": "application/json"},
     )
     with urllib.request.urlopen(asked) as reply:
-        return json.load(reply)
+        plain = json.load(reply)
+    found = make(base).embeddings.create(model="minilm-l6", input=TEXTS, **options).data
+    assert all(cosine(one.embedding, row) > 0.9995 for one, row in zip(found, plain, strict=True))
 
 
-def close(left: list[float], right: list[float]) -> bool:
-    dot = sum(a * b for a, b in zip(left, right, strict=True))
-    return dot / math.hypot(*left) / math.hypot(*right) > 0.9995
+def test_models_are_listed_and_retrieved() -> None:
+    assert {"minilm-l6", "oscar-mini"} <= {model.id for model in make().models.list()}
+    assert make().models.retrieve("minilm-l6").id == "minilm-l6"
 
 
-texts = ["The Danube ends in the Black Sea.", "", "Rusalka is an opera. 水"]
-plain = [row["embedding"] for row in ask("/v1/embeddings", {"input": texts})["data"]]
-for base in ("/v1", "", "/openai/v1"):
-    client = openai.OpenAI(base_url=URL + base, api_key="none", max_retries=0)
-    for options in ({}, {"encoding_format": "float"}, {"dimensions": 384}):
-        found = client.embeddings.create(model="minilm-l6", input=texts, **options).data
-        assert all(close(one.embedding, row) for one, row in zip(found, plain, strict=True))
-
-client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
-listed = {model.id for model in client.models.list()}
-assert {"minilm-l6", "oscar-mini"} <= listed, listed
-assert client.models.retrieve("minilm-l6").id == "minilm-l6"
-for wrong, kind, says in (
-    ({"model": "text-embedding-3-small", "input": "a"}, openai.NotFoundError, "text-embedding-3"),
-    ({"model": "minilm-l6", "input": []}, openai.BadRequestError, "input"),
-    ({"model": "minilm-l6", "input": [1, 2]}, openai.BadRequestError, "check_embedding_ctx_length"),
-    ({"model": "minilm-l6", "input": "a", "dimensions": 8}, openai.BadRequestError, "dimensions"),
-):
-    try:
-        client.embeddings.create(**wrong)
-    except kind as error:
-        assert says in str(error), error
-    else:
-        raise AssertionError(wrong)
-
-question = {"role": "user", "content": "Where does the Danube end?"}
-passages = {"documents": [texts[0]], "max_tokens": 8}
-whole = client.chat.completions.create(model="oscar-mini", messages=[question], extra_body=passages)
-parts = client.chat.completions.create(
-    model="oscar-mini", messages=[question], extra_body=passages, stream=True
+@pytest.mark.parametrize(
+    ("wrong", "kind", "says"),
+    [
+        ({"model": "text-embedding-3-small"}, openai.NotFoundError, "text-embedding-3-small"),
+        ({"input": []}, openai.BadRequestError, "input"),
+        ({"input": [1, 2]}, openai.BadRequestError, "check_embedding_ctx_length=False"),
+        ({"dimensions": 8}, openai.BadRequestError, "dimensions: 8"),
+    ],
 )
-joined = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-assert joined == whole.choices[0].message.content, (joined, whole)
-print("ok")
+def test_refusals_are_the_clients_own_errors(wrong: dict, kind: type, says: str) -> None:
+    with pytest.raises(kind) as caught:
+        make().embeddings.create(**{"model": "minilm-l6", "input": "a", **wrong})
+    assert says in str(caught.value)
+
+
+def test_a_streamed_chat_is_the_whole_one() -> None:
+    more = {"documents": [TEXTS[0]], "max_tokens": 8}
+    ask = make().chat.completions.create
+    whole = ask(model="oscar-mini", messages=[USER], extra_body=more)
+    parts = ask(model="oscar-mini", messages=[USER], extra_body=more, stream=True)
+    joined = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    assert joined == whole.choices[0].message.content
