@@ -214,6 +214,34 @@ class IndexInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPassage:
+    """A passage as an index holds it: characters of its document, and its vector (dims,)."""
+
+    id: str
+    start: int
+    end: int
+    vector: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A document as an index holds it; None is what was not asked for."""
+
+    id: str
+    text: str | None
+    metadata: Metadata | None
+    passages: tuple[StoredPassage, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of an index's documents by id; those after the id ``next`` are to come, if it is set."""
+
+    documents: tuple[StoredDocument, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Upserted:
     """What an acknowledged (synced) upsert wrote."""
 

@@ -6,19 +6,21 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from condensery.commands.asking import add_search
+from condensery.commands.asking import add_filter, add_search
 from condensery.commands.connecting import Connection, add_server, connect
 from condensery.commands.documents import STDIN, guess_format, open_lines, parse
 from condensery.commands.printing import Parsers, say, shorten_line, table
-from condensery.errors import CondenseryError, InputError
-from condensery.values import Document
+from condensery.errors import CondenseryError, InputError, shorten
+from condensery.values import Document, StoredDocument
 
 # A request: enough texts to fill the server's batches, and well under its limit of bytes.
 BATCH_DOCUMENTS = 128
 BATCH_CHARS = 500_000
+PAGE_DOCUMENTS = 100
 
 
 def add_parser(parsers: Parsers) -> None:
@@ -67,11 +69,31 @@ def add_parser(parsers: Parsers) -> None:
 
     count = actions.add_parser("count", help="count documents and passages")
     count.add_argument("name", metavar="NAME")
+    add_filter(count)
     count.set_defaults(run=run_count)
 
-    delete = actions.add_parser("delete", help="delete documents by id")
+    get = actions.add_parser("get", help="print documents by id")
+    get.add_argument("name", metavar="NAME")
+    get.add_argument("ids", nargs="+", metavar="ID")
+    get.set_defaults(run=run_get)
+
+    scroll = actions.add_parser(
+        "scroll",
+        help="print all documents, or those that a filter chooses",
+        description="Print documents by id, one JSON object a line, as `index add` reads them.",
+    )
+    scroll.add_argument("name", metavar="NAME")
+    add_filter(scroll)
+    scroll.add_argument("--after", metavar="ID", help="begin after this one")
+    scroll.add_argument("--limit", type=int, metavar="N", help="print so many at most")
+    scroll.add_argument("--no-text", action="store_true", help="print no texts")
+    scroll.add_argument("--vectors", action="store_true", help="print passages with their vectors")
+    scroll.set_defaults(run=run_scroll)
+
+    delete = actions.add_parser("delete", help="delete documents by id, or by a filter")
     delete.add_argument("name", metavar="NAME")
-    delete.add_argument("ids", nargs="+", metavar="ID")
+    delete.add_argument("ids", nargs="*", metavar="ID")
+    add_filter(delete)
     delete.set_defaults(run=run_delete)
 
     drop = actions.add_parser("drop", help="delete an index and all it holds")
@@ -81,7 +103,7 @@ def add_parser(parsers: Parsers) -> None:
     listing = actions.add_parser("list", help="list the indexes")
     listing.set_defaults(run=run_list)
 
-    for action in (create, add, query, count, delete, drop, listing):
+    for action in (create, add, query, count, get, scroll, delete, drop, listing):
         add_server(action)
 
 
@@ -133,7 +155,9 @@ def write(
 def run_query(args: argparse.Namespace) -> int:
     """Print the passages found."""
     with connect(args) as client:
-        hits = client.query(args.name, args.text, top_k=args.top_k, search=args.search)
+        hits = client.query(
+            args.name, args.text, top_k=args.top_k, search=args.search, filter=args.filter
+        )
     for hit in hits:
         passage = hit.passage
         if args.json:
@@ -146,25 +170,80 @@ def run_query(args: argparse.Namespace) -> int:
                 "end": passage.end,
                 "metadata": dict(passage.metadata),
             }
-            print(json.dumps(entry, ensure_ascii=False))
+            print_entry(**entry)
         else:
             print(f"{hit.score:.3f}  {passage.id}  {shorten_line(passage.text)}")
     return 0
 
 
 def run_count(args: argparse.Namespace) -> int:
-    """Print how much an index holds."""
+    """Print how much an index holds, or a filter chooses of it."""
     with connect(args) as client:
-        documents, passages = client.count(args.name)
+        documents, passages = client.count(args.name, filter=args.filter)
     print(f"{documents} documents, {passages} passages")
     return 0
+
+
+def run_get(args: argparse.Namespace) -> int:
+    """Print documents by id; without all of them the status is 1."""
+    with connect(args) as client:
+        found = client.get(args.name, args.ids)
+    for document in found:
+        print_entry(id=document.id, text=document.text, metadata=dict(document.metadata))
+    missing = [one for one in args.ids if all(document.id != one for document in found)]
+    for one in missing:
+        say(f"{args.name}: there is no document {shorten(one)}")
+    return 1 if missing else 0
+
+
+def run_scroll(args: argparse.Namespace) -> int:
+    """Print documents, page by page."""
+    if args.limit is not None and args.limit < 1:
+        raise InputError(f"--limit: {args.limit} is not at least 1")
+    left, after = args.limit, args.after
+    with connect(args) as client:
+        while left is None or left > 0:
+            page = client.scroll(
+                args.name,
+                filter=args.filter,
+                limit=PAGE_DOCUMENTS if left is None else min(left, PAGE_DOCUMENTS),
+                after=after,
+                with_text=not args.no_text,
+                with_vectors=args.vectors,
+            )
+            for document in page.documents:
+                print_stored(document)
+            if page.next is None:
+                break
+            after, left = page.next, None if left is None else left - len(page.documents)
+    return 0
+
+
+def print_stored(document: StoredDocument) -> None:
+    """Print a document as it is stored, as far as it was asked for."""
+    entry: dict[str, Any] = {"id": document.id}
+    if document.text is not None:
+        entry["text"] = document.text
+    entry["metadata"] = dict(document.metadata or {})
+    if document.passages is not None:
+        entry["passages"] = [
+            {"id": one.id, "start": one.start, "end": one.end, "vector": one.vector.tolist()}
+            for one in document.passages
+        ]
+    print_entry(**entry)
+
+
+def print_entry(**entry: Any) -> None:
+    """Print an object on one line."""
+    print(json.dumps(entry, ensure_ascii=False))
 
 
 def run_delete(args: argparse.Namespace) -> int:
     """Delete documents."""
     with connect(args) as client:
-        deleted = client.delete(args.name, args.ids)
-    print(f"{deleted} of {len(args.ids)} documents deleted")
+        deleted = client.delete(args.name, args.ids or None, filter=args.filter)
+    of = f" of {len(args.ids)}" if args.ids else ""
+    print(f"{deleted}{of} documents deleted")
     return 0
 
 

@@ -11,13 +11,13 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from condensery.errors import StorageError, StorageFull, StorageReadOnly
-from condensery.index import words
+from condensery.index import fields, words
 
 Migration = Callable[[sqlite3.Connection], None]
 
 APPLICATION_ID = 0x434E4459  # "CNDY"
 # MIGRATIONS[i] brings a file from format i + 1 to i + 2, inside a transaction.
-MIGRATIONS: tuple[Migration, ...] = (words.create,)
+MIGRATIONS: tuple[Migration, ...] = (words.create, fields.create)
 
 _log = logging.getLogger(__name__)
 

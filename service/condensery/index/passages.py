@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from condensery.errors import InputError, StorageError, shorten
-from condensery.index import words
+from condensery.index import fields, words
 from condensery.values import Document, Floats, Passage
 
 Rows = NDArray[np.int64]
@@ -33,13 +33,18 @@ class Stamp:
     value: int
 
 
-def remove(connection: sqlite3.Connection, ids: Sequence[str]) -> tuple[int, list[int]]:
-    """Delete documents by id; returns how many there were, and the rows of their passages."""
-    documents = [row for chunk in _chunks(ids) for (row,) in _in(connection, _DOCUMENT_ROWS, chunk)]
+def document_rows(connection: sqlite3.Connection, ids: Sequence[str]) -> list[int]:
+    """Return the rows of those of the documents that are there."""
+    return [row for chunk in _chunks(ids) for (row,) in _in(connection, _DOCUMENT_ROWS, chunk)]
+
+
+def remove(connection: sqlite3.Connection, documents: Sequence[int]) -> list[int]:
+    """Delete documents by row; returns the rows of their passages."""
     passages = words.remove(connection, documents)
+    fields.remove(connection, documents)
     for chunk in _chunks(documents):
         _in(connection, "DELETE FROM documents WHERE row IN ({})", chunk)  # cascades
-    return len(documents), passages
+    return passages
 
 
 def insert(
@@ -51,7 +56,7 @@ def insert(
 ) -> None:
     """Write documents and passages, each with its metadata as JSON; ``rows`` are the passages'.
 
-    The passages' words as well.
+    The passages' words and the documents' fields as well.
 
     Raises:
         InputError: A passage's id belongs to another document already.
@@ -65,6 +70,7 @@ def insert(
         )
         row_of[document.id] = cursor.lastrowid or 0
         json_of[document.id] = metadata
+        fields.insert(connection, row_of[document.id], metadata)
     stored = np.ascontiguousarray(vectors, dtype=_LITTLE_ENDIAN)
     for row, (passage, metadata), vector in zip(rows.tolist(), passages, stored, strict=True):
         own = None if metadata == json_of[passage.document_id] else metadata

@@ -81,9 +81,9 @@ def _catch_up(
     it may bury some although nothing was written since.
     """
     held, true = cache.rows(), passages.passage_rows(connection)
-    if len(np.unique(held)) != len(held):
-        raise CacheUnusable("holds a row twice")
     missing, extra = np.setdiff1d(true, held), np.setdiff1d(held, true)
+    if (np.diff(np.concatenate([held, missing])) <= 0).any():
+        raise CacheUnusable("holds a row twice, or out of order")
     for rows, vectors in passages.vector_blocks(connection, settings.dims, missing):
         cache.add(rows, vectors)
     cache.discard(extra.tolist())

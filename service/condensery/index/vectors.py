@@ -1,6 +1,7 @@
 """The FAISS cache of an index's vectors: fast to search, safe to lose."""
 
 import json
+import math
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -23,6 +24,9 @@ METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 HNSW_LINKS = 32
 HNSW_BUILD_BREADTH = 128
 HNSW_SEARCH_BREADTH = 64
+# With so few rows allowed that their square is under this many times all rows, to score them one by
+# one is faster than to walk the graph, as far as the walk must go to meet enough of them.
+FEW_FACTOR = 2500
 # Share of tombstones past which the cache is compacted, and the number under which it never is.
 MAX_DEAD_SHARE = 0.2
 MIN_DEAD = 1000
@@ -97,26 +101,34 @@ class VectorCache:
             self._dead.clear()
             self._alive_only = None
 
-    def search(self, vector: Floats, k: int) -> tuple[list[int], list[float]]:
+    def search(
+        self, vector: Floats, k: int, allowed: Rows | None = None
+    ) -> tuple[list[int], list[float]]:
         """Return the ``k`` nearest rows (fewer if there are fewer), best first, and their scores.
 
         Args:
             vector: The query, (dims,), float32.
             k: How many rows.
+            allowed: Rows that are there, ascending, no tombstones: no other is returned.
 
         Returns:
             Rows, and scores where more is nearer: inner products, or minus squared distances.
         """
         _one_thread()
-        k = min(k, self.live)
+        k = min(k, self.live if allowed is None else len(allowed))
         if k == 0:
             return [], []
-        scores, rows = self._index.search(vector[None, :], k, params=self._parameters(k))
-        found = rows[0] >= 0
-        if self.kind == "hnsw" and found.sum() < k:
-            # tombstones around the query can hide the living from a greedy walk
-            return self._scan(vector, k)
-        return rows[0][found].tolist(), self._signed(scores[0][found])
+        if allowed is not None and self._is_few(len(allowed)):
+            return self._score(vector, k, allowed)
+        # under the ids there are places, which a bitmap can select by
+        index = self._index if allowed is None else faiss.downcast_index(self._index.index)
+        scores, found = index.search(vector[None, :], k, params=self._parameters(k, allowed))
+        there = found[0] >= 0
+        if self.kind == "hnsw" and there.sum() < k:
+            # what may not be found can hide the rest from a greedy walk
+            return self._score(vector, k, self._living() if allowed is None else allowed)
+        rows = found[0][there] if allowed is None else self.rows()[found[0][there]]
+        return rows.tolist(), self._signed(scores[0][there])
 
     def save(self, path: Path, stamp: Stamp) -> None:
         """Write the cache aside and rename it into place. Not synced: the file may be lost."""
@@ -172,23 +184,52 @@ class VectorCache:
             raise CacheUnusable("not what its header says")
         return cls(kind, metric, dims, index), Stamp(header.sequence, header.stamp)
 
-    def _parameters(self, k: int) -> Any:
+    def _is_few(self, rows: int) -> bool:
+        """Whether so many rows are scored one by one faster than they are looked for."""
+        return self.kind == "flat" or rows * rows <= FEW_FACTOR * self._index.ntotal
+
+    def _parameters(self, k: int, allowed: Rows | None) -> Any:
         # a new object each time: FAISS writes into it during the search
+        selector = self._alive_only if allowed is None else self._bitmap(allowed)
         if self.kind == "hnsw":
             breadth = max(HNSW_SEARCH_BREADTH, 2 * k)
-            return faiss.SearchParametersHNSW(sel=self._alive_only, efSearch=breadth)
-        return faiss.SearchParameters(sel=self._alive_only)
+            if allowed is not None:
+                # of the nodes that the walk looks at, so many are allowed
+                breadth = math.ceil(breadth * self._index.ntotal / len(allowed))
+            return faiss.SearchParametersHNSW(sel=selector, efSearch=breadth)
+        return faiss.SearchParameters(sel=selector)
 
-    def _scan(self, vector: Floats, k: int) -> tuple[list[int], list[float]]:
-        """Search an HNSW cache's vectors one by one: exact."""
-        storage = faiss.downcast_index(faiss.downcast_index(self._index.index).storage)
-        rows = self.rows()
+    def _bitmap(self, allowed: Rows) -> Any:
+        """Return a selector of rows by their places."""
+        chosen = np.zeros(self._index.ntotal, dtype=np.bool_)
+        chosen[self._places(allowed)] = True
+        return faiss.IDSelectorBitmap(np.packbits(chosen, bitorder="little"))
+
+    def _places(self, rows: Rows) -> Rows:
+        """Return where rows stand; they were added in ascending order."""
+        return np.searchsorted(self.rows(), rows)
+
+    def _living(self) -> Rows:
         dead = np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
-        alive = faiss.IDSelectorBatch(np.flatnonzero(~np.isin(rows, dead)))
-        scores, places = storage.search(
-            vector[None, :], k, params=faiss.SearchParameters(sel=alive)
+        return np.setdiff1d(self.rows(), dead)
+
+    def _score(self, vector: Floats, k: int, rows: Rows) -> tuple[list[int], list[float]]:
+        """Search a few rows one by one: exact. Of equal ones the older come first."""
+        storage = faiss.downcast_index(self._index.index)
+        if self.kind == "hnsw":
+            storage = faiss.downcast_index(storage.storage)
+        places, query = self._places(rows), np.ascontiguousarray(vector)
+        scores = np.empty(len(rows), dtype=np.float32)
+        measure = (
+            faiss.fvec_inner_products_by_idx if self.metric == "ip" else faiss.fvec_L2sqr_by_idx
         )
-        return rows[places[0]].tolist(), self._signed(scores[0])
+        pointers = (faiss.swig_ptr(one) for one in (scores, query))
+        measure(*pointers, storage.get_xb(), faiss.swig_ptr(places), self.dims, 1, len(rows))
+        nearness = scores if self.metric == "ip" else -scores
+        worst = np.partition(nearness, len(rows) - k)[len(rows) - k]
+        among = np.flatnonzero(nearness >= worst)
+        best = among[np.argsort(-nearness[among], kind="stable")][:k]
+        return rows[best].tolist(), nearness[best].tolist()
 
     def _signed(self, scores: Floats) -> list[float]:
         values: list[float] = (scores if self.metric == "ip" else -scores).tolist()
