@@ -178,7 +178,9 @@ def switch(store: IndexStore, rows: Floats, queries: Floats) -> None:
             found = []
             for factor, each in times.items():
                 vectors.FEW_FACTOR = factor
-                nearest = timed(lambda query=query, allowed=allowed: cache.search(query, TOP_K, allowed), each)
+                nearest = timed(
+                    lambda query=query, allowed=allowed: cache.search(query, TOP_K, allowed), each
+                )
                 found.append(set(nearest[0]))
             same += len(found[0] & found[1])
         walked, scored = (statistics.median(each) for each in times.values())

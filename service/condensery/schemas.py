@@ -309,8 +309,13 @@ class CreateIndexRequest(Ours):
     )
     kind: str = Field(
         default="flat",
-        description="`flat` (exact) or `hnsw`.",
-        json_schema_extra={"enum": ["flat", "hnsw"]},
+        description="`flat` (exact), `hnsw` or `ivf_pq`.",
+        json_schema_extra={"enum": ["flat", "hnsw", "ivf_pq"]},
+    )
+    options: dict[str, int] | None = Field(
+        default=None,
+        description="The kind's. hnsw: `m`, `ef_construction`, `ef_search`; ivf_pq: `nlist`, "
+        "`nprobe`, `pq_m`, `pq_bits`. What is left out follows from the index's size.",
     )
     dims: int | None = Field(default=None, description="Refused unless it is the encoder's.")
 

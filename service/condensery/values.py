@@ -201,7 +201,14 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class IndexInfo:
-    """An index and what it holds."""
+    """An index and what it holds.
+
+    Attributes:
+        options: Its kind's, those that were given.
+        searched_as: The kind; ``flat`` of one that waits for enough passages to be trained on.
+        trains_at: How many that is; None if it does not wait.
+        tombstones: Passages deleted or replaced that the search still passes over.
+    """
 
     name: str
     encoder: str
@@ -211,6 +218,10 @@ class IndexInfo:
     metric: str
     documents: int
     passages: int
+    options: Mapping[str, int] = field(default_factory=dict)
+    searched_as: str = ""
+    trains_at: int | None = None
+    tombstones: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
-from condensery.errors import CondenseryError, InputError
+from condensery.errors import CondenseryError, IndexExists, InputError
 from condensery.values import Document
 
 Clients = tuple[Client | GrpcClient, ...]
@@ -62,7 +62,10 @@ def test_both_doors_find_what_a_filter_chooses(clients: Clients, index: str, cas
     asked, expected = FILTERS[case]
     for search in ("dense", "hybrid"):
         found = [client.query(index, "a river", search=search, filter=asked) for client in clients]
-        assert found[0] == found[1]
+        rest, grpc = ([hit.passage for hit in hits] for hits in found)
+        assert rest == grpc
+        scores = [[hit.score for hit in hits] for hits in found]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-6)  # over gRPC they are float32
         assert {hit.passage.document_id for hit in found[0]} == expected
 
 
@@ -89,6 +92,30 @@ def test_what_is_wrong_with_a_filter_is_named_alike(
             client.answer("Which lake?", index=index, filter=asked)
         assert answered.value.field == f"index.{field}"
     assert told[0] == told[1]
+
+
+def test_an_index_is_made_of_the_kind_and_options_asked_for(clients: Clients) -> None:
+    for client in clients:
+        name = f"kinds-{next(numbers)}"
+        options = {"pq_m": 48, "nprobe": 20}
+        made = client.create_index(name, kind="ivf_pq", options=options)
+        assert (made.kind, made.options, made.trains_at) == ("ivf_pq", options, 39 * 256)
+        client.upsert(name, DOCUMENTS)
+        (info,) = (one for one in client.list_indexes() if one.name == name)
+        assert (info.kind, info.searched_as, info.passages) == ("ivf_pq", "flat", 5)
+        assert len(client.query(name, "a river")) == 5
+        with pytest.raises(IndexExists, match="options is"):
+            client.create_index(name, kind="ivf_pq", options={"pq_m": 96})
+        client.drop_index(name)
+        for wrong, field in (
+            ({"kind": "hnsw", "options": {"nlist": 4}}, "options.nlist"),
+            ({"kind": "hnsw", "options": {"m": 1}}, "options.m"),
+            ({"kind": "ivf_pq", "options": {"pq_m": 7}}, "options.pq_m"),
+            ({"kind": "flat", "options": {"m": 8}}, "options.m"),
+        ):
+            with pytest.raises(InputError) as caught:
+                client.create_index(name, **wrong)
+            assert caught.value.field == field
 
 
 def test_both_doors_count_page_and_read_alike(clients: Clients, index: str) -> None:

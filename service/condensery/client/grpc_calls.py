@@ -4,7 +4,7 @@ Their arguments are described in ``rest_calls`` and ``rest_answers``.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -109,10 +109,17 @@ def rerank(
 
 @checked
 def create_index(
-    name: str, *, encoder: str | None = None, kind: str = "flat", metric: str = "ip"
+    name: str,
+    *,
+    encoder: str | None = None,
+    kind: str = "flat",
+    metric: str = "ip",
+    options: Mapping[str, int] | None = None,
 ) -> RpcCall[IndexInfo]:
     """Create an index; with the same settings again, it stays as it is."""
-    request = pb.CreateIndexRequest(name=name, encoder=encoder or "", kind=kind, metric=metric)
+    request = pb.CreateIndexRequest(
+        name=name, encoder=encoder or "", kind=kind, metric=metric, options=options
+    )
     return make_call("Index/Create", request, pb.IndexInfo, replies.read_index)
 
 

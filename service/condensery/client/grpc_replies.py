@@ -139,6 +139,10 @@ def read_index(reply: pb.IndexInfo) -> IndexInfo:
         metric=reply.metric,
         documents=reply.documents,
         passages=reply.passages,
+        options=dict(reply.options),
+        searched_as=reply.searched_as,
+        trains_at=reply.trains_at if reply.HasField("trains_at") else None,
+        tombstones=reply.tombstones,
     )
 
 

@@ -105,7 +105,12 @@ def rerank(
 
 
 def create_index(
-    name: str, *, encoder: str | None = None, kind: str = "flat", metric: str = "ip"
+    name: str,
+    *,
+    encoder: str | None = None,
+    kind: str = "flat",
+    metric: str = "ip",
+    options: Mapping[str, int] | None = None,
 ) -> RestCall[IndexInfo]:
     """Create an index; with the same settings again, it stays as it is.
 
@@ -114,8 +119,16 @@ def create_index(
         encoder: Name of the encoder of its vectors; None takes the server's default.
         kind: ``flat``, ``hnsw`` or ``ivf_pq``.
         metric: ``ip`` (inner product) or ``l2``.
+        options: The kind's: ``m``, ``ef_construction``, ``ef_search`` of ``hnsw``; ``nlist``,
+            ``nprobe``, ``pq_m``, ``pq_bits`` of ``ivf_pq``. What is left out follows from the
+            index's size.
     """
-    body = make_body(encoder=encoder, kind=kind, metric=metric)
+    body = make_body(
+        encoder=encoder,
+        kind=kind,
+        metric=metric,
+        options=None if options is None else dict(options),
+    )
     return RestCall(replies.read_index, "PUT", _index(name), body)
 
 

@@ -33,7 +33,16 @@ def add_parser(parsers: Parsers) -> None:
     create = actions.add_parser("create", help="make an index")
     create.add_argument("name", metavar="NAME")
     create.add_argument("--encoder", metavar="MODEL", help="the server's default else")
-    create.add_argument("--kind", choices=("flat", "hnsw"), default="flat")
+    create.add_argument("--kind", choices=("flat", "hnsw", "ivf_pq"), default="flat")
+    create.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=read_option,
+        metavar="NAME=N",
+        help="of the kind: m, ef_construction, ef_search (hnsw); nlist, nprobe, pq_m, pq_bits"
+        " (ivf_pq); may be repeated",
+    )
     create.add_argument("--metric", choices=("ip", "l2"), default="ip")
     create.set_defaults(run=run_create)
 
@@ -111,10 +120,23 @@ def run_create(args: argparse.Namespace) -> int:
     """Make an index."""
     with connect(args) as client:
         info = client.create_index(
-            args.name, encoder=args.encoder, kind=args.kind, metric=args.metric
+            args.name,
+            encoder=args.encoder,
+            kind=args.kind,
+            metric=args.metric,
+            options=dict(args.option) or None,
         )
     print(f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}")
     return 0
+
+
+def read_option(text: str) -> tuple[str, int]:
+    """Read an option of an index's kind; which there are the server says."""
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not NAME=NUMBER") from error
 
 
 def run_add(args: argparse.Namespace) -> int:

@@ -150,7 +150,7 @@ def _read_group(given: object, field: str, depth: int) -> Filter:
             field=field,
             value=MAX_DEPTH,
         )
-    groups = {}
+    groups: dict[str, tuple[Condition, ...]] = {}
     for name, value in names.items():
         at = f"{field}.{name}"
         if isinstance(value, Mapping):  # one condition may stand without a list
@@ -315,7 +315,7 @@ def _check_most(count: int, most: int, field: str, what: str) -> None:
         )
 
 
-def _check_finite(value: float, field: str) -> None:
+def _check_finite(value: int | float, field: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{field}: {value} is not a finite number.", field=field, value=value)
 

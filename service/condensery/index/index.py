@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from condensery.errors import CondenseryError, EncoderMismatch, IndexNotFound
-from condensery.index import checks, database, passages, recovery, selecting, words
+from condensery.index import checks, database, kinds, passages, recovery, selecting, words
 from condensery.index.database import storage_errors, transaction
 from condensery.index.filters import Filter
 from condensery.index.passages import Rows, Stamp
@@ -89,6 +89,10 @@ class Index:
             metric=own.metric,
             documents=documents,
             passages=pieces,
+            options=own.given,
+            searched_as=self._cache.searched_as,
+            trains_at=self._cache.trains_at,
+            tombstones=self._cache.tombstones,
         )
 
     def upsert(
@@ -177,10 +181,10 @@ class Index:
             allowed = None if chosen is None else selecting.passage_rows(reader, chosen)
             wanted = top_k
             while True:
-                rows, scores = self._cache.search(vector, wanted, allowed)
+                rows, scores, more = self._search(reader, vector, wanted, allowed)
                 found = passages.fetch(reader, rows)
                 # short of hits because some are of a write in progress: look further
-                if len(found) >= top_k or len(rows) < wanted:
+                if len(found) >= top_k or not more:
                     break
                 wanted *= 4
         ranked = sorted(zip(scores, rows, strict=True), key=lambda pair: (-pair[0], pair[1]))
@@ -241,6 +245,21 @@ class Index:
                 for reader in self._idle:
                     reader.close()
                 self._writer.close()
+
+    def _search(
+        self, reader: sqlite3.Connection, vector: Floats, k: int, allowed: Rows | None
+    ) -> tuple[list[int], list[float], bool]:
+        """Return the nearest rows, their scores, and whether there may be more."""
+        if not self._cache.approximates:
+            rows, scores = self._cache.search(vector, k, allowed)
+            return rows, scores, len(rows) == k
+        count = kinds.candidates_for(k)
+        if allowed is not None and len(allowed) <= count:
+            near = allowed.tolist()
+        else:
+            near, _ = self._cache.search(vector, count, allowed)
+        rows, scores = passages.rank(reader, near, vector, self.settings.metric)
+        return rows[:k], scores[:k], len(near) == count
 
     def _delete(self, find: Callable[[], list[int]]) -> int:
         """Delete the documents whose rows ``find`` gives; returns how many."""
@@ -310,7 +329,9 @@ class Index:
         self._counts = (self._counts[0] + documents, self._counts[1] + added - len(old))
         self._unsaved += added + len(old)
         try:
-            if self._cache.needs_compaction:
+            if self._cache.needs_training:
+                self._rebuild()
+            elif self._cache.needs_compaction:
                 self._compact()
             if self._unsaved >= max(self._cache_every, self._counts[1] // 4):
                 self._save_cache()
@@ -318,10 +339,13 @@ class Index:
             self._report("index_cache_upkeep_failed", reason=str(error))
 
     def _compact(self) -> None:
-        if self._cache.kind == "flat":
+        if self._cache.searched_as == "flat":
             with self._sharing.exclusive():
                 self._cache.compact()
             return
+        self._rebuild()
+
+    def _rebuild(self) -> None:
         # beside the old one, which goes on answering
         fresh = recovery.build(self._writer, self.settings)
         with self._sharing.exclusive():
@@ -329,7 +353,7 @@ class Index:
 
     def _save_cache(self) -> None:
         try:
-            if self._cache.kind == "flat":
+            if self._cache.searched_as == "flat":
                 with self._sharing.exclusive():
                     self._cache.compact()
             self._cache.save(self._cache_file, self._written)

@@ -166,6 +166,27 @@ def vector_blocks(
             yield _unpack(_in(connection, _VECTORS, chunk).fetchall(), dims)
 
 
+def rank(
+    connection: sqlite3.Connection, rows: Sequence[int], vector: Floats, metric: str
+) -> tuple[list[int], list[float]]:
+    """Return those of the rows that are there, nearest first, with their scores.
+
+    Args:
+        connection: What it sees is ranked.
+        rows: Of passages.
+        vector: The query, (dims,).
+        metric: ``ip`` or ``l2``; more is nearer.
+    """
+    there: list[int] = []
+    scores: list[float] = []
+    for found, vectors in vector_blocks(connection, len(vector), np.array(rows, dtype=np.int64)):
+        near = vectors @ vector if metric == "ip" else -((vectors - vector) ** 2).sum(axis=1)
+        there += found.tolist()
+        scores += near.tolist()
+    order = sorted(range(len(there)), key=lambda place: (-scores[place], there[place]))
+    return [there[place] for place in order], [scores[place] for place in order]
+
+
 _DOCUMENT_ROWS = "SELECT row FROM documents WHERE id IN ({})"
 _DOCUMENTS = "SELECT id, text, metadata FROM documents WHERE id IN ({})"
 _VECTORS = "SELECT passage, vector FROM vectors WHERE passage IN ({}) ORDER BY passage"

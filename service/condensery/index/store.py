@@ -22,6 +22,7 @@ from condensery.index import checks, database
 from condensery.index.database import Settings, storage_errors
 from condensery.index.filters import Filter
 from condensery.index.index import DATABASE, Index
+from condensery.index.kinds import Options, write_options
 from condensery.index.lock import DataDirLock
 from condensery.index.selecting import Wanted
 from condensery.metrics import Metrics
@@ -75,7 +76,15 @@ class IndexStore:
             raise
 
     def create(
-        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+        self,
+        name: str,
+        *,
+        encoder: str,
+        fingerprint: str,
+        dims: int,
+        metric: str,
+        kind: str,
+        options: Options | None = None,
     ) -> IndexInfo:
         """Create an index, synced on return; the same settings again return it as it is.
 
@@ -85,7 +94,8 @@ class IndexStore:
             fingerprint: Of that model.
             dims: Features of a vector.
             metric: ``ip`` (inner product) or ``l2`` (minus squared distance).
-            kind: ``flat`` (exact) or ``hnsw`` (approximate).
+            kind: ``flat`` (exact), ``hnsw`` or ``ivf_pq`` (approximate).
+            options: The kind's (``kinds.OPTIONS``); what is left out follows from the size.
 
         Raises:
             InputError: A malformed name or setting.
@@ -93,7 +103,9 @@ class IndexStore:
         """
         checks.check_name(name)
         checks.check_settings(encoder, fingerprint, dims, metric, kind)
-        settings = Settings(encoder, fingerprint, dims, metric, kind)
+        settings = Settings(
+            encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
+        )
         with self._changing:
             if name in self._indexes or name in self._broken:
                 return self._existing(name, settings)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from condensery.errors import InputError, shorten
 from condensery.index.filters import read_filter
+from condensery.index.kinds import KINDS
 from condensery.index.selecting import Wanted
 from condensery.index.splitting import split
 from condensery.jobs.checks import check_choice, check_count, check_range, check_text
@@ -18,7 +19,6 @@ DOCUMENT_PROMPTS = ("document", "passage")
 # A passage's id is its document's, "#" and its number: kept under the index's limit of 512.
 MAX_DOCUMENT_ID_CHARS = 500
 METRICS = ("ip", "l2")
-KINDS = ("flat", "hnsw")
 
 
 async def create_index(
@@ -29,6 +29,7 @@ async def create_index(
     metric: str = "ip",
     kind: str = "flat",
     dims: int | None = None,
+    options: JsonObject | None = None,
 ) -> IndexInfo:
     """Create an index for an encoder's vectors; the same settings again return it as it is.
 
@@ -37,8 +38,9 @@ async def create_index(
         name: 1 to 64 of a-z, 0-9, '.', '_', '-'.
         encoder: A running encoder's name; None takes the default.
         metric: ``ip`` (inner product) or ``l2`` (minus squared distance).
-        kind: ``flat`` (exact) or ``hnsw`` (approximate).
+        kind: ``flat`` (exact), ``hnsw`` or ``ivf_pq`` (approximate).
         dims: Refused unless it is what the encoder gives.
+        options: The kind's (``kinds.OPTIONS``); what is left out follows from the index's size.
 
     Raises:
         ModelNotFound: No such encoder.
@@ -64,6 +66,7 @@ async def create_index(
         dims=info.dims,
         metric=metric,
         kind=kind,
+        options=options,
     )
 
 

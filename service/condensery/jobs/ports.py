@@ -333,7 +333,15 @@ class Indexes(Protocol):
     """
 
     def create(
-        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+        self,
+        name: str,
+        *,
+        encoder: str,
+        fingerprint: str,
+        dims: int,
+        metric: str,
+        kind: str,
+        options: Mapping[str, int] | None = None,
     ) -> IndexInfo:
         """Create an index; the same settings again return it as it is (IndexExists else)."""
         ...

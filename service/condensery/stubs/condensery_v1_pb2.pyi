@@ -84,21 +84,37 @@ class RerankResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., results: _Optional[_Iterable[_Union[Ranked, _Mapping]]] = ..., tokens: _Optional[int] = ..., truncated: _Optional[_Iterable[int]] = ..., query_truncated: bool = ...) -> None: ...
 
 class CreateIndexRequest(_message.Message):
-    __slots__ = ("name", "encoder", "metric", "kind", "dims")
+    __slots__ = ("name", "encoder", "metric", "kind", "dims", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIMS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     encoder: str
     metric: str
     kind: str
     dims: int
-    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ..., dims: _Optional[int] = ...) -> None: ...
+    options: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ..., dims: _Optional[int] = ..., options: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
-    __slots__ = ("name", "encoder", "fingerprint", "dims", "kind", "metric", "documents", "passages")
+    __slots__ = ("name", "encoder", "fingerprint", "dims", "kind", "metric", "documents", "passages", "options", "searched_as", "trains_at", "tombstones")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +123,10 @@ class IndexInfo(_message.Message):
     METRIC_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SEARCHED_AS_FIELD_NUMBER: _ClassVar[int]
+    TRAINS_AT_FIELD_NUMBER: _ClassVar[int]
+    TOMBSTONES_FIELD_NUMBER: _ClassVar[int]
     name: str
     encoder: str
     fingerprint: str
@@ -115,7 +135,11 @@ class IndexInfo(_message.Message):
     metric: str
     documents: int
     passages: int
-    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., kind: _Optional[str] = ..., metric: _Optional[str] = ..., documents: _Optional[int] = ..., passages: _Optional[int] = ...) -> None: ...
+    options: _containers.ScalarMap[str, int]
+    searched_as: str
+    trains_at: int
+    tombstones: int
+    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., kind: _Optional[str] = ..., metric: _Optional[str] = ..., documents: _Optional[int] = ..., passages: _Optional[int] = ..., options: _Optional[_Mapping[str, int]] = ..., searched_as: _Optional[str] = ..., trains_at: _Optional[int] = ..., tombstones: _Optional[int] = ...) -> None: ...
 
 class ListIndexesRequest(_message.Message):
     __slots__ = ()

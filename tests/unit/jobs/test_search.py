@@ -28,7 +28,8 @@ async def test_an_index_takes_its_encoders_settings(services):
     ("setting", "message"),
     [
         ({"metric": "cosine"}, "metric: 'cosine' is not one of ip, l2"),
-        ({"kind": "ivf_pq"}, "kind: 'ivf_pq' is not one of flat, hnsw"),
+        ({"kind": "ivf"}, "kind: 'ivf' is not one of flat, hnsw, ivf_pq"),
+        ({"kind": "ivf_pq", "options": {"pq_m": 3}}, "options.pq_m: 3 does not divide 8"),
         ({"dims": 3}, "dims: 3, but words gives vectors of 8"),
     ],
 )

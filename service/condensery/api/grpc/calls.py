@@ -98,6 +98,7 @@ async def create_index(
         metric=given.metric or "ip",
         kind=given.kind or "flat",
         dims=given.dims if given.HasField("dims") else None,
+        options=dict(given.options),
     )
     return messages.index_info(info).SerializeToString()
 

@@ -190,6 +190,10 @@ def index_info(info: values.IndexInfo) -> pb.IndexInfo:
         metric=info.metric,
         documents=info.documents,
         passages=info.passages,
+        options=info.options,
+        searched_as=info.searched_as,
+        trains_at=info.trains_at,
+        tombstones=info.tombstones,
     )
 
 

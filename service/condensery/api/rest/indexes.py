@@ -38,6 +38,7 @@ async def create(request: Request, services: Services) -> Response:
             metric=body.metric,
             kind=body.kind,
             dims=body.dims,
+            options=body.options,
         )
         return reply(info)
 

@@ -131,6 +131,12 @@ class Index(Reply):
     metric: str
     documents: int
     passages: int
+    options: dict[str, int]
+    searched_as: str = Field(
+        description="The kind; `flat` of an `ivf_pq` that waits for enough passages."
+    )
+    trains_at: int | None = Field(description="How many that is; null if it does not wait.")
+    tombstones: int = Field(description="Deleted or replaced passages that searches pass over.")
 
 
 class Indexes(Reply):
