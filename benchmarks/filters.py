@@ -14,7 +14,7 @@ to one of them. Each query is asked three ways, in turn:
 
 Vectors are drawn around 200 centres, unless `--vectors` names an array (rows, dims), whose last
 `--queries` rows are the queries: `--embed FILE.jsonl.gz --vectors FILE.npy` makes one of the texts
-in a file with minilm-l6, which must have been imported. Prints tables.
+in a file (`{"text"}` a line) with minilm-l6. Prints tables.
 """
 
 import argparse
@@ -201,6 +201,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.embed:
         embed(args.embed, args.vectors, args.passages + args.queries)
+        return
     if args.vectors:
         found = unit(np.load(args.vectors).astype(np.float32))
     else:

@@ -188,3 +188,24 @@ def test_a_deletion_is_by_ids_or_by_a_filter_that_says_something(
                 client.scroll(index, **how)
             assert caught.value.field == field, how
         assert client.count(index) == (5, 5)
+
+
+def test_hybrid_forgets_what_is_deleted_and_keeps_to_the_filter(
+    clients: Clients, index: str
+) -> None:
+    """By words and by meaning alike, on a plain query, by each door."""
+    late = {"must": {"key": "year", "range": {"gte": 1890}}}
+    for client in clients:
+        hits = client.query(index, "bridges of Porto", search="hybrid")
+        assert hits[0].passage.document_id == "porto"
+        hits = client.query(index, "bridges of Porto", search="hybrid", filter=late)
+        assert {hit.passage.document_id for hit in hits} == {"rhine", "danube", "radium"}
+    assert clients[0].delete(index, filter={"must": {"has_id": ["porto", "danube"]}}) == 2
+    for client in clients:
+        for search in ("hybrid", "bm25", "dense"):
+            hits = client.query(index, "bridges of Porto and Danube", search=search)
+            found = {hit.passage.document_id for hit in hits}
+            assert not found & {"porto", "danube"}
+            assert len(found) == {"hybrid": 3, "dense": 3}.get(search, len(found))
+        hits = client.query(index, "Radium and bread", search="hybrid", filter=late)
+        assert [hit.passage.document_id for hit in hits] == ["radium", "rhine"]

@@ -1,6 +1,7 @@
 """Searches with a filter, against brute force over the passages of the documents it chooses."""
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,43 @@ def test_passages_are_chosen_by_their_documents_metadata(store: IndexStore) -> N
     by_document = read_filter({"must": {"key": "tag", "match": {"value": "t"}}})
     assert store.query("kb", batch.vectors[0], top_k=9, chosen=by_own) == []
     assert len(store.query("kb", batch.vectors[0], top_k=9, chosen=by_document)) == 2
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_a_filter_never_sees_half_a_write(store: IndexStore, kind: str) -> None:
+    store.create("other", **{**SETTINGS, "kind": kind})
+    ids = [f"d{n}" for n in range(20)]
+    make_batch(ids, tag="0").upsert(store, "other")
+    asked = read_filter({"must": {"key": "tag", "match": {"value": "0"}}})
+    done = threading.Event()
+    errors: list[BaseException] = []
+    seen: set[int] = set()
+
+    def read() -> None:
+        try:
+            for vector in make_vectors(100_000, seed=3):
+                if done.is_set():
+                    return
+                found = len(store.query("other", vector, top_k=1000, chosen=asked))
+                assert found in (0, 40)
+                assert len(store.match("other", "first", top_k=99, chosen=asked)) in (0, 20)
+                assert store.count("other", asked) in ((0, 0), (20, 40))
+                seen.add(found)
+        except BaseException as error:
+            errors.append(error)
+            done.set()
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for one in readers:
+        one.start()
+    try:
+        for seed in range(2000):
+            if done.is_set() or (seed > 50 and seen == {0, 40}):
+                break
+            make_batch(ids, seed=seed, tag=str(seed % 2)).upsert(store, "other")
+    finally:
+        done.set()
+        for one in readers:
+            one.join()
+    assert not errors
+    assert seen == {0, 40}
