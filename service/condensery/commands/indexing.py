@@ -15,7 +15,7 @@ from condensery.commands.connecting import Connection, add_server, connect
 from condensery.commands.documents import STDIN, guess_format, open_lines, parse
 from condensery.commands.printing import Parsers, say, shorten_line, table
 from condensery.errors import CondenseryError, InputError, shorten
-from condensery.values import Document, StoredDocument
+from condensery.values import Document, IndexInfo, StoredDocument
 
 # A request: enough texts to fill the server's batches, and well under its limit of bytes.
 BATCH_DOCUMENTS = 128
@@ -281,9 +281,18 @@ def run_list(args: argparse.Namespace) -> int:
     """Print the indexes."""
     with connect(args) as client:
         found = client.list_indexes()
-    rows = [(i.name, str(i.documents), str(i.passages), i.kind, i.metric, i.encoder) for i in found]
+    rows = [
+        (i.name, str(i.documents), str(i.passages), describe_kind(i), i.metric, i.encoder)
+        for i in found
+    ]
     print(table([("NAME", "DOCUMENTS", "PASSAGES", "KIND", "METRIC", "ENCODER"), *rows]))
     return 0
+
+
+def describe_kind(info: IndexInfo) -> str:
+    """Return an index's kind, and whether it waits to become one."""
+    waits = "" if info.trains_at is None else f" (flat until it has {info.trains_at:,})"
+    return f"{info.kind}{waits}"
 
 
 def make_index(client: Connection, name: str) -> None:

@@ -21,7 +21,7 @@ FORMAT = 1
 _HEADER_BYTES = 4096
 # With so few rows allowed that their square is under this many times all rows, to score them one by
 # one is faster than to walk the graph, as far as the walk must go to meet enough of them.
-FEW_FACTOR = 2500
+FEW_FACTOR = 1000
 # Share of tombstones past which the cache is compacted, and the number under which it never is.
 MAX_DEAD_SHARE = 0.2
 MIN_DEAD = 1000
