@@ -10,6 +10,7 @@ is no error, since metadata has no schema.
 Source: https://qdrant.tech/documentation/concepts/filtering/
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ MAX_DEPTH = 8
 # SQLite takes expressions 1,000 deep, and 32,766 values.
 MAX_CONDITIONS = 256
 MAX_VALUES = 10_000
+# Longer paths are kept as their hash.
+MAX_PATH_CHARS = 64
 
 GROUPS = ("must", "should", "must_not")
 CONDITIONS = ("match", "range")
@@ -118,21 +121,32 @@ def entries(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
         metadata: A document's, as JSON. What lies in a list within a list can't be asked for.
     """
     for name, value in metadata.items():
-        yield from _entries(_quote(name), value)
+        yield from _entries(_short(_quote(name)), value)
 
 
 def _entries(path: str, value: Any) -> Iterator[tuple[str, Scalar]]:
     if isinstance(value, Mapping):
         for name, one in value.items():
-            yield from _entries(f"{path}.{_quote(name)}", one)
+            yield from _entries(_join(path, _quote(name)), one)
     elif isinstance(value, list):
         for one in value:
             if isinstance(one, Mapping):
-                yield from _entries(f"{path}[]", one)
+                yield from _entries(_within(path, True), one)
             elif isinstance(one, Scalar):
                 yield path, one
     elif value is not None:
         yield path, value
+
+
+def _join(path: str, name: str) -> str:
+    return _short(f"{path}.{name}")
+
+
+def _short(path: str) -> str:
+    """Return a path, or a long one's hash: a long name would else be kept with each value in it."""
+    if len(path) <= MAX_PATH_CHARS:
+        return path
+    return f"#{hashlib.sha256(path.encode()).hexdigest()}"
 
 
 def _quote(name: str) -> str:
@@ -226,14 +240,23 @@ def _path(condition: Mapping[str, Any], field: str) -> str:
         )
     _check_utf8(key, at)
     # A list's own elements are at its name already; and a name needs no quotes twice.
-    names = re.findall(_NAME, key.removesuffix("[]"))
-    return ".".join(_canonical(name) for name in names)
+    first, *others = (_canonical(name) for name in re.findall(_NAME, key.removesuffix("[]")))
+    path = _within(_short(first[0]), first[1])
+    for name, listed in others:
+        path = _within(_join(path, name), listed)
+    return path
 
 
-def _canonical(name: str) -> str:
-    listed = "[]" if name.endswith("[]") and not name.endswith('"') else ""
+def _within(path: str, listed: bool) -> str:
+    """Return the path of what is within each element of a list, if it is one."""
+    return f"{path}[]" if listed else path
+
+
+def _canonical(name: str) -> tuple[str, bool]:
+    """Return a name as ``_quote`` has it, and whether its value is a list to look into."""
+    listed = name.endswith("[]") and not name.endswith('"')
     name = name.removesuffix("[]") if listed else name
-    return (_quote(name[1:-1].replace('""', '"')) if name.startswith('"') else name) + listed
+    return (_quote(name[1:-1].replace('""', '"')) if name.startswith('"') else name), listed
 
 
 def _ids(given: object, field: str) -> Iterator[str]:

@@ -112,7 +112,7 @@ def cells_for(rows: int) -> int:
 
 def probes_for(cells: int) -> int:
     """Return the cells to look into where nothing is said."""
-    return min(cells, max(8, round(2 * math.sqrt(cells))))
+    return min(cells, max(8, round(4 * math.sqrt(cells))))
 
 
 def codes_for(dims: int) -> int:

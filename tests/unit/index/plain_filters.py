@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 # Paths in metadata, and the steps that they stand for; None is each element of a list of objects.
+LONG = "k" * 70
 PATHS: dict[str, list[str | None]] = {
     "a": ["a"],
     "b": ["b"],
@@ -18,6 +19,9 @@ PATHS: dict[str, list[str | None]] = {
     '""': [""],
     'n.""': ["n", ""],
     "nobody": ["nobody"],
+    LONG: [LONG],
+    f"{LONG}.x": [LONG, "x"],
+    f"n.{LONG}[].x": ["n", LONG, None, "x"],
 }
 IDS = [f"d{n}" for n in range(8)]
 
@@ -26,11 +30,14 @@ numbers = st.sampled_from(EDGES) | st.integers(-3, 3) | st.floats(-3, 3)
 texts = st.sampled_from(["", "a", "A", "1", "true", "x" * 64, "x" * 65, "x" * 66, "é\0", "a%_'"])
 scalars = st.booleans() | numbers | texts
 values = scalars | st.none()
-inner = st.dictionaries(st.sampled_from(["x", "y", ""]), values | st.lists(values, max_size=2))
+deep = st.lists(st.dictionaries(st.just("x"), values), max_size=2)
+inner = st.dictionaries(
+    st.sampled_from(["x", "y", "", LONG]), values | st.lists(values, max_size=2) | deep
+)
 fields = st.one_of(
     values, st.lists(values | inner | st.lists(values, max_size=2), max_size=3), inner
 )
-metadata = st.dictionaries(st.sampled_from(["a", "b", "n", "l", "d.t", 'q"q', ""]), fields)
+metadata = st.dictionaries(st.sampled_from(["a", "b", "n", "l", "d.t", 'q"q', "", LONG]), fields)
 
 matches = st.one_of(
     st.fixed_dictionaries({"value": scalars}),

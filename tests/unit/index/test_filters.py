@@ -216,3 +216,18 @@ def test_users_values_never_reach_the_statement() -> None:
     statement, values = fields.compile_filter(chosen)
     assert "DROP" not in statement
     assert statement.count("?") == len(values) == 3
+
+
+def test_long_names_and_texts_are_not_kept_with_each_value() -> None:
+    """Else 16 KB of metadata could be megabytes in the index."""
+    metadata = {"x" * 8000: {f"n{n}": "t" * n for n in range(1000)}}
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE documents (row INTEGER PRIMARY KEY, metadata TEXT)")
+    fields.create(connection)
+    fields.insert(connection, 1, json.dumps(metadata))
+    rows = connection.execute("SELECT path, value FROM fields").fetchall()
+    connection.close()
+    assert len(rows) == 1000
+    assert max(len(path) + len(value) for path, value in rows) < 150
+    asked = {"key": f"{'x' * 8000}.n999", "match": {"value": "t" * 999}}
+    assert choose([metadata, {}], {"must": asked}) == {"d0"}
