@@ -363,7 +363,9 @@ class ScrollRequest(Ours):
     """``POST /v1/indexes/{name}/documents/scroll``; the body may be left out."""
 
     filter: GivenFilter | None = None
-    limit: int = Field(default=100, description="Most documents of this page.")
+    limit: int | None = Field(
+        default=None, description="Most documents of this page; null: 100, if so many may be asked."
+    )
     after: str | None = Field(default=None, description="The `next` of the page before.")
     with_text: bool = True
     with_metadata: bool = True

@@ -211,19 +211,19 @@ def scroll(
     name: str,
     *,
     filter: Metadata | None = None,
-    limit: int = 100,
+    limit: int | None = None,
     after: str | None = None,
     with_text: bool = True,
     with_metadata: bool = True,
     with_vectors: bool = False,
 ) -> RpcCall[Page]:
     """Return documents by id, page by page."""
-    if not limit:  # which the server would take for its default
+    if limit == 0:  # which the server would take for its default
         raise InputError(f"limit: {limit} is not allowed", field="limit", value=limit)
     request = pb.ScrollRequest(
         index=name,
         filter=write_struct(filter),
-        limit=limit,
+        limit=limit or 0,
         after=after or "",
         with_text=with_text,
         with_metadata=with_metadata,

@@ -231,7 +231,7 @@ def scroll(
     name: str,
     *,
     filter: Metadata | None = None,
-    limit: int = 100,
+    limit: int | None = None,
     after: str | None = None,
     with_text: bool = True,
     with_metadata: bool = True,
@@ -244,7 +244,8 @@ def scroll(
     Args:
         name: The index.
         filter: Which documents, as in ``query``; None is all.
-        limit: Most documents of this page; one of long documents may be shorter.
+        limit: Most documents of this page, None is the server's 100; one of long documents may be
+            shorter.
         after: The ``next`` of the page before; None begins. After the last page it is None.
         with_text: Whether texts come with them.
         with_metadata: Whether metadata does.

@@ -20,7 +20,6 @@ from condensery.values import Document, IndexInfo, StoredDocument
 # A request: enough texts to fill the server's batches, and well under its limit of bytes.
 BATCH_DOCUMENTS = 128
 BATCH_CHARS = 500_000
-PAGE_DOCUMENTS = 100
 
 
 def add_parser(parsers: Parsers) -> None:
@@ -228,12 +227,11 @@ def run_scroll(args: argparse.Namespace) -> int:
             page = client.scroll(
                 args.name,
                 filter=args.filter,
-                limit=PAGE_DOCUMENTS if left is None else min(left, PAGE_DOCUMENTS),
                 after=after,
                 with_text=not args.no_text,
                 with_vectors=args.vectors,
             )
-            for document in page.documents:
+            for document in page.documents[:left]:
                 print_stored(document)
             if page.next is None:
                 break

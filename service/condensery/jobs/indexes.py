@@ -19,6 +19,7 @@ DOCUMENT_PROMPTS = ("document", "passage")
 # A passage's id is its document's, "#" and its number: kept under the index's limit of 512.
 MAX_DOCUMENT_ID_CHARS = 500
 METRICS = ("ip", "l2")
+PAGE_DOCUMENTS = 100
 
 
 async def create_index(
@@ -193,7 +194,7 @@ async def scroll(
     name: str,
     *,
     filter: JsonObject | None = None,
-    limit: int = 100,
+    limit: int | None = None,
     after: str | None = None,
     with_text: bool = True,
     with_metadata: bool = True,
@@ -208,8 +209,9 @@ async def scroll(
         services: The running parts.
         name: The index.
         filter: Which documents; None is all.
-        limit: Most documents of this page. One that gets too long for a request is shorter: only
-            ``next`` says whether more are to come.
+        limit: Most documents of this page; None is ``PAGE_DOCUMENTS``, or as many as a request
+            may have. One that gets too long for a request is shorter: only ``next`` says whether
+            more are to come.
         after: The ``next`` of the page before; None begins.
         with_text: Whether texts come with them.
         with_metadata: Whether metadata does.
@@ -219,6 +221,8 @@ async def scroll(
         IndexNotFound: No such index.
         InputError: ``limit`` out of range; a malformed filter or cursor.
     """
+    if limit is None:
+        limit = min(PAGE_DOCUMENTS, services.limits.max_items)
     check_range(limit, "limit", 1, services.limits.max_items)
     check_text(after or "", "after", MAX_DOCUMENT_ID_CHARS)
     wanted = Wanted(

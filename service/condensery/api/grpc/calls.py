@@ -192,7 +192,7 @@ async def scroll(services: Services, given: pb.ScrollRequest, model: str | None)
         services,
         given.index,
         filter=messages.filter_of(given),
-        limit=given.limit or 100,
+        limit=given.limit or None,
         after=given.after or None,
         with_text=given.with_text if given.HasField("with_text") else True,
         with_metadata=given.with_metadata if given.HasField("with_metadata") else True,
