@@ -160,6 +160,12 @@ REPLIES = [
     ("POST", "/v1/indexes/kb/documents", {"documents": DOCUMENTS}, replies.Written),
     ("POST", "/v1/indexes/kb/documents/get", {"ids": ["a", "b"]}, replies.Documents),
     ("POST", "/v1/indexes/kb/documents/count", {}, replies.Counts),
+    ("POST", "/v1/indexes/kb/documents/scroll", {}, replies.Page),
+    ("POST", "/v1/indexes/kb/documents/scroll", {"with_vectors": True}, replies.Page),
+    (
+        *("POST", "/v1/indexes/kb/documents/scroll"),
+        *({"with_text": False, "with_metadata": False, "limit": 1}, replies.Page),
+    ),
     ("POST", "/v1/indexes/kb/query", {"query": "alpha"}, replies.Hits),
     ("POST", "/v1/indexes/kb/documents/delete", {"ids": ["a"]}, replies.Deleted),
     ("DELETE", "/v1/indexes/kb", None, replies.Dropped),
