@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from condensery.commands import upkeep
 from condensery.commands.asking import add_search
 from condensery.commands.connecting import Connection, add_server, connect
 from condensery.commands.documents import STDIN, guess_format, open_lines, parse
@@ -83,6 +84,7 @@ def add_parser(parsers: Parsers) -> None:
 
     for action in (create, add, query, count, delete, drop, listing):
         add_server(action)
+    upkeep.add_parsers(actions)
 
 
 def run_create(args: argparse.Namespace) -> int:
@@ -186,8 +188,9 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def make_index(client: Connection, name: str) -> None:
-    """Make the index unless it is there, whatever its settings."""
-    if all(info.name != name for info in client.list_indexes()):
+    """Make the index unless it (or an alias of the name) is there, whatever its settings."""
+    names = [info.name for info in client.list_indexes()]
+    if name not in [*names, *(one.alias for one in client.aliases())]:
         client.create_index(name)
         say(f"{name}: index created")
 

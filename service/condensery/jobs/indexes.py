@@ -9,6 +9,7 @@ from condensery.jobs.checks import check_choice, check_count, check_text
 from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
 from condensery.jobs.ports import Encoder
 from condensery.jobs.services import Limits, Services
+from condensery.jobs.swapping import across_swaps
 from condensery.values import Document, Floats, IndexInfo, Passage, Upserted
 
 # What sentence-transformers models call the texts that are searched.
@@ -76,10 +77,12 @@ async def index_info(services: Services, name: str) -> IndexInfo:
 
 
 async def drop_index(services: Services, name: str) -> None:
-    """Delete the index with all it holds."""
+    """Delete the index with all it holds; IndexAliased if an alias points at it."""
     await asyncio.to_thread(services.indexes.drop, name)
+    await services.rebuilds.stop(name)
 
 
+@across_swaps
 async def upsert(
     services: Services,
     name: str,
@@ -118,6 +121,7 @@ async def upsert(
     else:
         fingerprint = check_vectors(info, vectors, fingerprint, "documents")
         passages = [_whole(document) for document in documents]
+    await services.rebuilds.passing(info.name)
     with services.metrics.stage(info.encoder, "index"):
         await asyncio.to_thread(
             services.indexes.upsert, name, documents, passages, vectors, fingerprint=fingerprint
@@ -125,14 +129,17 @@ async def upsert(
     return Upserted(documents=len(documents), passages=len(passages), tokens=tokens)
 
 
+@across_swaps
 async def delete(services: Services, name: str, ids: Sequence[str]) -> int:
     """Delete documents by id; returns how many were there. Synced on return."""
     info = services.indexes.info(name)
     check_count(ids, "ids", services.limits.max_items)
+    await services.rebuilds.passing(info.name)
     with services.metrics.stage(info.encoder, "index"):
         return await asyncio.to_thread(services.indexes.delete, name, ids)
 
 
+@across_swaps
 async def get(services: Services, name: str, ids: Sequence[str]) -> list[Document]:
     """Return the documents found, in the order asked."""
     check_count(ids, "ids", services.limits.max_items)
