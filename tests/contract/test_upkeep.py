@@ -1,6 +1,7 @@
 """Keeping indexes by our own clients, against a real server, by each door."""
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,9 @@ from condensery.errors import (
     IndexAliased,
     IndexNotFound,
     InputError,
+    ModelNotFound,
     NameTaken,
+    RebuildNotFound,
     SnapshotDamaged,
     SnapshotNotFound,
 )
@@ -99,7 +102,7 @@ def test_a_snapshot_is_made_listed_restored_and_deleted(
     with pytest.raises(IndexNotFound):
         client.create_snapshot("nowhere")
     with pytest.raises(InputError):
-        client.restore_snapshot(index, "../x")
+        client.restore_snapshot(index, "no.id")
 
 
 def test_a_snapshot_is_not_restored_into_an_alias(client: Client | GrpcClient, index: str) -> None:
@@ -108,3 +111,25 @@ def test_a_snapshot_is_not_restored_into_an_alias(client: Client | GrpcClient, i
     with pytest.raises(NameTaken):
         client.restore_snapshot(index, made.id, into=f"{index}-live")
     client.delete_snapshot(index, made.id)
+
+
+def test_an_index_is_rebuilt_while_it_serves(client: Client | GrpcClient, index: str) -> None:
+    with pytest.raises(RebuildNotFound):
+        client.rebuild_status(index)
+    with pytest.raises(RebuildNotFound):
+        client.cancel_rebuild(index)
+    with pytest.raises(ModelNotFound):
+        client.rebuild_index(index, encoder="nobody")
+    began = client.rebuild_index(index, kind="hnsw")
+    assert (began.index, began.encoder, began.documents) == (index, "minilm-l6", 2)
+    client.upsert(index, [Document("c", "helium is a gas")])
+    deadline = time.monotonic() + 60
+    while (now := client.rebuild_status(index)).state == "running":
+        assert client.query(index, "gas", top_k=1)
+        assert time.monotonic() < deadline
+    assert (now.state, now.reason, now.pending, now.kind) == ("done", None, 0, "hnsw")
+    assert now.ended is not None
+    assert (now.overlap or 0) > 0.5  # what is written meanwhile may be in one only
+    (info,) = [one for one in client.list_indexes() if one.name == index]
+    assert (info.kind, info.documents) == ("hnsw", 3)
+    assert client.query(index, "gas", top_k=1)[0].passage.document_id == "c"

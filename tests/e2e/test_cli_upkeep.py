@@ -70,3 +70,15 @@ def test_snapshots_are_made_listed_restored_and_deleted(door: tuple[str, str], n
     assert snapshot in gone.stderr
     for name in (notes, f"{notes}-copy"):
         run("index", "drop", name, *door)
+
+
+def test_an_index_is_rebuilt_and_told_so(door: tuple[str, str], notes: str) -> None:
+    done = run("index", "rebuild", notes, "--kind", "hnsw", *door)
+    assert done.stdout.strip() == f"{notes}: rebuilt for minilm-l6, hnsw, ip; finds 100% as before"
+    told = run("index", "rebuild", notes, "--status", *door)
+    assert told.stdout == done.stdout
+    nothing = run("index", "rebuild", notes, "--cancel", *door, status=1)
+    assert "is not being rebuilt" in nothing.stderr
+    unknown = run("index", "rebuild", notes, "--encoder", "nobody", *door, status=1)
+    assert "nobody" in unknown.stderr
+    run("index", "drop", notes, *door)

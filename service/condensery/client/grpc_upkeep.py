@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from condensery.client.grpc_calls import RpcCall, checked, make_call, read_nothing
-from condensery.client.grpc_replies import read_index
+from condensery.client.grpc_replies import plain, read_index
 from condensery.errors import InputError, shorten
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.upkeep import (
@@ -16,7 +16,7 @@ from condensery.upkeep import (
     Snapshot,
     SnapshotList,
 )
-from condensery.values import IndexInfo
+from condensery.values import Document, IndexInfo
 
 
 def aliases() -> RpcCall[list[Alias]]:
@@ -31,6 +31,13 @@ def update_aliases(actions: Sequence[AliasAction]) -> RpcCall[list[Alias]]:
     """Make all of these changes, at one moment, or none; returns the aliases then."""
     request = pb.UpdateAliasesRequest(actions=[_write_action(action) for action in actions])
     return make_call("IndexUpkeep/UpdateAliases", request, pb.AliasesResponse, _read_aliases)
+
+
+@checked
+def get(name: str, ids: Sequence[str]) -> RpcCall[list[Document]]:
+    """Return documents by id: those found, in the order asked."""
+    request = pb.GetDocumentsRequest(index=name, ids=ids)
+    return make_call("Index/GetDocuments", request, pb.GetDocumentsResponse, _read_documents)
 
 
 @checked
@@ -107,6 +114,10 @@ def _read_rebuild(reply: pb.Rebuild) -> Rebuild:
         reason=reply.reason if reply.HasField("reason") else None,
         overlap=reply.overlap if reply.HasField("overlap") else None,
     )
+
+
+def _read_documents(reply: pb.GetDocumentsResponse) -> list[Document]:
+    return [Document(one.id, one.text, plain(one.metadata)) for one in reply.documents]
 
 
 def _read_snapshot(reply: pb.Snapshot) -> Snapshot:

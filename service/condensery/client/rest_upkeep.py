@@ -1,4 +1,4 @@
-"""Keeping indexes, as REST calls: aliases, snapshots, rebuilds."""
+"""Keeping indexes, as REST calls: what they hold, aliases, snapshots, rebuilds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from condensery.client.rest_calls import _index as index_path
 from condensery.client.rest_replies import build, read_index
 from condensery.errors import InputError, shorten
 from condensery.upkeep import ALIAS_VERBS, Alias, AliasAction, Rebuild, Snapshot, SnapshotList
-from condensery.values import IndexInfo
+from condensery.values import Document, IndexInfo
 
 ALIASES = "/v1/indexes/aliases"
 # What an action calls its target.
@@ -30,6 +30,12 @@ def update_aliases(actions: Sequence[AliasAction]) -> RestCall[list[Alias]]:
     """
     body = {"actions": [_write_action(action) for action in actions]}
     return RestCall(_read_aliases, "POST", ALIASES, body)
+
+
+def get(name: str, ids: Sequence[str]) -> RestCall[list[Document]]:
+    """Return documents by id: those found, in the order asked."""
+    path = f"{index_path(name)}/documents/get"
+    return RestCall(_read_documents, "POST", path, {"ids": list(ids)})
 
 
 def create_snapshot(name: str) -> RestCall[Snapshot]:
@@ -96,6 +102,10 @@ def _read_rebuild(reply: Any) -> Rebuild:
 def _snapshots(name: str, snapshot: str | None = None) -> str:
     path = f"{index_path(name)}/snapshots"
     return path if snapshot is None else f"{path}/{quote(snapshot, safe='')}"
+
+
+def _read_documents(reply: Any) -> list[Document]:
+    return [build(Document, item) for item in reply["documents"]]
 
 
 def _read_snapshot(reply: Any) -> Snapshot:

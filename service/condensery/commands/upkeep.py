@@ -3,10 +3,14 @@
 import argparse
 import time
 
-from condensery.commands.connecting import add_server, connect
+from tqdm import tqdm
+
+from condensery.commands.connecting import Connection, add_server, connect
 from condensery.commands.printing import Parsers, say, table
-from condensery.errors import InputError, shorten
-from condensery.upkeep import AliasAction
+from condensery.errors import CondenseryError, InputError, shorten
+from condensery.upkeep import AliasAction, Rebuild
+
+POLL_SECONDS = 0.5
 
 
 def add_parsers(actions: Parsers) -> None:
@@ -57,7 +61,23 @@ def add_parsers(actions: Parsers) -> None:
     restore.add_argument("--into", metavar="NEW", help="make an index of this name instead")
     restore.set_defaults(run=run_restore)
 
-    for action in (assign, delete, rename, listing, make, copies, remove, restore):
+    rebuild = actions.add_parser(
+        "rebuild",
+        help="make an index anew for another encoder, while it serves",
+        description="Make an index anew for another encoder, while it serves and is written, and"
+        " wait until it is done; or go on with that. If this command ends, the server goes on.",
+    )
+    rebuild.add_argument("name", metavar="NAME")
+    rebuild.add_argument("--encoder", metavar="MODEL", help="the index's own, as it runs, else")
+    rebuild.add_argument("--kind", help="as of a new index; default: as it is")
+    rebuild.add_argument("--metric", help="as of a new index; default: as it is")
+    instead = rebuild.add_mutually_exclusive_group()
+    instead.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
+    instead.add_argument("--status", action="store_true", help="tell how far it is instead")
+    instead.add_argument("--cancel", action="store_true", help="give it up instead")
+    rebuild.set_defaults(run=run_rebuild)
+
+    for action in (assign, delete, rename, listing, make, copies, remove, restore, rebuild):
         add_server(action)
 
 
@@ -134,6 +154,47 @@ def run_restore(args: argparse.Namespace) -> int:
         made = client.restore_snapshot(args.name, snapshot, into=args.into)
     print(f"{made.name}: restored from {snapshot}, {made.documents} documents")
     return 0
+
+
+def run_rebuild(args: argparse.Namespace) -> int:
+    """Rebuild an index, tell how that goes, or give it up."""
+    with connect(args) as client:
+        if args.cancel:
+            client.cancel_rebuild(args.name)
+            print(f"{args.name}: rebuild given up")
+            return 0
+        if args.status:
+            told = client.rebuild_status(args.name)
+        else:
+            told = client.rebuild_index(
+                args.name, encoder=args.encoder, kind=args.kind, metric=args.metric
+            )
+            if not args.no_wait:
+                told = _watch(client, told)
+    print(_tell(told))
+    if told.state == "failed":
+        raise CondenseryError(f"{told.index}: {told.reason}")
+    return 0
+
+
+def _watch(client: Connection, told: Rebuild) -> Rebuild:
+    """Wait for a rebuild's end, and show how far it is."""
+    with tqdm(total=told.documents, unit="doc", desc=told.index, disable=None) as bar:
+        while told.state == "running":
+            time.sleep(POLL_SECONDS)
+            told = client.rebuild_status(told.index)
+            bar.update(max(0, told.documents - told.pending - bar.n))
+    return told
+
+
+def _tell(told: Rebuild) -> str:
+    what = f"{told.encoder}, {told.kind}, {told.metric}"
+    if told.state == "done":
+        same = "" if told.overlap is None else f"; finds {told.overlap:.0%} as before"
+        return f"{told.index}: rebuilt for {what}{same}"
+    if told.state == "failed":
+        return f"{told.index}: not rebuilt for {what}; {told.pending} documents to do"
+    return f"{told.index}: being rebuilt for {what}; {told.pending} documents to do"
 
 
 def _moment(seconds: float) -> str:

@@ -174,6 +174,9 @@ REPLIES = [
     ("GET", "/v1/indexes/kb/snapshots/snap_...", None, replies_upkeep.Snapshot),
     ("POST", "/v1/indexes/kb/snapshots/snap_.../restore", {}, replies.Index),
     ("DELETE", "/v1/indexes/kb/snapshots/snap_...", None, replies_upkeep.SnapshotDeleted),
+    ("POST", "/v1/indexes/kb/rebuild", {"encoder": "other"}, replies_upkeep.Rebuild),
+    ("GET", "/v1/indexes/kb/rebuild", None, replies_upkeep.Rebuild),
+    ("DELETE", "/v1/indexes/kb/rebuild", None, replies_upkeep.RebuildCancelled),
     ("POST", "/v1/indexes/kb/documents/get", {"ids": ["a", "b"]}, replies.Documents),
     ("POST", "/v1/indexes/kb/documents/count", {}, replies.Counts),
     ("POST", "/v1/indexes/kb/query", {"query": "alpha"}, replies.Hits),
@@ -200,6 +203,7 @@ REPLIES = [
 
 async def test_replies_hold_what_is_described_and_nothing_else(door, classifiers):
     answered, held, made = set(), "", ""
+    classifiers.encoders["other"].delay = 60  # so that there is a rebuild to cancel
     for method, path, body, schema in REPLIES:
         template = path.replace("/kb", "/{name}").replace("/ctx_...", "/{name}")
         template = template.replace("/snap_...", "/{snapshot}")

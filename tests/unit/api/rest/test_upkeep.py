@@ -1,5 +1,7 @@
 """Keeping indexes over REST: what is asked, and what is refused."""
 
+import asyncio
+
 import pytest
 
 
@@ -69,3 +71,80 @@ async def test_an_index_with_an_alias_is_not_deleted_and_its_name_not_taken(door
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "name_taken")
     reply = await door.put("/v1/indexes/aliases", json={})
     assert reply.status_code == 405
+
+
+async def test_a_snapshot_is_restored_over_its_index_or_as_another(door, kb):
+    made = (await door.post("/v1/indexes/kb/snapshots")).json()
+    (await door.post("/v1/indexes/kb/documents/delete", json={"ids": ["a"]})).raise_for_status()
+    path = f"/v1/indexes/kb/snapshots/{made['id']}"
+    assert (await door.get(path)).json() == made
+    assert (await door.post(f"{path}/restore")).json()["documents"] == 1
+    reply = await door.post(f"{path}/restore", json={"into": "copy"})
+    assert reply.json()["name"] == "copy"
+    assert (await door.delete(path)).json() == {"id": made["id"], "deleted": True}
+    gone = await door.post(f"{path}/restore")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "snapshot_not_found")
+    assert (await door.get("/v1/indexes/nowhere/snapshots")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("harm", "code"),
+    [("cut", "snapshot_damaged"), ("flip", "snapshot_damaged"), ("newer", "snapshot_too_new")],
+)
+async def test_a_snapshot_that_can_not_be_used_is_refused_by_name(door, kb, tmp_path, harm, code):
+    made = (await door.post("/v1/indexes/kb/snapshots")).json()
+    folder = tmp_path / "snapshots" / "kb" / made["id"]
+    file, note = folder / "index.sqlite3", folder / "snapshot.json"
+    data = bytearray(file.read_bytes())
+    if harm == "newer":
+        note.write_text(note.read_text().replace('"format": 1,', '"format": 9,'))
+    elif harm == "cut":
+        file.write_bytes(data[:-1])
+    else:
+        data[5000] ^= 1
+        file.write_bytes(data)
+    reply = await door.post(f"/v1/indexes/kb/snapshots/{made['id']}/restore")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (409, code, "snapshot")
+    assert made["id"] in error["message"]
+    assert reply.headers["x-should-retry"] == "false"
+    counts = (await door.post("/v1/indexes/kb/documents/count")).json()
+    assert counts == {"documents": 1, "passages": 1}
+
+
+async def test_a_rebuild_is_begun_watched_and_done(door, kb):
+    assert (await door.get("/v1/indexes/kb/rebuild")).status_code == 404
+    reply = await door.post("/v1/indexes/kb/rebuild", json={"encoder": "other"})
+    assert reply.json()["state"] == "running"
+    async with asyncio.timeout(30):
+        told = reply.json()
+        while told["state"] == "running":
+            told = (await door.get("/v1/indexes/kb/rebuild")).json()
+    assert (told["state"], told["encoder"], told["overlap"]) == ("done", "other", 1.0)
+    assert (await door.get("/v1/indexes/kb")).json()["encoder"] == "other"
+    found = await door.post("/v1/indexes/kb/query", json={"query": "alpha"})
+    assert found.json()["results"][0]["document_id"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"encoder": "nobody"}, 404, "model_not_found"),
+        ({"kind": "tree"}, 400, "input_error"),
+        ({"metric": 3}, 400, "input_error"),
+        ({"model": "other"}, 400, "input_error"),
+    ],
+)
+async def test_a_rebuild_that_can_not_be_is_refused(door, kb, body, status, code):
+    reply = await door.post("/v1/indexes/kb/rebuild", json=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    assert (await door.get("/v1/indexes/kb/rebuild")).status_code == 404
+
+
+async def test_vectors_without_texts_are_not_rebuilt(door, kb, pool):
+    vector = (await pool.encoder("words").embed(["x"])).vectors[0].tolist()
+    body = {"documents": [{"id": "bare", "vector": vector}], "fingerprint": "sha256:words"}
+    (await door.post("/v1/indexes/kb/documents", json=body)).raise_for_status()
+    reply = await door.post("/v1/indexes/kb/rebuild", json={"encoder": "other"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "texts_missing")
+    assert "'bare'" in reply.json()["error"]["message"]
