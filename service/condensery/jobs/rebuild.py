@@ -76,34 +76,35 @@ async def rebuild_index(
         raise InputError(
             f"encoder: {target.name} gives no vectors.", field="encoder", value=encoder
         )
-    run = services.rebuilds.runs.get(info.name)
-    if run is not None and run.state == "running":
-        now, wanted = run.plan, (target.name, target.fingerprint, metric, kind)
-        if (now.encoder, now.fingerprint, now.metric, now.kind) != wanted:
-            raise RebuildRunning(
-                f"Index {info.name!r} is being rebuilt for encoder {now.encoder!r}, {now.kind}, "
-                f"{now.metric}; let it finish, or cancel it.",
-                field="index",
-                value=name,
-            )
+    async with services.rebuilds.beginning:
+        run = services.rebuilds.runs.get(info.name)
+        if run is not None and run.state == "running":
+            now, wanted = run.plan, (target.name, target.fingerprint, metric, kind)
+            if (now.encoder, now.fingerprint, now.metric, now.kind) != wanted:
+                raise RebuildRunning(
+                    f"Index {info.name!r} is being rebuilt for encoder {now.encoder!r}, "
+                    f"{now.kind}, {now.metric}; let it finish, or cancel it.",
+                    field="index",
+                    value=name,
+                )
+            return run.told()
+        begin = partial(
+            services.indexes.keeping.rebuild,
+            info.name,
+            encoder=target.name,
+            fingerprint=target.fingerprint,
+            dims=target.dims,
+            metric=metric,
+            kind=kind,
+        )
+        rebuilding = await asyncio.to_thread(begin)
+        run = Run(rebuilding.plan, rebuilding, pending=await asyncio.to_thread(rebuilding.pending))
+        run.open.set()
+        services.rebuilds.runs[info.name] = run
+        # not in the caller's context, whose time will be over
+        run.task = asyncio.create_task(_work(services, run), context=contextvars.Context())
+        _log.info("rebuild_began", extra={"index": info.name, "model": target.name})
         return run.told()
-    begin = partial(
-        services.indexes.keeping.rebuild,
-        info.name,
-        encoder=target.name,
-        fingerprint=target.fingerprint,
-        dims=target.dims,
-        metric=metric,
-        kind=kind,
-    )
-    rebuilding = await asyncio.to_thread(begin)
-    run = Run(rebuilding.plan, rebuilding, pending=await asyncio.to_thread(rebuilding.pending))
-    run.open.set()
-    services.rebuilds.runs[info.name] = run
-    # not in the caller's context, whose time will be over
-    run.task = asyncio.create_task(_work(services, run), context=contextvars.Context())
-    _log.info("rebuild_began", extra={"index": info.name, "model": target.name})
-    return run.told()
 
 
 async def rebuild_status(services: Services, name: str) -> Rebuild:
@@ -130,10 +131,11 @@ async def cancel_rebuild(services: Services, name: str) -> None:
         RebuildNotFound: Nothing is to be given up.
     """
     info = services.indexes.info(name)
-    run = services.rebuilds.runs.get(info.name)
-    if run is not None and run.state != "done":
-        await services.rebuilds.stop(info.name)
-    await asyncio.to_thread(services.indexes.keeping.cancel_rebuild, info.name)
+    async with services.rebuilds.beginning:
+        run = services.rebuilds.runs.get(info.name)
+        if run is not None and run.state != "done":
+            await services.rebuilds.stop(info.name)
+        await asyncio.to_thread(services.indexes.keeping.cancel_rebuild, info.name)
 
 
 async def resume_rebuilds(services: Services) -> None:
@@ -158,7 +160,7 @@ async def _work(services: Services, run: Run) -> None:
             await _steps(services, run)
         except CondenseryError as error:
             run.end("failed", error.message)
-        except Exception:
+        except Exception:  # a bug must not leave it running for ever
             _log.exception("rebuild_broke", extra={"index": run.plan.index})
             run.end("failed", "an internal error, which the server's log has")
         else:

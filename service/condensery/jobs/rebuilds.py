@@ -53,10 +53,16 @@ class Run:
 
 
 class Rebuilds:
-    """What is rebuilt in this process, by index; each the last one."""
+    """What is rebuilt in this process.
+
+    Attributes:
+        runs: The last one of each index.
+        beginning: Held to begin one, or to give one up.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
+        self.beginning = asyncio.Lock()
 
     async def passing(self, index: str) -> None:
         """Wait while an index's rebuild does its last steps, which writes would outrun.
