@@ -13,10 +13,22 @@ CondenseryError
 │   ├── ModelNotFound
 │   ├── ReportNotFound         the model was never measured, or has no such plot
 │   ├── IndexNotFound
+│   │   └── IndexClosed        dropped or replaced while it was asked
+│   ├── AliasNotFound
+│   ├── AliasToNothing         an alias would point at no index and no alias
+│   ├── SnapshotNotFound
+│   ├── RebuildNotFound        the index is not being rebuilt, and was not
 │   └── ContextNotFound        no such handle, or another caller's
 │       └── ContextExpired     its time is over
 ├── Conflict
 │   ├── IndexExists            create of a name that is taken, with other settings
+│   ├── NameTaken              an alias of an index's name, or an index of an alias's
+│   ├── AliasCircle            aliases would lead in a circle
+│   ├── IndexAliased           an alias points at the index that is to be deleted
+│   ├── SnapshotDamaged        cut short or altered
+│   ├── SnapshotTooNew         of a format of a newer version
+│   ├── RebuildRunning         with other settings, or where it would be restored over
+│   ├── TextsMissing           of documents whose vectors alone are known
 │   ├── EncoderMismatch        vectors or an index of another encoder
 │   └── ContextMismatch        a handle for another question, or of another pair
 ├── Overloaded                 the queue is full; come back later
@@ -110,6 +122,26 @@ class IndexNotFound(NotFound):
     """No index of that name."""
 
 
+class IndexClosed(IndexNotFound):
+    """The index was dropped, or replaced by another of its name, while it was asked."""
+
+
+class AliasNotFound(NotFound):
+    """No alias of that name."""
+
+
+class AliasToNothing(NotFound):
+    """What an alias should point at is neither an index nor an alias."""
+
+
+class SnapshotNotFound(NotFound):
+    """The index has no snapshot of that id."""
+
+
+class RebuildNotFound(NotFound):
+    """The index is not being rebuilt, and was not since the server started."""
+
+
 class ContextNotFound(NotFound):
     """No context of that handle, or none of this caller's."""
 
@@ -124,6 +156,34 @@ class Conflict(CondenseryError):
 
 class IndexExists(Conflict):
     """The name is taken by an index with other settings."""
+
+
+class NameTaken(Conflict):
+    """An alias would have an index's (or another alias's) name, or an index an alias's."""
+
+
+class AliasCircle(Conflict):
+    """Aliases would lead in a circle."""
+
+
+class IndexAliased(Conflict):
+    """The index can't be deleted, since an alias points at it."""
+
+
+class SnapshotDamaged(Conflict):
+    """The snapshot is cut short, or was altered."""
+
+
+class SnapshotTooNew(Conflict):
+    """The snapshot is of a format that only a newer version reads."""
+
+
+class RebuildRunning(Conflict):
+    """The index is being rebuilt already, otherwise than asked for."""
+
+
+class TextsMissing(Conflict):
+    """Documents have no text, so that nothing but the vectors that are there can be had of them."""
 
 
 class EncoderMismatch(Conflict):

@@ -220,6 +220,12 @@ class Metrics:
         self.index_passages = Gauge(
             "condensery_index_passages", "Passages in an index.", ["index", "model"], registry=reg
         )
+        self.index_snapshot_age = Gauge(
+            "condensery_index_snapshot_age_seconds",
+            "How old an index's newest snapshot is; of an index without one, there is none.",
+            ["index"],
+            registry=reg,
+        )
         self.model_loaded = Gauge(
             "condensery_model_loaded",
             "1 while the model serves, 0 if it was refused.",

@@ -24,6 +24,7 @@ from condensery.errors import CondenseryError, StartError
 from condensery.index.store import IndexStore
 from condensery.jobs.admission import Admission
 from condensery.jobs.contexts import Contexts
+from condensery.jobs.rebuild import resume_rebuilds
 from condensery.jobs.samples import NAME as SAMPLES
 from condensery.jobs.samples import ensure_samples
 from condensery.jobs.services import Limits, Services
@@ -157,6 +158,8 @@ class Server:
             search=settings.search,
         )
         self._watch(stack, pool, metrics)
+        stack.push_async_callback(services.rebuilds.close)
+        await resume_rebuilds(services)
         if settings.samples and any(info.kind == "encoder" for info in pool.models()):
             try:
                 await ensure_samples(services, say)

@@ -118,7 +118,11 @@ def test_an_index_is_made_filled_asked_and_dropped(door: tuple[str, str], tmp_pa
         f"{name}: 300 documents written, 300 passages"
     )
     again = run("index", "add", name, "-", *door, given=file.read_bytes())
-    assert "300 documents written" in again.stdout
+    assert again.stdout.strip() == (
+        f"{name}: 0 documents written, 0 passages; 300 were there already"
+    )
+    again = run("index", "add", name, "-", "--again", *door, given=file.read_bytes())
+    assert again.stdout.strip() == f"{name}: 300 documents written, 300 passages"
     assert run("index", "count", name, *door).stdout.strip() == "300 documents, 300 passages"
     found = run("index", "query", name, "note 17 is about 17", "--top-k", "2", "--json", *door)
     best = json.loads(found.stdout.splitlines()[0])

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 
 from condensery.client import grpc_answers as answers
 from condensery.client import grpc_calls as calls
+from condensery.client import grpc_upkeep as upkeep
 from condensery.client.access import headers_of, read_ca
 from condensery.client.calls import awaiting, blocking, streaming, streaming_async
 from condensery.client.faults import Retries
@@ -86,6 +87,15 @@ class GrpcClient:
     create_index = blocking(calls.create_index)
     list_indexes = blocking(calls.list_indexes)
     drop_index = blocking(calls.drop_index)
+    aliases = blocking(upkeep.aliases)
+    update_aliases = blocking(upkeep.update_aliases)
+    create_snapshot = blocking(upkeep.create_snapshot)
+    list_snapshots = blocking(upkeep.list_snapshots)
+    delete_snapshot = blocking(upkeep.delete_snapshot)
+    restore_snapshot = blocking(upkeep.restore_snapshot)
+    rebuild_index = blocking(upkeep.rebuild_index)
+    rebuild_status = blocking(upkeep.rebuild_status)
+    cancel_rebuild = blocking(upkeep.cancel_rebuild)
     upsert = blocking(calls.upsert)
     delete = blocking(calls.delete)
     query = blocking(calls.query)
@@ -182,6 +192,15 @@ class AsyncGrpcClient:
     create_index = awaiting(calls.create_index)
     list_indexes = awaiting(calls.list_indexes)
     drop_index = awaiting(calls.drop_index)
+    aliases = awaiting(upkeep.aliases)
+    update_aliases = awaiting(upkeep.update_aliases)
+    create_snapshot = awaiting(upkeep.create_snapshot)
+    list_snapshots = awaiting(upkeep.list_snapshots)
+    delete_snapshot = awaiting(upkeep.delete_snapshot)
+    restore_snapshot = awaiting(upkeep.restore_snapshot)
+    rebuild_index = awaiting(upkeep.rebuild_index)
+    rebuild_status = awaiting(upkeep.rebuild_status)
+    cancel_rebuild = awaiting(upkeep.cancel_rebuild)
     upsert = awaiting(calls.upsert)
     delete = awaiting(calls.delete)
     query = awaiting(calls.query)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from condensery.commands import upkeep
 from condensery.commands.asking import add_filter, add_search
 from condensery.commands.connecting import Connection, add_server, connect
 from condensery.commands.documents import STDIN, guess_format, open_lines, parse
@@ -49,8 +50,9 @@ def add_parser(parsers: Parsers) -> None:
         "add",
         help="write documents from a file into an index",
         description="Write documents from a file into an index, which is made if it is not there."
-        " Documents of the same ids are replaced, so that a run which was cut short can simply be"
-        " repeated.",
+        " Documents of the same ids are replaced. Those that are there already, as they are in the"
+        " file, are passed over: a run that was cut short, here or on the server, goes on where it"
+        " was when it is repeated.",
     )
     add.add_argument(
         "name",
@@ -65,6 +67,9 @@ def add_parser(parsers: Parsers) -> None:
         " a document a paragraph; - is standard input",
     )
     add.add_argument("--format", choices=("jsonl", "text"), help="default: by the file's suffix")
+    add.add_argument(
+        "--again", action="store_true", help="write also what is there already, as it is"
+    )
     add.set_defaults(run=run_add)
 
     query = actions.add_parser("query", help="find the passages nearest to a text")
@@ -113,6 +118,7 @@ def add_parser(parsers: Parsers) -> None:
 
     for action in (create, add, query, count, get, scroll, delete, drop, listing):
         add_server(action)
+    upkeep.add_parsers(actions)
 
 
 def run_create(args: argparse.Namespace) -> int:
@@ -149,28 +155,52 @@ def run_add(args: argparse.Namespace) -> int:
         prefix = name if args.file == STDIN else Path(args.file).stem
         read = parse(itertools.chain([first], lines), form, prefix)
         make_index(client, name)
-        return write(client, name, read, file_size(args.file))
+        return write(client, name, read, file_size(args.file), again=args.again)
 
 
 def write(
-    client: Connection, name: str, read: Iterable[tuple[Document, int]], size: int | None
+    client: Connection,
+    name: str,
+    read: Iterable[tuple[Document, int]],
+    size: int | None,
+    *,
+    again: bool = False,
 ) -> int:
-    """Write documents as they are read; what was written before an error stays, and is said."""
-    documents = passages = at = 0
+    """Write documents as they are read; what was written before an error stays, and is said.
+
+    Args:
+        client: Open.
+        name: The index.
+        read: Each document, and the bytes read with it.
+        size: Bytes of all; None if nobody knows.
+        again: Write also those that are there already.
+    """
+    documents = passages = there = at = 0
+    look = not again and client.count(name)[0] > 0
     try:
         with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=None) as bar:
             for batch, end in batches(read):
-                written = client.upsert(name, batch)
-                documents += written.documents
-                passages += written.passages
+                new = missing(client, name, batch) if look else batch
+                there += len(batch) - len(new)
+                if new:
+                    written = client.upsert(name, new)
+                    documents += written.documents
+                    passages += written.passages
                 bar.set_postfix_str(f"{documents} documents", refresh=False)
                 bar.update(end - at)
                 at = end
     except (CondenseryError, KeyboardInterrupt):
         say(f"{name}: {documents} documents were written before this stopped")
         raise
-    print(f"{name}: {documents} documents written, {passages} passages")
+    already = f"; {there} were there already" if there else ""
+    print(f"{name}: {documents} documents written, {passages} passages{already}")
     return 0
+
+
+def missing(client: Connection, name: str, batch: list[Document]) -> list[Document]:
+    """Return the documents that an index has not, or has otherwise."""
+    there = {one.id: one for one in client.get(name, [one.id for one in batch])}
+    return [one for one in batch if there.get(one.id) != one]
 
 
 def run_query(args: argparse.Namespace) -> int:
@@ -294,8 +324,9 @@ def describe_kind(info: IndexInfo) -> str:
 
 
 def make_index(client: Connection, name: str) -> None:
-    """Make the index unless it is there, whatever its settings."""
-    if all(info.name != name for info in client.list_indexes()):
+    """Make the index unless it (or an alias of the name) is there, whatever its settings."""
+    names = [info.name for info in client.list_indexes()]
+    if name not in [*names, *(one.alias for one in client.aliases())]:
         client.create_index(name)
         say(f"{name}: index created")
 

@@ -25,17 +25,29 @@ MAX_TOP_K = 10_000
 # Sums of MAX_DIMS products of such components stay finite in float32 (1e32 * 65,536 < 3.4e38).
 MAX_COMPONENT = 1e16
 
+# `/v1/indexes/aliases` is no index.
+RESERVED = ("aliases",)
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-def check_name(name: object) -> None:
+def check_name(name: object, field: str = "index") -> None:
     """Refuse an index name that can't be a directory's on every disk."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(
-            f"index: {shorten(name)} is not an index name; use 1 to 64 of a-z, 0-9, '.', '_', '-', "
-            "starting with a letter or digit.",
-            field="index",
+            f"{field}: {shorten(name)} is not an index name; use 1 to 64 of a-z, 0-9, '.', '_', "
+            "'-', starting with a letter or digit.",
+            field=field,
             value=name,
+        )
+
+
+def check_new_name(name: object, field: str = "index") -> None:
+    """Refuse a name that nothing new may have."""
+    check_name(name, field)
+    if name in RESERVED:
+        raise InputError(
+            f"{field}: {name!r} is taken by a route of the API.", field=field, value=name
         )
 
 

@@ -171,8 +171,8 @@ def storage_errors(path: Path) -> Iterator[None]:
 def where(path: Path) -> str:
     """Name ``path`` for a caller: from the data directory down."""
     parts = path.parts
-    start = len(parts) - parts[::-1].index("indexes") - 1 if "indexes" in parts else -1
-    return "/".join(parts[start:])
+    tops = [place for place, part in enumerate(parts) if part in ("indexes", "snapshots")]
+    return "/".join(parts[tops[-1] if tops else -1 :])
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

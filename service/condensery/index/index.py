@@ -12,12 +12,12 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from condensery.errors import CondenseryError, EncoderMismatch, IndexNotFound
+from condensery.errors import CondenseryError, EncoderMismatch, IndexClosed
 from condensery.index import checks, database, kinds, passages, recovery, selecting, words
 from condensery.index.database import storage_errors, transaction
 from condensery.index.filters import Filter
@@ -50,6 +50,7 @@ class Index:
 
     def __init__(self, name: str, directory: Path, *, cache_every: int = 10_000) -> None:
         self.name = name
+        self.directory = directory
         self._database = directory / DATABASE
         self._cache_file = directory / CACHE
         self._cache_every = cache_every
@@ -233,6 +234,46 @@ class Index:
             reader.execute("BEGIN")  # a document and its passages are read one after the other
             return selecting.read_page(reader, wanted, self.settings.dims)
 
+    def copy(self, path: Path) -> None:
+        """Write the index's SQLite file, as it is at one moment, to ``path``; packed, not synced.
+
+        Nobody waits for it: it reads by a connection of its own.
+
+        Raises:
+            sqlite3.Error: The disk refused.
+        """
+        self._check_open()
+        with closing(database.open_reader(self._database)) as reader:
+            reader.execute("VACUUM INTO ?", (str(path),))
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Give a connection that sees one state of the index, as it was acknowledged."""
+        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
+            reader.execute("BEGIN")
+            yield reader
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Give the connection that writes, in a transaction that is committed, synced, at the end.
+
+        For what is neither document nor passage, of which FAISS would have to hear.
+        """
+        with self._write_lock(), transaction(self._writer):
+            yield self._writer
+
+    def retire(self, hand_over: Callable[[sqlite3.Connection], None]) -> None:
+        """Close the files once ``hand_over`` has let another take the index's place.
+
+        Writes wait meanwhile, and then find it closed; queries go on until then.
+
+        Args:
+            hand_over: If it raises, the index goes on as it was.
+        """
+        with self._write_lock():
+            hand_over(self._writer)
+            self._close()
+
     def close(self, *, keep_cache: bool = True) -> None:
         """Save the cache and close the files; a second call does nothing."""
         with self._writing:
@@ -240,11 +281,14 @@ class Index:
                 return
             if keep_cache and self._unsaved:
                 self._save_cache()
-            with self._sharing.exclusive(), self._reading.exclusive():
-                self._closed = True
-                for reader in self._idle:
-                    reader.close()
-                self._writer.close()
+            self._close()
+
+    def _close(self) -> None:
+        with self._sharing.exclusive(), self._reading.exclusive():
+            self._closed = True
+            for reader in self._idle:
+                reader.close()
+            self._writer.close()
 
     def _search(
         self, reader: sqlite3.Connection, vector: Floats, k: int, allowed: Rows | None
@@ -307,7 +351,7 @@ class Index:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise IndexNotFound(
+            raise IndexClosed(
                 f"Index {self.name!r} was dropped or closed.", field="index", value=self.name
             )
 

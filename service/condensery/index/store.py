@@ -5,32 +5,50 @@ index, not one for all: writers of different indexes do not wait for each other,
 takes one index down, a drop frees its disk space, and a snapshot of one is a copy of one file.
 """
 
+import contextlib
 import logging
 import secrets
 import shutil
+import sqlite3
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from condensery.durable import sync
-from condensery.errors import EmptyInput, IndexExists, IndexNotFound, InputError, StorageError
-from condensery.index import checks, database
+from condensery.errors import (
+    AliasToNothing,
+    EmptyInput,
+    IndexAliased,
+    IndexExists,
+    IndexNotFound,
+    InputError,
+    NameTaken,
+    StorageError,
+)
+from condensery.index import checks, database, generations, rebuilding
+from condensery.index.aliases import Aliases
 from condensery.index.database import Settings, storage_errors
 from condensery.index.filters import Filter
 from condensery.index.index import DATABASE, Index
+from condensery.index.keeping import Keeping
 from condensery.index.kinds import Options, write_options
 from condensery.index.lock import DataDirLock
 from condensery.index.selecting import Wanted
 from condensery.metrics import Metrics
+from condensery.upkeep import Alias, AliasAction
 from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage
 
 # named here, since within the class `list` is the method
 Hits = list[Hit]
 Documents = list[Document]
+AliasList = list[Alias]
+Check = Callable[[sqlite3.Connection], None]
+
+ALIASES = "aliases.json"
 
 _log = logging.getLogger(__name__)
 
@@ -60,17 +78,20 @@ class IndexStore:
         lock: DataDirLock | None = None,
         cache_every: int = 10_000,
     ) -> None:
+        self.keeping: Keeping  # snapshots, restores and rebuilds
         self._own_lock = DataDirLock(data_dir) if lock is None else None
         self._root = data_dir / "indexes"
         self._metrics = metrics
-        self._cache_every = cache_every
+        self.cache_every = cache_every
         self._changing = threading.Lock()  # over creating, dropping and closing
         self._indexes: dict[str, Index] = {}
         self._broken: dict[str, str] = {}
         try:
             with storage_errors(self._root):
                 self._root.mkdir(exist_ok=True)
+                self._aliases = Aliases(self._root / ALIASES)
                 self._open_all()
+                self.keeping = Keeping(self, data_dir, metrics)
         except BaseException:
             self.close()
             raise
@@ -100,8 +121,9 @@ class IndexStore:
         Raises:
             InputError: A malformed name or setting.
             IndexExists: The name is taken, with other settings.
+            NameTaken: It is an alias.
         """
-        checks.check_name(name)
+        checks.check_new_name(name)
         checks.check_settings(encoder, fingerprint, dims, metric, kind)
         settings = Settings(
             encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
@@ -109,6 +131,7 @@ class IndexStore:
         with self._changing:
             if name in self._indexes or name in self._broken:
                 return self._existing(name, settings)
+            self._check_free(name)
             self._indexes[name] = self._make(name, settings)
         self._measure(name)
         return self.info(name)
@@ -126,12 +149,39 @@ class IndexStore:
         """Why each index that could not be opened can't be used, by name."""
         return dict(self._broken)
 
+    def aliases(self) -> AliasList:
+        """Return every alias, by name."""
+        return self._aliases.entries(self._names())
+
+    def update_aliases(self, actions: Sequence[AliasAction]) -> AliasList:
+        """Make all of these changes, synced on return, or none; returns the aliases then.
+
+        Raises:
+            AliasNotFound, AliasToNothing, AliasCircle, NameTaken, InputError: See ``Aliases``.
+            StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is changed.
+        """
+        with self._changing, storage_errors(self._root / ALIASES):
+            self._aliases.update(actions, self._names())
+        return self.aliases()
+
     def drop(self, name: str) -> None:
-        """Delete the index and its files, also one that is broken. Synced on return."""
+        """Delete the index and its files, also one that is broken. Synced on return.
+
+        Raises:
+            IndexAliased: An alias points at it.
+        """
         checks.check_name(name)
         with self._changing, storage_errors(self._root / name):
+            name = self._aliases.resolve(name)
+            if aliases := self._aliases.of(name):
+                raise IndexAliased(
+                    f"Index {name!r} can't be deleted while it has aliases: {', '.join(aliases)}.",
+                    field="index",
+                    value=name,
+                )
             dropped = None if name in self._broken else self._index(name)
             if dropped is not None:
+                self.keeping.forget(name)
                 dropped.close(keep_cache=False)  # before its files move away under a query
             # a rename, since it works on a full disk too
             trash = self._root / f".dropped-{secrets.token_hex(8)}"
@@ -144,8 +194,8 @@ class IndexStore:
             sync(self._root)
             self._indexes.pop(name, None)
             self._broken.pop(name, None)
-            if dropped is not None and self._metrics is not None:
-                self._metrics.index_passages.remove(name, dropped.settings.encoder)
+            self._forget(name, dropped)
+            self.keeping.measure(name)
             shutil.rmtree(trash, ignore_errors=True)  # leftovers go at the next start
 
     def upsert(
@@ -205,9 +255,75 @@ class IndexStore:
         """Return the documents found, in the order asked."""
         return self._index(name).get(ids)
 
+    def find(self, name: str) -> Index:
+        """Return an open index by its name or an alias."""
+        return self._index(name)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether there is an index of this very name, usable or broken."""
+        return name in self._indexes or name in self._broken
+
+    def resolve(self, name: str) -> str:
+        """Return the name that an alias leads to; of what is no alias its own."""
+        return name if self.holds(name) else self._aliases.resolve(name)
+
+    def folder(self, name: str) -> Path:
+        """Return where an index of that name has its files, or would have."""
+        return self._root / name
+
+    def adopt(self, name: str, folder: Path) -> None:
+        """Make an index of a folder beside the others, by renaming it; synced on return.
+
+        Raises:
+            IndexExists, NameTaken: The name is taken.
+        """
+        with self._changing:
+            if self.holds(name):
+                raise IndexExists(f"Index {name!r} exists.", field="index", value=name)
+            self._check_free(name)
+            folder.rename(self._root / name)
+            sync(self._root)
+            self._indexes[name] = self._open(name)
+        self._measure(name)
+
+    def replace(self, name: str, fresh: Index, check: Check | None = None) -> None:
+        """Let another index, in a generation of its own, take the place of one; synced on return.
+
+        Args:
+            name: Of both.
+            fresh: Open already; of what is asked from here on, all is asked of it.
+            check: Sees the old one's connection once nothing is written any more; what it raises
+                leaves all as it was.
+
+        Raises:
+            IndexNotFound: It was dropped meanwhile.
+            OSError: The disk refused; the old one goes on.
+        """
+        with self._changing:
+            old = None if name in self._broken else self._index(name)
+
+            def hand_over(connection: sqlite3.Connection) -> None:
+                if check is not None:
+                    check(connection)
+                generations.point(self._root / name, fresh.directory)
+                self._indexes[name] = fresh
+
+            if old is not None:
+                old.retire(hand_over)
+            else:
+                generations.point(self._root / name, fresh.directory)
+                self._indexes[name] = fresh
+                del self._broken[name]
+            self._forget(name, old)
+            with contextlib.suppress(OSError):  # leftovers go at the next start
+                generations.tidy(self._root / name)
+        self._measure(name)
+
     def close(self) -> None:
         """Save the caches, close the files and let the directory go."""
         with self._changing:
+            if hasattr(self, "keeping"):  # else opening failed
+                self.keeping.close()
             for one in self._indexes.values():
                 one.close()
             self._indexes.clear()
@@ -234,10 +350,40 @@ class IndexStore:
             raise StorageError(
                 f"Index {name!r} can't be used: {self._broken[name]}", field="index", value=name
             )
+        end = self._aliases.resolve(name)
+        if end != name:
+            return self._end_of(name, end)
         there = ", ".join(sorted(self._indexes.copy())) or "none yet"
         raise IndexNotFound(
             f"There is no index {name!r}; there are: {there}.", field="index", value=name
         )
+
+    def _end_of(self, alias: str, name: str) -> Index:
+        """Return the index that an alias leads to."""
+        if name in self._names():
+            return self._index(name)
+        raise AliasToNothing(
+            f"Alias {alias!r} points at index {name!r}, which is no more.",
+            field="index",
+            value=alias,
+        )
+
+    def _names(self) -> set[str]:
+        return {*self._indexes.copy(), *self._broken}
+
+    def _check_free(self, name: str) -> None:
+        """Refuse an alias's name for an index."""
+        if name in self._aliases:
+            raise NameTaken(
+                f"index: {name!r} is an alias, of index {self._aliases.resolve(name)!r}.",
+                field="index",
+                value=name,
+            )
+
+    def _forget(self, name: str, index: Index | None) -> None:
+        """Take an index that is no more out of the metrics."""
+        if index is not None and self._metrics is not None:
+            self._metrics.index_passages.remove(name, index.settings.encoder)
 
     def _existing(self, name: str, settings: Settings) -> IndexInfo:
         found = self._index(name)
@@ -271,7 +417,10 @@ class IndexStore:
             return self._open(name)
 
     def _open(self, name: str) -> Index:
-        return Index(name, self._root / name, cache_every=self._cache_every)
+        folder = self._root / name
+        with storage_errors(folder):
+            generations.tidy(folder, keep=rebuilding.unfinished(folder))
+            return Index(name, generations.current(folder), cache_every=self.cache_every)
 
     def _open_all(self) -> None:
         for path in sorted(self._root.iterdir()):

@@ -12,6 +12,7 @@ from condensery.jobs.checks import check_choice, check_count, check_range, check
 from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
 from condensery.jobs.ports import Encoder, JsonObject
 from condensery.jobs.services import Limits, Services
+from condensery.jobs.swapping import across_swaps
 from condensery.values import Document, Floats, IndexInfo, Page, Passage, Upserted
 
 # What sentence-transformers models call the texts that are searched.
@@ -82,10 +83,12 @@ async def index_info(services: Services, name: str) -> IndexInfo:
 
 
 async def drop_index(services: Services, name: str) -> None:
-    """Delete the index with all it holds."""
+    """Delete the index with all it holds; IndexAliased if an alias points at it."""
     await asyncio.to_thread(services.indexes.drop, name)
+    await services.rebuilds.stop(name)
 
 
+@across_swaps
 async def upsert(
     services: Services,
     name: str,
@@ -124,6 +127,7 @@ async def upsert(
     else:
         fingerprint = check_vectors(info, vectors, fingerprint, "documents")
         passages = [_whole(document) for document in documents]
+    await services.rebuilds.passing(info.name)
     with services.metrics.stage(info.encoder, "index"):
         await asyncio.to_thread(
             services.indexes.upsert, name, documents, passages, vectors, fingerprint=fingerprint
@@ -131,6 +135,7 @@ async def upsert(
     return Upserted(documents=len(documents), passages=len(passages), tokens=tokens)
 
 
+@across_swaps
 async def delete(
     services: Services,
     name: str,
@@ -152,6 +157,7 @@ async def delete(
         StorageFull, StorageReadOnly: The disk refused; nothing is deleted.
     """
     info = services.indexes.info(name)
+    await services.rebuilds.passing(info.name)
     if (ids is None) == (filter is None):
         got = "neither" if ids is None else "both"
         raise InputError(f"ids: give `ids` or `filter`, one of them; got {got}.", field="ids")
@@ -171,12 +177,14 @@ async def delete(
         return await asyncio.to_thread(services.indexes.delete_chosen, name, chosen)
 
 
+@across_swaps
 async def get(services: Services, name: str, ids: Sequence[str]) -> list[Document]:
     """Return the documents found, in the order asked."""
     check_count(ids, "ids", services.limits.max_items)
     return await asyncio.to_thread(services.indexes.get, name, ids)
 
 
+@across_swaps
 async def count(
     services: Services, name: str, *, filter: JsonObject | None = None
 ) -> tuple[int, int]:
@@ -189,6 +197,7 @@ async def count(
     return await asyncio.to_thread(services.indexes.count, name, read_filter(filter))
 
 
+@across_swaps
 async def scroll(
     services: Services,
     name: str,

@@ -10,6 +10,7 @@ from condensery.jobs.checks import check_choice, check_range, check_text
 from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
 from condensery.jobs.ports import JsonObject
 from condensery.jobs.services import Services
+from condensery.jobs.swapping import across_swaps
 from condensery.questions import SearchMode
 from condensery.values import Floats, Hit
 
@@ -20,6 +21,7 @@ MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 MAX_WORDS_CHARS = 100_000
 
 
+@across_swaps
 async def query(
     services: Services,
     name: str,

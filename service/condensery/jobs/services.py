@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from condensery.jobs.admission import Admission
 from condensery.jobs.contexts import Contexts
 from condensery.jobs.ports import Indexes, Pool
+from condensery.jobs.rebuilds import Rebuilds
 from condensery.keys import Keys
 from condensery.metrics import Metrics
 from condensery.questions import SearchMode
@@ -123,4 +124,5 @@ class Services:
     admission: Admission = field(default_factory=Admission)
     keys: Keys = field(default_factory=Keys)
     contexts: Contexts = field(default_factory=Contexts)
+    rebuilds: Rebuilds = field(default_factory=Rebuilds)
     search: SearchMode = "dense"

@@ -337,6 +337,195 @@ class ScrollResponse(_message.Message):
     next: str
     def __init__(self, documents: _Optional[_Iterable[_Union[StoredDocument, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
 
+class CreateAlias(_message.Message):
+    __slots__ = ("alias", "index")
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    alias: str
+    index: str
+    def __init__(self, alias: _Optional[str] = ..., index: _Optional[str] = ...) -> None: ...
+
+class DeleteAlias(_message.Message):
+    __slots__ = ("alias",)
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    alias: str
+    def __init__(self, alias: _Optional[str] = ...) -> None: ...
+
+class RenameAlias(_message.Message):
+    __slots__ = ("alias", "to")
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    alias: str
+    to: str
+    def __init__(self, alias: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
+
+class AliasAction(_message.Message):
+    __slots__ = ("create_alias", "delete_alias", "rename_alias")
+    CREATE_ALIAS_FIELD_NUMBER: _ClassVar[int]
+    DELETE_ALIAS_FIELD_NUMBER: _ClassVar[int]
+    RENAME_ALIAS_FIELD_NUMBER: _ClassVar[int]
+    create_alias: CreateAlias
+    delete_alias: DeleteAlias
+    rename_alias: RenameAlias
+    def __init__(self, create_alias: _Optional[_Union[CreateAlias, _Mapping]] = ..., delete_alias: _Optional[_Union[DeleteAlias, _Mapping]] = ..., rename_alias: _Optional[_Union[RenameAlias, _Mapping]] = ...) -> None: ...
+
+class UpdateAliasesRequest(_message.Message):
+    __slots__ = ("actions",)
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    actions: _containers.RepeatedCompositeFieldContainer[AliasAction]
+    def __init__(self, actions: _Optional[_Iterable[_Union[AliasAction, _Mapping]]] = ...) -> None: ...
+
+class ListAliasesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Alias(_message.Message):
+    __slots__ = ("alias", "target", "index")
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    alias: str
+    target: str
+    index: str
+    def __init__(self, alias: _Optional[str] = ..., target: _Optional[str] = ..., index: _Optional[str] = ...) -> None: ...
+
+class AliasesResponse(_message.Message):
+    __slots__ = ("aliases",)
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    aliases: _containers.RepeatedCompositeFieldContainer[Alias]
+    def __init__(self, aliases: _Optional[_Iterable[_Union[Alias, _Mapping]]] = ...) -> None: ...
+
+class CreateSnapshotRequest(_message.Message):
+    __slots__ = ("index",)
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    def __init__(self, index: _Optional[str] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("id", "index", "created", "encoder", "fingerprint", "dims", "kind", "metric", "documents", "passages", "bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    index: str
+    created: float
+    encoder: str
+    fingerprint: str
+    dims: int
+    kind: str
+    metric: str
+    documents: int
+    passages: int
+    bytes: int
+    def __init__(self, id: _Optional[str] = ..., index: _Optional[str] = ..., created: _Optional[float] = ..., encoder: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., kind: _Optional[str] = ..., metric: _Optional[str] = ..., documents: _Optional[int] = ..., passages: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class ListSnapshotsRequest(_message.Message):
+    __slots__ = ("index",)
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    def __init__(self, index: _Optional[str] = ...) -> None: ...
+
+class ListSnapshotsResponse(_message.Message):
+    __slots__ = ("snapshots", "refused")
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    snapshots: _containers.RepeatedCompositeFieldContainer[Snapshot]
+    refused: _containers.ScalarMap[str, str]
+    def __init__(self, snapshots: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ..., refused: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class DeleteSnapshotRequest(_message.Message):
+    __slots__ = ("index", "snapshot")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    snapshot: str
+    def __init__(self, index: _Optional[str] = ..., snapshot: _Optional[str] = ...) -> None: ...
+
+class DeleteSnapshotResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestoreSnapshotRequest(_message.Message):
+    __slots__ = ("index", "snapshot", "into")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    INTO_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    snapshot: str
+    into: str
+    def __init__(self, index: _Optional[str] = ..., snapshot: _Optional[str] = ..., into: _Optional[str] = ...) -> None: ...
+
+class RebuildIndexRequest(_message.Message):
+    __slots__ = ("index", "encoder", "metric", "kind")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    encoder: str
+    metric: str
+    kind: str
+    def __init__(self, index: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class GetRebuildRequest(_message.Message):
+    __slots__ = ("index",)
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    def __init__(self, index: _Optional[str] = ...) -> None: ...
+
+class Rebuild(_message.Message):
+    __slots__ = ("index", "encoder", "fingerprint", "kind", "metric", "documents", "began", "state", "pending", "ended", "reason", "overlap")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    encoder: str
+    fingerprint: str
+    kind: str
+    metric: str
+    documents: int
+    began: float
+    state: str
+    pending: int
+    ended: float
+    reason: str
+    overlap: float
+    def __init__(self, index: _Optional[str] = ..., encoder: _Optional[str] = ..., fingerprint: _Optional[str] = ..., kind: _Optional[str] = ..., metric: _Optional[str] = ..., documents: _Optional[int] = ..., began: _Optional[float] = ..., state: _Optional[str] = ..., pending: _Optional[int] = ..., ended: _Optional[float] = ..., reason: _Optional[str] = ..., overlap: _Optional[float] = ...) -> None: ...
+
+class CancelRebuildRequest(_message.Message):
+    __slots__ = ("index",)
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    def __init__(self, index: _Optional[str] = ...) -> None: ...
+
+class CancelRebuildResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AnswerRequest(_message.Message):
     __slots__ = ("model", "query", "documents", "index", "top_k", "top_n", "compression_mode", "max_tokens", "search_mode", "context", "ratio", "max_context_vectors", "target_ms", "compress_timeout_ms", "min_relevance", "temperature", "top_p", "seed", "stop", "logprobs", "filter")
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -635,6 +635,431 @@ class Index(object):
             _registered_method=True)
 
 
+class IndexUpkeepStub(object):
+    """Keeping indexes. Writing needs the scope index-write, as it does in Index.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.UpdateAliases = channel.unary_unary(
+                '/condensery.v1.IndexUpkeep/UpdateAliases',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.UpdateAliasesRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.AliasesResponse.FromString,
+                _registered_method=True)
+        self.ListAliases = channel.unary_unary(
+                '/condensery.v1.IndexUpkeep/ListAliases',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListAliasesRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.AliasesResponse.FromString,
+                _registered_method=True)
+        self.CreateSnapshot = channel.unary_unary(
+                '/condensery.v1.IndexUpkeep/CreateSnapshot',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.CreateSnapshotRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.Snapshot.FromString,
+                _registered_method=True)
+        self.ListSnapshots = channel.unary_unary(
+                '/condensery.v1.IndexUpkeep/ListSnapshots',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListSnapshotsRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListSnapshotsResponse.FromString,
+                _registered_method=True)
+        self.DeleteSnapshot = channel.unary_unary(
+                '/condensery.v1.IndexUpkeep/DeleteSnapshot',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.DeleteSnapshotRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.DeleteSnapshotResponse.FromString,
+                _registered_method=True)
+        self.RestoreSnapshot = channel.unary_unary(
+                '/condensery.v1.IndexUpkeep/RestoreSnapshot',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.RestoreSnapshotRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.IndexInfo.FromString,
+                _registered_method=True)
+        self.RebuildIndex = channel.unary_unary(
+                '/condensery.v1.IndexUpkeep/RebuildIndex',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.RebuildIndexRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.Rebuild.FromString,
+                _registered_method=True)
+        self.GetRebuild = channel.unary_unary(
+                '/condensery.v1.IndexUpkeep/GetRebuild',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetRebuildRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.Rebuild.FromString,
+                _registered_method=True)
+        self.CancelRebuild = channel.unary_unary(
+                '/condensery.v1.IndexUpkeep/CancelRebuild',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.CancelRebuildRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.CancelRebuildResponse.FromString,
+                _registered_method=True)
+
+
+class IndexUpkeepServicer(object):
+    """Keeping indexes. Writing needs the scope index-write, as it does in Index.
+    """
+
+    def UpdateAliases(self, request, context):
+        """Make all of these changes, at one moment, or none. What is acknowledged is on the disk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAliases(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateSnapshot(self, request, context):
+        """Copy an index as it is now, while it goes on. What is acknowledged is on the disk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSnapshots(self, request, context):
+        """Also of an index that is no more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSnapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreSnapshot(self, request, context):
+        """Make an index of a snapshot: over its own, which serves until then, or under a new name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RebuildIndex(self, request, context):
+        """Begin to make an index anew for another encoder, while it serves and is written; or go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRebuild(self, request, context):
+        """How far it has come, or how the last one ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRebuild(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_IndexUpkeepServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'UpdateAliases': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateAliases,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.UpdateAliasesRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.AliasesResponse.SerializeToString,
+            ),
+            'ListAliases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAliases,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListAliasesRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.AliasesResponse.SerializeToString,
+            ),
+            'CreateSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSnapshot,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.CreateSnapshotRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.Snapshot.SerializeToString,
+            ),
+            'ListSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSnapshots,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListSnapshotsRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.ListSnapshotsResponse.SerializeToString,
+            ),
+            'DeleteSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSnapshot,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.DeleteSnapshotRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.DeleteSnapshotResponse.SerializeToString,
+            ),
+            'RestoreSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreSnapshot,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.RestoreSnapshotRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.IndexInfo.SerializeToString,
+            ),
+            'RebuildIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.RebuildIndex,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.RebuildIndexRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.Rebuild.SerializeToString,
+            ),
+            'GetRebuild': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRebuild,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetRebuildRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.Rebuild.SerializeToString,
+            ),
+            'CancelRebuild': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRebuild,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.CancelRebuildRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.CancelRebuildResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'condensery.v1.IndexUpkeep', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('condensery.v1.IndexUpkeep', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class IndexUpkeep(object):
+    """Keeping indexes. Writing needs the scope index-write, as it does in Index.
+    """
+
+    @staticmethod
+    def UpdateAliases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.IndexUpkeep/UpdateAliases',
+            condensery_dot_stubs_dot_condensery__v1__pb2.UpdateAliasesRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.AliasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAliases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.IndexUpkeep/ListAliases',
+            condensery_dot_stubs_dot_condensery__v1__pb2.ListAliasesRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.AliasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.IndexUpkeep/CreateSnapshot',
+            condensery_dot_stubs_dot_condensery__v1__pb2.CreateSnapshotRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.Snapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.IndexUpkeep/ListSnapshots',
+            condensery_dot_stubs_dot_condensery__v1__pb2.ListSnapshotsRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.ListSnapshotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.IndexUpkeep/DeleteSnapshot',
+            condensery_dot_stubs_dot_condensery__v1__pb2.DeleteSnapshotRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.DeleteSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.IndexUpkeep/RestoreSnapshot',
+            condensery_dot_stubs_dot_condensery__v1__pb2.RestoreSnapshotRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.IndexInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RebuildIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.IndexUpkeep/RebuildIndex',
+            condensery_dot_stubs_dot_condensery__v1__pb2.RebuildIndexRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.Rebuild.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRebuild(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.IndexUpkeep/GetRebuild',
+            condensery_dot_stubs_dot_condensery__v1__pb2.GetRebuildRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.Rebuild.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRebuild(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.IndexUpkeep/CancelRebuild',
+            condensery_dot_stubs_dot_condensery__v1__pb2.CancelRebuildRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.CancelRebuildResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class RagStub(object):
     """Missing associated documentation comment in .proto file."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from condensery.index import fields
+from condensery.index import fields, generations
 from condensery.index.store import IndexStore
 from condensery.values import Document, Floats, Hit, Passage
 
@@ -63,10 +63,13 @@ def make_batch(ids: Sequence[str], seed: int = 0, tag: str = "") -> Batch:
     return Batch(documents, passages, make_vectors(len(passages), seed))
 
 
+def database_of(data_dir: Path, name: str = "kb") -> Path:
+    return generations.current(data_dir / "indexes" / name) / "index.sqlite3"
+
+
 def read_truth(data_dir: Path, name: str = "kb") -> dict[str, Floats]:
     """Every passage's vector, by id, straight from SQLite."""
-    path = data_dir / "indexes" / name / "index.sqlite3"
-    connection = sqlite3.connect(path)
+    connection = sqlite3.connect(database_of(data_dir, name))
     rows = connection.execute("SELECT id, vector FROM passages JOIN vectors ON passage = row")
     truth = {one: np.frombuffer(vector, dtype=np.float32) for one, vector in rows}
     connection.close()
@@ -112,7 +115,7 @@ def assert_fields_agree(data_dir: Path, name: str = "kb") -> None:
 
 def assert_words_agree(data_dir: Path, name: str = "kb") -> None:
     """The words are those of the passages there are, each in its place, and of no other."""
-    connection = sqlite3.connect(data_dir / "indexes" / name / "index.sqlite3")
+    connection = sqlite3.connect(database_of(data_dir, name))
     texts = {
         row: text[start:end]
         for row, text, start, end in connection.execute(

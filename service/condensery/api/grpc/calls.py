@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from condensery.api.grpc import messages, rag
+from condensery.api.grpc import messages, rag, upkeep
 from condensery.api.grpc.bodies import read_documents, write
 from condensery.api.naming import renamed
 from condensery.jobs import indexes, reports, search
@@ -251,6 +251,50 @@ CALLS: tuple[Call[Any], ...] = (
         index_field="index",
     ),
     Call("Index", "Scroll", pb.ScrollRequest, _INFER, "index", scroll, index_field="index"),
+    Call(
+        *("IndexUpkeep", "UpdateAliases", pb.UpdateAliasesRequest),
+        *(_WRITE, "index", upkeep.update_aliases),
+    ),
+    Call(
+        *("IndexUpkeep", "ListAliases", pb.ListAliasesRequest),
+        *(_INFER, "index", upkeep.list_aliases),
+    ),
+    Call(
+        *("IndexUpkeep", "CreateSnapshot", pb.CreateSnapshotRequest),
+        *(_WRITE, "index", upkeep.create_snapshot),
+        index_field="index",
+    ),
+    Call(
+        *("IndexUpkeep", "ListSnapshots", pb.ListSnapshotsRequest),
+        *(_INFER, "index", upkeep.list_snapshots),
+        index_field="index",
+    ),
+    Call(
+        *("IndexUpkeep", "DeleteSnapshot", pb.DeleteSnapshotRequest),
+        *(_WRITE, "index", upkeep.delete_snapshot),
+        index_field="index",
+    ),
+    Call(
+        *("IndexUpkeep", "RestoreSnapshot", pb.RestoreSnapshotRequest),
+        *(_WRITE, "index", upkeep.restore_snapshot),
+        index_field="index",
+    ),
+    Call(
+        *("IndexUpkeep", "RebuildIndex", pb.RebuildIndexRequest),
+        *(_WRITE, "index", upkeep.rebuild_index),
+        model_field="encoder",
+        index_field="index",
+    ),
+    Call(
+        *("IndexUpkeep", "GetRebuild", pb.GetRebuildRequest),
+        *(_INFER, "index", upkeep.get_rebuild),
+        index_field="index",
+    ),
+    Call(
+        *("IndexUpkeep", "CancelRebuild", pb.CancelRebuildRequest),
+        *(_WRITE, "index", upkeep.cancel_rebuild),
+        index_field="index",
+    ),
     Call("Rag", "Answer", pb.AnswerRequest, _INFER, "answer", rag.answer),
     Call("Rag", "AnswerStream", pb.AnswerRequest, _INFER, "answer", stream=rag.answer_stream),
     Call("Rag", "Compare", pb.AnswerRequest, _INFER, "compare", rag.compare),

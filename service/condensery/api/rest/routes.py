@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from starlette.routing import compile_path
 
-from condensery import errors, schemas, schemas_rag
+from condensery import errors, schemas, schemas_rag, schemas_upkeep
 from condensery.api.rest import (
     chat,
     compare,
@@ -22,8 +22,10 @@ from condensery.api.rest import (
     rag,
     replies,
     replies_rag,
+    replies_upkeep,
     rerank,
     tokens,
+    upkeep,
 )
 from condensery.api.rest.doors import Endpoint
 from condensery.api.rest.errors import Family
@@ -95,6 +97,8 @@ READS: Errors = (
     errors.CompressionFailed,
 )
 WRITES: Errors = (*FINDS, errors.StorageError, errors.StorageFull)
+ALIASES: Errors = (*WRITES, errors.EmptyInput, errors.AliasNotFound, errors.AliasCircle)
+COPIES: Errors = (*WRITES, errors.SnapshotNotFound, errors.SnapshotDamaged)
 UNREADY: Errors = (errors.Unavailable,)
 
 MEASURED: Errors = (errors.ModelNotFound, errors.ReportNotFound, errors.CorruptModel)
@@ -113,8 +117,17 @@ PLOT = {
     "schema": {"type": "string", "pattern": "^[a-z0-9_-]{1,64}$"},
 }
 
+SNAPSHOT = {
+    "name": "snapshot",
+    "in": "path",
+    "required": True,
+    "description": "The id of one of the index's snapshots.",
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9-]+$"},
+}
+
 ONE = "/v1/indexes/{name}"
 DOCUMENTS = f"{ONE}/documents"
+SNAPSHOTS = f"{ONE}/snapshots"
 REPORT = "/v1/models/{name}/report"
 KSERVE_MODEL = "/v2/models/{name}"
 
@@ -232,6 +245,67 @@ ANSWERS = (
     ),
 )
 
+UPKEEP = (  # before what has an index's name in its path
+    Route(
+        *("GET", "/v1/indexes/aliases", upkeep.list_aliases, "index"),
+        reply=replies_upkeep.Aliases,
+    ),
+    Route(
+        *("POST", "/v1/indexes/aliases", upkeep.update_aliases, "index", "index-write"),
+        body=schemas_upkeep.AliasesRequest,
+        reply=replies_upkeep.Aliases,
+        fails=ALIASES,
+    ),
+    Route(
+        *("POST", SNAPSHOTS, upkeep.make_snapshot, "index", "index-write"),
+        reply=replies_upkeep.Snapshot,
+        fails=WRITES,
+    ),
+    Route(
+        *("GET", SNAPSHOTS, upkeep.list_snapshots, "index"),
+        reply=replies_upkeep.Snapshots,
+        fails=FINDS,
+    ),
+    Route(
+        *("GET", f"{SNAPSHOTS}/{{snapshot}}", upkeep.show_snapshot, "index"),
+        parameters=(SNAPSHOT,),
+        reply=replies_upkeep.Snapshot,
+        fails=COPIES,
+    ),
+    Route(
+        *("DELETE", f"{SNAPSHOTS}/{{snapshot}}", upkeep.delete_snapshot, "index", "index-write"),
+        parameters=(SNAPSHOT,),
+        reply=replies_upkeep.SnapshotDeleted,
+        fails=(*WRITES, errors.SnapshotNotFound),
+    ),
+    Route(
+        *("POST", f"{SNAPSHOTS}/{{snapshot}}/restore", upkeep.restore_snapshot),
+        *("index", "index-write"),
+        parameters=(SNAPSHOT,),
+        body=schemas_upkeep.RestoreRequest,
+        optional=True,
+        reply=replies.Index,
+        fails=COPIES,
+    ),
+    Route(
+        *("POST", f"{ONE}/rebuild", upkeep.rebuild_index, "index", "index-write"),
+        body=schemas_upkeep.RebuildRequest,
+        optional=True,
+        reply=replies_upkeep.Rebuild,
+        fails=(*WRITES, errors.ModelNotFound, errors.TextsMissing, errors.RebuildRunning),
+    ),
+    Route(
+        *("GET", f"{ONE}/rebuild", upkeep.show_rebuild, "index"),
+        reply=replies_upkeep.Rebuild,
+        fails=(*FINDS, errors.RebuildNotFound),
+    ),
+    Route(
+        *("DELETE", f"{ONE}/rebuild", upkeep.cancel_rebuild, "index", "index-write"),
+        reply=replies_upkeep.RebuildCancelled,
+        fails=(*WRITES, errors.RebuildNotFound),
+    ),
+)
+
 INDEXES = (
     Route("GET", "/v1/indexes", indexes.list_all, "index", reply=replies.Indexes),
     Route(
@@ -245,7 +319,7 @@ INDEXES = (
     Route(
         *("DELETE", ONE, indexes.drop, "index", "index-write"),
         reply=replies.Dropped,
-        fails=WRITES,
+        fails=(*WRITES, errors.IndexAliased),
     ),
     Route(
         *("POST", DOCUMENTS, indexes.upsert, "index", "index-write"),
@@ -358,6 +432,7 @@ def sections(*, open_metrics: bool = False) -> dict[str, tuple[Route, ...]]:
     return {
         "Inference": INFERENCE,
         "Answers": ANSWERS,
+        "Keeping indexes": UPKEEP,
         "Indexes": INDEXES,
         "About": ABOUT,
         "Health and metrics": (*HEALTH, metrics),

@@ -22,7 +22,13 @@ KEYS: dict[str, set[Scope]] = {
     "writer": {"index-write"},
     "root": {"admin"},
 }
-WRITES = {"Index/Create", "Index/Drop", "Index/Upsert", "Index/Delete"}
+WRITES = {"Index/Create", "Index/Drop", "Index/Upsert", "Index/Delete"} | {
+    f"IndexUpkeep/{name}"
+    for name in (
+        *("UpdateAliases", "CreateSnapshot", "DeleteSnapshot", "RestoreSnapshot"),
+        *("RebuildIndex", "CancelRebuild"),
+    )
+}
 
 METHODS = [
     method for service in pb.DESCRIPTOR.services_by_name.values() for method in service.methods
@@ -169,7 +175,7 @@ async def test_reflection_wants_a_key_of_any_kind(channel: grpc.aio.Channel) -> 
     error = await refused(ask().read())
     assert error.code() is StatusCode.UNAUTHENTICATED
     reply = await ask(*bearing("writer")).read()
-    assert len(reply.list_services_response.service) == 7
+    assert len(reply.list_services_response.service) == 8
 
 
 @pytest.mark.usefixtures("keys")

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from condensery import errors
-from condensery.api.rest import notices, replies, replies_rag
+from condensery.api.rest import notices, replies, replies_rag, replies_upkeep
 from condensery.api.rest.app import App
 from condensery.api.rest.describing import describe, errors_of
 from condensery.api.rest.errors import row_of
@@ -158,6 +158,25 @@ REPLIES = [
     ("GET", "/v1/indexes", None, replies.Indexes),
     ("GET", "/v1/indexes/kb", None, replies.Index),
     ("POST", "/v1/indexes/kb/documents", {"documents": DOCUMENTS}, replies.Written),
+    ("GET", "/v1/indexes/aliases", None, replies_upkeep.Aliases),
+    (
+        *("POST", "/v1/indexes/aliases"),
+        {"actions": [{"create_alias": {"alias": "live", "index": "kb"}}]},
+        replies_upkeep.Aliases,
+    ),
+    (
+        *("POST", "/v1/indexes/aliases"),
+        {"actions": [{"delete_alias": {"alias": "live"}}]},
+        replies_upkeep.Aliases,
+    ),
+    ("POST", "/v1/indexes/kb/snapshots", None, replies_upkeep.Snapshot),
+    ("GET", "/v1/indexes/kb/snapshots", None, replies_upkeep.Snapshots),
+    ("GET", "/v1/indexes/kb/snapshots/snap_...", None, replies_upkeep.Snapshot),
+    ("POST", "/v1/indexes/kb/snapshots/snap_.../restore", {}, replies.Index),
+    ("DELETE", "/v1/indexes/kb/snapshots/snap_...", None, replies_upkeep.SnapshotDeleted),
+    ("POST", "/v1/indexes/kb/rebuild", {"encoder": "other"}, replies_upkeep.Rebuild),
+    ("GET", "/v1/indexes/kb/rebuild", None, replies_upkeep.Rebuild),
+    ("DELETE", "/v1/indexes/kb/rebuild", None, replies_upkeep.RebuildCancelled),
     ("POST", "/v1/indexes/kb/documents/get", {"ids": ["a", "b"]}, replies.Documents),
     ("POST", "/v1/indexes/kb/documents/count", {}, replies.Counts),
     ("POST", "/v1/indexes/kb/documents/scroll", {}, replies.Page),
@@ -189,14 +208,19 @@ REPLIES = [
 
 
 async def test_replies_hold_what_is_described_and_nothing_else(door, classifiers):
-    answered, held = set(), ""
+    answered, held, made = set(), "", ""
+    classifiers.encoders["other"].delay = 60  # so that there is a rebuild to cancel
     for method, path, body, schema in REPLIES:
         template = path.replace("/kb", "/{name}").replace("/ctx_...", "/{name}")
-        reply = await door.request(method, path.replace("ctx_...", held), json=body)
+        template = template.replace("/snap_...", "/{snapshot}")
+        asked = path.replace("ctx_...", held).replace("snap_...", made)
+        reply = await door.request(method, asked, json=body)
         assert reply.status_code == 200, reply.text
         TypeAdapter(schema).validate_json(reply.content, strict=True)
         if schema is replies_rag.Compressed:
             held = reply.json()["context"] or held
+        if schema is replies_upkeep.Snapshot:
+            made = reply.json()["id"]
         for name in ("words", "pair"):
             template = template.replace(f"/{name}", "/{name}")
         (route,) = [one for one in ROUTES if (one.method, one.template) == (method, template)]

@@ -1,0 +1,82 @@
+"""Which files are an index's: those it was made with, or those of what took its place.
+
+``<index>/`` holds the files of the index as it was made. What takes its place, restored or
+rebuilt, has a folder ``<index>/gen-<hex>/`` of its own, and the file ``<index>/current`` names the
+one that serves: to replace that small file is to replace the index, at one moment, whatever ends
+the process before or after.
+"""
+
+import contextlib
+import re
+import secrets
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from condensery.durable import sync, write_whole
+from condensery.errors import StorageError
+
+CURRENT = "current"
+_GENERATION = re.compile(r"gen-[0-9a-f]{16}")
+
+
+def current(index: Path) -> Path:
+    """Return the folder of the files that serve.
+
+    Raises:
+        StorageError: The file that names it is damaged, or names what is not there.
+        OSError: It can't be read.
+    """
+    try:
+        name = (index / CURRENT).read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return index
+    if not _GENERATION.fullmatch(name) or not (index / name).is_dir():
+        raise StorageError(f"indexes/{index.name}/{CURRENT} is damaged: it names no generation.")
+    return index / name
+
+
+def make(index: Path) -> Path:
+    """Make the folder of a generation that does not serve yet."""
+    made = index / f"gen-{secrets.token_hex(8)}"
+    made.mkdir()
+    return made
+
+
+def point(index: Path, generation: Path) -> None:
+    """Let a generation serve from the next start on; synced on return.
+
+    Raises:
+        OSError: The disk refused; the one before goes on.
+    """
+    for path in (*generation.iterdir(), generation, index):
+        sync(path)
+    file = index / CURRENT
+    before = file.read_text(encoding="utf-8") if file.exists() else None
+    try:
+        write_whole(file, f"{generation.name}\n")
+    except OSError:
+        # the last sync may have failed with the new name in place
+        with contextlib.suppress(OSError):
+            if before is None:
+                file.unlink(missing_ok=True)
+            else:
+                write_whole(file, before)
+        raise
+
+
+def tidy(index: Path, keep: Collection[str] = ()) -> None:
+    """Remove the files that serve no more, and those that a crash left.
+
+    Args:
+        index: Its folder.
+        keep: Generations that are being made.
+    """
+    serving = current(index)
+    for path in index.iterdir():
+        if path.is_dir() and _GENERATION.fullmatch(path.name):
+            if path != serving and path.name not in keep:
+                shutil.rmtree(path, ignore_errors=True)
+        elif serving != index and path.name.startswith(("index.sqlite3", "vectors.faiss")):
+            with contextlib.suppress(OSError):
+                path.unlink()

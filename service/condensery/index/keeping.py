@@ -1,0 +1,229 @@
+"""What is done to whole indexes while they serve: snapshots, restores and rebuilds."""
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from condensery.durable import sync
+from condensery.errors import RebuildNotFound, RebuildRunning, StorageError
+from condensery.index import checks, generations, rebuilding
+from condensery.index.database import storage_errors
+from condensery.index.index import Index
+from condensery.index.kinds import write_options
+from condensery.index.rebuilding import Rebuilding
+from condensery.index.snapshots import Snapshots
+from condensery.metrics import Metrics
+from condensery.upkeep import RebuildPlan, Snapshot, SnapshotList
+from condensery.values import IndexInfo
+
+if TYPE_CHECKING:
+    from condensery.index.store import IndexStore
+
+SNAPSHOTS = "snapshots"
+
+
+class Keeping:
+    """Keeps the indexes of a store. Calls block on disk; any thread may make them.
+
+    An alias does wherever an index's name is asked for, but as the name of a new index.
+
+    Args:
+        store: Whose indexes.
+        data_dir: Holds the snapshots.
+        metrics: Gets ``condensery_index_snapshot_age_seconds``, of each index that has one.
+    """
+
+    def __init__(self, store: "IndexStore", data_dir: Path, metrics: Metrics | None) -> None:
+        self._store = store
+        self._snapshots = Snapshots(data_dir / SNAPSHOTS)
+        self._metrics = metrics
+        self._beginning = threading.Lock()
+        self._rebuilds: dict[str, Rebuilding] = {}
+        for info in store.list():
+            self.measure(info.name)
+            with contextlib.suppress(StorageError, OSError):  # a disk that is full, say
+                rebuilding.clear(store.folder(info.name), store.find(info.name))
+
+    def snapshot(self, name: str) -> Snapshot:
+        """Copy an index as it is now, while it goes on; synced on return."""
+        made = self._snapshots.make(self._store.find(name))
+        self.measure(made.index)
+        return made
+
+    def snapshots(self, name: str) -> SnapshotList:
+        """List an index's snapshots, also of one that is no more or is broken."""
+        return self._snapshots.of(self._name(name))
+
+    def get_snapshot(self, name: str, snapshot: str) -> Snapshot:
+        """Return what a snapshot is."""
+        return self._snapshots.get(self._name(name), snapshot)
+
+    def delete_snapshot(self, name: str, snapshot: str) -> None:
+        """Delete a snapshot, whether it can be used or not; synced on return."""
+        name = self._name(name)
+        self._snapshots.delete(name, snapshot)
+        self.measure(name)
+
+    def restore(self, name: str, snapshot: str, into: str | None = None) -> IndexInfo:
+        """Make an index of a snapshot; synced on return.
+
+        An index that is restored over serves until the new one is whole; what was written to it
+        since the snapshot is then gone. Whatever ends the process, one of the two is there, whole.
+
+        Args:
+            name: Whose snapshot; the index may be broken, or be no more.
+            snapshot: Its id.
+            into: The name of the index to make; None is ``name``, which is restored over.
+
+        Raises:
+            SnapshotNotFound, SnapshotDamaged, SnapshotTooNew: As the message says.
+            NameTaken: ``into`` is an alias.
+            StorageFull, StorageReadOnly, StorageError: The disk refused. Whatever failed, what was
+                there stays as it was.
+        """
+        name = self._name(name)
+        target = name if into is None else into
+        checks.check_new_name(target, "into")
+        self._snapshots.get(name, snapshot)  # before anything is made
+        if self._store.holds(target):
+            self._restore_over(name, snapshot, target)
+        else:
+            self._restore_new(name, snapshot, target)
+        self.measure(target)
+        return self._store.info(target)
+
+    def rebuild(
+        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+    ) -> Rebuilding:
+        """Begin to make an index anew for another encoder, or go on where that was begun.
+
+        Options of the old one's kind stay; another kind begins with none.
+
+        Raises:
+            RebuildRunning: It was begun with other settings.
+            InputError: A setting, or an option that the new dimensions don't allow.
+            TextsMissing: Of some documents only vectors are known.
+            StorageFull, StorageReadOnly, StorageError: The disk refused.
+        """
+        with self._beginning:
+            old = self._store.find(name)
+            name, folder = old.name, self._store.folder(old.name)
+            checks.check_settings(encoder, fingerprint, dims, metric, kind)
+            known = {"encoder": encoder, "fingerprint": fingerprint, "dims": dims}
+            options = old.settings.given if kind == old.settings.kind else None
+            settings = replace(
+                old.settings,
+                **known,
+                metric=metric,
+                kind=kind,
+                options=write_options(kind, options, dims),
+            )
+            self.forget(name)
+            rebuilding.clear(folder, old)
+
+            def swap(fresh: Index, check: Callable[[sqlite3.Connection], None]) -> None:
+                self._store.replace(name, fresh, check)
+                self._rebuilds.pop(name, None)
+
+            made = Rebuilding(folder, old, settings, swap, cache_every=self._store.cache_every)
+            self._rebuilds[name] = made
+            return made
+
+    def unfinished_rebuilds(self) -> list[RebuildPlan]:
+        """Return what was begun and is neither done nor cancelled."""
+        plans = []
+        for info in self._store.list():
+            found = rebuilding.read_plan(self._store.folder(info.name))
+            if found is not None:
+                plans.append(found.told(info.name))
+        return plans
+
+    def cancel_rebuild(self, name: str) -> None:
+        """Give up what is being made of an index; synced on return.
+
+        Raises:
+            RebuildNotFound: Nothing is.
+        """
+        with self._beginning:
+            old = self._store.find(name)
+            folder = self._store.folder(old.name)
+            if rebuilding.read_plan(folder) is None:
+                raise RebuildNotFound(
+                    f"Index {old.name!r} is not being rebuilt.", field="index", value=name
+                )
+            self.forget(old.name)
+            rebuilding.cancel(folder, old)
+
+    def forget(self, name: str) -> None:
+        """Close the files of what is being made of an index."""
+        made = self._rebuilds.pop(name, None)
+        if made is not None:
+            made.close()
+
+    def close(self) -> None:
+        """Close the files of all that is being made; it goes on another time."""
+        for name in list(self._rebuilds):
+            self.forget(name)
+
+    def measure(self, name: str) -> None:
+        """Let the metric tell the age of an index's newest snapshot."""
+        if self._metrics is None:
+            return
+        gauge = self._metrics.index_snapshot_age
+        try:
+            found = self._snapshots.of(name).found
+        except StorageError:  # unreadable: whoever asks for them hears why
+            found = ()
+        if found and self._store.holds(name):
+            created = found[0].created
+            gauge.labels(name).set_function(lambda: time.time() - created)
+        else:
+            gauge.remove(name)
+
+    def _name(self, name: str) -> str:
+        """Return the name of an index that is there, or of one that left snapshots."""
+        checks.check_name(name)
+        end = self._store.resolve(name)
+        if not self._store.holds(end) and not self._snapshots.exist(end):
+            self._store.find(end)  # raises
+        return end
+
+    def _restore_over(self, name: str, snapshot: str, target: str) -> None:
+        folder = self._store.folder(target)
+        if rebuilding.read_plan(folder) is not None:
+            raise RebuildRunning(
+                f"Index {target!r} is being rebuilt; cancel that first.", field="into", value=target
+            )
+        with storage_errors(folder):
+            made = generations.make(folder)
+            try:
+                self._snapshots.copy(name, snapshot, made)
+                fresh = Index(target, made, cache_every=self._store.cache_every)
+                try:
+                    self._store.replace(target, fresh)
+                except BaseException:
+                    fresh.close(keep_cache=False)
+                    raise
+            except BaseException:
+                shutil.rmtree(made, ignore_errors=True)
+                raise
+
+    def _restore_new(self, name: str, snapshot: str, target: str) -> None:
+        folder = self._store.folder(target)
+        with storage_errors(folder):
+            aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+            try:
+                self._snapshots.copy(name, snapshot, aside)
+                Index(target, aside).close()  # it is of this version's format then, with a cache
+                sync(aside)
+                self._store.adopt(target, aside)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise

@@ -1,0 +1,279 @@
+"""An index made anew, for another encoder, while the old one serves and is written.
+
+The new one is a generation of its own (``generations``). What is left to do is noted by SQLite in
+the old one (``changes``): at first every document, then whatever is written. ``rebuild.json`` says
+what is being made, so that it goes on after whatever ended the process. Each step can be done
+twice: a document is written as the old index has it now, and its note is forgotten after that.
+"""
+
+import contextlib
+import json
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from condensery.durable import sync, write_whole
+from condensery.errors import RebuildRunning, TextsMissing, shorten
+from condensery.index import changes, database, generations, passages
+from condensery.index.database import Settings, storage_errors
+from condensery.index.index import DATABASE, Index
+from condensery.upkeep import RebuildPlan
+from condensery.values import Document, Floats, Hit, Passage
+
+FORMAT = 1
+PLAN = "rebuild.json"
+
+Swap = Callable[[Index, Callable[[sqlite3.Connection], None]], None]
+
+
+class _NotDone(Exception):
+    """Something was written since. Never leaves this module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Documents to be made anew.
+
+    Attributes:
+        number: Of the last note that the step works off; 0 if there is none left.
+        documents: As the index has them now.
+        gone: Ids of those that it has no more.
+    """
+
+    number: int
+    documents: list[Document]
+    gone: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What ``rebuild.json`` holds."""
+
+    generation: str
+    settings: Settings
+    began: float
+    documents: int
+
+    def told(self, index: str) -> RebuildPlan:
+        """Return it for callers."""
+        return RebuildPlan(
+            index=index,
+            encoder=self.settings.encoder,
+            fingerprint=self.settings.fingerprint,
+            kind=self.settings.kind,
+            metric=self.settings.metric,
+            documents=self.documents,
+            began=self.began,
+        )
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """Return what is being made of an index; None if nothing is, or nobody can tell what."""
+    try:
+        told = json.loads((folder / PLAN).read_bytes())
+        if told.pop("format") != FORMAT:
+            return None
+        settings = Settings(**told.pop("settings"))
+        return Plan(settings=settings, **told)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def unfinished(folder: Path) -> tuple[str, ...]:
+    """Return the generation that is being made of an index, if there is one."""
+    plan = read_plan(folder)
+    return () if plan is None else (plan.generation,)
+
+
+def check_texts(connection: sqlite3.Connection) -> None:
+    """Refuse an index that has documents of which only vectors are known.
+
+    Raises:
+        TextsMissing: The first of them is named.
+    """
+    found = connection.execute("SELECT id FROM documents WHERE text = '' LIMIT 1").fetchone()
+    if found is not None:
+        raise TextsMissing(
+            f"The index has documents without a text, {shorten(found[0])} for one: there is "
+            "nothing that another encoder could embed.",
+            field="index",
+            value=found[0],
+        )
+
+
+class Rebuilding:
+    """A rebuild under way. Calls block on disk; one at a time is made.
+
+    Args:
+        folder: The index's.
+        old: The index as it serves.
+        settings: Of the new one. Where another was begun with the same, it goes on.
+        swap: Lets an index take the old one's place, once what it is given finds nothing wrong.
+        cache_every: As an index's.
+
+    Raises:
+        RebuildRunning: One with other settings was begun, and neither finished nor cancelled.
+        TextsMissing: Of some documents only vectors are known.
+        StorageFull, StorageReadOnly, StorageError: The disk refused; nothing has begun.
+    """
+
+    def __init__(
+        self, folder: Path, old: Index, settings: Settings, swap: Swap, *, cache_every: int
+    ) -> None:
+        self.old = old
+        self._folder = folder
+        self._swap = swap
+        self._finished = False
+        with storage_errors(folder):
+            plan = read_plan(folder)
+            if plan is not None and plan.settings != settings:
+                raise RebuildRunning(
+                    f"Index {old.name!r} is being rebuilt for encoder {plan.settings.encoder!r} "
+                    "with other settings; let it finish, or cancel it.",
+                    field="index",
+                    value=old.name,
+                )
+            with old.reading() as connection:
+                check_texts(connection)
+            self._plan = plan or self._begin(settings)
+            made = folder / self._plan.generation
+            self._fresh = Index(old.name, made, cache_every=cache_every)
+            try:
+                with old.writing() as connection:
+                    if not changes.begun(connection):
+                        changes.begin(connection)
+            except BaseException:
+                self._fresh.close()
+                raise
+
+    @property
+    def plan(self) -> RebuildPlan:
+        """What is being made."""
+        return self._plan.told(self.old.name)
+
+    def pending(self) -> int:
+        """Count what is noted and not done."""
+        with self.old.reading() as connection:
+            return changes.pending(connection)
+
+    def step(self, most: int) -> Step:
+        """Return what is to be done next.
+
+        Raises:
+            TextsMissing: A document was written without its text meanwhile.
+        """
+        with self.old.reading() as connection:
+            number, ids = changes.oldest(connection, most)
+            found = passages.fetch_documents(connection, ids)
+            if any(not one.text for one in found.values()):
+                check_texts(connection)
+        return Step(number, list(found.values()), [one for one in ids if one not in found])
+
+    def done(self, step: Step, pieces: Sequence[Passage], vectors: Floats) -> None:
+        """Write a step's documents into the new index, with their passages; synced on return.
+
+        Raises:
+            InputError: They do not fit the new index.
+            StorageFull, StorageReadOnly, StorageError: The disk refused; the step is still to do.
+        """
+        if step.documents:
+            fingerprint = self._plan.settings.fingerprint
+            self._fresh.upsert(step.documents, pieces, vectors, fingerprint=fingerprint)
+        if step.gone:
+            self._fresh.delete(step.gone)
+        with self.old.writing() as connection:
+            changes.settle(connection, step.number)
+
+    def sample(self, most: int) -> list[str]:
+        """Return texts of some documents, drawn at random."""
+        with self.old.reading() as connection:
+            found = connection.execute(
+                "SELECT text FROM documents ORDER BY random() LIMIT ?", (most,)
+            )
+            return [text for (text,) in found]
+
+    def overlap(self, old: Floats, new: Floats, top_k: int) -> float:
+        """Return which share of the documents found before is found now, on average.
+
+        Args:
+            old: The vectors of some texts by the old encoder, (texts, dims).
+            new: By the new one, (texts, new dims).
+            top_k: Passages that each search finds.
+        """
+        shares = []
+        for before, after in zip(old, new, strict=True):
+            was = _documents(self.old.query(before, top_k=top_k))
+            now = _documents(self._fresh.query(after, top_k=top_k))
+            shares.append(len(was & now) / max(1, len(was)))
+        return sum(shares) / max(1, len(shares))
+
+    def finish(self) -> bool:
+        """Let the new index take the old one's place, unless something was written since.
+
+        Returns:
+            Whether it did; else there is something to do first.
+        """
+
+        def check(connection: sqlite3.Connection) -> None:
+            if changes.pending(connection):
+                raise _NotDone
+
+        with storage_errors(self._folder):
+            try:
+                self._swap(self._fresh, check)
+            except _NotDone:
+                return False
+            self._finished = True
+            with contextlib.suppress(OSError):  # the next start sees that it is done
+                (self._folder / PLAN).unlink(missing_ok=True)
+        return True
+
+    def close(self) -> None:
+        """Close the files of what is being made; it goes on another time."""
+        if not self._finished:
+            self._fresh.close()
+
+    def _begin(self, settings: Settings) -> Plan:
+        made = generations.make(self._folder)
+        try:
+            database.create(made / DATABASE, settings)
+            sync(made)
+            documents = self.old.info.documents
+            plan = Plan(made.name, settings, round(time.time(), 3), documents)
+            write_whole(self._folder / PLAN, json.dumps({"format": FORMAT, **asdict(plan)}))
+        except BaseException:
+            (self._folder / PLAN).unlink(missing_ok=True)
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+        return plan
+
+
+def cancel(folder: Path, index: Index) -> None:
+    """Give up what is being made of an index, whether or not it can be opened."""
+    plan = read_plan(folder)
+    with index.writing() as connection:
+        changes.end(connection)
+    with storage_errors(folder):
+        (folder / PLAN).unlink(missing_ok=True)
+        sync(folder)
+        if plan is not None and folder / plan.generation != index.directory:
+            shutil.rmtree(folder / plan.generation, ignore_errors=True)
+
+
+def clear(folder: Path, index: Index) -> None:
+    """Forget a rebuild that was finished, or of which nobody can tell what it was."""
+    plan = read_plan(folder)
+    made = None if plan is None else folder / plan.generation
+    if made is not None and made != index.directory and (made / DATABASE).exists():
+        return
+    with index.reading() as connection:
+        noted = changes.begun(connection)
+    if noted or (folder / PLAN).exists():
+        cancel(folder, index)
+
+
+def _documents(hits: Sequence[Hit]) -> set[str]:
+    return {hit.passage.document_id for hit in hits}

@@ -1,0 +1,268 @@
+"""Copies of indexes, each as it was at one moment, checked by hash before it is used.
+
+``<data-dir>/snapshots/<index>/<id>/`` holds the index's SQLite file, packed, and ``snapshot.json``,
+which says what it is: text and numbers, no pickle. The FAISS cache is left out, since it follows
+from the vectors. A snapshot outlives its index.
+"""
+
+import hashlib
+import json
+import secrets
+import shutil
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from condensery.durable import sync, whole_folder
+from condensery.errors import InputError, SnapshotDamaged, SnapshotNotFound, SnapshotTooNew, shorten
+from condensery.index import changes, checks, database, passages
+from condensery.index.database import storage_errors
+from condensery.index.index import DATABASE, Index
+from condensery.upkeep import Snapshot, SnapshotList
+
+FORMAT = 1
+NEWEST = 1 + len(database.MIGRATIONS)  # the format of indexes that this version reads
+MANIFEST = "snapshot.json"
+_BLOCK = 2**20
+
+
+class Manifest(BaseModel):
+    """What a snapshot is.
+
+    Attributes:
+        index_format: Of the SQLite file.
+        settings: The index's.
+        bytes: Length of the SQLite file.
+        sha256: Its hash, in hexadecimal.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: int
+    id: str
+    index: str
+    created: float
+    index_format: int
+    settings: dict[str, JsonValue]
+    documents: int
+    passages: int
+    bytes: int
+    sha256: str
+
+
+class Snapshots:
+    """The snapshots of a data directory. Calls block on disk; any thread may make them.
+
+    Args:
+        root: Their folder; made with the first.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        for leftover in (*root.glob("*/*.partial"), *root.glob("*/*.removed")):  # a crash left it
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def make(self, index: Index) -> Snapshot:
+        """Copy an index as it is now, while it goes on serving and being written; synced on return.
+
+        Raises:
+            StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is left behind.
+        """
+        created = time.time()
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(created))
+        target = self._root / index.name / f"{moment}-{secrets.token_hex(4)}"
+        with storage_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with whole_folder(target) as aside:
+                    index.copy(aside / DATABASE)
+                    manifest = _describe(aside / DATABASE, target.name, index.name, created)
+                    (aside / MANIFEST).write_text(_write(manifest), encoding="utf-8")
+            except BaseException:
+                shutil.rmtree(target.with_name(f"{target.name}.partial"), ignore_errors=True)
+                raise
+            sync(self._root)
+            sync(self._root.parent)
+        return _told(manifest)
+
+    def of(self, index: str) -> SnapshotList:
+        """Return an index's snapshots, the newest first, and why others can't be used.
+
+        Only what is quick to see is looked at: the bytes are hashed when they are restored.
+        """
+        found: list[Snapshot] = []
+        refused: dict[str, str] = {}
+        folder = self._root / index
+        with storage_errors(folder):
+            ids = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+        for one in sorted(ids):
+            if one.endswith((".partial", ".removed")):  # being made, or removed
+                continue
+            try:
+                found.append(self.get(index, one))
+            except (SnapshotDamaged, SnapshotTooNew) as error:
+                refused[one] = error.message
+            except SnapshotNotFound:  # deleted meanwhile
+                continue
+        found.sort(key=lambda one: one.created, reverse=True)
+        return SnapshotList(tuple(found), refused)
+
+    def get(self, index: str, snapshot: str) -> Snapshot:
+        """Return what a snapshot is.
+
+        Raises:
+            SnapshotNotFound: There is none of that name.
+            SnapshotDamaged: It is cut short, or was altered.
+            SnapshotTooNew: It is of a format of a newer version.
+        """
+        folder = self._find(index, snapshot)
+        with storage_errors(folder):
+            return _told(_read(folder, index))
+
+    def exist(self, index: str) -> bool:
+        """Tell whether an index has, or had, snapshots."""
+        return (self._root / index).is_dir()
+
+    def delete(self, index: str, snapshot: str) -> None:
+        """Delete a snapshot, whether it can be used or not; synced on return."""
+        folder = self._find(index, snapshot)
+        with storage_errors(folder):
+            removed = folder.with_name(f"{folder.name}.removed")
+            folder.rename(removed)  # at one moment, and on a full disk too
+            sync(folder.parent)
+            shutil.rmtree(removed, ignore_errors=True)
+
+    def copy(self, index: str, snapshot: str, into: Path) -> None:
+        """Copy a snapshot's index into a folder, checking every byte; synced on return.
+
+        Raises:
+            SnapshotNotFound, SnapshotDamaged, SnapshotTooNew: As for ``get``.
+            OSError: The disk refused.
+        """
+        folder = self._find(index, snapshot)
+        manifest = _read(folder, index)
+        digest = hashlib.sha256()
+        try:
+            with (folder / DATABASE).open("rb") as source, (into / DATABASE).open("wb") as target:
+                while block := source.read(_BLOCK):
+                    digest.update(block)
+                    target.write(block)
+        except FileNotFoundError as error:
+            raise _damaged(folder, index, f"it has no {DATABASE}") from error
+        if digest.hexdigest() != manifest.sha256:
+            raise _damaged(folder, index, f"{DATABASE} has another hash than it was made with")
+        sync(into / DATABASE)
+
+    def _find(self, index: str, snapshot: str) -> Path:
+        checks.check_name(index)
+        if not snapshot or not snapshot.isascii() or not snapshot.replace("-", "").isalnum():
+            raise InputError(
+                f"snapshot: {shorten(snapshot)} is not the id of a snapshot.",
+                field="snapshot",
+                value=snapshot,
+            )
+        folder = self._root / index / snapshot
+        if not folder.is_dir():
+            raise SnapshotNotFound(
+                f"Index {index!r} has no snapshot {shorten(snapshot)}.",
+                field="snapshot",
+                value=snapshot,
+            )
+        return folder
+
+
+def _describe(file: Path, snapshot: str, index: str, created: float) -> Manifest:
+    with closing(sqlite3.connect(file, isolation_level=None)) as copy:
+        changes.end(copy)  # a rebuild's notes are of the index itself
+        settings = database.read_settings(copy)
+        index_format = copy.execute("PRAGMA user_version").fetchone()[0]
+        documents, pieces = passages.count(copy)
+    digest = hashlib.sha256()
+    with file.open("rb") as source:
+        while block := source.read(_BLOCK):
+            digest.update(block)
+    return Manifest(
+        format=FORMAT,
+        id=snapshot,
+        index=index,
+        created=round(created, 3),
+        index_format=index_format,
+        settings=asdict(settings),
+        documents=documents,
+        passages=pieces,
+        bytes=file.stat().st_size,
+        sha256=digest.hexdigest(),
+    )
+
+
+def _write(manifest: Manifest) -> str:
+    told = manifest.model_dump()
+    return json.dumps({"snapshot": told, "sha256": _hash(told)}, indent=1)
+
+
+def _hash(told: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _read(folder: Path, index: str) -> Manifest:
+    """Read what a snapshot is, and see whether its file is as long as it was."""
+    try:
+        whole = json.loads((folder / MANIFEST).read_bytes())
+        told = whole["snapshot"]
+        newer = {"its": told["format"] - FORMAT, "its index's": told["index_format"] - NEWEST}
+    except FileNotFoundError as error:
+        raise _damaged(folder, index, f"it has no {MANIFEST}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise _damaged(folder, index, f"{MANIFEST} can't be read") from error
+    for whose, ahead in newer.items():
+        if ahead > 0:
+            raise SnapshotTooNew(
+                f"Snapshot {folder.name} of index {index!r} can't be used: {whose} format is "
+                f"{ahead} ahead of what this version reads.",
+                field="snapshot",
+                value=folder.name,
+            )
+    if whole.get("sha256") != _hash(told):
+        raise _damaged(folder, index, f"{MANIFEST} has another hash than it was made with")
+    try:
+        manifest = Manifest.model_validate(told)
+    except ValidationError as error:
+        raise _damaged(folder, index, f"{MANIFEST} is not what it should be") from error
+    file = folder / DATABASE
+    size = file.stat().st_size if file.exists() else None
+    if size is None:
+        raise _damaged(folder, index, f"it has no {DATABASE}")
+    if size != manifest.bytes:
+        raise _damaged(folder, index, f"{DATABASE} has {size} bytes of {manifest.bytes}")
+    return manifest
+
+
+def _damaged(folder: Path, index: str, reason: str) -> SnapshotDamaged:
+    return SnapshotDamaged(
+        f"Snapshot {folder.name} of index {index!r} can't be used: {reason}.",
+        field="snapshot",
+        value=folder.name,
+    )
+
+
+def _told(manifest: Manifest) -> Snapshot:
+    own = manifest.settings
+    return Snapshot(
+        id=manifest.id,
+        index=manifest.index,
+        created=manifest.created,
+        encoder=str(own["encoder"]),
+        fingerprint=str(own["fingerprint"]),
+        dims=int(str(own["dims"])),
+        kind=str(own["kind"]),
+        metric=str(own["metric"]),
+        documents=manifest.documents,
+        passages=manifest.passages,
+        bytes=manifest.bytes,
+    )

@@ -1,0 +1,89 @@
+"""The rebuilds of a process: what each is doing, and when writes wait for one."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from condensery.jobs.ports import Rebuilding
+from condensery.upkeep import Rebuild, RebuildPlan, RebuildState
+
+
+@dataclass(slots=True)
+class Run:
+    """One rebuild, under way or over.
+
+    Attributes:
+        plan: What is being made.
+        rebuilding: Does it; None where it could not go on after a start.
+        open: Cleared while writes to the index wait for the new one.
+    """
+
+    plan: RebuildPlan
+    rebuilding: Rebuilding | None = None
+    task: "asyncio.Task[None] | None" = None
+    state: RebuildState = "running"
+    pending: int = 0
+    ended: float | None = None
+    reason: str | None = None
+    overlap: float | None = None
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, state: RebuildState, reason: str | None = None) -> None:
+        """It is over, one way or the other."""
+        self.state, self.reason, self.ended = state, reason, round(time.time(), 3)
+        self.open.set()
+
+    def told(self) -> Rebuild:
+        """Return how far it has come."""
+        plan = self.plan
+        return Rebuild(
+            index=plan.index,
+            encoder=plan.encoder,
+            fingerprint=plan.fingerprint,
+            kind=plan.kind,
+            metric=plan.metric,
+            documents=plan.documents,
+            began=plan.began,
+            state=self.state,
+            pending=self.pending,
+            ended=self.ended,
+            reason=self.reason,
+            overlap=self.overlap,
+        )
+
+
+class Rebuilds:
+    """What is rebuilt in this process.
+
+    Attributes:
+        runs: The last one of each index.
+        beginning: Held to begin one, or to give one up.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Run] = {}
+        self.beginning = asyncio.Lock()
+
+    async def passing(self, index: str) -> None:
+        """Wait while an index's rebuild does its last steps, which writes would outrun.
+
+        Nothing hangs on it but that the rebuild comes to its end: a write that does not wait is
+        noted, and done once more.
+        """
+        run = self.runs.get(index)
+        if run is not None:
+            await run.open.wait()
+
+    async def stop(self, index: str) -> None:
+        """Stop working on an index's rebuild, if there is one; it can go on another time."""
+        run = self.runs.pop(index, None)
+        if run is not None and run.task is not None:
+            run.task.cancel()
+            await asyncio.wait({run.task})
+        if run is not None:
+            run.open.set()
+
+    async def close(self) -> None:
+        """Stop all; they go on at the next start."""
+        for index in list(self.runs):
+            await self.stop(index)

@@ -1,0 +1,36 @@
+"""Work on an index goes on though another index takes its place meanwhile."""
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from condensery.errors import EncoderMismatch, IndexClosed, IndexNotFound
+from condensery.jobs.services import Services
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Job = Callable[Concatenate[Services, str, P], Coroutine[Any, Any, T]]
+
+
+def across_swaps(job: Job[P, T]) -> Job[P, T]:
+    """Do a job again where its index was replaced under it: by an alias, a restore, a rebuild.
+
+    What a text was embedded for may be an index of another encoder by the time that it is asked,
+    or be gone; the caller named neither. A job that failed for that has done nothing yet.
+    """
+
+    @functools.wraps(job)
+    async def steady(services: Services, name: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            before = services.indexes.info(name)
+            try:
+                return await job(services, name, *args, **kwargs)
+            except IndexClosed:
+                services.indexes.info(name)  # raises if it was dropped
+            except (EncoderMismatch, IndexNotFound):
+                after = services.indexes.info(name)
+                if (after.name, after.fingerprint) == (before.name, before.fingerprint):
+                    raise
+
+    return steady

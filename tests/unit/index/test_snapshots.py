@@ -1,0 +1,465 @@
+"""Snapshots: whole, checked, and never in the way; restores: one index or the other, whole."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.index.conftest import (
+    SETTINGS,
+    Disk,
+    assert_agrees,
+    make_batch,
+    make_vectors,
+)
+from tests.unit.index.lives import live
+
+from condensery.errors import (
+    IndexExists,
+    IndexNotFound,
+    InputError,
+    NameTaken,
+    SnapshotDamaged,
+    SnapshotNotFound,
+    SnapshotTooNew,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+)
+from condensery.index import changes, database
+from condensery.index.snapshots import _hash
+from condensery.index.store import IndexStore
+from condensery.metrics import Metrics
+from condensery.upkeep import AliasAction, Snapshot
+
+
+def ids(store: IndexStore, name: str = "kb") -> set[str]:
+    """Every document's id."""
+    with store.find(name).reading() as connection:
+        return {one for (one,) in connection.execute("SELECT id FROM documents")}
+
+
+def file_of(data_dir: Path, made: Snapshot, file: str = "index.sqlite3") -> Path:
+    return data_dir / "snapshots" / made.index / made.id / file
+
+
+def test_a_snapshot_says_what_it_is_and_is_listed(store: IndexStore, data_dir: Path) -> None:
+    make_batch(["a", "b"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    assert (made.index, made.documents, made.passages) == ("kb", 2, 4)
+    assert (made.encoder, made.fingerprint, made.dims) == ("test-encoder", "sha256:one", 8)
+    assert made.bytes == file_of(data_dir, made).stat().st_size
+    make_batch(["c"]).upsert(store)
+    later = store.keeping.snapshot("kb")
+    assert store.keeping.snapshots("kb").found == (later, made)
+    assert store.keeping.get_snapshot("kb", made.id) == made
+    store.keeping.delete_snapshot("kb", made.id)
+    assert store.keeping.snapshots("kb").found == (later,)
+    with pytest.raises(SnapshotNotFound, match=made.id):
+        store.keeping.get_snapshot("kb", made.id)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_what_is_restored_is_what_was_there(data_dir: Path, kind: str) -> None:
+    with IndexStore(data_dir) as store:
+        store.create("kb", **{**SETTINGS, "kind": kind})
+        make_batch([f"d{n}" for n in range(30)], tag=" v1").upsert(store)
+        store.delete("kb", ["d3"])
+        asked = make_vectors(1, seed=4)[0]
+        before = store.query("kb", asked, top_k=9), store.match("kb", "first of d7", top_k=9)
+        documents = store.get("kb", sorted(ids(store)))
+        made = store.keeping.snapshot("kb")
+        make_batch(["d1", "new"], seed=9, tag=" v2").upsert(store)
+        store.delete("kb", ["d7"])
+        info = store.keeping.restore("kb", made.id)
+        assert (info.name, info.documents, info.kind) == ("kb", 29, kind)
+        assert (store.query("kb", asked, top_k=9), store.match("kb", "first of d7", top_k=9)) == (
+            before
+        )
+        assert store.get("kb", sorted(ids(store))) == documents
+        make_batch(["after"], seed=3).upsert(store)
+        store.delete("kb", ["d9"])
+        found = store.query("kb", asked, top_k=9)
+    with IndexStore(data_dir) as store:
+        assert store.query("kb", asked, top_k=9) == found
+        assert ids(store) == {f"d{n}" for n in range(30) if n not in (3, 9)} | {"after"}
+        assert store.keeping.snapshots("kb").found == (made,)
+        # nothing is left of the one before
+        names = {one.name for one in (data_dir / "indexes" / "kb").iterdir()}
+        assert len(names) == 2
+        assert "current" in names
+
+
+def test_a_snapshot_becomes_another_index(store: IndexStore, data_dir: Path) -> None:
+    make_batch(["a", "b"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    make_batch(["c"]).upsert(store)
+    assert store.keeping.restore("kb", made.id, "kb-2").documents == 2
+    assert (ids(store), ids(store, "kb-2")) == ({"a", "b", "c"}, {"a", "b"})
+    make_batch(["x"]).upsert(store, "kb-2")
+    assert_agrees(store, data_dir, "kb-2")
+    store.keeping.restore("kb", made.id, "kb-2")  # over one that is there
+    assert ids(store, "kb-2") == {"a", "b"}
+
+
+def test_a_dropped_index_comes_back_from_its_snapshot(store: IndexStore) -> None:
+    make_batch(["a"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    store.drop("kb")
+    assert store.keeping.snapshots("kb").found == (made,)
+    store.keeping.restore("kb", made.id)
+    assert ids(store) == {"a"}
+    with pytest.raises(IndexNotFound, match="nowhere"):
+        store.keeping.snapshots("nowhere")
+
+
+def test_a_broken_index_comes_back_from_its_snapshot(store: IndexStore, data_dir: Path) -> None:
+    make_batch(["a"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    store.close()
+    (data_dir / "indexes" / "kb" / "index.sqlite3").write_bytes(b"rubbish" * 1000)
+    with IndexStore(data_dir) as again:
+        assert "kb" in again.broken
+        again.keeping.restore("kb", made.id)
+        assert again.broken == {}
+        assert ids(again) == {"a"}
+    with IndexStore(data_dir) as again:
+        assert ids(again) == {"a"}
+
+
+def test_an_alias_does_for_snapshots_but_not_as_a_new_indexs_name(store: IndexStore) -> None:
+    make_batch(["a"]).upsert(store)
+    store.update_aliases([AliasAction("create", "live", "kb")])
+    made = store.keeping.snapshot("live")
+    assert made.index == "kb"
+    assert store.keeping.snapshots("live").found == (made,)
+    store.keeping.restore("live", made.id)
+    with pytest.raises(NameTaken):
+        store.keeping.restore("kb", made.id, "live")
+    with pytest.raises(InputError, match="into: 'aliases'"):
+        store.keeping.restore("kb", made.id, "aliases")
+    assert ids(store, "live") == {"a"}
+
+
+@pytest.mark.parametrize("bad", ["", "..", "../kb", "a/b", ".partial", "é"])
+def test_what_is_no_id_is_refused(store: IndexStore, bad: str) -> None:
+    for call in (store.keeping.get_snapshot, store.keeping.delete_snapshot):
+        with pytest.raises(InputError, match="snapshot: "):
+            call("kb", bad)
+
+
+def test_writes_and_queries_go_on_while_it_is_copied(store: IndexStore, data_dir: Path) -> None:
+    """Each snapshot is one state: documents are written two at a time, and stay pairs."""
+    stop = threading.Event()
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        while not stop.is_set():
+            make_batch([f"a{written}", f"b{written}"], seed=written, tag="x" * 500).upsert(store)
+            written += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    made = []
+    while len(made) < 6:
+        before = written
+        made.append((before, store.keeping.snapshot("kb"), written))
+    stop.set()
+    writer.join()
+    for at_least, snapshot, at_most in made:
+        assert 2 * at_least <= snapshot.documents <= 2 * (at_most + 1)
+        store.keeping.restore("kb", snapshot.id, "copy")
+        found = ids(store, "copy")
+        assert len(found) == snapshot.documents
+        assert {one[1:] for one in found if one[0] == "a"} == {
+            one[1:] for one in found if one[0] == "b"
+        }
+        assert_agrees(store, data_dir, "copy", queries=1)
+
+
+HARMS: dict[str, Any] = {
+    "cut": lambda file, note: file.write_bytes(file.read_bytes()[:-5000]),
+    "flipped": lambda file, note: flip(file, file.stat().st_size // 2),
+    "first bit": lambda file, note: flip(file, 3),
+    "last bit": lambda file, note: flip(file, file.stat().st_size - 1),
+    "empty": lambda file, note: file.write_bytes(b""),
+    "gone": lambda file, note: file.unlink(),
+    "no note": lambda file, note: note.unlink(),
+    "cut note": lambda file, note: note.write_bytes(note.read_bytes()[:-30]),
+    "flipped note": lambda file, note: note.write_text(
+        note.read_text().replace('"documents": 3', '"documents": 2')
+    ),
+    "other note": lambda file, note: note.write_text("[1]"),
+}
+
+
+def flip(file: Path, place: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 4
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("into", [None, "other"])
+def test_a_damaged_snapshot_is_refused_and_the_index_stays_as_it_was(
+    store: IndexStore, data_dir: Path, harm: str, into: str | None
+) -> None:
+    make_batch(["a", "b", "c"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    make_batch(["d"]).upsert(store)
+    HARMS[harm](file_of(data_dir, made), file_of(data_dir, made, "snapshot.json"))
+    before = sorted(one.name for one in (data_dir / "indexes" / "kb").iterdir())
+    with pytest.raises(SnapshotDamaged, match=f"Snapshot {made.id} of index 'kb'") as caught:
+        store.keeping.restore("kb", made.id, into)
+    assert str(data_dir) not in caught.value.message
+    assert ids(store) == {"a", "b", "c", "d"}
+    assert_agrees(store, data_dir)
+    assert sorted(one.name for one in (data_dir / "indexes" / "kb").iterdir()) == before
+    assert [one.name for one in (data_dir / "indexes").iterdir()] == ["kb"]
+    listed = store.keeping.snapshots("kb")
+    if harm not in ("flipped", "first bit", "last bit"):  # which only the hash tells
+        assert listed.found == ()
+        assert made.id in listed.refused[made.id]
+
+
+@pytest.mark.parametrize("field", ["format", "index_format"])
+def test_a_snapshot_of_a_newer_format_is_refused_as_that(
+    store: IndexStore, data_dir: Path, field: str
+) -> None:
+    make_batch(["a"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    note = file_of(data_dir, made, "snapshot.json")
+    told = json.loads(note.read_text())["snapshot"]
+    told[field] += 1
+    told["invented"] = True
+    note.write_text(json.dumps({"snapshot": told, "sha256": _hash(told)}))
+    with pytest.raises(SnapshotTooNew, match=f"{made.id} .* format is 1 ahead"):
+        store.keeping.restore("kb", made.id)
+    assert ids(store) == {"a"}
+    assert "ahead" in store.keeping.snapshots("kb").refused[made.id]
+
+
+def test_a_snapshot_of_an_older_format_is_brought_up_to_date(
+    store: IndexStore, data_dir: Path
+) -> None:
+    make_batch(["a", "b"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    file, note = file_of(data_dir, made), file_of(data_dir, made, "snapshot.json")
+    connection = sqlite3.connect(file)
+    connection.executescript("DROP TABLE vocabulary; DROP TABLE words; PRAGMA user_version = 1;")
+    connection.close()
+    told = json.loads(note.read_text())["snapshot"]
+    told |= {"index_format": 1, "bytes": file.stat().st_size}
+    told["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    note.write_text(json.dumps({"snapshot": told, "sha256": _hash(told)}))
+    store.keeping.restore("kb", made.id, "old")
+    found = store.match("old", "first of a", top_k=9)
+    assert found == store.match("kb", "first of a", top_k=9) != []
+    assert_agrees(store, data_dir, "old")
+
+
+def test_an_unfinished_rebuilds_notes_are_not_in_it(store: IndexStore) -> None:
+    make_batch(["a"]).upsert(store)
+    with store.find("kb").writing() as connection:
+        changes.begin(connection)
+    made = store.keeping.snapshot("kb")
+    store.keeping.restore("kb", made.id, "copy")
+    with store.find("copy").reading() as connection:
+        assert not changes.begun(connection)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(sqlite3.SQLITE_FULL, StorageFull), (sqlite3.SQLITE_READONLY, StorageReadOnly)],
+)
+def test_a_disk_that_refuses_the_copy_leaves_nothing_behind(
+    disk: Disk, store: IndexStore, data_dir: Path, code: int, kind: type[StorageError]
+) -> None:
+    make_batch(["a"]).upsert(store)
+    kept = store.keeping.snapshot("kb")
+    disk.refuse = lambda operation, path: (
+        code if operation == "write" and "snapshots" in path.parts else 0
+    )
+    with pytest.raises(kind):
+        store.keeping.snapshot("kb")
+    disk.refuse = lambda operation, path: 0
+    assert [one.name for one in (data_dir / "snapshots" / "kb").iterdir()] == [kept.id]
+    assert ids(store) == {"a"}
+    store.keeping.snapshot("kb")
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "fsync", "replace"])
+def test_a_disk_that_refuses_a_restore_at_any_step_leaves_the_index_as_it_was(
+    disk: Disk,
+    store: IndexStore,
+    data_dir: Path,
+    operation: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_batch(["a"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    make_batch(["b"]).upsert(store)
+    left = 0
+
+    def due() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    def refuse(*_: object) -> None:
+        if due():
+            raise OSError(28, "refused")
+
+    fsync, replace = os.fsync, Path.replace
+    for steps in range(100):
+        left = steps
+        with monkeypatch.context() as patch:
+            if operation == "fsync":
+                patch.setattr(os, "fsync", lambda handle: (refuse(), fsync(handle)))
+            elif operation == "replace":
+                patch.setattr(Path, "replace", lambda path, to: (refuse(), replace(path, to)))
+            else:
+                disk.refuse = lambda asked, path: 13 if asked == operation and due() else 0
+            try:
+                store.keeping.restore("kb", made.id)
+                break
+            except StorageError:
+                pass
+            finally:
+                disk.refuse = lambda asked, path: 0
+        assert ids(store) == {"a", "b"}, steps
+        assert_agrees(store, data_dir, queries=1)
+        make_batch(["b"], seed=steps).upsert(store)
+        shutil.copytree(data_dir, data_dir.with_name("copy"), ignore_dangling_symlinks=True)
+        with IndexStore(data_dir.with_name("copy")) as copy:
+            assert ids(copy) == {"a", "b"}, steps
+        shutil.rmtree(data_dir.with_name("copy"))
+    else:
+        raise AssertionError("it was refused for ever")
+    assert steps > 0
+    assert ids(store) == {"a"}
+
+
+def test_leftovers_of_a_crash_are_cleared_away(store: IndexStore, data_dir: Path) -> None:
+    make_batch(["a"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    store.close()
+    for name in (f"{made.id}.partial", "gone.removed"):
+        (data_dir / "snapshots" / "kb" / name).mkdir()
+    (data_dir / "indexes" / "kb" / "gen-0123456789abcdef").mkdir()
+    with IndexStore(data_dir) as again:
+        assert again.keeping.snapshots("kb").found == (made,)
+        assert ids(again) == {"a"}
+    assert [one.name for one in (data_dir / "snapshots" / "kb").iterdir()] == [made.id]
+    assert not list((data_dir / "indexes" / "kb").glob("gen-*"))
+
+
+def test_a_pointer_that_is_damaged_breaks_its_index_only_and_a_restore_mends_it(
+    store: IndexStore, data_dir: Path
+) -> None:
+    store.create("other", **SETTINGS)
+    make_batch(["a"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    store.keeping.restore("kb", made.id)
+    store.close()
+    (data_dir / "indexes" / "kb" / "current").write_text("gen-../../other")
+    with IndexStore(data_dir) as again:
+        assert again.count("other") == (0, 0)
+        assert "names no generation" in again.broken["kb"]
+        again.keeping.restore("kb", made.id)
+        assert ids(again) == {"a"}
+
+
+def test_a_name_that_was_taken_meanwhile_stays_as_it_is(store: IndexStore) -> None:
+    make_batch(["a"]).upsert(store)
+    made = store.keeping.snapshot("kb")
+    copy = store.keeping._snapshots.copy
+
+    def slow(*arguments: Any) -> None:
+        copy(*arguments)
+        store.create("new", **SETTINGS)
+
+    store.keeping._snapshots.copy = slow  # type: ignore[method-assign]
+    with pytest.raises(IndexExists):
+        store.keeping.restore("kb", made.id, "new")
+    assert store.count("new") == (0, 0)
+
+
+def test_the_metric_tells_the_age_of_the_newest(data_dir: Path) -> None:
+    def age(metrics: Metrics) -> float | None:
+        name = "condensery_index_snapshot_age_seconds"
+        return metrics.registry.get_sample_value(name, {"index": "kb"})
+
+    metrics = Metrics()
+    with IndexStore(data_dir, metrics=metrics) as store:
+        store.create("kb", **SETTINGS)
+        assert age(metrics) is None
+        made = store.keeping.snapshot("kb")
+        first = age(metrics)
+        assert first is not None
+        assert 0 <= first < 60
+        assert (age(metrics) or 0) > first
+    metrics = Metrics()
+    with IndexStore(data_dir, metrics=metrics) as store:
+        assert (age(metrics) or 0) > first
+        store.keeping.delete_snapshot("kb", made.id)
+        assert age(metrics) is None
+        store.keeping.snapshot("kb")
+        store.drop("kb")
+        assert age(metrics) is None
+
+
+def restore_for_ever(data_dir: Path, say: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    with IndexStore(data_dir) as store:
+        snapshots = store.keeping.snapshots("kb").found
+        say("ready")
+        while True:
+            one = draw.choice(snapshots)
+            say("begin", one.documents)
+            store.keeping.restore("kb", one.id)
+            say("done")
+
+
+def test_a_kill_amid_a_restore_leaves_one_index_or_the_other_whole(
+    store: IndexStore, data_dir: Path
+) -> None:
+    for count in (3, 5):
+        make_batch([f"d{n}" for n in range(count)]).upsert(store)
+        store.keeping.snapshot("kb")
+    store.close()
+    draw = random.Random(8)
+    state, restored = 5, 0
+    for life in range(12):
+        doubt = None
+        for line in live(
+            *(restore_for_ever, data_dir, life),
+            after=draw.randint(1, 8),
+            wait=draw.uniform(0, 0.02),
+        ):
+            verb, *given = line.split()
+            if verb == "begin":
+                doubt = int(given[0])
+            elif verb == "done":
+                assert doubt is not None
+                state, doubt, restored = doubt, None, restored + 1
+        with IndexStore(data_dir) as again:
+            found = len(ids(again))
+            assert found in {state, doubt}, f"life {life}"
+            assert ids(again) == {f"d{n}" for n in range(found)}
+            assert again.count("kb") == (found, 2 * found)
+            state = found
+    assert restored > 12
+
+
+def test_migrations_are_all_known_to_the_snapshots() -> None:
+    from condensery.index.snapshots import NEWEST
+
+    assert len(database.MIGRATIONS) + 1 == NEWEST
