@@ -93,14 +93,14 @@ def write_options(kind: str, given: object, dims: int) -> str:
 def least_rows(options: Options) -> int:
     """Return how many vectors an IVF-PQ index needs before it can be trained."""
     bits = options.get("pq_bits", PQ_BITS)
-    return LEAST_A_CENTRE * max(options.get("nlist", LEAST_CELLS), 2**bits)
+    return LEAST_A_CENTRE * max(options.get("nlist", LEAST_CELLS), 1 << bits)
 
 
 def sample_size(options: Options, rows: int) -> int:
     """Return how many of so many vectors it is trained on."""
     bits = options.get("pq_bits", PQ_BITS)
     cells = options.get("nlist", cells_for(rows))
-    return min(rows, MOST_A_CENTRE * max(cells, 2**bits))
+    return min(rows, MOST_A_CENTRE * max(cells, 1 << bits))
 
 
 def cells_for(rows: int) -> int:
