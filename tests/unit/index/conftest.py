@@ -101,7 +101,7 @@ def assert_agrees(store: IndexStore, data_dir: Path, name: str = "kb", queries: 
 
 def assert_fields_agree(data_dir: Path, name: str = "kb") -> None:
     """What filters ask is what the documents' metadata says, and of no other document."""
-    connection = sqlite3.connect(data_dir / "indexes" / name / "index.sqlite3")
+    connection = sqlite3.connect(database_of(data_dir, name))
     held = connection.execute("SELECT path, value, document FROM fields").fetchall()
     fresh = sqlite3.connect(":memory:")
     fresh.execute("CREATE TABLE documents (row INTEGER PRIMARY KEY, metadata TEXT)")

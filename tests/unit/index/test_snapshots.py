@@ -253,7 +253,10 @@ def test_a_snapshot_of_an_older_format_is_brought_up_to_date(
     made = store.keeping.snapshot("kb")
     file, note = file_of(data_dir, made), file_of(data_dir, made, "snapshot.json")
     connection = sqlite3.connect(file)
-    connection.executescript("DROP TABLE vocabulary; DROP TABLE words; PRAGMA user_version = 1;")
+    connection.executescript(
+        "DROP TABLE fields; DROP TABLE vocabulary; DROP TABLE words; "
+        "ALTER TABLE settings DROP COLUMN options; PRAGMA user_version = 1;"
+    )
     connection.close()
     told = json.loads(note.read_text())["snapshot"]
     told |= {"index_format": 1, "bytes": file.stat().st_size}
