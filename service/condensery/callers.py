@@ -6,10 +6,11 @@ Where nothing is set (the command line, offline methods) nobody's time runs out.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from condensery.errors import DeadlineExceeded, ExpiredInQueue
 
@@ -58,6 +59,9 @@ class Call:
         began: Whether a forward pass has begun for it.
         started: When it came, seconds of ``time.monotonic``.
         spent: Where its time goes.
+        kept: What it uses to its end, by name: a model that is replaced meanwhile stays its own.
+        endings: Called once it is over.
+        over: Whether it is.
     """
 
     request_id: str = "-"
@@ -66,6 +70,9 @@ class Call:
     began: bool = False
     started: float = field(default_factory=time.monotonic)
     spent: Spent = field(default_factory=Spent)
+    kept: dict[str, Any] = field(default_factory=dict)
+    endings: list[Callable[[], None]] = field(default_factory=list)
+    over: bool = False
 
     @property
     def seconds_left(self) -> float:
@@ -83,6 +90,13 @@ class Call:
         if time.monotonic() >= self.deadline:
             raise self.expired()
 
+    def end(self) -> None:
+        """Let go of all that was kept for it."""
+        self.over = True
+        self.kept.clear()
+        while self.endings:
+            self.endings.pop()()
+
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
@@ -90,6 +104,12 @@ _current: ContextVar[Call | None] = ContextVar("call", default=None)
 def current() -> Call:
     """Return the call being served here, or one without a deadline."""
     return _current.get() or Call()
+
+
+def served() -> Call | None:
+    """Return the call being served here, as long as it is; None where nobody waits."""
+    call = _current.get()
+    return None if call is None or call.over else call
 
 
 @contextmanager
@@ -100,3 +120,4 @@ def calling(call: Call) -> Iterator[Call]:
         yield call
     finally:
         _current.reset(token)
+        call.end()

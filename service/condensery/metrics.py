@@ -226,6 +226,25 @@ class Metrics:
             ["model"],
             registry=reg,
         )
+        self.model_state = Gauge(
+            "condensery_model_state",
+            "1 for what a model does: ready, loading, unloading, unavailable; while it is replaced"
+            " it does two of them.",
+            ["model", "state"],
+            registry=reg,
+        )
+        self.model_load_seconds = Gauge(
+            "condensery_model_load_seconds",
+            "Time that loading what serves took, from its files; its warm-up is not counted.",
+            ["model"],
+            registry=reg,
+        )
+        self.model_memory_bytes = Gauge(
+            "condensery_model_memory_bytes",
+            "Bytes of the weights of what serves, by device.",
+            ["model", "device"],
+            registry=reg,
+        )
         self.build_info = Gauge(
             "condensery_build_info", "Always 1; the version is a label.", ["version"], registry=reg
         )

@@ -24,6 +24,7 @@ from condensery.errors import CondenseryError, StartError
 from condensery.index.store import IndexStore
 from condensery.jobs.admission import Admission
 from condensery.jobs.contexts import Contexts
+from condensery.jobs.models import follow
 from condensery.jobs.samples import NAME as SAMPLES
 from condensery.jobs.samples import ensure_samples
 from condensery.jobs.services import Limits, Services
@@ -156,6 +157,7 @@ class Server:
             contexts=Contexts(settings.max_context_bytes, metrics),
             search=settings.search,
         )
+        follow(services)
         self._watch(stack, pool, metrics)
         if settings.samples and any(info.kind == "encoder" for info in pool.models()):
             try:
