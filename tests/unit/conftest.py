@@ -372,15 +372,21 @@ class StandInChanging:
         self.asked.append((name, version, again))
         if self.fails is not None:
             raise self.fails
-        info = next(one for one in self.pool.models() if one.name == name)
+        info = self._find(name)
         previous = Revision("1", info.fingerprint)
         return ModelLoad(replace(info, version=version or "2"), previous, True, 0.5, 1024)
 
     async def unload(self, name: str, check: Callable[[], None]) -> ModelUnload:
         self.asked.append((name,))
         check()
-        info = next(one for one in self.pool.models() if one.name == name)
+        info = self._find(name)
         return ModelUnload(name, Revision("2", info.fingerprint), 0.25)
+
+    def _find(self, name: str) -> ModelInfo:
+        for one in self.pool.models():
+            if one.name == name:
+                return one
+        raise ModelNotFound(f"no model {name!r} in the store", field="model", value=name)
 
     async def set_aliases(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
         serving = {one.name for one in self.pool.models()}

@@ -363,16 +363,25 @@ ABOUT = (
 
 KSERVE_REPOSITORY = (
     _change(
-        *("/v2/repository/index", repository.kserve_index, schemas_models.KServeIndexRequest),
-        *(list[notices.KServeVersion], (errors.StoreError,), "kserve"),
+        "/v2/repository/index",
+        *(repository.kserve_index, schemas_models.KServeIndexRequest),
+        reply=list[notices.KServeVersion],
+        fails=(errors.StoreError,),
+        family="kserve",
     ),
     _change(
-        *("/v2/repository/models/{name}/load", repository.kserve_load),
-        *(schemas_models.KServeLoadRequest, notices.KServeVersion, LOADS, "kserve"),
+        "/v2/repository/models/{name}/load",
+        *(repository.kserve_load, schemas_models.KServeLoadRequest),
+        reply=notices.KServeVersion,
+        fails=LOADS,
+        family="kserve",
     ),
     _change(
-        *("/v2/repository/models/{name}/unload", repository.kserve_unload),
-        *(schemas_models.KServeUnloadRequest, notices.KServeVersion, UNLOADS, "kserve"),
+        "/v2/repository/models/{name}/unload",
+        *(repository.kserve_unload, schemas_models.KServeUnloadRequest),
+        reply=notices.KServeVersion,
+        fails=UNLOADS,
+        family="kserve",
     ),
 )
 
