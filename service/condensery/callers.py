@@ -21,7 +21,9 @@ class Spent:
 
     Attributes:
         device: That its forward passes ran on; "" if there was none.
+        inputs: Texts, pairs or passages that were read.
         characters: That were tokenised.
+        tokens: That this gave.
         tokenizing: Seconds that took.
         waiting: Seconds until its first forward pass.
         began: When that was, seconds of ``time.perf_counter``; 0 if there was none.
@@ -29,7 +31,9 @@ class Spent:
     """
 
     device: str = ""
+    inputs: int = 0
     characters: int = 0
+    tokens: int = 0
     tokenizing: float = 0.0
     waiting: float = 0.0
     began: float = 0.0

@@ -135,7 +135,7 @@ class Server:
         check_free(settings.host, settings.grpc_port, "grpc_port")
         keys = Keys()
         self._read_keys(keys)
-        metrics = Metrics()
+        metrics = Metrics(tei=settings.tei_metrics)
         metrics.build_info.labels(condensery.__version__).set(1)
         say(f"data in {settings.data_dir}")
         indexes = await asyncio.to_thread(IndexStore, settings.data_dir, metrics=metrics)
