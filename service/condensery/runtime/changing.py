@@ -4,7 +4,7 @@ import asyncio
 import errno
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
@@ -25,12 +25,12 @@ from condensery.runtime.lending import Serving
 from condensery.runtime.memory import give_back
 from condensery.runtime.opening import Opened, Opener
 from condensery.runtime.proving import prove
+from condensery.runtime.states import States
 from condensery.runtime.workers import step_back
-from condensery.store.manifest import BrokenModel, StoredModel
+from condensery.store.manifest import StoredModel
 from condensery.values import (
     ModelInfo,
     ModelLoad,
-    ModelState,
     ModelUnload,
     ModelVersion,
     Revision,
@@ -38,8 +38,6 @@ from condensery.values import (
 
 if TYPE_CHECKING:
     from condensery.runtime.pool import RunningModels
-
-STATES: tuple[ModelState, ...] = ("READY", "LOADING", "UNLOADING", "UNAVAILABLE")
 
 T = TypeVar("T")
 
@@ -56,6 +54,9 @@ class Changing:
         pool: Whose models.
         opener: How they are opened.
         drain_seconds: How long the last requests of a model that goes may take.
+
+    Attributes:
+        states: What each does.
     """
 
     def __init__(self, pool: "RunningModels", opener: Opener, drain_seconds: float) -> None:
@@ -68,9 +69,7 @@ class Changing:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._naming = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loading: dict[str, str] = {}  # versions, by name
-        self._leaving: Counter[tuple[str, str]] = Counter()
-        self._failures: dict[tuple[str, str], str] = {}
+        self.states = States(pool, opener)
         self._closed = False
 
     async def load(
@@ -93,7 +92,10 @@ class Changing:
                 What served before serves on.
         """
         store = self._opener.store
-        stored = await asyncio.to_thread(_find, store.open, name, version)
+        try:  # its files are hashed later
+            stored = await asyncio.to_thread(store.open, name, version, check=False)
+        except StoreError as error:
+            raise self._refusal(name, version, error.message) from error
         self._check(stored)
         return await self._run(lambda done: self._load(stored, again, done))
 
@@ -113,46 +115,18 @@ class Changing:
 
     async def set_aliases(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
         """Change aliases, all at once, and return all there are; raises as ``Aliases.change``."""
-        async with self._naming:
-            await asyncio.to_thread(self._set_aliases, changes)
+        pool = self._pool
+        async with self._naming:  # nothing comes or goes meanwhile
+            serving = {info.name for info in pool.models()}
+            named = serving | set(pool.refused())
+
+            def change() -> None:
+                taken = named | set(self._opener.store.names())
+                pool.aliases.change(changes, serving=serving, taken=taken)
+
+            await asyncio.to_thread(change)
         self._pool.told()
         return self._pool.aliases.targets
-
-    async def versions(self) -> list[ModelVersion]:
-        """List every stored version of every model that could serve, and what serves unstored."""
-        listing = await asyncio.to_thread(self._opener.store.list, check=False)
-        found: dict[tuple[str, str], ModelVersion] = {}
-        for entry in listing:
-            if isinstance(entry, BrokenModel):
-                key = entry.name, entry.path.name
-                found[key] = ModelVersion(*key, "UNAVAILABLE", entry.reason)
-            elif entry.manifest.kind != "language-model":
-                found.setdefault((entry.name, entry.version), self._state(entry))
-        for info in self._pool.models():  # its files may have gone since
-            key = info.name, info.version
-            found[key] = ModelVersion(*key, "READY")
-        return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1].zfill(20)))]
-
-    def tell(self, name: str) -> None:
-        """Show in the metrics what a model does."""
-        metrics = self._opener.metrics
-        if metrics is None:
-            return
-        serving = self._pool.serving(name)
-        counts = {
-            "READY": serving is not None,
-            "LOADING": name in self._loading,
-            "UNLOADING": any(own == name for own, _ in self._leaving),
-        }
-        counts["UNAVAILABLE"] = not any(counts.values())
-        for state in STATES:
-            metrics.model_state.labels(name, state.lower()).set(counts[state])
-        metrics.model_loaded.labels(name).set(serving is not None)
-        if serving is not None:
-            metrics.model_load_seconds.labels(name).set(serving.seconds)
-        memory = {} if serving is None else serving.memory
-        for device in {str(team.device) for team in self._pool.teams} | set(memory):
-            metrics.model_memory_bytes.labels(name, device).set(memory.get(device, 0))
 
     def close(self) -> None:
         """Begin nothing more; a load under way comes to nothing."""
@@ -160,6 +134,10 @@ class Changing:
         for task in self._tasks:
             task.cancel()
         self._loader.shutdown(wait=False, cancel_futures=True)
+
+    async def versions(self) -> list[ModelVersion]:
+        """List every stored version of every model that could serve, and what serves unstored."""
+        return await self.states.versions()
 
     async def _run(self, work: Callable[["asyncio.Future[T]"], Coroutine[Any, Any, None]]) -> T:
         """Do what ``work`` does to its end, and return once it has told its result."""
@@ -201,7 +179,7 @@ class Changing:
             leaving = [] if current is None else [current]
             del current
             serving = await self._bring(stored)
-            self._failures.pop((name, stored.version), None)
+            self.states.failures.pop((name, stored.version), None)
             info, memory = serving.model.info, sum(serving.memory.values())
             del serving
             seconds = time.perf_counter() - started
@@ -212,8 +190,8 @@ class Changing:
     async def _bring(self, stored: StoredModel) -> Serving:
         """Load, try and put in place; what fails says why, and leaves everything as it was."""
         key = name, version = stored.name, stored.version
-        self._loading[name] = version
-        self.tell(name)
+        self.states.loading[name] = version
+        self.states.tell(name)
         opened: Opened | None = None
         try:
             self._check(stored)
@@ -238,20 +216,22 @@ class Changing:
             if not isinstance(error, CondenseryError):
                 _log.exception("model_not_loaded", extra={"model": name, "version": version})
         finally:
-            self._loading.pop(name, None)
-            self.tell(name)
+            self.states.loading.pop(name, None)
+            self.states.tell(name)
         # Here, where nothing holds the frames that hold what was loaded of it.
         opened = None
         await self._in_loader(give_back)
-        self._failures[key] = reason
-        current = self._pool.serving(name)
-        if current is None:
+        self.states.failures[key] = reason
+        if self._pool.serving(name) is None:
             self._pool.put(name, None, refused=reason)
+        raise self._refusal(name, version, reason)
+
+    def _refusal(self, name: str, version: str | None, reason: str) -> ModelNotLoaded:
+        current = self._pool.serving(name)
         still = f"version {current.stored.version} serves on" if current else "none of it serves"
-        raise ModelNotLoaded(
-            f"model {name!r} version {version} was not loaded, and {still}: {reason}",
-            field="model",
-            value=name,
+        what = f"model {name!r}" if version is None else f"model {name!r} version {version}"
+        return ModelNotLoaded(
+            f"{what} was not loaded, and {still}: {reason}", field="model", value=name
         )
 
     def _open(self, stored: StoredModel) -> Opened:
@@ -277,24 +257,17 @@ class Changing:
             return
         stored = leaving[0].stored
         key = stored.name, stored.version
-        self._leaving[key] += 1
-        self.tell(stored.name)
+        self.states.leaving.append(key)
+        self.states.tell(stored.name)
         try:
             if not await leaving[0].drained(self._drain_seconds):
                 _log.warning("model_cut_off", extra={"model": stored.name})
         finally:
             leaving.pop().model.close()
-            self._leaving[key] -= 1
-            self._leaving += Counter()  # drops what is at zero
-            self.tell(stored.name)
+            self.states.leaving.remove(key)
+            self.states.tell(stored.name)
         self._pool.told()  # what it made for its last requests has gone with it
         await self._in_loader(give_back)
-
-    def _set_aliases(self, changes: Mapping[str, str | None]) -> None:
-        pool = self._pool
-        serving = {info.name for info in pool.models()}
-        taken = serving | set(pool.refused()) | set(self._opener.store.names())
-        pool.aliases.change(changes, serving=serving, taken=taken)
 
     def _check(self, stored: StoredModel) -> None:
         name, kind = stored.name, stored.manifest.kind
@@ -321,17 +294,6 @@ class Changing:
                 value=name,
             )
 
-    def _state(self, stored: StoredModel) -> ModelVersion:
-        key = name, version = stored.name, stored.version
-        serving = self._pool.serving(name)
-        if self._loading.get(name) == version:
-            return ModelVersion(*key, "LOADING")
-        if serving is not None and serving.stored.version == version:
-            return ModelVersion(*key, "READY")
-        if key in self._leaving:
-            return ModelVersion(*key, "UNLOADING")
-        return ModelVersion(*key, "UNAVAILABLE", self._failures.get(key, ""))
-
     async def _in_loader(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._loader, work)
 
@@ -340,16 +302,6 @@ def _prepare_thread() -> None:
     """Go behind whoever is served while a model is loaded."""
     torch.set_num_threads(1)
     step_back()
-
-
-def _find(open_: Callable[..., StoredModel], name: str, version: str | None) -> StoredModel:
-    """Return what is to be loaded, its files not hashed yet."""
-    try:
-        return open_(name, version, check=False)
-    except StoreError as error:
-        raise ModelNotLoaded(
-            f"model {name!r} was not loaded: {error.message}", field="model", value=name
-        ) from error
 
 
 def _revision(info: ModelInfo) -> Revision:

@@ -142,7 +142,7 @@ class RunningModels:
             say(f"{name}: loaded in {self._serving[name].seconds:.1f} s")
         if self._metrics is not None:
             self._metrics.prepare_model(name)
-            self.changing.tell(name)
+            self.changing.states.tell(name)
 
     async def warm_up(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Try every model; one that fails is refused, the rest serve.
@@ -158,7 +158,7 @@ class RunningModels:
                 del self._serving[name]
                 self._refused[name] = f"it fails when it is tried: {error.message}"
                 say(f"{name}: refused: {self._refused[name]}")
-                self.changing.tell(name)
+                self.changing.states.tell(name)
         self._defaults.clear()
         self._settle_defaults()
 

@@ -212,7 +212,7 @@ async def test_a_load_goes_on_though_who_asked_has_gone(
     encoder(store, OTHER, seed=7)
     with calling(Call()):
         asked = asyncio.create_task(pool.changing.load(OTHER))
-        await until(lambda: OTHER in pool.changing._loading)
+        await until(lambda: OTHER in pool.changing.states.loading)
         asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
