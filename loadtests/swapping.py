@@ -247,6 +247,7 @@ async def cycle(server: Server, model: str, cycles: int) -> dict[str, Any]:
         "after_first_mib": held[0],
         "after_last_mib": held[-1],
         "slope_mib_a_cycle": slope,
+        "held_mib": [round(one, 1) for one in held],
         "kept": slope < MOST_SLOPE_MIB and held[-1] - held[0] < loaded_bytes / MIB,
     }
 

@@ -147,7 +147,7 @@ class Settings(BaseModel):
     )
     """Least level that is logged."""
     tei_metrics: bool = Field(default=True, json_schema_extra=_LOGGING)
-    """Tell /metrics under the names of text-embeddings-inference too (te_*), for its dashboards."""
+    """Tell /metrics under TEI's names too (te_*), for dashboards that were made for it."""
 
     @property
     def own_store(self) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from condensery.runtime.classifier import Classifier
+from condensery.runtime.device import mapped_weights
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.limits import Limits, default_limits
 from condensery.runtime.memory import weight_bytes
@@ -79,7 +80,8 @@ class Opener:
             SettingError: The bounds leave a generator no room.
         """
         started = time.perf_counter()
-        model = self._open(stored)
+        with mapped_weights():
+            model = self._open(stored)
         model.info = replace(model.info, version=stored.version)
         return Opened(model, stored, time.perf_counter() - started, weight_bytes(model.parts))
 
