@@ -98,6 +98,8 @@ def good() -> list[Asked]:
         ("POST", f"/v1/indexes/{INDEX}/documents/count", {}),
         ("POST", f"/v1/indexes/{INDEX}/documents/delete", {"ids": ["z"]}),
         ("POST", f"/v1/indexes/{INDEX}/query", {"query": "one", "top_k": 3, "mode": "bm25"}),
+        ("POST", "/v1/models/aliases", {"aliases": {"fuzz": "nobody", "other": None}}),
+        ("POST", "/v2/repository/index", {"ready": True}),
     ]
     asked = [
         Asked(method, path.encode(), path.replace(INDEX, "{name}"), json.dumps(body).encode())
