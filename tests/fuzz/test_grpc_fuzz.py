@@ -119,6 +119,11 @@ GIVEN: dict[str, list[Message]] = {
         pb.CompressRequest(query="q", documents=[DOCUMENT], model="nobody", keep=False),
     ],
     "Rag/ReleaseContext": [pb.ReleaseContextRequest(context="ctx_none")],
+    # Nothing that would take a model from the others: they are asked meanwhile.
+    "Admin/ListModels": [pb.StoredModelsRequest()],
+    "Admin/LoadModel": [pb.LoadModelRequest(model="nobody", version="7", again=True)],
+    "Admin/UnloadModel": [pb.UnloadModelRequest(model="nobody", force=True)],
+    "Admin/SetAlias": [pb.SetAliasRequest(aliases={"fuzz": "nobody", "other": ""})],
     "Models/List": [pb.ListModelsRequest()],
     "Models/GetReport": [
         pb.GetReportRequest(model="minilm-l6"),

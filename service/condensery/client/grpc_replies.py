@@ -223,6 +223,8 @@ def read_models(reply: pb.ListModelsResponse) -> list[ModelInfo]:
             pair=_pair(one.pair) if one.HasField("pair") else None,
             labels=tuple(one.labels),
             independent=one.independent,
+            version=one.version,
+            alias_of=one.alias_of or None,
         )
         for one in reply.models
     ]

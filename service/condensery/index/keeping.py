@@ -7,14 +7,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensery.durable import sync
 from condensery.errors import RebuildNotFound, RebuildRunning, StorageError
 from condensery.index import checks, generations, rebuilding
-from condensery.index.database import storage_errors
+from condensery.index.database import Settings, storage_errors
 from condensery.index.index import Index
 from condensery.index.kinds import write_options
 from condensery.index.rebuilding import Rebuilding
@@ -116,14 +115,9 @@ class Keeping:
             old = self._store.find(name)
             name, folder = old.name, self._store.folder(old.name)
             checks.check_settings(encoder, fingerprint, dims, metric, kind)
-            known = {"encoder": encoder, "fingerprint": fingerprint, "dims": dims}
             options = old.settings.given if kind == old.settings.kind else None
-            settings = replace(
-                old.settings,
-                **known,
-                metric=metric,
-                kind=kind,
-                options=write_options(kind, options, dims),
+            settings = Settings(
+                encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
             )
             self.forget(name)
             rebuilding.clear(folder, old)

@@ -16,9 +16,10 @@ from condensery.errors import (
     RebuildNotFound,
     RebuildRunning,
 )
+from condensery.index.kinds import KINDS
 from condensery.jobs.checks import check_choice
 from condensery.jobs.index_vectors import encoder_of, first_prompt
-from condensery.jobs.indexes import DOCUMENT_PROMPTS, KINDS, METRICS, split_documents
+from condensery.jobs.indexes import DOCUMENT_PROMPTS, METRICS, split_documents
 from condensery.jobs.ports import Encoder, RebuildStep
 from condensery.jobs.rebuilds import Run
 from condensery.jobs.search import QUERY_PROMPTS

@@ -63,6 +63,7 @@ class Health:
         self.refusing = False
         self._started = False
         self._fault: str | None = None
+        self._lacks: str | None = None
         self._watchers: list[Callable[[bool], None]] = []
 
     @property
@@ -73,7 +74,8 @@ class Health:
     @property
     def ready(self) -> bool:
         """Whether the default models are loaded, all is well and the server is not draining."""
-        return self.live and self._started and not self.draining and self._fault is None
+        well = self._fault is None and self._lacks is None
+        return self.live and self._started and not self.draining and well
 
     @property
     def reason(self) -> str:
@@ -82,6 +84,8 @@ class Health:
             return self._fault
         if self.draining:
             return "draining"
+        if self._lacks is not None:
+            return self._lacks
         return "ready" if self._started else "starting"
 
     def start(self) -> None:
@@ -98,6 +102,11 @@ class Health:
         """Something broke, or (None) is mended; ``fatal`` is what no restart inside mends."""
         self._fault = reason
         self.live = self.live and not fatal
+        self._tell()
+
+    def lack(self, reason: str | None) -> None:
+        """Something that those need who name nothing is missing, or (None) is there again."""
+        self._lacks = reason
         self._tell()
 
     def watch(self, told: Callable[[bool], None]) -> None:

@@ -91,6 +91,7 @@ class Encoder:
 
     Attributes:
         info: What ``/v1/models`` shows of it.
+        parts: What holds its weights.
         prompts: Text put before an input, by the prompt's name.
         content_tokens: Tokens of text that fit in one input, beside the special ones.
     """
@@ -108,6 +109,7 @@ class Encoder:
         metrics: "Metrics | None" = None,
     ) -> None:
         self.info = info
+        self.parts = (network,)
         self.prompts = prompts
         self.content_tokens = tokenizer.max_tokens - tokenizer.special_tokens
         self._tokenizer = tokenizer
@@ -278,6 +280,11 @@ class Encoder:
         for text in texts:
             await self.embed([text])
         await asyncio.gather(*(self.embed(texts * 4) for _ in range(4)))
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits for its turn."""
+        return self._batcher.queued_tokens > 0
 
     def close(self) -> None:
         """Refuse new texts and those that wait; batches that run are finished."""

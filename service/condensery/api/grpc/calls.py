@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from condensery.api.grpc import messages, rag, upkeep
+from condensery.api.grpc import admin, messages, rag, upkeep
 from condensery.api.grpc.bodies import read_documents, write
 from condensery.api.naming import renamed
-from condensery.jobs import indexes, reports, search
+from condensery.jobs import indexes, models, reports, search
 from condensery.jobs.embed import embed
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
@@ -19,7 +19,6 @@ from condensery.keys import Scope
 from condensery.metrics import Task
 from condensery.questions import SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import ModelInfo
 
 Given = TypeVar("Given", bound=Message)
 
@@ -203,9 +202,9 @@ async def scroll(services: Services, given: pb.ScrollRequest, model: str | None)
 
 
 async def list_models(services: Services, given: pb.ListModelsRequest, model: str | None) -> bytes:
-    """List what serves, and what could not."""
+    """List what serves, aliases among it, and what could not."""
     reply = pb.ListModelsResponse(
-        models=[messages.model_info(_told(services, info)) for info in services.pool.models()],
+        models=[messages.model_info(info) for info in models.list_models(services)],
         refused=services.pool.refused(),
     )
     return reply.SerializeToString()
@@ -223,14 +222,9 @@ async def get_report(services: Services, given: pb.GetReportRequest, model: str 
     return reply.SerializeToString()
 
 
-def _told(services: Services, info: ModelInfo) -> ModelInfo:
-    if info.kind != "oscar-pair":
-        return info
-    return replace(info, pair=services.pool.reader(info.name).traits)
-
-
 _INFER: Scope = "infer"
 _WRITE: Scope = "index-write"
+_ADMIN: Scope = "admin"
 
 CALLS: tuple[Call[Any], ...] = (
     Call("Embedding", "EmbedBatch", pb.EmbedBatchRequest, _INFER, "embed", embed_batch),
@@ -302,4 +296,8 @@ CALLS: tuple[Call[Any], ...] = (
     Call("Rag", "ReleaseContext", pb.ReleaseContextRequest, _INFER, "compress", rag.release),
     Call("Models", "List", pb.ListModelsRequest, _INFER, None, list_models),
     Call("Models", "GetReport", pb.GetReportRequest, _INFER, None, get_report),
+    Call("Admin", "ListModels", pb.StoredModelsRequest, _ADMIN, None, admin.list_versions),
+    Call("Admin", "LoadModel", pb.LoadModelRequest, _ADMIN, None, admin.load),
+    Call("Admin", "UnloadModel", pb.UnloadModelRequest, _ADMIN, None, admin.unload),
+    Call("Admin", "SetAlias", pb.SetAliasRequest, _ADMIN, None, admin.set_aliases),
 )

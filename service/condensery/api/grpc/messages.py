@@ -228,6 +228,8 @@ def model_info(info: values.ModelInfo) -> pb.ModelInfo:
         pair=None if info.pair is None else _pair(info.pair),
         labels=info.labels,
         independent=info.independent,
+        version=info.version,
+        alias_of=info.alias_of or "",
     )
 
 

@@ -18,6 +18,7 @@ from condensery.api.grpc.handling import handler
 from condensery.api.grpc.reading import Readers
 from condensery.api.ports import Tls, check_free
 from condensery.errors import StartError
+from condensery.jobs import models
 from condensery.jobs.services import Limits, Services
 from condensery.stubs import condensery_v1_pb2 as pb
 
@@ -81,9 +82,13 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service.full_name, methods),)
         )
-    checks = health.Health(names, Readers(*sizes, reading.HEALTH_READ_SECONDS))
+    checks = health.Health(
+        *(names, Readers(*sizes, reading.HEALTH_READ_SECONDS)),
+        lambda name: models.serves(services, name),
+    )
     checks.set_ready(services.health.ready)
     services.health.watch(checks.set_ready)
+    services.pool.watch(checks.tell)
     server.add_generic_rpc_handlers((checks.handler(),))
     server.add_generic_rpc_handlers(
         (_reflection((*names, health.SERVICE, reflection.SERVICE_NAME)),)

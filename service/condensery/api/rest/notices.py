@@ -39,6 +39,8 @@ class Model(Reply):
     pair: Pair | None = Field(description="Of a pair alone.")
     labels: list[str] = Field(description="Of a classifier or cross-encoder alone.")
     independent: bool = Field(description="Whether each label is likely or not by itself.")
+    version: str = Field(description="In the store, a whole number.")
+    alias_of: str | None = Field(description="The model's own name, where `id` is an alias.")
 
 
 class Models(Reply):
@@ -46,6 +48,45 @@ class Models(Reply):
 
     object: Literal["list"]
     data: list[Model]
+
+
+class Revision(Reply):
+    """A version of a model."""
+
+    version: str
+    fingerprint: str
+
+
+class Loaded(Reply):
+    """What serves since a model was loaded."""
+
+    object: Literal["model.load"]
+    id: str
+    model: Model
+    previous: Revision | None = Field(description="What served before by that name.")
+    changed: bool = Field(description="Whether it was loaded; else it served already.")
+    seconds: float
+    memory_bytes: int = Field(description="Of its weights.")
+    stranded_indexes: list[str] = Field(
+        description="Indexes of its name and another fingerprint: they answer 409."
+    )
+
+
+class Unloaded(Reply):
+    """What served, and is gone."""
+
+    object: Literal["model.unload"]
+    id: str
+    version: str
+    fingerprint: str
+    seconds: float
+    stranded_indexes: list[str] = Field(description="Indexes that answer 409 without it.")
+
+
+class Aliases(Reply):
+    """Every alias of a model, and what it leads to."""
+
+    aliases: dict[str, str]
 
 
 class Report(Reply):
@@ -135,6 +176,15 @@ class KServeModel(Reply):
     platform: str
     inputs: list[KServeTensor]
     outputs: list[KServeTensor]
+
+
+class KServeVersion(Reply):
+    """A version of a model, and what it does, as KServe tells it."""
+
+    name: str
+    version: str
+    state: Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+    reason: str
 
 
 class TeiError(Reply):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from starlette.routing import compile_path
 
-from condensery import errors, schemas, schemas_rag, schemas_upkeep
+from condensery import errors, schemas, schemas_models, schemas_rag, schemas_upkeep
 from condensery.api.rest import (
     chat,
     compare,
@@ -23,6 +23,7 @@ from condensery.api.rest import (
     replies,
     replies_rag,
     replies_upkeep,
+    repository,
     rerank,
     tokens,
     upkeep,
@@ -103,6 +104,12 @@ UNREADY: Errors = (errors.Unavailable,)
 
 MEASURED: Errors = (errors.ModelNotFound, errors.ReportNotFound, errors.CorruptModel)
 
+LOADS: Errors = (
+    *(errors.ModelNotFound, errors.ModelCannot, errors.ModelAliasTaken, errors.ModelNotLoaded),
+    errors.StoreError,
+)
+UNLOADS: Errors = (errors.ModelNotFound, errors.ModelInUse)
+
 FORMAT = {
     "name": "format",
     "in": "query",
@@ -130,8 +137,22 @@ DOCUMENTS = f"{ONE}/documents"
 SNAPSHOTS = f"{ONE}/snapshots"
 REPORT = "/v1/models/{name}/report"
 KSERVE_MODEL = "/v2/models/{name}"
+MODEL_ALIASES = "/v1/models/aliases"
 
 OPENAI_EMBEDDINGS = ("/v1/embeddings", "/embeddings", "/openai/v1/embeddings")
+
+
+def _change(
+    path: str, endpoint: Endpoint, body: Any, reply: Any, fails: Errors, family: Family = "openai"
+) -> Route:
+    """Return a route that loads or unloads models."""
+    return Route(
+        *("POST", path, endpoint, None, "admin", family),
+        body=body,
+        optional=True,
+        reply=reply,
+        fails=fails,
+    )
 
 
 def _tei(path: str, endpoint: Endpoint, body: Any, reply: Any) -> Route:
@@ -361,9 +382,29 @@ INDEXES = (
     ),
 )
 
+_LOAD, _UNLOAD = schemas_models.LoadModelRequest, schemas_models.UnloadModelRequest
+
+MODELS = (
+    Route("GET", MODEL_ALIASES, repository.list_aliases, reply=notices.Aliases),
+    Route(
+        *("POST", MODEL_ALIASES, repository.set_aliases, None, "admin"),
+        body=schemas_models.AliasesRequest,
+        reply=notices.Aliases,
+        fails=(
+            *(errors.ModelNotFound, errors.ModelAliasToNothing, errors.ModelAliasTaken),
+            *(errors.ModelAliasCircle, errors.StoreError),
+        ),
+    ),
+    _change("/v1/models/{name}/load", repository.load, _LOAD, notices.Loaded, LOADS),
+    _change("/v1/models/{name}/reload", repository.reload, _LOAD, notices.Loaded, LOADS),
+    _change("/v1/models/{name}/unload", repository.unload, _UNLOAD, notices.Unloaded, UNLOADS),
+)
+
 ABOUT = (
     Route("GET", "/v1/models", ops.list_models, reply=notices.Models),
-    Route(  # before the next, whose names may hold slashes, to be refused as names
+    # These before the one whose names may hold slashes, to be refused as names.
+    *MODELS,
+    Route(
         *("GET", REPORT, measured.show_report),
         reply=notices.Report,
         other_media=measured.MARKDOWN,
@@ -401,6 +442,31 @@ ABOUT = (
 )
 
 
+KSERVE_REPOSITORY = (
+    _change(
+        "/v2/repository/index",
+        *(repository.kserve_index, schemas_models.KServeIndexRequest),
+        reply=list[notices.KServeVersion],
+        fails=(errors.StoreError,),
+        family="kserve",
+    ),
+    _change(
+        "/v2/repository/models/{name}/load",
+        *(repository.kserve_load, schemas_models.KServeLoadRequest),
+        reply=notices.KServeVersion,
+        fails=LOADS,
+        family="kserve",
+    ),
+    _change(
+        "/v2/repository/models/{name}/unload",
+        *(repository.kserve_unload, schemas_models.KServeUnloadRequest),
+        reply=notices.KServeVersion,
+        fails=UNLOADS,
+        family="kserve",
+    ),
+)
+
+
 def _health(path: str, endpoint: Endpoint, family: Family, reply: Any) -> Route:
     return Route(
         *("GET", path, endpoint, None, "open", family), reply=reply, fails=UNREADY, vital=True
@@ -434,7 +500,7 @@ def sections(*, open_metrics: bool = False) -> dict[str, tuple[Route, ...]]:
         "Answers": ANSWERS,
         "Keeping indexes": UPKEEP,
         "Indexes": INDEXES,
-        "About": ABOUT,
+        "About": (*ABOUT, *KSERVE_REPOSITORY),
         "Health and metrics": (*HEALTH, metrics),
     }
 

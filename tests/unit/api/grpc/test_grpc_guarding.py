@@ -96,15 +96,16 @@ def embed(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> Any:
     return stubs.EmbeddingStub(channel).EmbedBatch(asked, metadata=metadata)
 
 
+def scope_of(method: MethodDescriptor) -> str:
+    if method.containing_service.name == "Admin":
+        return "admin"
+    writes = f"{method.containing_service.name}/{method.name}" in WRITES
+    return "index-write" if writes else "infer"
+
+
 def test_every_method_of_the_contract_is_served_and_has_its_scope() -> None:
     scopes = {call.path: call.scope for call in CALLS}
-    wanted = {
-        path_of(method): "index-write"
-        if f"{method.containing_service.name}/{method.name}" in WRITES
-        else "infer"
-        for method in METHODS
-    }
-    assert scopes == wanted
+    assert scopes == {path_of(method): scope_of(method) for method in METHODS}
 
 
 @pytest.mark.usefixtures("keys")
@@ -117,8 +118,11 @@ async def test_each_method_wants_a_key_that_may_use_it(
         call = invoke(channel, path, metadata)
         assert await call.code() is StatusCode.UNAUTHENTICATED
         assert dict(await call.trailing_metadata())["x-error"] == "Unauthenticated"
-    writes = f"{method.containing_service.name}/{method.name}" in WRITES
-    lacking, having = ("reader", "writer") if writes else ("writer", "reader")
+    lacking, having = {
+        "infer": ("writer", "reader"),
+        "index-write": ("reader", "writer"),
+        "admin": ("writer", "root"),
+    }[scope_of(method)]
     call = invoke(channel, path, bearing(lacking))
     assert await call.code() is StatusCode.PERMISSION_DENIED
     assert dict(await call.trailing_metadata())["x-error"] == "Forbidden"
