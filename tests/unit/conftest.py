@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -409,6 +409,12 @@ def classifiers(pool: StandInPool) -> StandInPool:
     ):
         pool.classifiers[name] = StandInClassifier(info(name, kind, labels))
     return pool
+
+
+@pytest.fixture
+def classifier_of() -> Callable[..., StandInClassifier]:
+    """Make a classifier of a name and labels."""
+    return lambda name, *labels: StandInClassifier(info(name, "classifier", labels))
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ that service hear no more there, and a watcher holds up the server's end until t
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -22,18 +23,22 @@ PATHS = tuple(f"/{SERVICE}/{name}" for name in ("Check", "Watch"))
 Context = grpc.aio.ServicerContext[Any, Any]
 _Reply = health_pb2.HealthCheckResponse
 
+# How often a watcher is told of what changes without a word, a model that is loaded or unloaded.
+WATCH_SECONDS = 1.0
+
 
 class Health:
-    """Tells whether the services are ready: all of them, or none.
+    """Tells whether the server is ready, and what it serves.
 
     Args:
-        services: Their full names; the server as a whole is called "".
+        serves: Given a name, tells whether that serves while the server is ready; None where there
+            is no such thing. The server as a whole is called "".
         readers: How messages are read; not those of other calls, for which nobody's health waits.
     """
 
-    def __init__(self, services: Collection[str], readers: Readers) -> None:
+    def __init__(self, serves: Callable[[str], bool | None], readers: Readers) -> None:
         self._readers = readers
-        self._services = frozenset(("", *services))
+        self._serves = serves
         self._ready = False
         self._closed = False
         self._changed = asyncio.Event()
@@ -59,7 +64,7 @@ class Health:
 
     async def _check(self, _: Any, context: Context) -> bytes:
         service = await self._read(context)
-        if service not in self._services:
+        if self._serves(service) is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {shorten(service)} here")
         return self._told(service)
 
@@ -73,13 +78,16 @@ class Health:
                 last = told
             if self._closed:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
-            await changed.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), WATCH_SECONDS)
 
     def _told(self, service: str) -> bytes:
-        if service not in self._services:
+        serves = self._serves(service)
+        if serves is None:
             reply = _Reply(status=_Reply.SERVICE_UNKNOWN)
         else:
-            reply = _Reply(status=_Reply.SERVING if self._ready else _Reply.NOT_SERVING)
+            well = serves and self._ready
+            reply = _Reply(status=_Reply.SERVING if well else _Reply.NOT_SERVING)
         return reply.SerializeToString()
 
     async def _read(self, context: Context) -> str:

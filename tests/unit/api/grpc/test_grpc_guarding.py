@@ -10,7 +10,7 @@ from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from condensery.api.grpc.calls import CALLS
+from condensery.api.grpc.server import CALLS, CONTRACTS
 from condensery.callers import Call, current
 from condensery.jobs.services import Services
 from condensery.keys import Key, Scope, hash_key
@@ -25,7 +25,10 @@ KEYS: dict[str, set[Scope]] = {
 WRITES = {"Index/Create", "Index/Drop", "Index/Upsert", "Index/Delete"}
 
 METHODS = [
-    method for service in pb.DESCRIPTOR.services_by_name.values() for method in service.methods
+    method
+    for contract in CONTRACTS
+    for service in contract.services_by_name.values()
+    for method in service.methods
 ]
 
 
