@@ -24,6 +24,7 @@ class ModelInfo:
     Attributes:
         labels: What a classifier tells apart, in the order of its logits.
         independent: Whether each label is likely or not by itself; else one of them holds.
+        dimensions: Lengths that an encoder's vectors may be cut to (Matryoshka), beside ``dims``.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ModelInfo:
     pair: "PairTraits | None" = None
     labels: tuple[str, ...] = ()
     independent: bool = False
+    dimensions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class StandInEncoder:
 
     info: ModelInfo
     prompts: Mapping[str, str] = field(default_factory=lambda: {"query": "query: "})
+    default_prompt: str | None = None
     asked: list[tuple[str, str, bool | None]] = field(default_factory=list)
     fails: CondenseryError | Exception | None = None
     delay: float = 0
@@ -91,6 +92,7 @@ class StandInEncoder:
         normalize: bool | None = None,
         truncate: bool = True,
         side: Side = "right",
+        dimensions: int | None = None,
         field: str = "input",
     ) -> Embedded:
         self.sides.append(side)
@@ -110,7 +112,7 @@ class StandInEncoder:
         return Embedded(
             model=self.info.name,
             fingerprint=self.info.fingerprint,
-            vectors=np.stack([vector_of(text) for text in texts]),
+            vectors=np.stack([vector_of(text)[:dimensions] for text in texts]),
             tokens=sum(counts),
             truncated=over,
         )

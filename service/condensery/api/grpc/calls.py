@@ -12,8 +12,10 @@ from condensery.api.grpc import messages, rag
 from condensery.api.grpc.bodies import read_documents, write
 from condensery.api.grpc.errors import Family
 from condensery.api.naming import renamed
+from condensery.encodings import ENCODINGS, Encoding
 from condensery.jobs import indexes, reports, search
-from condensery.jobs.embed import embed
+from condensery.jobs.checks import check_choice
+from condensery.jobs.embed import check_scaled, embed, encoded
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.keys import Scope
@@ -80,17 +82,24 @@ class Call(Generic[Given]):
 
 async def embed_batch(services: Services, given: pb.EmbedBatchRequest, model: str | None) -> bytes:
     """Embed texts."""
+    normalize = given.normalize if given.HasField("normalize") else None
+    encoding = cast(Encoding, given.dtype or "float32")
+    check_choice(encoding, "dtype", ENCODINGS)
+    check_scaled(normalize, encoding, field="dtype")
     found = await embed(
         services,
         list(given.texts),
         model=model,
         prompt_name=given.prompt_name if given.HasField("prompt_name") else None,
-        normalize=given.normalize if given.HasField("normalize") else None,
+        input_type=given.input_type or None,
+        normalize=normalize,
         truncate=given.truncate if given.HasField("truncate") else True,
+        side="left" if given.truncate_left else "right",
         dimensions=given.dimensions if given.HasField("dimensions") else None,
         field="texts",
     )
-    return write(services, found, messages.embedded)
+    packed = await encoded(found, encoding, field="dtype")
+    return write(services, found, partial(messages.embedded, encoded=packed, encoding=encoding))
 
 
 async def rerank_passages(services: Services, given: pb.RerankRequest, model: str | None) -> bytes:

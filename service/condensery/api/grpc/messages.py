@@ -9,6 +9,7 @@ import numpy as np
 from google.protobuf.struct_pb2 import Struct, Value
 
 from condensery import values
+from condensery.encodings import Encoded, Encoding
 from condensery.errors import InputError
 from condensery.stubs import condensery_v1_pb2 as pb
 
@@ -119,13 +120,13 @@ def document(stored: values.Document) -> pb.Document:
     return pb.Document(id=stored.id, text=stored.text, metadata=struct_of(stored.metadata))
 
 
-def embedded(found: values.Embedded) -> pb.EmbedBatchResponse:
-    """Write vectors, packed."""
+def embedded(found: values.Embedded, encoded: Encoded, encoding: Encoding) -> pb.EmbedBatchResponse:
+    """Write vectors, packed in their encoding."""
     return pb.EmbedBatchResponse(
         model=found.model,
         fingerprint=found.fingerprint,
-        vectors=pack(found.vectors),
-        dtype="float32",
+        vectors=encoded.tobytes(),
+        dtype=encoding,
         dims=found.vectors.shape[1],
         tokens=found.tokens,
         truncated=found.truncated,
@@ -191,6 +192,7 @@ def model_info(info: values.ModelInfo) -> pb.ModelInfo:
         pair=None if info.pair is None else _pair(info.pair),
         labels=info.labels,
         independent=info.independent,
+        dimensions=info.dimensions,
     )
 
 

@@ -39,6 +39,9 @@ class Model(Reply):
     pair: Pair | None = Field(description="Of a pair alone.")
     labels: list[str] = Field(description="Of a classifier or cross-encoder alone.")
     independent: bool = Field(description="Whether each label is likely or not by itself.")
+    dimensions: list[int] = Field(
+        description="Of an encoder: lengths that its vectors may be cut to, beside `dims`."
+    )
 
 
 class Models(Reply):

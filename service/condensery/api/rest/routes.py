@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from starlette.routing import compile_path
 
-from condensery import errors, schemas, schemas_rag
+from condensery import errors, schemas, schemas_cohere, schemas_rag
 from condensery.api.rest import (
     chat,
+    cohere,
     compare,
     compress,
     embeddings,
@@ -134,6 +135,7 @@ INFERENCE = (
             *("POST", path, embeddings.openai_embeddings, "embed"),
             body=schemas.OpenAIEmbedRequest,
             reply=replies.Embeddings,
+            other_media=embeddings.BYTES,
             fails=ENCODES,
             hot=True,
         )
@@ -172,6 +174,21 @@ INFERENCE = (
         body=schemas.TeiPredictRequest,
         reply=replies.Predictions,
         fails=(*ENCODES, errors.ModelCannot),
+        hot=True,
+    ),
+    Route(
+        *("POST", "/v1/embed", cohere.v1_embed, "embed"),
+        family="rerank",
+        body=schemas_cohere.CohereEmbedRequest,
+        reply=replies.CohereEmbeddings,
+        fails=ENCODES,
+    ),
+    Route(
+        *("POST", "/v2/embed", cohere.v2_embed, "embed"),
+        family="rerank",
+        body=schemas_cohere.CohereEmbedRequest,
+        reply=replies.CohereByType,
+        fails=ENCODES,
         hot=True,
     ),
     Route(
