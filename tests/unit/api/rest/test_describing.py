@@ -112,9 +112,12 @@ def test_names_of_indexes_are_those_that_are_taken():
 QUESTION = {"query": "where?", "documents": ["some words", {"id": "best", "text": "gold"}]}
 DOCUMENTS = [{"id": "a", "text": "alpha", "metadata": {"n": [1, None, {"x": "y"}]}}]
 CHAT = {"messages": [{"role": "user", "content": "where?"}], "documents": QUESTION["documents"]}
+COHERE = {"texts": ["a", "b"], "input_type": "search_query"}
+TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 REPLIES = [
     ("POST", "/v1/embeddings", {"input": ["a", "b"]}, replies.Embeddings),
     ("POST", "/v1/embeddings", {"input": "a", "encoding_format": "base64"}, replies.Embeddings),
+    ("POST", "/v1/embeddings", {"input": "a", "embed_dtype": "ubinary"}, replies.Embeddings),
     ("POST", "/embeddings", {"input": "a"}, replies.Embeddings),
     ("POST", "/openai/v1/embeddings", {"input": "a"}, replies.Embeddings),
     ("POST", "/embed", {"inputs": ["a", "b"]}, replies.Vectors),
@@ -132,6 +135,9 @@ REPLIES = [
     ("POST", "/rerank", {"query": "q", "texts": ["a", "gold"]}, replies.AnyRanking),
     ("POST", "/rerank", {"query": "q", "texts": ["a"], "return_text": True}, replies.AnyRanking),
     ("POST", "/rerank", {**QUESTION, "return_documents": True}, replies.AnyRanking),
+    ("POST", "/v1/embed", {"texts": ["a", "b"]}, replies.CohereEmbeddings),
+    ("POST", "/v1/embed", {**COHERE, "embedding_types": ["int8"]}, replies.CohereEmbeddings),
+    ("POST", "/v2/embed", {**COHERE, "embedding_types": TYPES}, replies.CohereByType),
     ("POST", "/v1/rerank", QUESTION, replies.Ranking),
     ("POST", "/v2/rerank", QUESTION, replies.Ranking),
     (
