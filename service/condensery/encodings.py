@@ -80,11 +80,11 @@ def encode(vectors: Floats, encoding: Encoding, *, field: str = "embed_dtype") -
         return np.clip(vectors, -most, most).astype(TYPES[encoding])
     if encoding in BITS:
         packed = np.packbits(vectors > 0, axis=1)
-        return packed if encoding == "ubinary" else (packed ^ OFFSET).view(np.int8)
+        return packed if encoding == "ubinary" else _shift(packed).view(np.int8)
     _check_lengths(vectors, encoding, field)
     scaled = np.rint(vectors * (MOST / int8_range(vectors.shape[1])))
     signed = np.clip(scaled, -MOST, MOST).astype(np.int8)
-    return signed if encoding == "int8" else (signed.view(np.uint8) ^ OFFSET)
+    return signed if encoding == "int8" else _shift(signed.view(np.uint8))
 
 
 def decode(encoded: Encoded, encoding: Encoding, dims: int) -> Floats:
@@ -96,8 +96,8 @@ def decode(encoded: Encoded, encoding: Encoding, dims: int) -> Floats:
         dims: Of the vectors.
     """
     if encoding in BITS:
-        packed = encoded.view(np.uint8) ^ OFFSET if encoding == "binary" else encoded
-        signs = np.unpackbits(packed.astype(np.uint8), axis=1, count=dims)
+        packed = _shift(encoded.view(np.uint8)) if encoding == "binary" else encoded
+        signs = np.unpackbits(packed, axis=1, count=dims)
         found: Floats = (2 * signs.astype(np.float32) - 1) / np.float32(math.sqrt(dims))
         return found
     wide: Floats = encoded.astype(np.float32)
@@ -117,6 +117,11 @@ def unpack(data: bytes, encoding: Encoding, dims: int) -> Floats:
         raise InputError(f"{len(data)} bytes are no {encoding} vectors of {dims} dimensions.")
     flat = np.frombuffer(data, TYPES[encoding])
     return decode(flat.reshape(-1, width(encoding, dims)), encoding, dims)
+
+
+def _shift(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Add 128 to bytes, or take it away, which is the same: the highest bit is turned round."""
+    return np.bitwise_xor(packed, np.uint8(OFFSET))
 
 
 def _check_lengths(vectors: Floats, encoding: Encoding, field: str) -> None:

@@ -147,6 +147,12 @@ INFERENCE = (
         schemas.TeiEmbedRequest | schemas.TeiSimilarityRequest | schemas.TeiRerankRequest,
         replies.Anything,
     ),
+    _tei(
+        "/invocations",
+        tokens.tei_root,
+        schemas.TeiEmbedRequest | schemas.TeiSimilarityRequest | schemas.TeiRerankRequest,
+        replies.Anything,
+    ),
     _tei("/embed_all", tokens.tei_embed_all, schemas.TeiEmbedAllRequest, replies.TokenVectors),
     _tei("/similarity", tokens.tei_similarity, schemas.TeiSimilarityRequest, replies.Cosines),
     _tei("/tokenize", tokens.tei_tokenize, schemas.TeiTokenizeRequest, replies.Tokenized),

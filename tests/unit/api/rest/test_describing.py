@@ -123,6 +123,7 @@ REPLIES = [
     ("POST", "/embed", {"inputs": ["a", "b"]}, replies.Vectors),
     ("POST", "/", {"inputs": ["a", "b"]}, replies.Anything),
     ("POST", "/", {"query": "q", "texts": ["a", "gold"]}, replies.Anything),
+    ("POST", "/invocations", {"inputs": "a"}, replies.Anything),
     ("POST", "/embed_all", {"inputs": ["a", "b"]}, replies.TokenVectors),
     (
         *("POST", "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
