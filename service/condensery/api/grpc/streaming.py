@@ -236,7 +236,9 @@ class _Stream:
         limits, stream = self._services.limits, self._asked
         asked = callers.Call(
             request_id=stream.request_id,
-            caller=stream.caller,
+            # Who has a stream open asks beside it as well: the two take turns, as two callers do,
+            # and a query does not wait for all that the streams have in the queue.
+            caller=f"{stream.caller} (streams)",
             deadline=min(stream.deadline, time.monotonic() + limits.request_seconds),
         )
         place = ExitStack()

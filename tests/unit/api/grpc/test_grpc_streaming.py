@@ -13,6 +13,7 @@ from grpc import StatusCode
 from condensery.api.grpc import streaming
 from condensery.api.grpc.calls import AT_ONCE
 from condensery.api.grpc.server import start
+from condensery.callers import current
 from condensery.errors import InputError, Overloaded
 from condensery.jobs.admission import Admission
 from condensery.jobs.services import Services
@@ -77,6 +78,22 @@ async def test_replies_come_in_the_order_of_the_messages(
         wanted = await services.pool.encoder().embed([text])
         assert list(reply.embeddings) == wanted.vectors[0].tolist()
         assert reply.metadata.compute_tokens == len(text.split())
+
+
+async def test_a_callers_streams_take_turns_with_its_single_calls(
+    channel: grpc.aio.Channel, pool: Any
+) -> None:
+    encoder = pool.encoders["words"]
+    embed_one, found = encoder.embed, []
+
+    async def watched(texts: Any, **how: Any) -> Any:
+        found.append(current().caller)
+        return await embed_one(texts, **how)
+
+    encoder.embed = watched
+    assert len([reply async for reply in embed(channel, ["a", "b"])]) == 2
+    await stubs.EmbedStub(channel).Embed(pb.EmbedRequest(inputs="a"))
+    assert found == ["127.0.0.1 (streams)", "127.0.0.1 (streams)", "127.0.0.1"]
 
 
 async def test_each_message_is_timed_by_itself(channel: grpc.aio.Channel, slow: Any) -> None:
