@@ -51,6 +51,37 @@ class Models(Reply):
     data: list[Model]
 
 
+class Stats(Reply):
+    """How busy a model is."""
+
+    queue_fraction: float = Field(description="Tokens that wait, of those that may, 0 to 1.")
+    queue_absolute: int = Field(description="Items that wait.")
+    results_pending: int = Field(description="Requests in the house, whatever their model.")
+    batch_size: int = Field(description="Items of a forward pass, on average.")
+
+
+class InfinityModel(Reply):
+    """A running model, as Infinity shows it."""
+
+    id: str
+    object: Literal["model"]
+    owned_by: str
+    created: int
+    backend: Literal["torch"]
+    capabilities: list[Literal["embed", "rerank", "classify"]]
+    dtype: str
+    device: str
+    revision: str = Field(description="Its fingerprint.")
+    stats: Stats
+
+
+class InfinityModels(Reply):
+    """Every running model, defaults first."""
+
+    object: Literal["list"]
+    data: list[InfinityModel]
+
+
 class Report(Reply):
     """What a model was measured at when it was published."""
 

@@ -14,6 +14,7 @@ from condensery.api.rest import (
     compress,
     embeddings,
     indexes,
+    infinity,
     kserve,
     measured,
     notices,
@@ -305,6 +306,7 @@ INDEXES = (
 
 ABOUT = (
     Route("GET", "/v1/models", ops.list_models, reply=notices.Models),
+    Route("GET", "/models", infinity.infinity_models, reply=notices.InfinityModels),
     Route(  # before the next, whose names may hold slashes, to be refused as names
         *("GET", REPORT, measured.show_report),
         reply=notices.Report,

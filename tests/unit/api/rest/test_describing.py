@@ -171,6 +171,7 @@ REPLIES = [
     ("POST", "/v1/indexes/kb/documents/delete", {"ids": ["a"]}, replies.Deleted),
     ("DELETE", "/v1/indexes/kb", None, replies.Dropped),
     ("GET", "/v1/models", None, notices.Models),
+    ("GET", "/models", None, notices.InfinityModels),
     ("GET", "/v1/models/words", None, notices.Model),
     ("GET", "/v1/models/pair/report", None, notices.Report),
     ("GET", "/info", None, notices.TeiInfo),
