@@ -1,6 +1,7 @@
 """One environment a family of clients: theirs don't agree with each other, nor with the server's.
 
-Each is made once, under ``.clients/`` (or where ``CONDENSERY_CLIENTS`` says), from a package index.
+Each is made once, in ``clients/`` of the tests' own environment (or where ``CLIENT_ENVIRONMENTS``
+says), from a package index.
 """
 
 import os
@@ -11,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-FOLDER = Path(os.environ.get("CONDENSERY_CLIENTS", ROOT / ".clients"))
+FOLDER = Path(os.environ.get("CLIENT_ENVIRONMENTS", Path(sys.prefix) / "clients"))
 
 
 def python_with(family: str, *packages: str) -> str:
@@ -42,5 +42,5 @@ def run(python: str, code: str, *arguments: str) -> str:
         env=own,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    sys.stdout.write(done.stdout)
+    print(done.stdout.split("\n", 1)[0])  # the versions
     return done.stdout
