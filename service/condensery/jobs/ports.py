@@ -45,6 +45,11 @@ class Encoder(Protocol):
         """The model's prompts by name."""
         ...
 
+    @property
+    def default_prompt(self) -> str | None:
+        """The name of the one that is taken where none is named, if there is one."""
+        ...
+
     async def embed(
         self,
         texts: Sequence[str],
@@ -53,9 +58,12 @@ class Encoder(Protocol):
         normalize: bool | None = None,
         truncate: bool = True,
         side: Side = "right",
+        dimensions: int | None = None,
         field: str = "input",
     ) -> Embedded:
         """Embed each text, with ``prompt`` put before it.
+
+        ``dimensions`` is how many of the first numbers are kept; None is all of them.
 
         Raises:
             InputError: A text is over the limits, or is too long and ``truncate`` is false; it is

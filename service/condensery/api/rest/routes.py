@@ -6,13 +6,22 @@ from typing import Any, Literal
 
 from starlette.routing import compile_path
 
-from condensery import errors, schemas, schemas_models, schemas_rag, schemas_upkeep
+from condensery import (
+    errors,
+    schemas,
+    schemas_cohere,
+    schemas_models,
+    schemas_rag,
+    schemas_upkeep,
+)
 from condensery.api.rest import (
     chat,
+    cohere,
     compare,
     compress,
     embeddings,
     indexes,
+    infinity,
     kserve,
     measured,
     notices,
@@ -168,6 +177,7 @@ INFERENCE = (
             *("POST", path, embeddings.openai_embeddings, "embed"),
             body=schemas.OpenAIEmbedRequest,
             reply=replies.Embeddings,
+            other_media=embeddings.BYTES,
             fails=ENCODES,
             hot=True,
         )
@@ -175,6 +185,12 @@ INFERENCE = (
     ),
     _tei(
         "/",
+        tokens.tei_root,
+        schemas.TeiEmbedRequest | schemas.TeiSimilarityRequest | schemas.TeiRerankRequest,
+        replies.Anything,
+    ),
+    _tei(
+        "/invocations",
         tokens.tei_root,
         schemas.TeiEmbedRequest | schemas.TeiSimilarityRequest | schemas.TeiRerankRequest,
         replies.Anything,
@@ -206,6 +222,21 @@ INFERENCE = (
         body=schemas.TeiPredictRequest,
         reply=replies.Predictions,
         fails=(*ENCODES, errors.ModelCannot),
+        hot=True,
+    ),
+    Route(
+        *("POST", "/v1/embed", cohere.v1_embed, "embed"),
+        family="rerank",
+        body=schemas_cohere.CohereEmbedRequest,
+        reply=replies.CohereEmbeddings,
+        fails=ENCODES,
+    ),
+    Route(
+        *("POST", "/v2/embed", cohere.v2_embed, "embed"),
+        family="rerank",
+        body=schemas_cohere.CohereEmbedRequest,
+        reply=replies.CohereByType,
+        fails=ENCODES,
         hot=True,
     ),
     Route(
@@ -402,6 +433,7 @@ MODELS = (
 
 ABOUT = (
     Route("GET", "/v1/models", ops.list_models, reply=notices.Models),
+    Route("GET", "/models", infinity.infinity_models, reply=notices.InfinityModels),
     # These before the one whose names may hold slashes, to be refused as names.
     *MODELS,
     Route(
