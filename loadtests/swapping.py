@@ -285,7 +285,11 @@ def main() -> int:
     with workplace() as folder:
         publish(ModelStore(None, folder / "models"), folder)
         with serving(folder, args.flags.split()) as server:
-            found = asyncio.run(measure(server, args))
+            try:
+                found = asyncio.run(measure(server, args))
+            except Exception:
+                print(server.log.read_text()[-4000:], file=sys.stderr)
+                raise
     text = json.dumps(found, indent=2)
     print(text)
     if args.json:

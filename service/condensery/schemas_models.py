@@ -24,7 +24,7 @@ class UnloadModelRequest(_Own):
     )
 
 
-class AliasesRequest(_Own):
+class ModelAliasesRequest(_Own):
     """What aliases of models are to lead to: all of this is done, or none."""
 
     aliases: dict[str, str | None] = Field(

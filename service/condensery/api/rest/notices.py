@@ -86,7 +86,7 @@ class Unloaded(Reply):
     stranded_indexes: list[str] = Field(description="Indexes that answer 409 without it.")
 
 
-class Aliases(Reply):
+class ModelAliases(Reply):
     """Every alias of a model, and what it leads to."""
 
     aliases: dict[str, str]

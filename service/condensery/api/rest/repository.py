@@ -12,11 +12,11 @@ from condensery.api.rest.ops import write_model
 from condensery.jobs import models
 from condensery.jobs.services import Services
 from condensery.schemas_models import (
-    AliasesRequest,
     KServeIndexRequest,
     KServeLoadRequest,
     KServeUnloadRequest,
     LoadModelRequest,
+    ModelAliasesRequest,
     UnloadModelRequest,
 )
 from condensery.values import ModelLoad
@@ -52,7 +52,7 @@ async def unload(request: Request, services: Services) -> Response:
 
 async def set_aliases(request: Request, services: Services) -> Response:
     """Set aliases of models, or remove them, all at once; returns all that there are."""
-    body = await read_body(request, services, AliasesRequest)
+    body = await read_body(request, services, ModelAliasesRequest)
     return reply({"aliases": dict(await models.set_aliases(services, body.aliases))})
 
 

@@ -416,11 +416,11 @@ INDEXES = (
 _LOAD, _UNLOAD = schemas_models.LoadModelRequest, schemas_models.UnloadModelRequest
 
 MODELS = (
-    Route("GET", MODEL_ALIASES, repository.list_aliases, reply=notices.Aliases),
+    Route("GET", MODEL_ALIASES, repository.list_aliases, reply=notices.ModelAliases),
     Route(
         *("POST", MODEL_ALIASES, repository.set_aliases, None, "admin"),
-        body=schemas_models.AliasesRequest,
-        reply=notices.Aliases,
+        body=schemas_models.ModelAliasesRequest,
+        reply=notices.ModelAliases,
         fails=(
             *(errors.ModelNotFound, errors.ModelAliasToNothing, errors.ModelAliasTaken),
             *(errors.ModelAliasCircle, errors.StoreError),
