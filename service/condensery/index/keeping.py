@@ -112,8 +112,14 @@ class Keeping:
             old = self._store.find(name)
             name, folder = old.name, self._store.folder(old.name)
             checks.check_settings(encoder, fingerprint, dims, metric, kind)
-            known = {"encoder": encoder, "fingerprint": fingerprint, "dims": dims}
-            settings = replace(old.settings, **known, metric=metric, kind=kind)
+            settings = replace(
+                old.settings,
+                encoder=encoder,
+                fingerprint=fingerprint,
+                dims=dims,
+                metric=metric,
+                kind=kind,
+            )
             self.forget(name)
             rebuilding.clear(folder, old)
 
