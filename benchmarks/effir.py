@@ -1,38 +1,61 @@
 """What dropping MLPs, attentions or layers costs a retriever, and what slimming adds (EffiR).
 
 Makes each variant of a stored encoder by ``condensery effir build``, untuned and tuned on the same
-rows, and puts nDCG@10, size and speed into one table. What is made is kept in --work: run again to
-go on.
+rows, then times all shapes by turns in one run, and puts nDCG@10, size and speed into one table.
+What is made and measured is kept in --work: run again to go on.
 
     python benchmarks/effir.py --model minilm-l6 --store STORE --work WORK --text TEXT...
         [--rows ROWS...] --set SCIFACT MEDQUAD --out docs/benchmarks/effir-minilm-l6
-        [flags of condensery effir build, e.g. --steps 300]
+        [--make-only | --time-only] [flags of condensery effir build, e.g. --steps 300]
 
 Writes OUT.json and OUT.md.
 """
 
 import argparse
 import json
+import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from service import describe_machine
+
+from condensery.durable import write_whole
 from condensery.methods.effir.command import main as build
+from condensery.methods.effir.measuring import PARENT, timed_texts
+from condensery.methods.effir.speed import ROUNDS, profile, times
+from condensery.methods.oscar.tables import table
+from condensery.methods.ranking.sets import parse_set, read_set
+from condensery.methods.trainer.commands import without_folders
+from condensery.networks.backbone import load_backbone
+from condensery.networks.effir_opening import pruning_of
+from condensery.networks.effir_shape import Pruning
+from condensery.runtime.device import choose_device, choose_dtype
+from condensery.store.manifest import StoredModel
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore, shipped_store
+from condensery.store.writing import read_json
 
 DROPS = tuple((kind, count) for kind in ("mlp", "attention", "blocks") for count in (1, 2, 3))
 WIDTH = 0.3
 PAGE = """# EffiR on `{model}`
 
-Made on {date} by `{command}`; {versions}. nDCG@10 over whole corpora, difference from the parent
-with 95% intervals (paired bootstrap over queries); speed-up in process on passages, in brackets
-what the parent's own profile predicts.
+Made on {date} by `{command}`; on {machine[cpu]}, {machine[cores]} cores;
+{versions}.
 
-{table}
+nDCG@10, difference from the parent as it came with 95% intervals (paired bootstrap over queries):
+
+{quality}
+
+Speed-up in process over the parent, all shapes by turns, medians of {rounds} rounds; in brackets
+the speed-up that the parent's own profile predicts, and the share of it that is reached:
+
+{speed}
 """
 
 
@@ -54,44 +77,93 @@ def variants(tuned: bool) -> Iterator[tuple[str, list[str]]]:
             )
 
 
-def make(args: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
-    """Make and measure what is not there yet."""
-    found = []
+def make(args: argparse.Namespace, rest: Sequence[str]) -> dict[str, StoredModel]:
+    """Make and measure what is not there yet; the variants by name."""
     own = ModelStore(shipped_store(), args.store)
+    made = {}
     for name, flags in variants(bool(args.rows)):
         slug = f"{args.model}-{'-'.join(name.replace(',', '').replace('%', '').split())}"
-        if slug not in own.names():
+        if slug not in own.names() and not args.time_only:
             given = ["--model", args.model, "--store", str(args.store), "--name", slug]
             given += ["--out", str(args.work / slug), "--work", str(args.work / "quality")]
-            given += ["--text", *map(str, args.text), "--set", *args.sets, *flags, *rest]
-            if "tuned" in name:
+            given += ["--text", *map(str, args.text), "--set", *args.sets, "--rounds", "0"]
+            if name.endswith("tuned"):
                 given += ["--rows", *map(str, args.rows)]
-            build(given)
-        report = StoredReport(own.open(slug)).report().report
-        found.append({"variant": name, **report})
+            build([*given, *flags, *rest])
+        if slug in own.names():
+            made[name] = own.open(slug)
+    return made
+
+
+def timing(args: argparse.Namespace, made: Mapping[str, StoredModel]) -> dict[str, Any]:
+    """Time the parent and one model of each shape by turns; by kind of text and variant."""
+    parent = ModelStore(shipped_store(), args.store).open(args.model)
+    device = choose_device("auto")
+    dtype = choose_dtype(device, "auto")
+    shapes: dict[str, Pruning] = {}
+    for name, stored in made.items():
+        pruning = pruning_of(read_json(stored.path / "config.json"))
+        if pruning is not None and pruning not in shapes.values():
+            shapes[name] = pruning
+    backbones = {
+        name: load_backbone(stored.path, device=device, dtype=dtype)
+        for name, stored in {PARENT: parent, **{name: made[name] for name in shapes}}.items()
+    }
+    neurons = int(read_json(parent.path / "config.json")["intermediate_size"])
+    found: dict[str, Any] = {}
+    sets = [read_set(*parse_set(one, split="test")) for one in args.sets]
+    for kind, texts in timed_texts(parent, sets).items():
+        seconds = {n: median(all_) for n, all_ in times(backbones, texts, args.rounds).items()}
+        parts = profile(backbones[PARENT], texts, args.rounds)
+        found[kind] = {
+            "texts": len(texts),
+            "tokens": sum(map(len, texts)),
+            "profile": asdict(parts),
+            "models": {
+                name: {
+                    "seconds": seconds[name],
+                    "speed_up": seconds[PARENT] / seconds[name],
+                    "predicted": parts.whole / parts.without(pruning, neurons),
+                }
+                for name, pruning in shapes.items()
+            },
+        }
     return found
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Write the table."""
-    sets = list(rows[0]["retrieval"])
-    head = ["variant", "parameters", *sets, "speed-up"]
-    lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
-    parent = rows[0]["cost"]["parent"]["parameters"]
-    figures = [f"{rows[0]['retrieval'][one]['parent']['ndcg@10']:.3f}" for one in sets]
-    lines.append(f"| parent | {parent / 1e6:.1f} M | {' | '.join(figures)} | 1.00x |")
-    for row in rows:
-        cells = []
+def quality_table(reports: Mapping[str, Any]) -> str:
+    """Write the table of sizes and nDCG@10."""
+    first = next(iter(reports.values()))
+    sets = list(first["retrieval"])
+    whole = [first["cost"]["parent"]["parameters"] / 1e6]
+    rows = [
+        ["parent", f"{whole[0]:.1f} M"]
+        + [f"{first['retrieval'][one]['parent']['ndcg@10']:.3f}" for one in sets]
+    ]
+    for name, report in reports.items():
+        cells = [name, f"{report['cost']['model']['parameters'] / 1e6:.1f} M"]
         for one in sets:
-            child = row["retrieval"][one]["model"]
+            child = report["retrieval"][one]["model"]
             low, high = child["interval"]
             difference = f"{child['minus_parent']:+.3f}, {low:+.3f} to {high:+.3f}"
             cells.append(f"{child['ndcg@10']:.3f} ({difference})")
-        speed = row["speed"]["passages"]
-        size = row["cost"]["model"]["parameters"] / 1e6
-        ratio = f"{speed['speed_up']:.2f}x ({speed['predicted']:.2f}x)"
-        lines.append(f"| {row['variant']} | {size:.1f} M | {' | '.join(cells)} | {ratio} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return "\n".join(table(["variant", "parameters", *sets], rows)).rstrip()
+
+
+def speed_table(timed: Mapping[str, Any]) -> str:
+    """Write the table of speeds."""
+    if not timed:
+        return "Not measured."
+    rows = []
+    for name in next(iter(timed.values()))["models"]:
+        cells = [name]
+        for one in timed.values():
+            own = one["models"][name]
+            share = own["speed_up"] / own["predicted"]
+            cells.append(f"{own['speed_up']:.2f}x ({own['predicted']:.2f}x; {share:.2f} of it)")
+        rows.append(cells)
+    return "\n".join(table(["shape", *timed], rows)).rstrip()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -105,18 +177,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=Path, nargs="+", default=(), help="to tune on")
     parser.add_argument("--set", dest="sets", nargs="+", required=True, metavar="DIR[:SPLIT]")
     parser.add_argument("--out", type=Path, required=True, help="without its ending")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of timing ({ROUNDS})")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--make-only", action="store_true", help="keep the timing of an earlier run")
+    part.add_argument("--time-only", action="store_true", help="make nothing; time what is there")
     args, rest = parser.parse_known_args(given)
-    rows = make(args, rest)
-    words = ["/".join(Path(word).parts[-2:]) if "/" in word else word for word in given]
+    made = make(args, rest)
+    kept = args.work / "speed.json"
+    if not args.make_only:
+        write_whole(kept, json.dumps(timing(args, made), indent=1) + "\n")
+    timed = json.loads(kept.read_text()) if kept.is_file() else {}
+    reports = {name: StoredReport(one).report().report for name, one in made.items()}
     about = {
         "model": args.model,
         "date": time.strftime("%Y-%m-%d"),
-        "command": f"python benchmarks/effir.py {' '.join(words)}",
+        "command": without_folders(f"python benchmarks/effir.py {shlex.join(given)}"),
         "versions": ", ".join(f"{one} {version(one)}" for one in ("torch", "transformers")),
+        "machine": describe_machine(),
+        "rounds": args.rounds,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.with_suffix(".json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    page = PAGE.format(**about, table=table(rows))
+    whole = {**about, "quality": reports, "speed": timed}
+    args.out.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
+    page = PAGE.format(**about, quality=quality_table(reports), speed=speed_table(timed))
     args.out.with_suffix(".md").write_text(page)
     sys.stdout.write(page)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from condensery.answers import CompressionMode
 from condensery.errors import InputError
-from condensery.values import Document
+from condensery.values import Document, Metadata
 
 # How an index is searched: by vectors, by words (BM25), or by both, their ranks fused.
 SearchMode = Literal["dense", "bm25", "hybrid"]
@@ -69,6 +69,7 @@ class Question:
         model: A pair's name.
         top_k: Passages taken from the index.
         search: How they are found; None is the server's default.
+        filter: Which documents of the index they may be of, as requests hold it.
         top_n: Passages that the generator reads, the most relevant; 0 reads all.
         mode: ``auto`` compresses and falls back on text, reported; ``required`` fails instead;
             ``off`` reads the passages' own tokens, in retrieval order and without scores.
@@ -91,6 +92,7 @@ class Question:
     model: str | None = None
     top_k: int = 20
     search: SearchMode | None = None
+    filter: Metadata | None = None
     top_n: int | None = None
     mode: CompressionMode = "auto"
     rate: int | None = None

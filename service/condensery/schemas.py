@@ -18,6 +18,7 @@ from pydantic import (
 
 from condensery.errors import InputError, TokenIdsRefused, shorten
 from condensery.questions import SearchMode
+from condensery.schemas_filter import GivenFilter
 from condensery.values import Side
 
 TOKEN_IDS_HINT = (
@@ -308,8 +309,13 @@ class CreateIndexRequest(Ours):
     )
     kind: str = Field(
         default="flat",
-        description="`flat` (exact) or `hnsw`.",
-        json_schema_extra={"enum": ["flat", "hnsw"]},
+        description="`flat` (exact), `hnsw` or `ivf_pq`.",
+        json_schema_extra={"enum": ["flat", "hnsw", "ivf_pq"]},
+    )
+    options: dict[str, int] | None = Field(
+        default=None,
+        description="The kind's. hnsw: `m`, `ef_construction`, `ef_search`; ivf_pq: `nlist`, "
+        "`nprobe`, `pq_m`, `pq_bits`. What is left out follows from the index's size.",
     )
     dims: int | None = Field(default=None, description="Refused unless it is the encoder's.")
 
@@ -335,13 +341,35 @@ class UpsertRequest(Ours):
 
 
 class IdsRequest(Ours):
-    """``POST /v1/indexes/{name}/documents/get`` and ``.../delete``."""
+    """``POST /v1/indexes/{name}/documents/get``."""
 
     ids: Many[str]
 
 
+class DeleteRequest(Ours):
+    """``POST /v1/indexes/{name}/documents/delete``: by ``ids``, or by a ``filter``."""
+
+    ids: Many[str] | None = None
+    filter: GivenFilter | None = None
+
+
 class CountRequest(Ours):
     """``POST /v1/indexes/{name}/documents/count``; the body may be left out."""
+
+    filter: GivenFilter | None = None
+
+
+class ScrollRequest(Ours):
+    """``POST /v1/indexes/{name}/documents/scroll``; the body may be left out."""
+
+    filter: GivenFilter | None = None
+    limit: int | None = Field(
+        default=None, description="Most documents of this page; null: 100, if so many may be asked."
+    )
+    after: str | None = Field(default=None, description="The `next` of the page before.")
+    with_text: bool = True
+    with_metadata: bool = True
+    with_vectors: bool = Field(default=False, description="The passages too, with their vectors.")
 
 
 class QueryRequest(Ours):
@@ -356,3 +384,4 @@ class QueryRequest(Ours):
         description="By vectors, by words (BM25), or by both, their ranks fused; words need "
         "`query`. null: as the server is set.",
     )
+    filter: GivenFilter | None = None

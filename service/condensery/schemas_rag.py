@@ -17,6 +17,7 @@ from condensery.questions import (
     SearchMode,
 )
 from condensery.schemas import Lenient, Many, Ours, as_document
+from condensery.schemas_filter import GivenFilter
 
 # What OpenAI takes, and what 64 bits hold.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -51,6 +52,7 @@ class AnswerIndex(Ours):
         description="By vectors, by words (BM25), or by both, their ranks fused. null: as the "
         "server is set.",
     )
+    filter: GivenFilter | None = None
 
 
 class AnswerRerank(Ours):

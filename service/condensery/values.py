@@ -201,7 +201,14 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class IndexInfo:
-    """An index and what it holds."""
+    """An index and what it holds.
+
+    Attributes:
+        options: Its kind's, those that were given.
+        searched_as: The kind; ``flat`` of one that waits for enough passages to be trained on.
+        trains_at: How many that is; None if it does not wait.
+        tombstones: Passages deleted or replaced that the search still passes over.
+    """
 
     name: str
     encoder: str
@@ -211,6 +218,38 @@ class IndexInfo:
     metric: str
     documents: int
     passages: int
+    options: Mapping[str, int] = field(default_factory=dict)
+    searched_as: str = ""
+    trains_at: int | None = None
+    tombstones: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPassage:
+    """A passage as an index holds it: characters of its document, and its vector (dims,)."""
+
+    id: str
+    start: int
+    end: int
+    vector: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A document as an index holds it; None is what was not asked for."""
+
+    id: str
+    text: str | None
+    metadata: Metadata | None
+    passages: tuple[StoredPassage, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of an index's documents by id; those after the id ``next`` are to come, if it is set."""
+
+    documents: tuple[StoredDocument, ...]
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
 from grpc import StatusCode
 from tests.fuzz.mangling import MANGLERS
 
@@ -38,6 +39,8 @@ GROWTH = 64 * MIB  # of the server, over the second half: 3 KiB a message
 
 DOCUMENT = pb.Document(id="a", text="a text")
 DOCUMENT.metadata.update({"n": [1, {"x": None}]})
+FILTER = Struct()
+FILTER.update({"must": [{"key": "n", "range": {"gt": 0}}], "must_not": {"has_id": ["b"]}})
 VECTOR = b"\0\0\x80\x3f" * 384
 PASSAGES = ["one passage", "another"]
 
@@ -79,16 +82,26 @@ GIVEN: dict[str, list[Message]] = {
         pb.UpsertRequest(index=INDEX, documents=[DOCUMENT]),
         pb.UpsertRequest(index="nowhere", documents=[DOCUMENT, DOCUMENT]),
     ],
-    "Index/Delete": [pb.DeleteRequest(index=INDEX, ids=["a", "b", ""])],
+    "Index/Delete": [
+        pb.DeleteRequest(index=INDEX, ids=["a", "b", ""]),
+        pb.DeleteRequest(index=INDEX, filter=FILTER),
+    ],
     "Index/Query": [
         pb.QueryRequest(index=INDEX, query="a text", top_k=3, mode="hybrid"),
+        pb.QueryRequest(index=INDEX, query="a text", filter=FILTER),
         pb.QueryRequest(index=INDEX, vector=VECTOR, fingerprint="sha256:none", top_k=3),
     ],
-    "Index/Count": [pb.CountRequest(index=INDEX)],
+    "Index/Count": [pb.CountRequest(index=INDEX), pb.CountRequest(index=INDEX, filter=FILTER)],
     "Index/GetDocuments": [pb.GetDocumentsRequest(index=INDEX, ids=["a", "nobody"])],
+    "Index/Scroll": [
+        pb.ScrollRequest(index=INDEX, filter=FILTER, limit=2, after="a", with_text=False),
+        pb.ScrollRequest(index=INDEX, with_vectors=True, with_metadata=False),
+    ],
     "Rag/Answer": [
         pb.AnswerRequest(query="q", documents=[DOCUMENT], max_tokens=1, top_n=1),
-        pb.AnswerRequest(query="q", index="nowhere", top_k=3, compression_mode="off"),
+        pb.AnswerRequest(
+            query="q", index="nowhere", top_k=3, compression_mode="off", filter=FILTER
+        ),
         pb.AnswerRequest(query="q", documents=[DOCUMENT], max_tokens=1, **SAMPLED),
     ],
     "Rag/AnswerStream": [

@@ -51,6 +51,8 @@ def test_every_command_explains_itself(
         ["ask", "a question", "--index", "a", "--context", "b"],
         ["ask", "a question", "--no-compress", "--compare"],
         ["ask", "a question", "--search", "fuzzy"],
+        ["ask", "a question", "--filter", "{must: []}"],
+        ["index", "query", "kb", "a question", "--filter", "[]"],
         ["compress", "a question"],
         ["index", "create"],
         ["train"],

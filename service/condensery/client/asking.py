@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack, cast
 from condensery.answers import CompressionMode
 from condensery.errors import InputError, shorten
 from condensery.questions import Question, Sampling, SearchMode
-from condensery.values import Document
+from condensery.values import Document, Metadata
 
 Passages = Sequence[str | Document]
 
@@ -23,6 +23,7 @@ class Asking(TypedDict, total=False):
     model: str | None
     top_k: int
     search: SearchMode | None
+    filter: Metadata | None
     top_n: int | None
     mode: CompressionMode
     rate: int | None
@@ -50,6 +51,8 @@ def ask(text: str, **how: Unpack[Asking]) -> Question:
     others = {name: value for name, value in given.items() if name not in SAMPLING}
     if others.get("documents") is not None:
         others["documents"] = read_passages(others["documents"])
+    if others.get("filter") is not None and others.get("index") is None:
+        raise InputError("filter: there is no index to filter; give one", field="filter")
     if isinstance(others.get("stop"), str):
         others["stop"] = (others["stop"],)
     return Question(text, **others, sampling=sampling)

@@ -12,6 +12,7 @@ from condensery.client.grpc_calls import (
     make_call,
     read_nothing,
     write_document,
+    write_struct,
 )
 from condensery.errors import InputError
 from condensery.questions import Question
@@ -86,6 +87,7 @@ def _question(asked: Question) -> pb.AnswerRequest:
         context=asked.context or "",
         top_k=asked.top_k,
         search_mode=asked.search or "",
+        filter=write_struct(asked.filter),
         top_n=asked.top_n,
         compression_mode=asked.mode,
         ratio=asked.rate,

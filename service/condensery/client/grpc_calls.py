@@ -4,12 +4,13 @@ Their arguments are described in ``rest_calls`` and ``rest_answers``.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
 
 from condensery.client import grpc_replies as replies
 from condensery.client.calls import Call
@@ -21,8 +22,10 @@ from condensery.values import (
     Floats,
     Hit,
     IndexInfo,
+    Metadata,
     ModelInfo,
     ModelReport,
+    Page,
     Ranked,
     Upserted,
 )
@@ -106,10 +109,17 @@ def rerank(
 
 @checked
 def create_index(
-    name: str, *, encoder: str | None = None, kind: str = "flat", metric: str = "ip"
+    name: str,
+    *,
+    encoder: str | None = None,
+    kind: str = "flat",
+    metric: str = "ip",
+    options: Mapping[str, int] | None = None,
 ) -> RpcCall[IndexInfo]:
     """Create an index; with the same settings again, it stays as it is."""
-    request = pb.CreateIndexRequest(name=name, encoder=encoder or "", kind=kind, metric=metric)
+    request = pb.CreateIndexRequest(
+        name=name, encoder=encoder or "", kind=kind, metric=metric, options=options
+    )
     return make_call("Index/Create", request, pb.IndexInfo, replies.read_index)
 
 
@@ -146,9 +156,13 @@ def upsert(
 
 
 @checked
-def delete(name: str, ids: Sequence[str]) -> RpcCall[int]:
-    """Delete documents by id; returns how many were there."""
-    request = pb.DeleteRequest(index=name, ids=ids)
+def delete(
+    name: str, ids: Sequence[str] | None = None, *, filter: Metadata | None = None
+) -> RpcCall[int]:
+    """Delete documents; returns how many there were. They are off the disk when this returns."""
+    if ids is not None and not ids and filter is not None:  # a message can't tell it from None
+        raise InputError("ids: give `ids` or `filter`, one of them; got both", field="ids")
+    request = pb.DeleteRequest(index=name, ids=ids, filter=write_struct(filter))
     return make_call("Index/Delete", request, pb.DeleteResponse, lambda reply: int(reply.deleted))
 
 
@@ -161,6 +175,7 @@ def query(
     fingerprint: str | None = None,
     top_k: int = 10,
     search: SearchMode | None = None,
+    filter: Metadata | None = None,
 ) -> RpcCall[list[Hit]]:
     """Find the passages nearest to a text, or to a vector, the best first."""
     if text is not None and vector is not None:  # one would silently replace the other
@@ -172,14 +187,53 @@ def query(
         fingerprint=fingerprint or "",
         top_k=top_k,
         mode=search or "",
+        filter=write_struct(filter),
     )
     return make_call("Index/Query", request, pb.QueryResponse, replies.read_hits)
 
 
-def count(name: str) -> RpcCall[tuple[int, int]]:
-    """Count an index's documents and passages."""
+@checked
+def count(name: str, *, filter: Metadata | None = None) -> RpcCall[tuple[int, int]]:
+    """Count an index's documents and passages, or those that a filter chooses."""
+    request = pb.CountRequest(index=name, filter=write_struct(filter))
+    return make_call("Index/Count", request, pb.CountResponse, replies.read_counts)
+
+
+@checked
+def get(name: str, ids: Sequence[str]) -> RpcCall[list[Document]]:
+    """Return documents by id: those found, in the order asked."""
+    request = pb.GetDocumentsRequest(index=name, ids=ids)
+    return make_call("Index/GetDocuments", request, pb.GetDocumentsResponse, replies.read_documents)
+
+
+@checked
+def scroll(
+    name: str,
+    *,
+    filter: Metadata | None = None,
+    limit: int | None = None,
+    after: str | None = None,
+    with_text: bool = True,
+    with_metadata: bool = True,
+    with_vectors: bool = False,
+) -> RpcCall[Page]:
+    """Return documents by id, page by page."""
+    if limit == 0:  # which the server would take for its default
+        raise InputError(f"limit: {limit} is not allowed", field="limit", value=limit)
+    request = pb.ScrollRequest(
+        index=name,
+        filter=write_struct(filter),
+        limit=limit or 0,
+        after=after or "",
+        with_text=with_text,
+        with_metadata=with_metadata,
+        with_vectors=with_vectors,
+    )
     return make_call(
-        "Index/Count", pb.CountRequest(index=name), pb.CountResponse, replies.read_counts
+        "Index/Scroll",
+        request,
+        pb.ScrollResponse,
+        lambda reply: replies.read_page(reply, with_vectors=with_vectors),
     )
 
 
@@ -228,6 +282,15 @@ def write_document(document: Document) -> pb.Document:
     if document.metadata:
         message.metadata.update(dict(document.metadata))
     return message
+
+
+def write_struct(given: Metadata | None) -> Struct | None:
+    """Write an object as messages hold it."""
+    if given is None:
+        return None
+    struct = Struct()
+    struct.update(dict(given))
+    return struct
 
 
 def _pack(vectors: Floats) -> bytes:

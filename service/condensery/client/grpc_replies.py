@@ -22,14 +22,18 @@ from condensery.answers import (
 )
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.values import (
+    Document,
     Floats,
     Hit,
     IndexInfo,
     ModelInfo,
     ModelReport,
+    Page,
     PairTraits,
     Passage,
     Ranked,
+    StoredDocument,
+    StoredPassage,
     Upserted,
 )
 
@@ -135,6 +139,10 @@ def read_index(reply: pb.IndexInfo) -> IndexInfo:
         metric=reply.metric,
         documents=reply.documents,
         passages=reply.passages,
+        options=dict(reply.options),
+        searched_as=reply.searched_as,
+        trains_at=reply.trains_at if reply.HasField("trains_at") else None,
+        tombstones=reply.tombstones,
     )
 
 
@@ -169,6 +177,32 @@ def read_hits(reply: pb.QueryResponse) -> list[Hit]:
 def read_counts(reply: pb.CountResponse) -> tuple[int, int]:
     """Return (documents, passages)."""
     return reply.documents, reply.passages
+
+
+def read_documents(reply: pb.GetDocumentsResponse) -> list[Document]:
+    """Return documents."""
+    return [Document(one.id, one.text, plain(one.metadata)) for one in reply.documents]
+
+
+def read_page(reply: pb.ScrollResponse, *, with_vectors: bool) -> Page:
+    """Return some of an index's documents; with passages, if they were asked for."""
+    return Page(
+        tuple(
+            StoredDocument(
+                id=one.id,
+                text=one.text if one.HasField("text") else None,
+                metadata=plain(one.metadata) if one.HasField("metadata") else None,
+                passages=tuple(map(_stored, one.passages)) if with_vectors else None,
+            )
+            for one in reply.documents
+        ),
+        reply.next or None,
+    )
+
+
+def _stored(piece: pb.StoredPassage) -> StoredPassage:
+    vector = np.frombuffer(piece.vector, dtype="<f4").astype(np.float32, copy=False)
+    return StoredPassage(piece.id, piece.start, piece.end, vector)
 
 
 def read_models(reply: pb.ListModelsResponse) -> list[ModelInfo]:

@@ -1,10 +1,10 @@
 """Keeping indexes, as gRPC calls; their arguments are described in ``rest_upkeep``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from condensery.client.grpc_calls import RpcCall, checked, make_call, read_nothing
-from condensery.client.grpc_replies import plain, read_index
+from condensery.client.grpc_replies import read_index
 from condensery.errors import InputError, shorten
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.upkeep import (
@@ -16,7 +16,7 @@ from condensery.upkeep import (
     Snapshot,
     SnapshotList,
 )
-from condensery.values import Document, IndexInfo
+from condensery.values import IndexInfo
 
 
 def aliases() -> RpcCall[list[Alias]]:
@@ -31,13 +31,6 @@ def update_aliases(actions: Sequence[AliasAction]) -> RpcCall[list[Alias]]:
     """Make all of these changes, at one moment, or none; returns the aliases then."""
     request = pb.UpdateAliasesRequest(actions=[_write_action(action) for action in actions])
     return make_call("IndexUpkeep/UpdateAliases", request, pb.AliasesResponse, _read_aliases)
-
-
-@checked
-def get(name: str, ids: Sequence[str]) -> RpcCall[list[Document]]:
-    """Return documents by id: those found, in the order asked."""
-    request = pb.GetDocumentsRequest(index=name, ids=ids)
-    return make_call("Index/GetDocuments", request, pb.GetDocumentsResponse, _read_documents)
 
 
 @checked
@@ -77,11 +70,15 @@ def rebuild_index(
     encoder: str | None = None,
     metric: str | None = None,
     kind: str | None = None,
+    options: Mapping[str, int] | None = None,
 ) -> RpcCall[Rebuild]:
     """Begin to make an index anew for another encoder, while it serves and is written; or go on."""
     request = pb.RebuildIndexRequest(
         index=name, encoder=encoder or "", metric=metric or "", kind=kind or ""
     )
+    if options is not None:
+        request.options.values.update(options)
+        request.options.SetInParent()
     return make_call("IndexUpkeep/RebuildIndex", request, pb.Rebuild, _read_rebuild)
 
 
@@ -114,10 +111,6 @@ def _read_rebuild(reply: pb.Rebuild) -> Rebuild:
         reason=reply.reason if reply.HasField("reason") else None,
         overlap=reply.overlap if reply.HasField("overlap") else None,
     )
-
-
-def _read_documents(reply: pb.GetDocumentsResponse) -> list[Document]:
-    return [Document(one.id, one.text, plain(one.metadata)) for one in reply.documents]
 
 
 def _read_snapshot(reply: pb.Snapshot) -> Snapshot:

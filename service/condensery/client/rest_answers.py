@@ -17,12 +17,13 @@ def answer(question: str, **how: Unpack[Asking]) -> RestCall[Answer]:
     Args:
         question: What to answer.
         **how: Where the passages are: ``documents`` (texts, or values with ids and metadata), an
-            ``index`` (of which ``search`` takes ``top_k``), or the ``context`` of passages that
-            ``compress`` read for this question. How to read them: ``model`` (a pair), ``top_n``
-            (0 is all), ``mode``, ``rate``, ``max_context_vectors``, ``target_ms``,
-            ``compress_timeout_ms``, ``min_relevance``. How to answer: ``max_tokens``, ``stop``,
-            ``temperature``, ``top_p``, ``seed``, ``logprobs``. ``condensery.questions`` says what
-            each means; what is left out is as there, or the pair's own default.
+            ``index`` (of which ``search`` takes ``top_k`` that ``filter`` allows), or the
+            ``context`` of passages that ``compress`` read for this question. How to read them:
+            ``model`` (a pair), ``top_n`` (0 is all), ``mode``, ``rate``, ``max_context_vectors``,
+            ``target_ms``, ``compress_timeout_ms``, ``min_relevance``. How to answer:
+            ``max_tokens``, ``stop``, ``temperature``, ``top_p``, ``seed``, ``logprobs``.
+            ``condensery.questions`` says what each means; what is left out is as there, or the
+            pair's own default.
     """
     return RestCall(replies.read_answer, "POST", "/v1/rag/answer", _question(ask(question, **how)))
 
@@ -81,7 +82,7 @@ def release(context: str) -> RestCall[None]:
 
 def _question(asked: Question) -> dict[str, Any]:
     documents, sampling = asked.documents, asked.sampling
-    index = make_body(name=asked.index, top_k=asked.top_k, mode=asked.search)
+    index = make_body(name=asked.index, top_k=asked.top_k, mode=asked.search, filter=asked.filter)
     return make_body(
         query=asked.text,
         documents=None if documents is None else [write_document(one) for one in documents],

@@ -18,8 +18,10 @@ from condensery.values import (
     Floats,
     Hit,
     IndexInfo,
+    Metadata,
     ModelInfo,
     ModelReport,
+    Page,
     Ranked,
     Upserted,
 )
@@ -103,7 +105,12 @@ def rerank(
 
 
 def create_index(
-    name: str, *, encoder: str | None = None, kind: str = "flat", metric: str = "ip"
+    name: str,
+    *,
+    encoder: str | None = None,
+    kind: str = "flat",
+    metric: str = "ip",
+    options: Mapping[str, int] | None = None,
 ) -> RestCall[IndexInfo]:
     """Create an index; with the same settings again, it stays as it is.
 
@@ -112,8 +119,16 @@ def create_index(
         encoder: Name of the encoder of its vectors; None takes the server's default.
         kind: ``flat``, ``hnsw`` or ``ivf_pq``.
         metric: ``ip`` (inner product) or ``l2``.
+        options: The kind's: ``m``, ``ef_construction``, ``ef_search`` of ``hnsw``; ``nlist``,
+            ``nprobe``, ``pq_m``, ``pq_bits`` of ``ivf_pq``. What is left out follows from the
+            index's size.
     """
-    body = make_body(encoder=encoder, kind=kind, metric=metric)
+    body = make_body(
+        encoder=encoder,
+        kind=kind,
+        metric=metric,
+        options=None if options is None else dict(options),
+    )
     return RestCall(replies.read_index, "PUT", _index(name), body)
 
 
@@ -152,11 +167,18 @@ def upsert(
     return RestCall(replies.read_upserted, "POST", f"{_index(name)}/documents", body)
 
 
-def delete(name: str, ids: Sequence[str]) -> RestCall[int]:
-    """Delete documents by id; returns how many were there."""
-    return RestCall(
-        replies.read_deleted, "POST", f"{_index(name)}/documents/delete", {"ids": list(ids)}
-    )
+def delete(
+    name: str, ids: Sequence[str] | None = None, *, filter: Metadata | None = None
+) -> RestCall[int]:
+    """Delete documents; returns how many there were. They are off the disk when this returns.
+
+    Args:
+        name: The index.
+        ids: Those to delete; or
+        filter: what chooses them, as in ``query``; it must hold a condition.
+    """
+    body = make_body(ids=None if ids is None else list(ids), filter=filter)
+    return RestCall(replies.read_deleted, "POST", f"{_index(name)}/documents/delete", body)
 
 
 def query(
@@ -167,6 +189,7 @@ def query(
     fingerprint: str | None = None,
     top_k: int = 10,
     search: SearchMode | None = None,
+    filter: Metadata | None = None,
 ) -> RestCall[list[Hit]]:
     """Find the passages nearest to a text, or to a vector, the best first.
 
@@ -178,6 +201,8 @@ def query(
         top_k: How many passages to find.
         search: By vectors (``dense``), by words (``bm25``) or by both, their ranks fused
             (``hybrid``); None is the server's default.
+        filter: Which documents' passages are looked at, as Qdrant has it:
+            ``{"must": [{"key": "year", "range": {"gte": 1900}}]}``.
     """
     body = make_body(
         query=text,
@@ -185,13 +210,56 @@ def query(
         fingerprint=fingerprint,
         top_k=top_k,
         mode=search,
+        filter=filter,
     )
     return RestCall(replies.read_hits, "POST", f"{_index(name)}/query", body)
 
 
-def count(name: str) -> RestCall[tuple[int, int]]:
-    """Count an index's documents and passages."""
-    return RestCall(replies.read_counts, "POST", f"{_index(name)}/documents/count", {})
+def count(name: str, *, filter: Metadata | None = None) -> RestCall[tuple[int, int]]:
+    """Count an index's documents and passages, or those that a filter chooses."""
+    body = make_body(filter=filter)
+    return RestCall(replies.read_counts, "POST", f"{_index(name)}/documents/count", body)
+
+
+def get(name: str, ids: Sequence[str]) -> RestCall[list[Document]]:
+    """Return documents by id: those found, in the order asked."""
+    body = {"ids": list(ids)}
+    return RestCall(replies.read_documents, "POST", f"{_index(name)}/documents/get", body)
+
+
+def scroll(
+    name: str,
+    *,
+    filter: Metadata | None = None,
+    limit: int | None = None,
+    after: str | None = None,
+    with_text: bool = True,
+    with_metadata: bool = True,
+    with_vectors: bool = False,
+) -> RestCall[Page]:
+    """Return documents by id, page by page.
+
+    A document that is there all the while is on exactly one page, whatever is written meanwhile.
+
+    Args:
+        name: The index.
+        filter: Which documents, as in ``query``; None is all.
+        limit: Most documents of this page, None is the server's 100; one of long documents may be
+            shorter.
+        after: The ``next`` of the page before; None begins. After the last page it is None.
+        with_text: Whether texts come with them.
+        with_metadata: Whether metadata does.
+        with_vectors: Whether their passages do, with their vectors.
+    """
+    body = make_body(
+        filter=filter,
+        limit=limit,
+        after=after,
+        with_text=with_text,
+        with_metadata=with_metadata,
+        with_vectors=with_vectors,
+    )
+    return RestCall(replies.read_page, "POST", f"{_index(name)}/documents/scroll", body)
 
 
 def models() -> RestCall[list[ModelInfo]]:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
+import numpy as np
+
 from condensery.answers import (
     Answer,
     AnswerEvent,
@@ -22,13 +24,17 @@ from condensery.answers import (
 from condensery.client.faults import rebuild
 from condensery.errors import CondenseryError
 from condensery.values import (
+    Document,
     Hit,
     IndexInfo,
     ModelInfo,
     ModelReport,
+    Page,
     PairTraits,
     Passage,
     Ranked,
+    StoredDocument,
+    StoredPassage,
     Upserted,
 )
 
@@ -119,6 +125,26 @@ def read_hits(reply: Any) -> list[Hit]:
 def read_counts(reply: Any) -> tuple[int, int]:
     """Read (documents, passages)."""
     return reply["documents"], reply["passages"]
+
+
+def read_documents(reply: Any) -> list[Document]:
+    """Read documents."""
+    return [build(Document, item) for item in reply["documents"]]
+
+
+def read_page(reply: Any) -> Page:
+    """Read some of an index's documents."""
+    return Page(tuple(_stored(item) for item in reply["documents"]), reply["next"])
+
+
+def _stored(item: Any) -> StoredDocument:
+    pieces = item["passages"]
+    if pieces is not None:
+        pieces = tuple(
+            build(StoredPassage, {**piece, "vector": np.array(piece["vector"], np.float32)})
+            for piece in pieces
+        )
+    return build(StoredDocument, {**item, "passages": pieces})
 
 
 def read_models(reply: Any) -> list[ModelInfo]:

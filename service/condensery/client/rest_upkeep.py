@@ -1,6 +1,6 @@
-"""Keeping indexes, as REST calls: what they hold, aliases, snapshots, rebuilds."""
+"""Keeping indexes, as REST calls: aliases, snapshots, rebuilds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -9,7 +9,7 @@ from condensery.client.rest_calls import _index as index_path
 from condensery.client.rest_replies import build, read_index
 from condensery.errors import InputError, shorten
 from condensery.upkeep import ALIAS_VERBS, Alias, AliasAction, Rebuild, Snapshot, SnapshotList
-from condensery.values import Document, IndexInfo
+from condensery.values import IndexInfo
 
 ALIASES = "/v1/indexes/aliases"
 # What an action calls its target.
@@ -30,12 +30,6 @@ def update_aliases(actions: Sequence[AliasAction]) -> RestCall[list[Alias]]:
     """
     body = {"actions": [_write_action(action) for action in actions]}
     return RestCall(_read_aliases, "POST", ALIASES, body)
-
-
-def get(name: str, ids: Sequence[str]) -> RestCall[list[Document]]:
-    """Return documents by id: those found, in the order asked."""
-    path = f"{index_path(name)}/documents/get"
-    return RestCall(_read_documents, "POST", path, {"ids": list(ids)})
 
 
 def create_snapshot(name: str) -> RestCall[Snapshot]:
@@ -72,6 +66,7 @@ def rebuild_index(
     encoder: str | None = None,
     metric: str | None = None,
     kind: str | None = None,
+    options: Mapping[str, int] | None = None,
 ) -> RestCall[Rebuild]:
     """Begin to make an index anew for another encoder, while it serves and is written; or go on.
 
@@ -80,8 +75,10 @@ def rebuild_index(
         encoder: Name of the new encoder; None is the index's own, as it runs today.
         metric: As of a new index; None is as it is.
         kind: Likewise.
+        options: The kind's, as of a new index; None is as they are, if the kind is.
     """
-    body = make_body(encoder=encoder, metric=metric, kind=kind)
+    told = None if options is None else dict(options)
+    body = make_body(encoder=encoder, metric=metric, kind=kind, options=told)
     return RestCall(_read_rebuild, "POST", f"{index_path(name)}/rebuild", body)
 
 
@@ -102,10 +99,6 @@ def _read_rebuild(reply: Any) -> Rebuild:
 def _snapshots(name: str, snapshot: str | None = None) -> str:
     path = f"{index_path(name)}/snapshots"
     return path if snapshot is None else f"{path}/{quote(snapshot, safe='')}"
-
-
-def _read_documents(reply: Any) -> list[Document]:
-    return [build(Document, item) for item in reply["documents"]]
 
 
 def _read_snapshot(reply: Any) -> Snapshot:

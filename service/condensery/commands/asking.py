@@ -4,12 +4,13 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterable
-from typing import get_args
+from typing import Any, get_args
 
 from condensery.answers import Answer, AnswerEvent, Citation, Comparison, Compression, Delta
 from condensery.client.asking import Asking
 from condensery.commands.connecting import add_server, connect
 from condensery.commands.printing import Parsers, shorten_line
+from condensery.errors import shorten
 from condensery.questions import SearchMode
 
 INDEX = "samples"
@@ -93,6 +94,29 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         help="find passages by vectors (dense), by words (bm25) or by both (hybrid); default: the"
         " server's own",
     )
+    add_filter(parser)
+
+
+def add_filter(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says which documents an index is asked about."""
+    parser.add_argument(
+        "--filter",
+        metavar="JSON",
+        type=read_filter,
+        help="which documents: must, should and must_not over match, range and has_id; as"
+        """ '{"must": [{"key": "year", "range": {"gte": 1900}}]}'""",
+    )
+
+
+def read_filter(text: str) -> dict[str, Any]:
+    """Read a filter from the command line; what it means the server says."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a JSON object")
+    return found
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
         "index": args.index or (None if args.context else INDEX),
         "context": args.context,
         "search": args.search,
+        "filter": args.filter,
         "top_k": args.top_k,
         "top_n": args.top_n,
         "model": args.model,

@@ -6,16 +6,17 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from condensery.commands import upkeep
-from condensery.commands.asking import add_search
+from condensery.commands.asking import add_filter, add_search
 from condensery.commands.connecting import Connection, add_server, connect
 from condensery.commands.documents import STDIN, guess_format, open_lines, parse
 from condensery.commands.printing import Parsers, say, shorten_line, table
-from condensery.errors import CondenseryError, InputError
-from condensery.values import Document
+from condensery.errors import CondenseryError, InputError, shorten
+from condensery.values import Document, IndexInfo, StoredDocument
 
 # A request: enough texts to fill the server's batches, and well under its limit of bytes.
 BATCH_DOCUMENTS = 128
@@ -32,7 +33,16 @@ def add_parser(parsers: Parsers) -> None:
     create = actions.add_parser("create", help="make an index")
     create.add_argument("name", metavar="NAME")
     create.add_argument("--encoder", metavar="MODEL", help="the server's default else")
-    create.add_argument("--kind", choices=("flat", "hnsw"), default="flat")
+    create.add_argument("--kind", choices=("flat", "hnsw", "ivf_pq"), default="flat")
+    create.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=read_option,
+        metavar="NAME=N",
+        help="of the kind: m, ef_construction, ef_search (hnsw); nlist, nprobe, pq_m, pq_bits"
+        " (ivf_pq); may be repeated",
+    )
     create.add_argument("--metric", choices=("ip", "l2"), default="ip")
     create.set_defaults(run=run_create)
 
@@ -72,11 +82,31 @@ def add_parser(parsers: Parsers) -> None:
 
     count = actions.add_parser("count", help="count documents and passages")
     count.add_argument("name", metavar="NAME")
+    add_filter(count)
     count.set_defaults(run=run_count)
 
-    delete = actions.add_parser("delete", help="delete documents by id")
+    get = actions.add_parser("get", help="print documents by id")
+    get.add_argument("name", metavar="NAME")
+    get.add_argument("ids", nargs="+", metavar="ID")
+    get.set_defaults(run=run_get)
+
+    scroll = actions.add_parser(
+        "scroll",
+        help="print all documents, or those that a filter chooses",
+        description="Print documents by id, one JSON object a line, as `index add` reads them.",
+    )
+    scroll.add_argument("name", metavar="NAME")
+    add_filter(scroll)
+    scroll.add_argument("--after", metavar="ID", help="begin after this one")
+    scroll.add_argument("--limit", type=int, metavar="N", help="print so many at most")
+    scroll.add_argument("--no-text", action="store_true", help="print no texts")
+    scroll.add_argument("--vectors", action="store_true", help="print passages with their vectors")
+    scroll.set_defaults(run=run_scroll)
+
+    delete = actions.add_parser("delete", help="delete documents by id, or by a filter")
     delete.add_argument("name", metavar="NAME")
-    delete.add_argument("ids", nargs="+", metavar="ID")
+    delete.add_argument("ids", nargs="*", metavar="ID")
+    add_filter(delete)
     delete.set_defaults(run=run_delete)
 
     drop = actions.add_parser("drop", help="delete an index and all it holds")
@@ -86,19 +116,32 @@ def add_parser(parsers: Parsers) -> None:
     listing = actions.add_parser("list", help="list the indexes")
     listing.set_defaults(run=run_list)
 
-    for action in (create, add, query, count, delete, drop, listing):
+    for action in (create, add, query, count, get, scroll, delete, drop, listing):
         add_server(action)
-    upkeep.add_parsers(actions)
+    upkeep.add_parsers(actions, read_option)
 
 
 def run_create(args: argparse.Namespace) -> int:
     """Make an index."""
     with connect(args) as client:
         info = client.create_index(
-            args.name, encoder=args.encoder, kind=args.kind, metric=args.metric
+            args.name,
+            encoder=args.encoder,
+            kind=args.kind,
+            metric=args.metric,
+            options=dict(args.option) or None,
         )
     print(f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}")
     return 0
+
+
+def read_option(text: str) -> tuple[str, int]:
+    """Read an option of an index's kind; which there are the server says."""
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not NAME=NUMBER") from error
 
 
 def run_add(args: argparse.Namespace) -> int:
@@ -163,7 +206,9 @@ def missing(client: Connection, name: str, batch: list[Document]) -> list[Docume
 def run_query(args: argparse.Namespace) -> int:
     """Print the passages found."""
     with connect(args) as client:
-        hits = client.query(args.name, args.text, top_k=args.top_k, search=args.search)
+        hits = client.query(
+            args.name, args.text, top_k=args.top_k, search=args.search, filter=args.filter
+        )
     for hit in hits:
         passage = hit.passage
         if args.json:
@@ -176,25 +221,79 @@ def run_query(args: argparse.Namespace) -> int:
                 "end": passage.end,
                 "metadata": dict(passage.metadata),
             }
-            print(json.dumps(entry, ensure_ascii=False))
+            print_entry(**entry)
         else:
             print(f"{hit.score:.3f}  {passage.id}  {shorten_line(passage.text)}")
     return 0
 
 
 def run_count(args: argparse.Namespace) -> int:
-    """Print how much an index holds."""
+    """Print how much an index holds, or a filter chooses of it."""
     with connect(args) as client:
-        documents, passages = client.count(args.name)
+        documents, passages = client.count(args.name, filter=args.filter)
     print(f"{documents} documents, {passages} passages")
     return 0
+
+
+def run_get(args: argparse.Namespace) -> int:
+    """Print documents by id; without all of them the status is 1."""
+    with connect(args) as client:
+        found = client.get(args.name, args.ids)
+    for document in found:
+        print_entry(id=document.id, text=document.text, metadata=dict(document.metadata))
+    missing = [one for one in args.ids if all(document.id != one for document in found)]
+    for one in missing:
+        say(f"{args.name}: there is no document {shorten(one)}")
+    return 1 if missing else 0
+
+
+def run_scroll(args: argparse.Namespace) -> int:
+    """Print documents, page by page."""
+    if args.limit is not None and args.limit < 1:
+        raise InputError(f"--limit: {args.limit} is not at least 1")
+    left, after = args.limit, args.after
+    with connect(args) as client:
+        while left is None or left > 0:
+            page = client.scroll(
+                args.name,
+                filter=args.filter,
+                after=after,
+                with_text=not args.no_text,
+                with_vectors=args.vectors,
+            )
+            for document in page.documents[:left]:
+                print_stored(document)
+            if page.next is None:
+                break
+            after, left = page.next, None if left is None else left - len(page.documents)
+    return 0
+
+
+def print_stored(document: StoredDocument) -> None:
+    """Print a document as it is stored, as far as it was asked for."""
+    entry: dict[str, Any] = {"id": document.id}
+    if document.text is not None:
+        entry["text"] = document.text
+    entry["metadata"] = dict(document.metadata or {})
+    if document.passages is not None:
+        entry["passages"] = [
+            {"id": one.id, "start": one.start, "end": one.end, "vector": one.vector.tolist()}
+            for one in document.passages
+        ]
+    print_entry(**entry)
+
+
+def print_entry(**entry: Any) -> None:
+    """Print an object on one line."""
+    print(json.dumps(entry, ensure_ascii=False))
 
 
 def run_delete(args: argparse.Namespace) -> int:
     """Delete documents."""
     with connect(args) as client:
-        deleted = client.delete(args.name, args.ids)
-    print(f"{deleted} of {len(args.ids)} documents deleted")
+        deleted = client.delete(args.name, args.ids or None, filter=args.filter)
+    of = f" of {len(args.ids)}" if args.ids else ""
+    print(f"{deleted}{of} documents deleted")
     return 0
 
 
@@ -210,9 +309,18 @@ def run_list(args: argparse.Namespace) -> int:
     """Print the indexes."""
     with connect(args) as client:
         found = client.list_indexes()
-    rows = [(i.name, str(i.documents), str(i.passages), i.kind, i.metric, i.encoder) for i in found]
+    rows = [
+        (i.name, str(i.documents), str(i.passages), describe_kind(i), i.metric, i.encoder)
+        for i in found
+    ]
     print(table([("NAME", "DOCUMENTS", "PASSAGES", "KIND", "METRIC", "ENCODER"), *rows]))
     return 0
+
+
+def describe_kind(info: IndexInfo) -> str:
+    """Return an index's kind, and whether it waits to become one."""
+    waits = "" if info.trains_at is None else f" (flat until it has {info.trains_at:,})"
+    return f"{info.kind}{waits}"
 
 
 def make_index(client: Connection, name: str) -> None:

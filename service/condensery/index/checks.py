@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from condensery.errors import EmptyInput, InputError, shorten
+from condensery.index.kinds import KINDS
 from condensery.values import Document, Floats, Passage
 
-KINDS = ("flat", "hnsw")
 METRICS = ("ip", "l2")
 MAX_ID_CHARS = 512
 MAX_TEXT_CHARS = 10_000_000

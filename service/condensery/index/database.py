@@ -1,6 +1,7 @@
 """One SQLite file an index: how it is made, opened, migrated, and how its failures are named."""
 
 import errno
+import json
 import logging
 import os
 import sqlite3
@@ -11,13 +12,20 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from condensery.errors import StorageError, StorageFull, StorageReadOnly
-from condensery.index import words
+from condensery.index import fields, words
 
 Migration = Callable[[sqlite3.Connection], None]
 
 APPLICATION_ID = 0x434E4459  # "CNDY"
+
+
+def _add_options(connection: sqlite3.Connection) -> None:
+    """Let settings hold the kind's options: from format 3 to format 4."""
+    connection.execute("ALTER TABLE settings ADD COLUMN options TEXT NOT NULL DEFAULT '{}'")
+
+
 # MIGRATIONS[i] brings a file from format i + 1 to i + 2, inside a transaction.
-MIGRATIONS: tuple[Migration, ...] = (words.create,)
+MIGRATIONS: tuple[Migration, ...] = (words.create, fields.create, _add_options)
 
 _log = logging.getLogger(__name__)
 
@@ -61,13 +69,20 @@ INSERT INTO writes (stamp) VALUES (random());
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an index is made with and keeps for life."""
+    """What an index is made with and keeps for life; ``options`` are its kind's, as JSON."""
 
     encoder: str
     fingerprint: str
     dims: int
     metric: str
     kind: str
+    options: str = "{}"
+
+    @property
+    def given(self) -> dict[str, int]:
+        """The options that were given."""
+        found: dict[str, int] = json.loads(self.options)
+        return found
 
 
 def create(path: Path, settings: Settings) -> None:
@@ -81,8 +96,10 @@ def create(path: Path, settings: Settings) -> None:
             connection.execute("PRAGMA user_version = 1")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            connection.execute("INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?)", astuple(settings))
+            *first, options = astuple(settings)
+            connection.execute("INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?)", first)
         _migrate(connection, path, MIGRATIONS)
+        connection.execute("UPDATE settings SET options = ?", (options,))
     finally:
         connection.close()
 
@@ -119,7 +136,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 def read_settings(connection: sqlite3.Connection) -> Settings:
     """Read what the index was made with."""
     row = connection.execute(
-        "SELECT encoder, fingerprint, dims, metric, kind FROM settings"
+        "SELECT encoder, fingerprint, dims, metric, kind, options FROM settings"
     ).fetchone()
     return Settings(*row)
 

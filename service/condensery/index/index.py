@@ -18,11 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from condensery.errors import CondenseryError, EncoderMismatch, IndexClosed
-from condensery.index import checks, database, passages, recovery, words
+from condensery.index import checks, database, kinds, passages, recovery, selecting, words
 from condensery.index.database import storage_errors, transaction
+from condensery.index.filters import Filter
 from condensery.index.passages import Rows, Stamp
+from condensery.index.selecting import Wanted
 from condensery.index.sharing import SharedLock
-from condensery.values import Document, Floats, Hit, IndexInfo, Passage
+from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage
 
 DATABASE = "index.sqlite3"
 CACHE = "vectors.faiss"
@@ -88,6 +90,10 @@ class Index:
             metric=own.metric,
             documents=documents,
             passages=pieces,
+            options=own.given,
+            searched_as=self._cache.searched_as,
+            trains_at=self._cache.trains_at,
+            tombstones=self._cache.tombstones,
         )
 
     def upsert(
@@ -128,34 +134,41 @@ class Index:
             self._next_row += len(pieces)
             try:
                 with transaction(self._writer):
-                    gone, old = passages.remove(self._writer, [one.id for one in documents])
+                    gone = passages.document_rows(self._writer, [one.id for one in documents])
+                    old = passages.remove(self._writer, gone)
                     passages.insert(self._writer, with_json, pieces_with_json, vectors, rows)
                     stamp = passages.record_write(self._writer, self._saved)
                     self._add_to_cache(rows, vectors)
             except BaseException:
                 self._discard(set(self._cache.rows().tolist()).intersection(rows.tolist()))
                 raise
-            self._settle(stamp, len(documents) - gone, len(pieces), old)
+            self._settle(stamp, len(documents) - len(gone), len(pieces), old)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents by id, synced on return; returns how many were there."""
         checks.check_ids(ids)
-        with self._write_lock():
-            with transaction(self._writer):
-                gone, old = passages.remove(self._writer, list(dict.fromkeys(ids)))
-                if not gone:
-                    return 0
-                stamp = passages.record_write(self._writer, self._saved)
-            self._settle(stamp, -gone, 0, old)
-        return gone
+        named = list(dict.fromkeys(ids))
+        return self._delete(lambda: passages.document_rows(self._writer, named))
 
-    def query(self, vector: Floats, *, top_k: int, fingerprint: str | None = None) -> list[Hit]:
+    def delete_chosen(self, chosen: Filter) -> int:
+        """Delete the documents that a filter chooses, in one transaction, synced on return."""
+        return self._delete(lambda: selecting.document_rows(self._writer, chosen))
+
+    def query(
+        self,
+        vector: Floats,
+        *,
+        top_k: int,
+        fingerprint: str | None = None,
+        chosen: Filter | None = None,
+    ) -> list[Hit]:
         """Return the nearest passages, best first; of equal ones the older first.
 
         Args:
             vector: (dims,), float32.
             top_k: Most passages to return.
             fingerprint: Of the encoder that made the vector, if the caller knows.
+            chosen: Only passages of the documents it chooses are looked at.
 
         Raises:
             InputError: A malformed vector or ``top_k``.
@@ -166,19 +179,20 @@ class Index:
         checks.check_query(vector, self.settings.dims, top_k)
         with storage_errors(self._database), self._sharing.shared(), self._reader() as reader:
             reader.execute("BEGIN")  # one snapshot for all that follows, fixed by the first read
+            allowed = None if chosen is None else selecting.passage_rows(reader, chosen)
             wanted = top_k
             while True:
-                rows, scores = self._cache.search(vector, wanted)
+                rows, scores, more = self._search(reader, vector, wanted, allowed)
                 found = passages.fetch(reader, rows)
                 # short of hits because some are of a write in progress: look further
-                if len(found) >= top_k or len(rows) < wanted:
+                if len(found) >= top_k or not more:
                     break
                 wanted *= 4
         ranked = sorted(zip(scores, rows, strict=True), key=lambda pair: (-pair[0], pair[1]))
         hits = [Hit(found[row], score) for score, row in ranked if row in found]
         return hits[:top_k]
 
-    def match(self, text: str, *, top_k: int) -> list[Hit]:
+    def match(self, text: str, *, top_k: int, chosen: Filter | None = None) -> list[Hit]:
         """Return the passages that share most words with a text, best first.
 
         Ranked by BM25 (``words``), where a rare word counts more, and a passage need not have them
@@ -187,6 +201,7 @@ class Index:
         Args:
             text: Of a user; one without a word finds nothing.
             top_k: Most passages to return.
+            chosen: Only passages of the documents it chooses are returned.
 
         Raises:
             InputError: A malformed text or ``top_k``.
@@ -195,7 +210,7 @@ class Index:
         with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
             asked = words.split(reader, text)
             reader.execute("BEGIN")  # one snapshot for all that follows
-            ranked = words.search(reader, asked, self._counts[1], top_k)
+            ranked = words.search(reader, asked, self._counts[1], top_k, chosen)
             found = passages.fetch(reader, [row for row, _ in ranked])
         return [Hit(found[row], score) for row, score in ranked]
 
@@ -205,6 +220,19 @@ class Index:
         with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
             found = passages.fetch_documents(reader, ids)
         return [found[one] for one in ids if one in found]
+
+    def count(self, chosen: Filter | None = None) -> tuple[int, int]:
+        """Return the (documents, passages) that there are, or that a filter chooses."""
+        if chosen is None:
+            return self._counts
+        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
+            return selecting.count(reader, chosen)
+
+    def read_page(self, wanted: Wanted) -> Page:
+        """Return documents by id, as far as one page goes, as they are at one moment."""
+        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
+            reader.execute("BEGIN")  # a document and its passages are read one after the other
+            return selecting.read_page(reader, wanted, self.settings.dims)
 
     def copy(self, path: Path) -> None:
         """Write the index's SQLite file, as it is at one moment, to ``path``; packed, not synced.
@@ -262,6 +290,33 @@ class Index:
                 reader.close()
             self._writer.close()
 
+    def _search(
+        self, reader: sqlite3.Connection, vector: Floats, k: int, allowed: Rows | None
+    ) -> tuple[list[int], list[float], bool]:
+        """Return the nearest rows, their scores, and whether there may be more."""
+        if not self._cache.approximates:
+            rows, scores = self._cache.search(vector, k, allowed)
+            return rows, scores, len(rows) == k
+        count = kinds.candidates_for(k)
+        if allowed is not None and len(allowed) <= count:
+            near = allowed.tolist()
+        else:
+            near, _ = self._cache.search(vector, count, allowed)
+        rows, scores = passages.rank(reader, near, vector, self.settings.metric)
+        return rows[:k], scores[:k], len(near) == count
+
+    def _delete(self, find: Callable[[], list[int]]) -> int:
+        """Delete the documents whose rows ``find`` gives; returns how many."""
+        with self._write_lock():
+            with transaction(self._writer):
+                documents = find()
+                if not documents:
+                    return 0
+                old = passages.remove(self._writer, documents)
+                stamp = passages.record_write(self._writer, self._saved)
+            self._settle(stamp, -len(documents), 0, old)
+        return len(documents)
+
     def _check_fingerprint(self, fingerprint: str) -> None:
         own = self.settings
         if fingerprint != own.fingerprint:
@@ -318,7 +373,9 @@ class Index:
         self._counts = (self._counts[0] + documents, self._counts[1] + added - len(old))
         self._unsaved += added + len(old)
         try:
-            if self._cache.needs_compaction:
+            if self._cache.needs_training:
+                self._rebuild()
+            elif self._cache.needs_compaction:
                 self._compact()
             if self._unsaved >= max(self._cache_every, self._counts[1] // 4):
                 self._save_cache()
@@ -326,10 +383,13 @@ class Index:
             self._report("index_cache_upkeep_failed", reason=str(error))
 
     def _compact(self) -> None:
-        if self._cache.kind == "flat":
+        if self._cache.searched_as == "flat":
             with self._sharing.exclusive():
                 self._cache.compact()
             return
+        self._rebuild()
+
+    def _rebuild(self) -> None:
         # beside the old one, which goes on answering
         fresh = recovery.build(self._writer, self.settings)
         with self._sharing.exclusive():
@@ -337,7 +397,7 @@ class Index:
 
     def _save_cache(self) -> None:
         try:
-            if self._cache.kind == "flat":
+            if self._cache.searched_as == "flat":
                 with self._sharing.exclusive():
                     self._cache.compact()
             self._cache.save(self._cache_file, self._written)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from condensery.errors import InputError, StorageError, shorten
-from condensery.index import words
+from condensery.index import fields, words
 from condensery.values import Document, Floats, Passage
 
 Rows = NDArray[np.int64]
@@ -33,13 +33,18 @@ class Stamp:
     value: int
 
 
-def remove(connection: sqlite3.Connection, ids: Sequence[str]) -> tuple[int, list[int]]:
-    """Delete documents by id; returns how many there were, and the rows of their passages."""
-    documents = [row for chunk in _chunks(ids) for (row,) in _in(connection, _DOCUMENT_ROWS, chunk)]
+def document_rows(connection: sqlite3.Connection, ids: Sequence[str]) -> list[int]:
+    """Return the rows of those of the documents that are there."""
+    return [row for chunk in _chunks(ids) for (row,) in _in(connection, _DOCUMENT_ROWS, chunk)]
+
+
+def remove(connection: sqlite3.Connection, documents: Sequence[int]) -> list[int]:
+    """Delete documents by row; returns the rows of their passages."""
     passages = words.remove(connection, documents)
+    fields.remove(connection, documents)
     for chunk in _chunks(documents):
         _in(connection, "DELETE FROM documents WHERE row IN ({})", chunk)  # cascades
-    return len(documents), passages
+    return passages
 
 
 def insert(
@@ -51,7 +56,7 @@ def insert(
 ) -> None:
     """Write documents and passages, each with its metadata as JSON; ``rows`` are the passages'.
 
-    The passages' words as well.
+    The passages' words and the documents' fields as well.
 
     Raises:
         InputError: A passage's id belongs to another document already.
@@ -65,6 +70,7 @@ def insert(
         )
         row_of[document.id] = cursor.lastrowid or 0
         json_of[document.id] = metadata
+        fields.insert(connection, row_of[document.id], metadata)
     stored = np.ascontiguousarray(vectors, dtype=_LITTLE_ENDIAN)
     for row, (passage, metadata), vector in zip(rows.tolist(), passages, stored, strict=True):
         own = None if metadata == json_of[passage.document_id] else metadata
@@ -158,6 +164,27 @@ def vector_blocks(
     else:
         for chunk in _chunks(rows.tolist()):
             yield _unpack(_in(connection, _VECTORS, chunk).fetchall(), dims)
+
+
+def rank(
+    connection: sqlite3.Connection, rows: Sequence[int], vector: Floats, metric: str
+) -> tuple[list[int], list[float]]:
+    """Return those of the rows that are there, nearest first, with their scores.
+
+    Args:
+        connection: What it sees is ranked.
+        rows: Of passages.
+        vector: The query, (dims,).
+        metric: ``ip`` or ``l2``; more is nearer.
+    """
+    there: list[int] = []
+    scores: list[float] = []
+    for found, vectors in vector_blocks(connection, len(vector), np.array(rows, dtype=np.int64)):
+        near = vectors @ vector if metric == "ip" else -((vectors - vector) ** 2).sum(axis=1)
+        there += found.tolist()
+        scores += near.tolist()
+    order = sorted(range(len(there)), key=lambda place: (-scores[place], there[place]))
+    return [there[place] for place in order], [scores[place] for place in order]
 
 
 _DOCUMENT_ROWS = "SELECT row FROM documents WHERE id IN ({})"

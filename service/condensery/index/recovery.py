@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from condensery.errors import StorageError
-from condensery.index import passages
+from condensery.index import kinds, passages
 from condensery.index.database import Settings
 from condensery.index.vectors import CacheUnusable, VectorCache
 
@@ -40,10 +40,14 @@ def restore(
         sqlite3.Error: SQLite can't be read.
     """
     try:
-        cache, stamp = VectorCache.load(path, settings.kind, settings.metric, settings.dims)
+        cache, stamp = VectorCache.load(
+            path, settings.kind, settings.metric, settings.dims, settings.given
+        )
         if not passages.knows_write(connection, stamp):
             raise CacheUnusable("of another history of this index")
         added, removed = _catch_up(connection, settings, cache)
+        if cache.needs_training:
+            raise CacheUnusable("large enough by now to be trained")
     except CacheUnusable as error:
         cache = build(connection, settings)
         if cache.live or path.exists():
@@ -61,15 +65,29 @@ def restore(
 
 def build(connection: sqlite3.Connection, settings: Settings) -> VectorCache:
     """Fill a new cache with every vector that SQLite holds."""
-    cache = VectorCache(settings.kind, settings.metric, settings.dims)
+    _, expected = passages.count(connection)
+    cache = VectorCache(settings.kind, settings.metric, settings.dims, settings.given)
+    if cache.trains_at is not None and expected >= cache.trains_at:
+        cache = _train(connection, settings, expected)
     for rows, vectors in passages.vector_blocks(connection, settings.dims):
         cache.add(rows, vectors)
-    _, expected = passages.count(connection)
     if cache.live != expected:
         raise StorageError(
             f"The index is corrupt: it has {expected} passages, but {cache.live} vectors."
         )
     return cache
+
+
+def _train(connection: sqlite3.Connection, settings: Settings, count: int) -> VectorCache:
+    """Train an empty cache on a sample of the vectors, the same each time."""
+    chance = np.random.default_rng(0)
+    size = kinds.sample_size(settings.given, count)
+    rows = chance.choice(passages.passage_rows(connection), size, replace=False)
+    blocks = passages.vector_blocks(connection, settings.dims, np.sort(rows))
+    sample = np.concatenate([vectors for _, vectors in blocks])
+    return VectorCache.trained(
+        settings.kind, settings.metric, settings.dims, settings.given, count, sample
+    )
 
 
 def _catch_up(
@@ -81,9 +99,9 @@ def _catch_up(
     it may bury some although nothing was written since.
     """
     held, true = cache.rows(), passages.passage_rows(connection)
-    if len(np.unique(held)) != len(held):
-        raise CacheUnusable("holds a row twice")
     missing, extra = np.setdiff1d(true, held), np.setdiff1d(held, true)
+    if (np.diff(np.concatenate([held, missing])) <= 0).any():
+        raise CacheUnusable("holds a row twice, or out of order")
     for rows, vectors in passages.vector_blocks(connection, settings.dims, missing):
         cache.add(rows, vectors)
     cache.discard(extra.tolist())

@@ -32,12 +32,15 @@ from condensery.errors import (
 from condensery.index import checks, database, generations, rebuilding
 from condensery.index.aliases import Aliases
 from condensery.index.database import Settings, storage_errors
+from condensery.index.filters import Filter
 from condensery.index.index import DATABASE, Index
 from condensery.index.keeping import Keeping
+from condensery.index.kinds import Options, write_options
 from condensery.index.lock import DataDirLock
+from condensery.index.selecting import Wanted
 from condensery.metrics import Metrics
 from condensery.upkeep import Alias, AliasAction
-from condensery.values import Document, Floats, Hit, IndexInfo, Passage
+from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage
 
 # named here, since within the class `list` is the method
 Hits = list[Hit]
@@ -94,7 +97,15 @@ class IndexStore:
             raise
 
     def create(
-        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+        self,
+        name: str,
+        *,
+        encoder: str,
+        fingerprint: str,
+        dims: int,
+        metric: str,
+        kind: str,
+        options: Options | None = None,
     ) -> IndexInfo:
         """Create an index, synced on return; the same settings again return it as it is.
 
@@ -104,7 +115,8 @@ class IndexStore:
             fingerprint: Of that model.
             dims: Features of a vector.
             metric: ``ip`` (inner product) or ``l2`` (minus squared distance).
-            kind: ``flat`` (exact) or ``hnsw`` (approximate).
+            kind: ``flat`` (exact), ``hnsw`` or ``ivf_pq`` (approximate).
+            options: The kind's (``kinds.OPTIONS``); what is left out follows from the size.
 
         Raises:
             InputError: A malformed name or setting.
@@ -113,7 +125,9 @@ class IndexStore:
         """
         checks.check_new_name(name)
         checks.check_settings(encoder, fingerprint, dims, metric, kind)
-        settings = Settings(encoder, fingerprint, dims, metric, kind)
+        settings = Settings(
+            encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
+        )
         with self._changing:
             if name in self._indexes or name in self._broken:
                 return self._existing(name, settings)
@@ -206,20 +220,36 @@ class IndexStore:
         self._measure(name)
         return gone
 
+    def delete_chosen(self, name: str, chosen: Filter) -> int:
+        """Delete the documents that a filter chooses; returns how many. Synced on return."""
+        gone = self._index(name).delete_chosen(chosen)
+        self._measure(name)
+        return gone
+
     def query(
-        self, name: str, vector: Floats, *, top_k: int, fingerprint: str | None = None
+        self,
+        name: str,
+        vector: Floats,
+        *,
+        top_k: int,
+        fingerprint: str | None = None,
+        chosen: Filter | None = None,
     ) -> Hits:
         """Return the nearest passages, best first; see ``Index.query``."""
-        return self._index(name).query(vector, top_k=top_k, fingerprint=fingerprint)
+        found = self._index(name)
+        return found.query(vector, top_k=top_k, fingerprint=fingerprint, chosen=chosen)
 
-    def match(self, name: str, words: str, *, top_k: int) -> Hits:
+    def match(self, name: str, words: str, *, top_k: int, chosen: Filter | None = None) -> Hits:
         """Return the passages that share most words with a text; see ``Index.match``."""
-        return self._index(name).match(words, top_k=top_k)
+        return self._index(name).match(words, top_k=top_k, chosen=chosen)
 
-    def count(self, name: str) -> tuple[int, int]:
-        """Return (documents, passages)."""
-        info = self.info(name)
-        return info.documents, info.passages
+    def count(self, name: str, chosen: Filter | None = None) -> tuple[int, int]:
+        """Return the (documents, passages) that there are, or that a filter chooses."""
+        return self._index(name).count(chosen)
+
+    def read_page(self, name: str, wanted: Wanted) -> Page:
+        """Return documents by id, as far as one page goes."""
+        return self._index(name).read_page(wanted)
 
     def get(self, name: str, ids: Sequence[str]) -> Documents:
         """Return the documents found, in the order asked."""

@@ -1,28 +1,27 @@
 """The FAISS cache of an index's vectors: fast to search, safe to lose."""
 
 import json
+import math
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from condensery.index import kinds, making
+from condensery.index.kinds import Options
 from condensery.index.passages import Rows, Stamp
 from condensery.values import Floats
 
 FORMAT = 1
 _HEADER_BYTES = 4096
-METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
-
-# HNSW, Malkov & Yashunin, arXiv:1603.09320: links a node, and the breadth of the search when
-# building and when asking.
-HNSW_LINKS = 32
-HNSW_BUILD_BREADTH = 128
-HNSW_SEARCH_BREADTH = 64
+# With so few rows allowed that their square is under this many times all rows, to score them one by
+# one is faster than to walk the graph, as far as the walk must go to meet enough of them.
+FEW_FACTOR = 1000
 # Share of tombstones past which the cache is compacted, and the number under which it never is.
 MAX_DEAD_SHARE = 0.2
 MIN_DEAD = 1000
@@ -52,13 +51,30 @@ class VectorCache:
 
     Removed rows become tombstones that searches pass over: FAISS can't take a node out of an
     HNSW graph, and takes one out of a flat index by moving all that follow.
+
+    Args:
+        kind: One of ``kinds.KINDS``.
+        metric: ``ip`` or ``l2``.
+        dims: Features of a vector.
+        options: The kind's, those that were given.
+        index: What FAISS holds; None begins with nothing.
     """
 
-    def __init__(self, kind: str, metric: str, dims: int, index: Any = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        metric: str,
+        dims: int,
+        options: Options | None = None,
+        index: faiss.IndexIDMap | None = None,
+    ) -> None:
         self.kind = kind
         self.metric = metric
         self.dims = dims
-        self._index = faiss.IndexIDMap(_base(kind, metric, dims)) if index is None else index
+        self._options = options or {}
+        if index is None:
+            index = faiss.IndexIDMap(making.make_plain(kind, metric, dims, self._options))
+        self._index = index
         self._dead: set[int] = set()
         self._alive_only: Any = None  # the FAISS selector, made when tombstones come
 
@@ -67,11 +83,58 @@ class VectorCache:
         """Rows that a search can return."""
         return int(self._index.ntotal) - len(self._dead)
 
+    @classmethod
+    def trained(
+        cls, kind: str, metric: str, dims: int, options: Options, rows: int, sample: Floats
+    ) -> Self:
+        """Return an empty IVF-PQ cache for ``rows`` vectors, trained on a sample of them."""
+        _one_thread()
+        index = making.train(metric, dims, options, rows, sample)
+        return cls(kind, metric, dims, options, faiss.IndexIDMap(index))
+
+    @property
+    def searched_as(self) -> str:
+        """The kind, or ``flat`` of one that waits for enough vectors to be trained on."""
+        return "flat" if self.kind == "ivf_pq" and self._cells is None else self.kind
+
+    @property
+    def approximates(self) -> bool:
+        """Whether scores are those of codes, not of vectors."""
+        return self._cells is not None
+
+    @property
+    def tombstones(self) -> int:
+        """Rows that are held, and returned by no search."""
+        return len(self._dead)
+
+    @property
+    def trains_at(self) -> int | None:
+        """Rows at which it is to be trained; None if it is, or never needs it."""
+        return kinds.least_rows(self._options) if self.searched_as != self.kind else None
+
     @property
     def needs_compaction(self) -> bool:
         """Whether tombstones make up so much of the cache that searches suffer."""
         dead = len(self._dead)
         return dead >= MIN_DEAD and dead > MAX_DEAD_SHARE * self._index.ntotal
+
+    @property
+    def needs_training(self) -> bool:
+        """Whether it has come to hold so much that it should be trained, or trained anew."""
+        if self.trains_at is not None:
+            return self.live >= self.trains_at
+        cells = self._cells
+        if cells is None or "nlist" in self._options:
+            return False
+        return kinds.cells_for(self.live) >= 2 * int(cells.nlist)
+
+    @property
+    def _cells(self) -> Any:
+        """The IVF index under the ids; None if there is none."""
+        if self.kind != "ivf_pq":
+            return None
+        index = faiss.downcast_index(self._index.index)
+        return index if isinstance(index, faiss.IndexIVFPQ) else None
 
     def rows(self) -> Rows:
         """Return every row, tombstones included, in the order they were added."""
@@ -90,33 +153,44 @@ class VectorCache:
         self._alive_only = faiss.IDSelectorNot(faiss.IDSelectorBatch(dead)) if len(dead) else None
 
     def compact(self) -> None:
-        """Take the tombstones out of a flat cache; an HNSW one has to be built anew."""
-        if self.kind == "flat" and self._dead:
+        """Take the tombstones out of a flat cache; another one has to be built anew."""
+        if self.searched_as == "flat" and self._dead:
             dead = np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
             self._index.remove_ids(faiss.IDSelectorBatch(dead))
             self._dead.clear()
             self._alive_only = None
 
-    def search(self, vector: Floats, k: int) -> tuple[list[int], list[float]]:
+    def search(
+        self, vector: Floats, k: int, allowed: Rows | None = None
+    ) -> tuple[list[int], list[float]]:
         """Return the ``k`` nearest rows (fewer if there are fewer), best first, and their scores.
 
         Args:
             vector: The query, (dims,), float32.
             k: How many rows.
+            allowed: Rows that are there, ascending, no tombstones: no other is returned.
 
         Returns:
-            Rows, and scores where more is nearer: inner products, or minus squared distances.
+            Rows, and scores where more is nearer: inner products, or minus squared distances; if
+            it ``approximates``, those of codes.
         """
         _one_thread()
-        k = min(k, self.live)
+        k = min(k, self.live if allowed is None else len(allowed))
         if k == 0:
             return [], []
-        scores, rows = self._index.search(vector[None, :], k, params=self._parameters(k))
-        found = rows[0] >= 0
-        if self.kind == "hnsw" and found.sum() < k:
-            # tombstones around the query can hide the living from a greedy walk
-            return self._scan(vector, k)
-        return rows[0][found].tolist(), self._signed(scores[0][found])
+        if allowed is not None and self._is_few(len(allowed)):
+            return self._score(vector, k, allowed)
+        if self.approximates:
+            return self._look_into_cells(vector, k, allowed)
+        # under the ids there are places, which a bitmap can select by
+        index = self._index if allowed is None else faiss.downcast_index(self._index.index)
+        scores, found = index.search(vector[None, :], k, params=self._parameters(k, allowed))
+        there = found[0] >= 0
+        if self.kind == "hnsw" and there.sum() < k:
+            # what may not be found can hide the rest from a greedy walk
+            return self._score(vector, k, self._living() if allowed is None else allowed)
+        rows = found[0][there] if allowed is None else self.rows()[found[0][there]]
+        return rows.tolist(), self._signed(scores[0][there])
 
     def save(self, path: Path, stamp: Stamp) -> None:
         """Write the cache aside and rename it into place. Not synced: the file may be lost."""
@@ -143,7 +217,9 @@ class VectorCache:
             raise
 
     @classmethod
-    def load(cls, path: Path, kind: str, metric: str, dims: int) -> tuple["VectorCache", Stamp]:
+    def load(
+        cls, path: Path, kind: str, metric: str, dims: int, options: Options | None = None
+    ) -> tuple[Self, Stamp]:
         """Read a cache file, and the stamp of the state it holds.
 
         Raises:
@@ -170,37 +246,82 @@ class VectorCache:
             raise CacheUnusable(f"refused by FAISS {faiss.__version__}") from error
         if not isinstance(index, faiss.IndexIDMap) or index.d != dims:
             raise CacheUnusable("not what its header says")
-        return cls(kind, metric, dims, index), Stamp(header.sequence, header.stamp)
+        return cls(kind, metric, dims, options, index), Stamp(header.sequence, header.stamp)
 
-    def _parameters(self, k: int) -> Any:
+    def _is_few(self, rows: int) -> bool:
+        """Whether so many rows are scored one by one faster than they are looked for."""
+        if self.approximates:  # and there are no vectors to score
+            return False
+        return self.searched_as == "flat" or rows * rows <= FEW_FACTOR * self._index.ntotal
+
+    def _parameters(self, k: int, allowed: Rows | None) -> Any:
         # a new object each time: FAISS writes into it during the search
+        selector = self._alive_only if allowed is None else self._bitmap(allowed)
         if self.kind == "hnsw":
-            breadth = max(HNSW_SEARCH_BREADTH, 2 * k)
-            return faiss.SearchParametersHNSW(sel=self._alive_only, efSearch=breadth)
-        return faiss.SearchParameters(sel=self._alive_only)
+            breadth = max(self._options.get("ef_search", kinds.HNSW_SEARCH_BREADTH), 2 * k)
+            if allowed is not None:
+                # of the nodes that the walk looks at, so many are allowed
+                breadth = math.ceil(breadth * self._index.ntotal / len(allowed))
+            return faiss.SearchParametersHNSW(sel=selector, efSearch=breadth)
+        return faiss.SearchParameters(sel=selector)
 
-    def _scan(self, vector: Floats, k: int) -> tuple[list[int], list[float]]:
-        """Search an HNSW cache's vectors one by one: exact."""
-        storage = faiss.downcast_index(faiss.downcast_index(self._index.index).storage)
-        rows = self.rows()
+    def _look_into_cells(
+        self, vector: Floats, k: int, allowed: Rows | None
+    ) -> tuple[list[int], list[float]]:
+        """Search the codes of the nearest cells; of all cells, where these hold too few."""
+        cells = int(self._cells.nlist)
+        probes = self._options.get("nprobe", kinds.probes_for(cells))
+        if allowed is not None:
+            # of the vectors in a cell so many are allowed
+            probes = math.ceil(probes * self._index.ntotal / len(allowed))
+        probes = min(probes, cells)
+        index = self._index if allowed is None else self._cells
+        while True:
+            selector = self._alive_only if allowed is None else self._bitmap(allowed)
+            how = faiss.SearchParametersIVF(sel=selector, nprobe=probes)
+            scores, found = index.search(vector[None, :], k, params=how)
+            there = found[0] >= 0
+            if there.sum() == k or probes == cells:
+                break
+            probes = cells
+        rows = found[0][there] if allowed is None else self.rows()[found[0][there]]
+        return rows.tolist(), self._signed(scores[0][there])
+
+    def _bitmap(self, allowed: Rows) -> Any:
+        """Return a selector of rows by their places."""
+        chosen = np.zeros(self._index.ntotal, dtype=np.bool_)
+        chosen[self._places(allowed)] = True
+        return faiss.IDSelectorBitmap(np.packbits(chosen, bitorder="little"))
+
+    def _places(self, rows: Rows) -> Rows:
+        """Return where rows stand; they were added in ascending order."""
+        return np.searchsorted(self.rows(), rows)
+
+    def _living(self) -> Rows:
         dead = np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
-        alive = faiss.IDSelectorBatch(np.flatnonzero(~np.isin(rows, dead)))
-        scores, places = storage.search(
-            vector[None, :], k, params=faiss.SearchParameters(sel=alive)
+        return np.setdiff1d(self.rows(), dead)
+
+    def _score(self, vector: Floats, k: int, rows: Rows) -> tuple[list[int], list[float]]:
+        """Search a few rows one by one: exact. Of equal ones the older come first."""
+        storage = faiss.downcast_index(self._index.index)
+        if self.kind == "hnsw":
+            storage = faiss.downcast_index(storage.storage)
+        places, query = self._places(rows), np.ascontiguousarray(vector)
+        scores = np.empty(len(rows), dtype=np.float32)
+        measure = (
+            faiss.fvec_inner_products_by_idx if self.metric == "ip" else faiss.fvec_L2sqr_by_idx
         )
-        return rows[places[0]].tolist(), self._signed(scores[0])
+        pointers = (faiss.swig_ptr(one) for one in (scores, query))
+        measure(*pointers, storage.get_xb(), faiss.swig_ptr(places), self.dims, 1, len(rows))
+        nearness = scores if self.metric == "ip" else -scores
+        worst = np.partition(nearness, len(rows) - k)[len(rows) - k]
+        among = np.flatnonzero(nearness >= worst)
+        best = among[np.argsort(-nearness[among], kind="stable")][:k]
+        return rows[best].tolist(), nearness[best].tolist()
 
     def _signed(self, scores: Floats) -> list[float]:
         values: list[float] = (scores if self.metric == "ip" else -scores).tolist()
         return values
-
-
-def _base(kind: str, metric: str, dims: int) -> Any:
-    if kind == "flat":
-        return faiss.IndexFlat(dims, METRICS[metric])
-    graph = faiss.IndexHNSWFlat(dims, HNSW_LINKS, METRICS[metric])
-    graph.hnsw.efConstruction = HNSW_BUILD_BREADTH
-    return graph
 
 
 def _one_thread() -> None:

@@ -13,6 +13,9 @@ k1 = 1.2 and b = 0.75, as SQLite's ``bm25()`` has it (https://www.sqlite.org/fts
 import sqlite3
 from collections.abc import Iterable, Sequence
 
+from condensery.index import fields
+from condensery.index.filters import Filter
+
 # Words of a query that are looked for: the rarest, which decide; each costs a pass over all the
 # passages that have it. They are picked among its first so many different words.
 MAX_WORDS = 32
@@ -36,9 +39,11 @@ CREATE VIRTUAL TABLE IF NOT EXISTS temp.asked_words USING fts5vocab (temp, asked
 # By the function: ORDER BY rank, which is the same figure, sorts every passage that matches and
 # takes twice as long.
 _SEARCH = """
-SELECT rowid, -bm25(words) AS score FROM words WHERE words MATCH ?
+SELECT rowid, -bm25(words) AS score FROM words WHERE words MATCH ? {chosen}
 ORDER BY score DESC, rowid LIMIT ?
 """
+# The plus keeps SQLite from asking the words for each row that is chosen, one after the other.
+_CHOSEN = "AND +rowid IN (SELECT row FROM passages WHERE {})"
 
 
 def create(connection: sqlite3.Connection) -> None:
@@ -94,7 +99,11 @@ def split(connection: sqlite3.Connection, text: str) -> list[str]:
 
 
 def search(
-    connection: sqlite3.Connection, words: Sequence[str], passages: int, top_k: int
+    connection: sqlite3.Connection,
+    words: Sequence[str],
+    passages: int,
+    top_k: int,
+    chosen: Filter | None = None,
 ) -> list[tuple[int, float]]:
     """Return the passages that have any of the words, best first; of equal ones the older first.
 
@@ -106,6 +115,8 @@ def search(
         words: From ``split``.
         passages: How many there are.
         top_k: Most passages to return.
+        chosen: Those of other documents are left out. How rare a word is, and so the scores, is as
+            without it.
 
     Returns:
         Rows and scores, more is better.
@@ -117,7 +128,9 @@ def search(
         return []
     # letters and digits only, so that there is no quote in a word
     query = " OR ".join(f'"{word}"' for _, word in rarest)
-    return connection.execute(_SEARCH, (query, top_k)).fetchall()
+    where, values = ("", []) if chosen is None else fields.compile_filter(chosen)
+    statement = _SEARCH.format(chosen=_CHOSEN.format(where) if where else "")
+    return connection.execute(statement, (query, *values, top_k)).fetchall()
 
 
 def _count(connection: sqlite3.Connection, word: str) -> int:

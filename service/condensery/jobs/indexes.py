@@ -4,20 +4,23 @@ import asyncio
 from collections.abc import Sequence
 
 from condensery.errors import InputError, shorten
+from condensery.index.filters import read_filter
+from condensery.index.kinds import KINDS
+from condensery.index.selecting import Wanted
 from condensery.index.splitting import split
-from condensery.jobs.checks import check_choice, check_count, check_text
+from condensery.jobs.checks import check_choice, check_count, check_range, check_text
 from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
-from condensery.jobs.ports import Encoder
+from condensery.jobs.ports import Encoder, JsonObject
 from condensery.jobs.services import Limits, Services
 from condensery.jobs.swapping import across_swaps
-from condensery.values import Document, Floats, IndexInfo, Passage, Upserted
+from condensery.values import Document, Floats, IndexInfo, Page, Passage, Upserted
 
 # What sentence-transformers models call the texts that are searched.
 DOCUMENT_PROMPTS = ("document", "passage")
 # A passage's id is its document's, "#" and its number: kept under the index's limit of 512.
 MAX_DOCUMENT_ID_CHARS = 500
 METRICS = ("ip", "l2")
-KINDS = ("flat", "hnsw")
+PAGE_DOCUMENTS = 100
 
 
 async def create_index(
@@ -28,6 +31,7 @@ async def create_index(
     metric: str = "ip",
     kind: str = "flat",
     dims: int | None = None,
+    options: JsonObject | None = None,
 ) -> IndexInfo:
     """Create an index for an encoder's vectors; the same settings again return it as it is.
 
@@ -36,8 +40,9 @@ async def create_index(
         name: 1 to 64 of a-z, 0-9, '.', '_', '-'.
         encoder: A running encoder's name; None takes the default.
         metric: ``ip`` (inner product) or ``l2`` (minus squared distance).
-        kind: ``flat`` (exact) or ``hnsw`` (approximate).
+        kind: ``flat`` (exact), ``hnsw`` or ``ivf_pq`` (approximate).
         dims: Refused unless it is what the encoder gives.
+        options: The kind's (``kinds.OPTIONS``); what is left out follows from the index's size.
 
     Raises:
         ModelNotFound: No such encoder.
@@ -63,6 +68,7 @@ async def create_index(
         dims=info.dims,
         metric=metric,
         kind=kind,
+        options=options,
     )
 
 
@@ -130,13 +136,46 @@ async def upsert(
 
 
 @across_swaps
-async def delete(services: Services, name: str, ids: Sequence[str]) -> int:
-    """Delete documents by id; returns how many were there. Synced on return."""
+async def delete(
+    services: Services,
+    name: str,
+    ids: Sequence[str] | None = None,
+    *,
+    filter: JsonObject | None = None,
+) -> int:
+    """Delete documents, in one transaction; returns how many there were. Synced on return.
+
+    Args:
+        services: The running parts.
+        name: The index.
+        ids: Those to delete; or
+        filter: what chooses them, which must hold a condition.
+
+    Raises:
+        IndexNotFound: No such index.
+        InputError: Neither or both; malformed ones; a filter that would choose every document.
+        StorageFull, StorageReadOnly: The disk refused; nothing is deleted.
+    """
     info = services.indexes.info(name)
-    check_count(ids, "ids", services.limits.max_items)
+    if (ids is None) == (filter is None):
+        got = "neither" if ids is None else "both"
+        raise InputError(f"ids: give `ids` or `filter`, one of them; got {got}.", field="ids")
+    if ids is not None:
+        check_count(ids, "ids", services.limits.max_items)
+        await services.rebuilds.passing(info.name)
+        with services.metrics.stage(info.encoder, "index"):
+            return await asyncio.to_thread(services.indexes.delete, name, ids)
+    chosen = read_filter(filter)
+    if chosen is None or not any(True for _ in chosen.leaves):
+        raise InputError(
+            "filter: it holds no condition, and so would delete every document; to do that, drop "
+            "the index.",
+            field="filter",
+            value=filter,
+        )
     await services.rebuilds.passing(info.name)
     with services.metrics.stage(info.encoder, "index"):
-        return await asyncio.to_thread(services.indexes.delete, name, ids)
+        return await asyncio.to_thread(services.indexes.delete_chosen, name, chosen)
 
 
 @across_swaps
@@ -146,9 +185,66 @@ async def get(services: Services, name: str, ids: Sequence[str]) -> list[Documen
     return await asyncio.to_thread(services.indexes.get, name, ids)
 
 
-async def count(services: Services, name: str) -> tuple[int, int]:
-    """Return (documents, passages)."""
-    return await asyncio.to_thread(services.indexes.count, name)
+@across_swaps
+async def count(
+    services: Services, name: str, *, filter: JsonObject | None = None
+) -> tuple[int, int]:
+    """Return the (documents, passages) that there are, or that a filter chooses.
+
+    Raises:
+        IndexNotFound: No such index.
+        InputError: A malformed filter.
+    """
+    return await asyncio.to_thread(services.indexes.count, name, read_filter(filter))
+
+
+@across_swaps
+async def scroll(
+    services: Services,
+    name: str,
+    *,
+    filter: JsonObject | None = None,
+    limit: int | None = None,
+    after: str | None = None,
+    with_text: bool = True,
+    with_metadata: bool = True,
+    with_vectors: bool = False,
+) -> Page:
+    """Return documents by id, page by page.
+
+    A document that is there all the while is on exactly one page, whatever is written or deleted
+    between them, and whether or not it is itself replaced.
+
+    Args:
+        services: The running parts.
+        name: The index.
+        filter: Which documents; None is all.
+        limit: Most documents of this page; None is ``PAGE_DOCUMENTS``, or as many as a request
+            may have. One that gets too long for a request is shorter: only ``next`` says whether
+            more are to come.
+        after: The ``next`` of the page before; None begins.
+        with_text: Whether texts come with them.
+        with_metadata: Whether metadata does.
+        with_vectors: Whether their passages do, with their vectors.
+
+    Raises:
+        IndexNotFound: No such index.
+        InputError: ``limit`` out of range; a malformed filter or cursor.
+    """
+    if limit is None:
+        limit = min(PAGE_DOCUMENTS, services.limits.max_items)
+    check_range(limit, "limit", 1, services.limits.max_items)
+    check_text(after or "", "after", MAX_DOCUMENT_ID_CHARS)
+    wanted = Wanted(
+        chosen=read_filter(filter),
+        after=after or "",
+        limit=limit,
+        max_bytes=services.limits.max_body_bytes,
+        text=with_text,
+        metadata=with_metadata,
+        vectors=with_vectors,
+    )
+    return await asyncio.to_thread(services.indexes.read_page, name, wanted)
 
 
 def split_documents(

@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from condensery.answers import CompressedPassage, FinishReason, TokenLogprob
 from condensery.errors import CondenseryError
+from condensery.index.filters import Filter
+from condensery.index.selecting import Wanted
 from condensery.questions import GREEDY, Sampling
 from condensery.upkeep import Alias, AliasAction, RebuildPlan, Snapshot, SnapshotList
 from condensery.values import (
@@ -18,6 +20,7 @@ from condensery.values import (
     Input,
     ModelInfo,
     ModelReport,
+    Page,
     PairTraits,
     Passage,
     Piece,
@@ -395,7 +398,15 @@ class Keeping(Protocol):
         ...
 
     def rebuild(
-        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+        self,
+        name: str,
+        *,
+        encoder: str,
+        fingerprint: str,
+        dims: int,
+        metric: str,
+        kind: str,
+        options: Mapping[str, int] | None = None,
     ) -> Rebuilding:
         """Begin to make an index anew, or go on; RebuildRunning, TextsMissing."""
         ...
@@ -422,7 +433,15 @@ class Indexes(Protocol):
         ...
 
     def create(
-        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+        self,
+        name: str,
+        *,
+        encoder: str,
+        fingerprint: str,
+        dims: int,
+        metric: str,
+        kind: str,
+        options: Mapping[str, int] | None = None,
     ) -> IndexInfo:
         """Create an index; the same settings again return it as it is (IndexExists else)."""
         ...
@@ -468,17 +487,31 @@ class Indexes(Protocol):
         ...
 
     def query(
-        self, name: str, vector: Floats, *, top_k: int, fingerprint: str | None = None
+        self,
+        name: str,
+        vector: Floats,
+        *,
+        top_k: int,
+        fingerprint: str | None = None,
+        chosen: Filter | None = None,
     ) -> Hits:
-        """Return the nearest passages, best first."""
+        """Return the nearest passages of the documents chosen, best first."""
         ...
 
-    def match(self, name: str, words: str, *, top_k: int) -> Hits:
+    def match(self, name: str, words: str, *, top_k: int, chosen: Filter | None = None) -> Hits:
         """Return the passages that share most words with a text, by BM25, best first."""
         ...
 
-    def count(self, name: str) -> tuple[int, int]:
-        """Return (documents, passages)."""
+    def delete_chosen(self, name: str, chosen: Filter) -> int:
+        """Delete the documents that a filter chooses; returns how many. Synced on return."""
+        ...
+
+    def count(self, name: str, chosen: Filter | None = None) -> tuple[int, int]:
+        """Return the (documents, passages) that there are, or that a filter chooses."""
+        ...
+
+    def read_page(self, name: str, wanted: Wanted) -> Page:
+        """Return documents by id, as far as one page goes."""
         ...
 
     def get(self, name: str, ids: Sequence[str]) -> Documents:

@@ -6,6 +6,7 @@ from typing import get_args
 
 from condensery.answers import CompressionMode
 from condensery.errors import InputError, shorten
+from condensery.index.filters import read_filter
 from condensery.jobs.checks import check_choice, check_count, check_range, check_text
 from condensery.jobs.ports import Reader
 from condensery.jobs.services import Limits
@@ -15,6 +16,7 @@ from condensery.values import Document, PairTraits
 MODES: tuple[CompressionMode, ...] = ("auto", "required", "off")
 SEARCHES: tuple[SearchMode, ...] = get_args(SearchMode)
 SOURCES = ("documents", "index", "context")
+FILTER = "index.filter"
 
 
 def check_question(limits: Limits, reader: Reader, question: Question) -> None:
@@ -29,6 +31,11 @@ def check_question(limits: Limits, reader: Reader, question: Question) -> None:
         check_documents(limits, reader, question.documents)
     if question.search is not None:
         check_choice(question.search, "index.mode", SEARCHES)
+    if question.filter is not None and question.index is None:
+        raise InputError(
+            f"{FILTER}: there is no index to filter; give `index`, or no filter.", field=FILTER
+        )
+    read_filter(question.filter, FILTER)
     check_range(question.top_k, "index.top_k", 1, limits.max_answer_documents)
     if question.top_n is not None:
         check_range(question.top_n, "rerank.top_n", 0, limits.max_answer_documents)

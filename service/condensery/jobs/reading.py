@@ -17,7 +17,13 @@ from condensery.jobs.candidates import Candidate, Gathered, count_of
 from condensery.jobs.contexts import Context
 from condensery.jobs.failures import Failure
 from condensery.jobs.ports import Reader
-from condensery.jobs.question_checks import check_question, check_sources, is_blank, vectors_for
+from condensery.jobs.question_checks import (
+    FILTER,
+    check_question,
+    check_sources,
+    is_blank,
+    vectors_for,
+)
 from condensery.jobs.rerank import sigmoid
 from condensery.jobs.services import Services
 from condensery.questions import Question
@@ -186,7 +192,13 @@ async def _retrieve(services: Services, question: Question) -> list[Hit]:
     """Return the passages to read. Documents that came with the request have no score: 0."""
     if question.index is not None:
         return await search.query(
-            services, question.index, question.text, top_k=question.top_k, search=question.search
+            services,
+            question.index,
+            question.text,
+            top_k=question.top_k,
+            search=question.search,
+            filter=question.filter,
+            filter_field=FILTER,
         )
     return [Hit(whole(document), 0.0) for document in question.documents or ()]
 

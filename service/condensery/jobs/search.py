@@ -1,12 +1,14 @@
 """Passages of an index, found by vectors, by words, or by both."""
 
 import asyncio
-from typing import get_args
+from typing import Any, get_args
 
 from condensery.errors import InputError
+from condensery.index.filters import Filter, read_filter
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.jobs.checks import check_choice, check_range, check_text
 from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
+from condensery.jobs.ports import JsonObject
 from condensery.jobs.services import Services
 from condensery.jobs.swapping import across_swaps
 from condensery.questions import SearchMode
@@ -29,6 +31,8 @@ async def query(
     fingerprint: str | None = None,
     top_k: int = 10,
     search: SearchMode | None = None,
+    filter: JsonObject | None = None,
+    filter_field: str = "filter",
 ) -> list[Hit]:
     """Return the passages nearest to a text, or to a vector of the index's encoder, best first.
 
@@ -44,12 +48,14 @@ async def query(
         fingerprint: that of the encoder which made it.
         top_k: Most passages to return.
         search: How a text is looked for; None is the server's default. A vector is ``dense``.
+        filter: Which documents' passages are looked at, as ``read_filter`` reads it.
+        filter_field: The filter's name in messages.
 
     Raises:
         IndexNotFound: No such index.
         EncoderMismatch: The vector, or the index, is another encoder's.
         InputError: Neither or both of text and vector; a malformed one; ``top_k`` out of range; an
-            unknown ``search``, or one by words beside a vector.
+            unknown ``search``, or one by words beside a vector; a malformed ``filter``.
     """
     info = services.indexes.info(name)
     check_range(top_k, "top_k", 1, services.limits.max_top_k)
@@ -58,19 +64,22 @@ async def query(
         raise InputError(f"query: give `query` or `vector`, one of them; got {got}.", field="query")
     if search is not None:
         check_choice(search, "search", MODES)
+    chosen = read_filter(filter, filter_field)
     if text is not None:
         mode = search or services.search
         if mode == "bm25":
             check_text(text, "query", MAX_WORDS_CHARS)
             with services.metrics.stage(info.encoder, "index"):
-                return await asyncio.to_thread(services.indexes.match, name, text, top_k=top_k)
+                return await asyncio.to_thread(
+                    services.indexes.match, name, text, top_k=top_k, chosen=chosen
+                )
         encoder = encoder_of(services, info)
         check_text(text, "query", encoder.info.max_tokens * services.limits.chars_per_token)
         embedded = await encoder.embed([text], prompt=first_prompt(encoder, QUERY_PROMPTS))
         vector, fingerprint = embedded.vectors[0], embedded.fingerprint
         if mode == "hybrid":
             with services.metrics.stage(info.encoder, "index"):
-                return await _query_both(services, name, text, vector, fingerprint, top_k)
+                return await _query_both(services, name, text, vector, fingerprint, top_k, chosen)
     else:
         assert vector is not None  # checked above
         if search not in (None, "dense"):
@@ -82,17 +91,28 @@ async def query(
         fingerprint = check_vectors(info, vector[None], fingerprint, "vector")
     with services.metrics.stage(info.encoder, "index"):
         return await asyncio.to_thread(
-            services.indexes.query, name, vector, top_k=top_k, fingerprint=fingerprint
+            services.indexes.query,
+            name,
+            vector,
+            top_k=top_k,
+            fingerprint=fingerprint,
+            chosen=chosen,
         )
 
 
 async def _query_both(
-    services: Services, name: str, text: str, vector: Floats, fingerprint: str, top_k: int
+    services: Services,
+    name: str,
+    text: str,
+    vector: Floats,
+    fingerprint: str,
+    top_k: int,
+    chosen: Filter | None,
 ) -> list[Hit]:
-    candidates = max(top_k, LEAST_CANDIDATES)
+    most: dict[str, Any] = {"top_k": max(top_k, LEAST_CANDIDATES), "chosen": chosen}
     indexes = services.indexes
     near, alike = await asyncio.gather(
-        asyncio.to_thread(indexes.query, name, vector, top_k=candidates, fingerprint=fingerprint),
-        asyncio.to_thread(indexes.match, name, text, top_k=candidates),
+        asyncio.to_thread(indexes.query, name, vector, fingerprint=fingerprint, **most),
+        asyncio.to_thread(indexes.match, name, text, **most),
     )
     return fuse([near, alike], top_k)

@@ -84,21 +84,37 @@ class RerankResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., results: _Optional[_Iterable[_Union[Ranked, _Mapping]]] = ..., tokens: _Optional[int] = ..., truncated: _Optional[_Iterable[int]] = ..., query_truncated: bool = ...) -> None: ...
 
 class CreateIndexRequest(_message.Message):
-    __slots__ = ("name", "encoder", "metric", "kind", "dims")
+    __slots__ = ("name", "encoder", "metric", "kind", "dims", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIMS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     encoder: str
     metric: str
     kind: str
     dims: int
-    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ..., dims: _Optional[int] = ...) -> None: ...
+    options: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ..., dims: _Optional[int] = ..., options: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
-    __slots__ = ("name", "encoder", "fingerprint", "dims", "kind", "metric", "documents", "passages")
+    __slots__ = ("name", "encoder", "fingerprint", "dims", "kind", "metric", "documents", "passages", "options", "searched_as", "trains_at", "tombstones")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +123,10 @@ class IndexInfo(_message.Message):
     METRIC_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SEARCHED_AS_FIELD_NUMBER: _ClassVar[int]
+    TRAINS_AT_FIELD_NUMBER: _ClassVar[int]
+    TOMBSTONES_FIELD_NUMBER: _ClassVar[int]
     name: str
     encoder: str
     fingerprint: str
@@ -115,7 +135,11 @@ class IndexInfo(_message.Message):
     metric: str
     documents: int
     passages: int
-    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., kind: _Optional[str] = ..., metric: _Optional[str] = ..., documents: _Optional[int] = ..., passages: _Optional[int] = ...) -> None: ...
+    options: _containers.ScalarMap[str, int]
+    searched_as: str
+    trains_at: int
+    tombstones: int
+    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., kind: _Optional[str] = ..., metric: _Optional[str] = ..., documents: _Optional[int] = ..., passages: _Optional[int] = ..., options: _Optional[_Mapping[str, int]] = ..., searched_as: _Optional[str] = ..., trains_at: _Optional[int] = ..., tombstones: _Optional[int] = ...) -> None: ...
 
 class ListIndexesRequest(_message.Message):
     __slots__ = ()
@@ -176,12 +200,14 @@ class UpsertResponse(_message.Message):
     def __init__(self, documents: _Optional[int] = ..., passages: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("index", "ids")
+    __slots__ = ("index", "ids", "filter")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     index: str
     ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, index: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    filter: _struct_pb2.Struct
+    def __init__(self, index: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
     __slots__ = ("deleted",)
@@ -190,20 +216,22 @@ class DeleteResponse(_message.Message):
     def __init__(self, deleted: _Optional[int] = ...) -> None: ...
 
 class QueryRequest(_message.Message):
-    __slots__ = ("index", "query", "vector", "fingerprint", "top_k", "mode")
+    __slots__ = ("index", "query", "vector", "fingerprint", "top_k", "mode", "filter")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     VECTOR_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     index: str
     query: str
     vector: bytes
     fingerprint: str
     top_k: int
     mode: str
-    def __init__(self, index: _Optional[str] = ..., query: _Optional[str] = ..., vector: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., top_k: _Optional[int] = ..., mode: _Optional[str] = ...) -> None: ...
+    filter: _struct_pb2.Struct
+    def __init__(self, index: _Optional[str] = ..., query: _Optional[str] = ..., vector: _Optional[bytes] = ..., fingerprint: _Optional[str] = ..., top_k: _Optional[int] = ..., mode: _Optional[str] = ..., filter: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class Hit(_message.Message):
     __slots__ = ("id", "document_id", "score", "text", "start", "end", "metadata")
@@ -230,10 +258,12 @@ class QueryResponse(_message.Message):
     def __init__(self, hits: _Optional[_Iterable[_Union[Hit, _Mapping]]] = ...) -> None: ...
 
 class CountRequest(_message.Message):
-    __slots__ = ("index",)
+    __slots__ = ("index", "filter")
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     index: str
-    def __init__(self, index: _Optional[str] = ...) -> None: ...
+    filter: _struct_pb2.Struct
+    def __init__(self, index: _Optional[str] = ..., filter: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class CountResponse(_message.Message):
     __slots__ = ("documents", "passages")
@@ -256,6 +286,56 @@ class GetDocumentsResponse(_message.Message):
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     documents: _containers.RepeatedCompositeFieldContainer[Document]
     def __init__(self, documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
+
+class ScrollRequest(_message.Message):
+    __slots__ = ("index", "filter", "limit", "after", "with_text", "with_metadata", "with_vectors")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    WITH_TEXT_FIELD_NUMBER: _ClassVar[int]
+    WITH_METADATA_FIELD_NUMBER: _ClassVar[int]
+    WITH_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    index: str
+    filter: _struct_pb2.Struct
+    limit: int
+    after: str
+    with_text: bool
+    with_metadata: bool
+    with_vectors: bool
+    def __init__(self, index: _Optional[str] = ..., filter: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., limit: _Optional[int] = ..., after: _Optional[str] = ..., with_text: bool = ..., with_metadata: bool = ..., with_vectors: bool = ...) -> None: ...
+
+class StoredPassage(_message.Message):
+    __slots__ = ("id", "start", "end", "vector")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    start: int
+    end: int
+    vector: bytes
+    def __init__(self, id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., vector: _Optional[bytes] = ...) -> None: ...
+
+class StoredDocument(_message.Message):
+    __slots__ = ("id", "text", "metadata", "passages")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    text: str
+    metadata: _struct_pb2.Struct
+    passages: _containers.RepeatedCompositeFieldContainer[StoredPassage]
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., passages: _Optional[_Iterable[_Union[StoredPassage, _Mapping]]] = ...) -> None: ...
+
+class ScrollResponse(_message.Message):
+    __slots__ = ("documents", "next")
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    documents: _containers.RepeatedCompositeFieldContainer[StoredDocument]
+    next: str
+    def __init__(self, documents: _Optional[_Iterable[_Union[StoredDocument, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
 
 class CreateAlias(_message.Message):
     __slots__ = ("alias", "index")
@@ -391,16 +471,31 @@ class RestoreSnapshotRequest(_message.Message):
     def __init__(self, index: _Optional[str] = ..., snapshot: _Optional[str] = ..., into: _Optional[str] = ...) -> None: ...
 
 class RebuildIndexRequest(_message.Message):
-    __slots__ = ("index", "encoder", "metric", "kind")
+    __slots__ = ("index", "encoder", "metric", "kind", "options")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     index: str
     encoder: str
     metric: str
     kind: str
-    def __init__(self, index: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+    options: KindOptions
+    def __init__(self, index: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ..., options: _Optional[_Union[KindOptions, _Mapping]] = ...) -> None: ...
+
+class KindOptions(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, int]
+    def __init__(self, values: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class GetRebuildRequest(_message.Message):
     __slots__ = ("index",)
@@ -447,7 +542,7 @@ class CancelRebuildResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("model", "query", "documents", "index", "top_k", "top_n", "compression_mode", "max_tokens", "search_mode", "context", "ratio", "max_context_vectors", "target_ms", "compress_timeout_ms", "min_relevance", "temperature", "top_p", "seed", "stop", "logprobs")
+    __slots__ = ("model", "query", "documents", "index", "top_k", "top_n", "compression_mode", "max_tokens", "search_mode", "context", "ratio", "max_context_vectors", "target_ms", "compress_timeout_ms", "min_relevance", "temperature", "top_p", "seed", "stop", "logprobs", "filter")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +563,7 @@ class AnswerRequest(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
     model: str
     query: str
     documents: _containers.RepeatedCompositeFieldContainer[Document]
@@ -488,7 +584,8 @@ class AnswerRequest(_message.Message):
     seed: int
     stop: _containers.RepeatedScalarFieldContainer[str]
     logprobs: int
-    def __init__(self, model: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., index: _Optional[str] = ..., top_k: _Optional[int] = ..., top_n: _Optional[int] = ..., compression_mode: _Optional[str] = ..., max_tokens: _Optional[int] = ..., search_mode: _Optional[str] = ..., context: _Optional[str] = ..., ratio: _Optional[int] = ..., max_context_vectors: _Optional[int] = ..., target_ms: _Optional[float] = ..., compress_timeout_ms: _Optional[float] = ..., min_relevance: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    filter: _struct_pb2.Struct
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., index: _Optional[str] = ..., top_k: _Optional[int] = ..., top_n: _Optional[int] = ..., compression_mode: _Optional[str] = ..., max_tokens: _Optional[int] = ..., search_mode: _Optional[str] = ..., context: _Optional[str] = ..., ratio: _Optional[int] = ..., max_context_vectors: _Optional[int] = ..., target_ms: _Optional[float] = ..., compress_timeout_ms: _Optional[float] = ..., min_relevance: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., filter: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class Citation(_message.Message):
     __slots__ = ("index", "id", "document_id", "text", "start", "end", "relevance_score", "metadata")

@@ -225,6 +225,11 @@ class IndexStub(object):
                 request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsRequest.SerializeToString,
                 response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsResponse.FromString,
                 _registered_method=True)
+        self.Scroll = channel.unary_unary(
+                '/condensery.v1.Index/Scroll',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.ScrollRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.ScrollResponse.FromString,
+                _registered_method=True)
 
 
 class IndexServicer(object):
@@ -263,7 +268,8 @@ class IndexServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Delete(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Delete documents by id, or by a filter in one transaction. What is acknowledged is on the disk.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -282,6 +288,13 @@ class IndexServicer(object):
 
     def GetDocuments(self, request, context):
         """Return documents by id: those found, in the order asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scroll(self, request, context):
+        """Return documents by id, page by page. One that is there all the while is on exactly one page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -334,6 +347,11 @@ def add_IndexServicer_to_server(servicer, server):
                     servicer.GetDocuments,
                     request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsRequest.FromString,
                     response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsResponse.SerializeToString,
+            ),
+            'Scroll': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scroll,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.ScrollRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.ScrollResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -579,6 +597,33 @@ class Index(object):
             '/condensery.v1.Index/GetDocuments',
             condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsRequest.SerializeToString,
             condensery_dot_stubs_dot_condensery__v1__pb2.GetDocumentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scroll(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Index/Scroll',
+            condensery_dot_stubs_dot_condensery__v1__pb2.ScrollRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.ScrollResponse.FromString,
             options,
             channel_credentials,
             insecure,

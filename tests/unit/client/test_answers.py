@@ -39,6 +39,7 @@ ALL_SAID: dict[str, Any] = {
     "model": "pair",
     "top_k": 7,
     "search": "hybrid",
+    "filter": {"must": [{"key": "year", "range": {"gte": 1900, "lt": 1950.5}}], "should": None},
     "top_n": 3,
     "mode": "required",
     "rate": 16,

@@ -50,6 +50,12 @@ def test_a_value_out_of_its_range_is_refused_by_field_and_value(field: Any, valu
     assert caught.value.field == field
 
 
+def test_a_filter_without_an_index_would_have_no_effect_and_is_refused() -> None:
+    with pytest.raises(InputError, match="there is no index to filter") as caught:
+        ask("why?", documents=["one"], filter={"must": []})
+    assert caught.value.field == "filter"
+
+
 @pytest.mark.parametrize("unknown", ["indx", "text", "sampling"])
 def test_a_keyword_that_there_is_not_is_a_mistake_of_the_caller(unknown: str) -> None:
     how: Any = {unknown: "kb"}

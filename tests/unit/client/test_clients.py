@@ -28,7 +28,7 @@ def test_all_clients_have_the_same_methods_and_parameters(other: type) -> None:
 
 
 def test_methods_show_their_parameters_and_say_what_they_do() -> None:
-    assert str(inspect.signature(Client.count)) == "(self, /, name: str)"
+    assert str(inspect.signature(Client.drop_index)) == "(self, /, name: str)"
     asked = inspect.signature(Client.answer).parameters
     assert [*asked] == ["self", "question", *get_type_hints(Asking)]
     assert asked["top_n"].annotation == int | None

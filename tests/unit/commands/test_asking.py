@@ -46,7 +46,11 @@ def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
         (["--context", "ctx_1"], Question("why?", context="ctx_1")),
         (
             ["--search", "bm25", "--top-k", "7", "--top-n", "0", "--model", "m", "--rate", "16"],
-            Question("why?", None, "samples", None, "m", 7, "bm25", 0, rate=16),
+            Question("why?", index="samples", search="bm25", top_k=7, top_n=0, model="m", rate=16),
+        ),
+        (
+            ["--filter", '{"must": [{"has_id": ["a"]}]}'],
+            Question("why?", index="samples", filter={"must": [{"has_id": ["a"]}]}),
         ),
         (
             ["--min-relevance", "0", "--max-tokens", "9", "--stop", ".", "--stop", "\n"],

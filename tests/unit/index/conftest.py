@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from condensery.index import generations
+from condensery.index import fields, generations
 from condensery.index.store import IndexStore
 from condensery.values import Document, Floats, Hit, Passage
 
@@ -96,6 +96,21 @@ def assert_agrees(store: IndexStore, data_dir: Path, name: str = "kb", queries: 
         hits = store.query(name, vector, top_k=top_k)
         assert_best_hits(hits, score_truth(truth, vector, metric), top_k)
     assert_words_agree(data_dir, name)
+    assert_fields_agree(data_dir, name)
+
+
+def assert_fields_agree(data_dir: Path, name: str = "kb") -> None:
+    """What filters ask is what the documents' metadata says, and of no other document."""
+    connection = sqlite3.connect(database_of(data_dir, name))
+    held = connection.execute("SELECT path, value, document FROM fields").fetchall()
+    fresh = sqlite3.connect(":memory:")
+    fresh.execute("CREATE TABLE documents (row INTEGER PRIMARY KEY, metadata TEXT)")
+    fields.create(fresh)
+    for row, metadata in connection.execute("SELECT row, metadata FROM documents"):
+        fields.insert(fresh, row, metadata)
+    connection.close()
+    assert sorted(map(repr, held)) == sorted(map(repr, fresh.execute("SELECT * FROM fields")))
+    fresh.close()
 
 
 def assert_words_agree(data_dir: Path, name: str = "kb") -> None:

@@ -49,7 +49,7 @@ def test_a_newer_format_is_refused_and_left_as_it_is(path: Path) -> None:
     connection.execute("PRAGMA user_version = 9")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StorageError, match=r"format 9, written by a newer version.*format 2"):
+    with pytest.raises(StorageError, match=r"format 9, written by a newer version.*format \d"):
         database.open_writer(path)
     assert path.read_bytes() == before
 
@@ -63,10 +63,11 @@ def test_an_older_format_is_migrated_once(path: Path) -> None:
 
     for _ in range(2):
         writer = database.open_writer(path, migrations=(*database.MIGRATIONS, add_column))
-        assert writer.execute("PRAGMA user_version").fetchone()[0] == 3
+        newest = 1 + len(database.MIGRATIONS)
+        assert writer.execute("PRAGMA user_version").fetchone()[0] == newest + 1
         writer.execute("SELECT language FROM documents")
         writer.close()
-    assert ran == [2]
+    assert ran == [newest]
     with pytest.raises(StorageError, match="newer"):
         database.open_writer(path)
 

@@ -28,7 +28,8 @@ async def test_an_index_takes_its_encoders_settings(services):
     ("setting", "message"),
     [
         ({"metric": "cosine"}, "metric: 'cosine' is not one of ip, l2"),
-        ({"kind": "ivf_pq"}, "kind: 'ivf_pq' is not one of flat, hnsw"),
+        ({"kind": "ivf"}, "kind: 'ivf' is not one of flat, hnsw, ivf_pq"),
+        ({"kind": "ivf_pq", "options": {"pq_m": 3}}, "options.pq_m: 3 does not divide 8"),
         ({"dims": 3}, "dims: 3, but words gives vectors of 8"),
     ],
 )
@@ -187,6 +188,41 @@ async def test_a_vector_beside_a_search_by_words_is_refused(services, index, mod
     with pytest.raises(InputError, match=f"search: '{mode}' looks for words") as caught:
         await search.query(services, index, **asked, search=mode)
     assert caught.value.field == "search"
+
+
+@pytest.fixture
+async def dated(services):
+    await indexes.create_index(services, "dated")
+    texts = [f"text {n} {'rare ' * (n % 5 == 0)}" for n in range(40)]
+    documents = [Document(f"d{n}", text, {"year": 1900 + n}) for n, text in enumerate(texts)]
+    await indexes.upsert(services, "dated", documents)
+    return "dated"
+
+
+@pytest.mark.parametrize("mode", search.MODES)
+async def test_a_filter_chooses_before_the_search_in_every_mode(services, dated, mode):
+    late = {"must": [{"key": "year", "range": {"gte": 1935}}]}
+    hits = await search.query(services, dated, "rare 1", top_k=5, search=mode, filter=late)
+    assert set(places(hits)) == ({"d35"} if mode == "bm25" else {f"d{n}" for n in range(35, 40)})
+    nothing = {"must": {"key": "year", "match": {"any": []}}}
+    assert await search.query(services, dated, "rare", search=mode, filter=nothing) == []
+    every = await search.query(services, dated, "rare 7", search=mode)
+    assert every == await search.query(services, dated, "rare 7", search=mode, filter={})
+    bad = {"must": [{"key": "year", "range": {"gt": "5"}}]}
+    with pytest.raises(InputError, match=r"filter\.must\[0\]\.range\.gt: '5' is not a number"):
+        await search.query(services, dated, "rare", search=mode, filter=bad)
+
+
+async def test_hybrid_fuses_what_both_find_under_the_filter_and_after_deletes(services, dated):
+    early = {"must_not": {"key": "year", "range": {"gte": 1930}}}
+    await indexes.delete(services, dated, [f"d{n}" for n in range(0, 30, 10)])
+    hits = await search.query(services, dated, "rare 7", top_k=50, search="hybrid", filter=early)
+    near = await search.query(services, dated, "rare 7", top_k=50, search="dense", filter=early)
+    alike = await search.query(services, dated, "rare 7", top_k=50, search="bm25", filter=early)
+    assert hits == fuse([near, alike], 50)
+    assert set(places(hits)) == {f"d{n}" for n in range(30) if n % 10}
+    # of those with the word (5, 15, 25), and of number 7
+    assert set(places(alike)) == {"d5", "d15", "d25", "d7"}
 
 
 @pytest.mark.parametrize("mode", ["sparse", "", "BM25"])

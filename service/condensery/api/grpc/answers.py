@@ -6,7 +6,7 @@ from typing import Any, cast
 from google.protobuf.message import Message
 
 from condensery import answers, values
-from condensery.api.grpc.messages import struct_of
+from condensery.api.grpc.messages import filter_of, struct_of
 from condensery.questions import Question, Sampling, SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
 
@@ -31,6 +31,7 @@ def question(
         search=cast(
             SearchMode | None, given.search_mode or None
         ),  # the job checks it, and the mode
+        filter=filter_of(given, "index.filter"),
         top_n=optional(given, "top_n"),
         mode=cast(answers.CompressionMode, given.compression_mode or "auto"),
         rate=optional(given, "ratio"),

@@ -98,6 +98,7 @@ async def create_index(
         metric=given.metric or "ip",
         kind=given.kind or "flat",
         dims=given.dims if given.HasField("dims") else None,
+        options=dict(given.options),
     )
     return messages.index_info(info).SerializeToString()
 
@@ -144,7 +145,10 @@ async def upsert(services: Services, given: pb.UpsertRequest, model: str | None)
 
 async def delete(services: Services, given: pb.DeleteRequest, model: str | None) -> bytes:
     """Delete documents."""
-    deleted = await indexes.delete(services, given.index, list(given.ids))
+    filter = messages.filter_of(given)
+    # none, which the job refuses, where neither is given
+    ids = list(given.ids) if given.ids or filter is None else None
+    deleted = await indexes.delete(services, given.index, ids, filter=filter)
     return pb.DeleteResponse(deleted=deleted).SerializeToString()
 
 
@@ -161,13 +165,15 @@ async def query(services: Services, given: pb.QueryRequest, model: str | None) -
             fingerprint=given.fingerprint or None,
             top_k=given.top_k or 10,
             search=cast(SearchMode | None, given.mode or None),  # the job checks it
+            filter=messages.filter_of(given),
         )
     return pb.QueryResponse(hits=[messages.hit(one) for one in hits]).SerializeToString()
 
 
 async def count(services: Services, given: pb.CountRequest, model: str | None) -> bytes:
     """Count documents and passages."""
-    documents, passages = await indexes.count(services, given.index)
+    filter = messages.filter_of(given)
+    documents, passages = await indexes.count(services, given.index, filter=filter)
     return pb.CountResponse(documents=documents, passages=passages).SerializeToString()
 
 
@@ -178,6 +184,22 @@ async def get_documents(
     found = await indexes.get(services, given.index, list(given.ids))
     documents = await asyncio.to_thread(lambda: [messages.document(one) for one in found])
     return pb.GetDocumentsResponse(documents=documents).SerializeToString()
+
+
+async def scroll(services: Services, given: pb.ScrollRequest, model: str | None) -> bytes:
+    """Return documents by id, page by page."""
+    found = await indexes.scroll(
+        services,
+        given.index,
+        filter=messages.filter_of(given),
+        limit=given.limit or None,
+        after=given.after or None,
+        with_text=given.with_text if given.HasField("with_text") else True,
+        with_metadata=given.with_metadata if given.HasField("with_metadata") else True,
+        with_vectors=given.with_vectors,
+    )
+    reply = await asyncio.to_thread(messages.page, found)
+    return reply.SerializeToString()
 
 
 async def list_models(services: Services, given: pb.ListModelsRequest, model: str | None) -> bytes:
@@ -228,6 +250,7 @@ CALLS: tuple[Call[Any], ...] = (
         *("Index", "GetDocuments", pb.GetDocumentsRequest, _INFER, "index", get_documents),
         index_field="index",
     ),
+    Call("Index", "Scroll", pb.ScrollRequest, _INFER, "index", scroll, index_field="index"),
     Call(
         *("IndexUpkeep", "UpdateAliases", pb.UpdateAliasesRequest),
         *(_WRITE, "index", upkeep.update_aliases),

@@ -13,6 +13,9 @@ from condensery.errors import InputError
 from condensery.stubs import condensery_v1_pb2 as pb
 
 LITTLE = np.dtype("<f4")
+Filtered = (
+    pb.QueryRequest | pb.AnswerRequest | pb.DeleteRequest | pb.CountRequest | pb.ScrollRequest
+)
 DOCUMENT_DEPTH = 3  # the request, its list of documents, the document
 
 
@@ -50,6 +53,15 @@ def metadata_of(struct: Struct, field: str, levels: int = 64) -> dict[str, Any]:
     """
     _check_depth(levels, field)
     return {key: _plain(value, f"{field}.{key}", levels) for key, value in struct.fields.items()}
+
+
+def filter_of(given: Filtered, field: str = "filter") -> dict[str, Any] | None:
+    """Return a request's filter as it was given; None where there is none.
+
+    Raises:
+        InputError: As for ``metadata_of``.
+    """
+    return metadata_of(given.filter, field) if given.HasField("filter") else None
 
 
 def _check_depth(levels: int, field: str) -> None:
@@ -119,6 +131,27 @@ def document(stored: values.Document) -> pb.Document:
     return pb.Document(id=stored.id, text=stored.text, metadata=struct_of(stored.metadata))
 
 
+def page(found: values.Page) -> pb.ScrollResponse:
+    """Write some of an index's documents."""
+    return pb.ScrollResponse(
+        documents=[
+            pb.StoredDocument(
+                id=one.id,
+                text=one.text,
+                metadata=None if one.metadata is None else struct_of(one.metadata),
+                passages=[
+                    pb.StoredPassage(
+                        id=piece.id, start=piece.start, end=piece.end, vector=pack(piece.vector)
+                    )
+                    for piece in one.passages or ()
+                ],
+            )
+            for one in found.documents
+        ],
+        next=found.next or "",
+    )
+
+
 def embedded(found: values.Embedded) -> pb.EmbedBatchResponse:
     """Write vectors, packed."""
     return pb.EmbedBatchResponse(
@@ -157,6 +190,10 @@ def index_info(info: values.IndexInfo) -> pb.IndexInfo:
         metric=info.metric,
         documents=info.documents,
         passages=info.passages,
+        options=info.options,
+        searched_as=info.searched_as,
+        trains_at=info.trains_at,
+        tombstones=info.tombstones,
     )
 
 

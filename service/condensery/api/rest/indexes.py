@@ -17,9 +17,11 @@ from condensery.jobs.services import Services
 from condensery.schemas import (
     CountRequest,
     CreateIndexRequest,
+    DeleteRequest,
     IdsRequest,
     NewDocument,
     QueryRequest,
+    ScrollRequest,
     UpsertRequest,
 )
 from condensery.values import Document, Floats
@@ -36,6 +38,7 @@ async def create(request: Request, services: Services) -> Response:
             metric=body.metric,
             kind=body.kind,
             dims=body.dims,
+            options=body.options,
         )
         return reply(info)
 
@@ -87,20 +90,40 @@ async def get(request: Request, services: Services) -> Response:
 
 
 async def delete(request: Request, services: Services) -> Response:
-    """Delete documents by id; synced when this returns."""
+    """Delete documents by id or by a filter; synced when this returns."""
     name = _name(request)
-    body = await read_body(request, services, IdsRequest)
+    body = await read_body(request, services, DeleteRequest)
     with account(services, None, "index", "rest", index=name):
-        return reply({"deleted": await indexes.delete(services, name, body.ids)})
+        gone = await indexes.delete(services, name, body.ids, filter=body.filter)
+        return reply({"deleted": gone})
 
 
 async def count(request: Request, services: Services) -> Response:
-    """Count an index's documents and passages."""
+    """Count an index's documents and passages, or those that a filter chooses."""
     name = _name(request)
-    await read_body(request, services, CountRequest, optional=True)
+    body = await read_body(request, services, CountRequest, optional=True)
     with account(services, None, "index", "rest", index=name):
-        documents, passages = await indexes.count(services, name)
+        documents, passages = await indexes.count(services, name, filter=body.filter)
         return reply({"documents": documents, "passages": passages})
+
+
+async def scroll(request: Request, services: Services) -> Response:
+    """Return documents by id, page by page, all or those that a filter chooses."""
+    name = _name(request)
+    body = await read_body(request, services, ScrollRequest, optional=True)
+    with account(services, None, "index", "rest", index=name):
+        page = await indexes.scroll(
+            services,
+            name,
+            filter=body.filter,
+            limit=body.limit,
+            after=body.after,
+            with_text=body.with_text,
+            with_metadata=body.with_metadata,
+            with_vectors=body.with_vectors,
+        )
+        within = {"next": page.next, "documents": None}
+        return await reply_list(page.documents, TEXTS, within=within, field="documents")
 
 
 async def query(request: Request, services: Services) -> Response:
@@ -117,6 +140,7 @@ async def query(request: Request, services: Services) -> Response:
             fingerprint=body.fingerprint,
             top_k=body.top_k,
             search=body.mode,
+            filter=body.filter,
         )
         results = [
             {

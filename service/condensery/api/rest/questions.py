@@ -29,6 +29,7 @@ def make_question(
         model=body.model,
         top_k=index.top_k,
         search=index.mode,
+        filter=index.filter,
         top_n=body.rerank.top_n,
         mode=how.mode,
         rate=how.ratio,

@@ -131,6 +131,12 @@ class Index(Reply):
     metric: str
     documents: int
     passages: int
+    options: dict[str, int]
+    searched_as: str = Field(
+        description="The kind; `flat` of an `ivf_pq` that waits for enough passages."
+    )
+    trains_at: int | None = Field(description="How many that is; null if it does not wait.")
+    tombstones: int = Field(description="Deleted or replaced passages that searches pass over.")
 
 
 class Indexes(Reply):
@@ -169,8 +175,33 @@ class Documents(Reply):
     documents: list[StoredDocument]
 
 
+class ReadPassage(Reply):
+    """A passage, as the index holds it."""
+
+    id: str
+    start: int
+    end: int
+    vector: list[float]
+
+
+class ReadDocument(Reply):
+    """A document, as far as it was asked for; null is what was not."""
+
+    id: str
+    text: str | None
+    metadata: dict[str, JsonValue] | None
+    passages: list[ReadPassage] | None
+
+
+class Page(Reply):
+    """Documents by id. ``next`` is the ``after`` of the page to come; null if there is none."""
+
+    next: str | None
+    documents: list[ReadDocument]
+
+
 class Deleted(Reply):
-    """How many of the ids were there."""
+    """How many documents there were."""
 
     deleted: int
 

@@ -335,7 +335,7 @@ INDEXES = (
     ),
     Route(
         *("POST", f"{DOCUMENTS}/delete", indexes.delete, "index", "index-write"),
-        body=schemas.IdsRequest,
+        body=schemas.DeleteRequest,
         reply=replies.Deleted,
         fails=(*WRITES, errors.EmptyInput),
     ),
@@ -344,6 +344,13 @@ INDEXES = (
         body=schemas.CountRequest,
         optional=True,
         reply=replies.Counts,
+        fails=FINDS,
+    ),
+    Route(
+        *("POST", f"{DOCUMENTS}/scroll", indexes.scroll, "index"),
+        body=schemas.ScrollRequest,
+        optional=True,
+        reply=replies.Page,
         fails=FINDS,
     ),
     Route(

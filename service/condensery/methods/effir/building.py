@@ -191,7 +191,9 @@ def build(
     models = {PARENT: parent, CHILD: first}
     costs = {key: cost(one) for key, one in models.items()}
     found = quality(models, given.sets, where, given.work or out / "quality") if given.sets else {}
-    timed = speed(models, pruning, given.sets, where, neurons=neurons) if given.sets else {}
+    timed = {}
+    if given.sets and where.rounds:
+        timed = speed(models, pruning, given.sets, where, neurons=neurons)
     report = figures(pruning, neurons, costs, found, timed)
     told = {
         "licence": manifest.licence,

@@ -15,6 +15,7 @@ from condensery.methods.effir.building import Given, Plan, build
 from condensery.methods.effir.choosing import Depth
 from condensery.methods.effir.measuring import Where
 from condensery.methods.effir.narrowing import Width
+from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.ranking.sets import parse_set, read_set
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
@@ -79,6 +80,9 @@ def make_parser() -> argparse.ArgumentParser:
         choices=("auto", "float32", "bfloat16"),
         help="what it computes in when measured (auto: as it would serve here)",
     )
+    measured.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"of timing, medians; 0: untimed ({ROUNDS})"
+    )
     add_machine(parser, dtype="float32", every=250)
     return parser
 
@@ -117,8 +121,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.licence,
         f"condensery effir build {shlex.join(given)}",
     )
+    if args.rounds < 0:
+        raise InputError(
+            f"rounds: {args.rounds}: must be at least 0", field="rounds", value=args.rounds
+        )
     workers = args.workers or torch.get_num_threads()
-    where = Where(device, choose_dtype(device, args.measure_dtype), workers)
+    where = Where(device, choose_dtype(device, args.measure_dtype), workers, args.rounds)
     with joined(device) as processes:
         made = build(
             parent, store, args.name, plan, what, args.out, where,

@@ -37,11 +37,13 @@ class Where:
         device: That models run on.
         dtype: What they compute in.
         workers: Threads of one each, on a CPU.
+        rounds: Of each model and kind of text, when it is timed; 0: it is not.
     """
 
     device: torch.device
     dtype: torch.dtype
     workers: int
+    rounds: int = ROUNDS
 
 
 def quality(
@@ -142,7 +144,6 @@ def speed(
     where: Where,
     *,
     neurons: int,
-    rounds: int = ROUNDS,
 ) -> dict[str, Any]:
     """Time parent and child in turns on real texts, beside what the parent's profile predicts.
 
@@ -155,7 +156,6 @@ def speed(
         sets: Where queries and passages come from.
         where: It runs.
         neurons: Of each of the parent's MLPs.
-        rounds: Of each.
     """
     backbones = {
         name: load_backbone(stored.path, device=where.device, dtype=where.dtype)
@@ -163,8 +163,10 @@ def speed(
     }
     found: dict[str, Any] = {}
     for kind, texts in timed_texts(models[PARENT], sets).items():
-        seconds = {name: median(all_) for name, all_ in times(backbones, texts, rounds).items()}
-        parts = profile(backbones[PARENT], texts, rounds)
+        seconds = {
+            name: median(all_) for name, all_ in times(backbones, texts, where.rounds).items()
+        }
+        parts = profile(backbones[PARENT], texts, where.rounds)
         predicted = parts.whole / parts.without(pruning, neurons)
         real = seconds[PARENT] / seconds[CHILD]
         found[kind] = {

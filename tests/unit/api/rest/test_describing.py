@@ -179,6 +179,12 @@ REPLIES = [
     ("DELETE", "/v1/indexes/kb/rebuild", None, replies_upkeep.RebuildCancelled),
     ("POST", "/v1/indexes/kb/documents/get", {"ids": ["a", "b"]}, replies.Documents),
     ("POST", "/v1/indexes/kb/documents/count", {}, replies.Counts),
+    ("POST", "/v1/indexes/kb/documents/scroll", {}, replies.Page),
+    ("POST", "/v1/indexes/kb/documents/scroll", {"with_vectors": True}, replies.Page),
+    (
+        *("POST", "/v1/indexes/kb/documents/scroll"),
+        *({"with_text": False, "with_metadata": False, "limit": 1}, replies.Page),
+    ),
     ("POST", "/v1/indexes/kb/query", {"query": "alpha"}, replies.Hits),
     ("POST", "/v1/indexes/kb/documents/delete", {"ids": ["a"]}, replies.Deleted),
     ("DELETE", "/v1/indexes/kb", None, replies.Dropped),

@@ -123,9 +123,18 @@ def test_the_last_layers_go_without_calibration_text(stored: Stored, tmp_path: P
     assert shape["drop_mlp_list"] == shape["drop_attn_list"] == [2, 3]
 
 
+def test_quality_is_measured_without_timing(stored: Stored, beir: Path, tmp_path: Path) -> None:
+    made = run(stored("bert"), tmp_path / "run", "--drop-last", 1, "--set", beir, "--rounds", 0)
+    report = StoredReport(made).report().report
+    assert report["retrieval"]
+    assert report["speed"] == {}
+    assert "## Speed" not in StoredReport(made).card()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--rounds", "-1"], "rounds: -1: must be at least 0"),
         (["--drop-mlp", "4"], "mlp=4: must be from 0 to 3"),
         (["--drop-mlp", "1", "--drop-blocks", "1"], "can't be dropped together"),
         (["--drop-mlp", "1"], "text: importance is measured over text"),

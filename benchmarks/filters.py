@@ -1,0 +1,221 @@
+"""What a filter costs a search, and what is found under it, for each kind of index.
+
+Passages are indexed through the store, one a document, and asked without a filter (recall is then
+that against `flat`), and with one that chooses 1 % or 10 % of them by their metadata: `scattered`
+ones, whatever their vectors, and ones that lie `together`, the nearest to one of them. Each query
+is asked three ways, in turn:
+
+- filtered before the search, as the service does;
+- filtered after it, as who has no filters must: the nearest 10 / share are found, and those that
+  are not allowed dropped;
+- by brute force in numpy, which is the truth.
+
+    python benchmarks/filters.py [--passages 20000] [--kinds flat hnsw] [--vectors FILE.npy]
+    python benchmarks/filters.py --switch       # where scoring all that is allowed beats the walk
+
+Vectors are drawn around 200 centres, unless `--vectors` names an array (rows, dims), whose last
+`--queries` rows are the queries: `--embed FILE.jsonl.gz --vectors FILE.npy` makes one of the texts
+in a file (`{"text"}` a line) with minilm-l6. Prints tables.
+"""
+
+import argparse
+import asyncio
+import gzip
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from condensery.index import checks, vectors
+from condensery.index.filters import Filter, read_filter
+from condensery.index.store import IndexStore
+from condensery.values import Document, Floats, Passage
+
+SHARES = (0.01, 0.1)
+WRITE = 1000
+TOP_K = 10
+
+
+def draw(rows: int, dims: int, chance: np.random.Generator) -> Floats:
+    centres = chance.standard_normal((200, dims))
+    found = centres[chance.integers(200, size=rows)] + chance.standard_normal((rows, dims))
+    return unit(found.astype(np.float32))
+
+
+def unit(found: Floats) -> Floats:
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def embed(source: Path, target: Path, rows: int) -> None:
+    from condensery.runtime.device import choose_device, choose_dtype, prepare_process
+    from condensery.runtime.encoder import Encoder
+    from condensery.runtime.workers import Workers
+    from condensery.store.importing import import_minilm
+    from condensery.store.store import ModelStore
+
+    async def run(folder: Path) -> Floats:
+        prepare_process()
+        workers = Workers()
+        dtype = choose_dtype(choose_device("auto"), "auto")
+        encoder = Encoder.load(import_minilm(ModelStore(None, folder)), workers, dtype=dtype)
+        blocks = []
+        for start in range(0, len(texts), 256):
+            blocks.append((await encoder.embed(texts[start : start + 256])).vectors)
+            sys.stderr.write(f"\r{start} of {len(texts)} embedded")
+        encoder.close()
+        workers.close(1)
+        return np.concatenate(blocks)
+
+    with gzip.open(source, "rt", encoding="utf-8") as lines:
+        texts = list(dict.fromkeys(json.loads(line)["text"] for line in lines))[:rows]
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(target, asyncio.run(run(Path(folder))))
+
+
+def fill(store: IndexStore, kind: str, rows: Floats, metadata: Sequence[dict[str, Any]]) -> None:
+    store.create(
+        kind, encoder="none", fingerprint="none", metric="ip", dims=rows.shape[1], kind=kind
+    )
+    for start in range(0, len(rows), WRITE):
+        block = range(start, min(start + WRITE, len(rows)))
+        documents = [Document(f"d{n}", "text", metadata[n]) for n in block]
+        passages = [Passage(f"d{n}#0", f"d{n}", "text", 0, 4, metadata[n]) for n in block]
+        store.upsert(kind, documents, passages, rows[start : start + WRITE], fingerprint="none")
+        sys.stderr.write(f"\r{kind}: {block[-1] + 1} of {len(rows)}")
+    sys.stderr.write("\n")
+
+
+def describe(rows: Floats, chance: np.random.Generator) -> list[dict[str, Any]]:
+    """Metadata whose fields are shares: a filter `< 0.01` chooses a hundredth."""
+    ranks = np.argsort(np.argsort(-(rows @ rows[chance.integers(len(rows))])))
+    return [
+        {"scattered": scattered, "together": float(rank / len(rows))}
+        for scattered, rank in zip(chance.permutation(len(rows)) / len(rows), ranks, strict=True)
+    ]
+
+
+def timed(work: Callable[[], Any], times: list[float]) -> Any:
+    began = time.perf_counter()
+    found = work()
+    times.append(1000 * (time.perf_counter() - began))
+    return found
+
+
+def measure(
+    store: IndexStore, kind: str, rows: Floats, queries: Floats, allowed: Any, asked: Filter | None
+) -> list[str]:
+    share = allowed.mean()
+    before: list[float] = []
+    after: list[float] = []
+    brute: list[float] = []
+    recalls: tuple[list[float], list[float]] = ([], [])
+    wanted = min(round(TOP_K / share), checks.MAX_TOP_K)
+    places = np.flatnonzero(allowed)
+    for query in queries:
+
+        def search(query: Floats = query) -> set[int]:
+            return numbers(store.query(kind, query, top_k=TOP_K, chosen=asked))
+
+        def drop(query: Floats = query) -> set[int]:
+            found = store.query(kind, query, top_k=wanted)
+            return numbers(
+                [one for one in found if allowed[int(one.passage.document_id[1:])]][:TOP_K]
+            )
+
+        def score(query: Floats = query) -> set[int]:
+            return set(places[np.argsort(-(rows[places] @ query))[:TOP_K]].tolist())
+
+        found, dropped, true = timed(search, before), timed(drop, after), timed(score, brute)
+        for each, recall in zip((found, dropped), recalls, strict=True):
+            recall.append(len(each & true) / len(true))
+    cells = [f"{statistics.mean(recall):.3f}" for recall in recalls]
+    cells += [f"{statistics.median(each):.2f}" for each in (before, after, brute)]
+    return [cells[0], cells[2], cells[1], cells[3], cells[4]]
+
+
+def numbers(hits: Sequence[Any]) -> set[int]:
+    return {int(hit.passage.document_id[1:]) for hit in hits}
+
+
+def compare(args: argparse.Namespace, store: IndexStore, rows: Floats, queries: Floats) -> None:
+    metadata = describe(rows, np.random.default_rng(2))
+    print(
+        f"{len(rows)} passages, {rows.shape[1]} dimensions, {len(queries)} queries, top {TOP_K}\n"
+    )
+    print(
+        "| kind | filter | share | recall | ms | recall, filtered after | ms, after | ms, numpy |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for kind in args.kinds:
+        fill(store, kind, rows, metadata)
+        cells = measure(store, kind, rows, queries, np.ones(len(rows), bool), None)
+        print(f"| {kind} | none | 100% | {' | '.join(cells)} |", flush=True)
+        for name in ("scattered", "together"):
+            for share in SHARES:
+                asked = read_filter({"must": {"key": name, "range": {"lt": share}}})
+                assert asked is not None
+                allowed = np.array([one[name] < share for one in metadata])
+                cells = measure(store, kind, rows, queries, allowed, asked)
+                print(f"| {kind} | {name} | {share:.0%} | {' | '.join(cells)} |", flush=True)
+
+
+def switch(store: IndexStore, rows: Floats, queries: Floats) -> None:
+    """Print what walking the graph and scoring one by one take, by how many rows are allowed."""
+    chance = np.random.default_rng(2)
+    fill(store, "hnsw", rows, [{}] * len(rows))
+    cache = store._index("hnsw")._cache
+    print("| allowed | their square / passages | ms, walked | recall | ms, scored |")
+    print("|---|---|---|---|---|")
+    for share in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5):
+        places = np.sort(chance.permutation(len(rows))[: round(share * len(rows))])
+        allowed = cache.rows()[places]
+        times: dict[float, list[float]] = {0: [], float("inf"): []}
+        same = 0
+        for query in queries:
+            found = []
+            for factor, each in times.items():
+                vectors.FEW_FACTOR = factor
+                nearest = timed(
+                    lambda query=query, allowed=allowed: cache.search(query, TOP_K, allowed), each
+                )
+                found.append(set(nearest[0]))
+            same += len(found[0] & found[1])
+        walked, scored = (statistics.median(each) for each in times.values())
+        square = len(places) ** 2 / len(rows)
+        recall = same / TOP_K / len(queries)
+        print(f"| {len(places)} | {square:.0f} | {walked:.2f} | {recall:.3f} | {scored:.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--passages", type=int, default=20_000)
+    parser.add_argument("--dims", type=int, default=384)
+    parser.add_argument("--queries", type=int, default=100)
+    parser.add_argument("--kinds", nargs="+", choices=checks.KINDS, default=checks.KINDS)
+    parser.add_argument("--vectors", type=Path)
+    parser.add_argument("--embed", type=Path)
+    parser.add_argument("--switch", action="store_true")
+    args = parser.parse_args()
+    if args.embed:
+        embed(args.embed, args.vectors, args.passages + args.queries)
+        return
+    if args.vectors:
+        found = unit(np.load(args.vectors).astype(np.float32))
+    else:
+        found = draw(args.passages + args.queries, args.dims, np.random.default_rng(1))
+    rows, queries = found[: -args.queries][: args.passages], found[-args.queries :]
+    with tempfile.TemporaryDirectory() as folder, IndexStore(Path(folder)) as store:
+        if args.switch:
+            switch(store, rows, queries)
+        else:
+            compare(args, store, rows, queries)
+
+
+if __name__ == "__main__":
+    main()

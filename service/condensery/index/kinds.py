@@ -1,0 +1,127 @@
+"""The kinds of indexes: what each can be told, and what follows from their size.
+
+``flat`` compares a query with every vector. ``hnsw`` walks a graph (Malkov & Yashunin,
+arXiv:1603.09320). ``ivf_pq`` looks into the nearest of ``nlist`` cells and compares codes of
+``pq_m`` times ``pq_bits`` bits (Jégou, Douze & Schmid, TPAMI 2011), which takes a sixteenth of the
+memory; what it finds is put in order by the vectors themselves, which SQLite has.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+
+from condensery.errors import InputError, shorten
+
+# What can be told of each kind, from least to most. Of an IVF-PQ index `pq_m` divides the
+# dimensions.
+OPTIONS: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "flat": {},
+    "hnsw": {"m": (4, 128), "ef_construction": (8, 4096), "ef_search": (8, 4096)},
+    "ivf_pq": {
+        "nlist": (1, 65_536),
+        "nprobe": (1, 65_536),
+        "pq_m": (1, 65_536),
+        "pq_bits": (4, 8),
+    },
+}
+KINDS = tuple(OPTIONS)
+
+# HNSW: links a node, and the breadth of the search when building and when asking.
+HNSW_LINKS = 32
+HNSW_BUILD_BREADTH = 128
+HNSW_SEARCH_BREADTH = 64
+
+# IVF-PQ: vectors that k-means wants for each centre, as FAISS does; and those it takes at most.
+LEAST_A_CENTRE = 39
+MOST_A_CENTRE = 64
+PQ_BITS = 8
+# Features that one code stands for: 96 bytes of 1,536 at 384 dimensions.
+FEATURES_A_CODE = 4
+LEAST_CELLS = 16
+
+Options = Mapping[str, int]
+
+
+def write_options(kind: str, given: object, dims: int) -> str:
+    """Return an index's options as its settings keep them, or refuse them by name.
+
+    Args:
+        kind: One of ``KINDS``.
+        given: An object; None is none. What is left out follows from the index's size.
+        dims: Features of a vector.
+
+    Raises:
+        InputError: An option that this kind has not, or a value that it can't have.
+    """
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"options: {shorten(given)} is not an object.", field="options", value=given
+        )
+    known = OPTIONS[kind]
+    for name, value in given.items():
+        field = f"options.{name}"
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise InputError(
+                f"{field}: unknown option; kind {kind} has: {there}.", field=field, value=value
+            )
+        least, most = known[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise InputError(
+                f"{field}: {shorten(value)} is not a whole number from {least} to {most}.",
+                field=field,
+                value=value,
+            )
+    options: dict[str, int] = dict(given)
+    if dims % options.get("pq_m", 1):
+        raise InputError(
+            f"options.pq_m: {options['pq_m']} does not divide {dims} dimensions.",
+            field="options.pq_m",
+            value=options["pq_m"],
+        )
+    if "nlist" in options and options.get("nprobe", 1) > options["nlist"]:
+        raise InputError(
+            f"options.nprobe: {options['nprobe']} is over nlist, {options['nlist']}.",
+            field="options.nprobe",
+            value=options["nprobe"],
+        )
+    return json.dumps(options, sort_keys=True)
+
+
+def least_rows(options: Options) -> int:
+    """Return how many vectors an IVF-PQ index needs before it can be trained."""
+    bits = options.get("pq_bits", PQ_BITS)
+    return LEAST_A_CENTRE * max(options.get("nlist", LEAST_CELLS), 2**bits)
+
+
+def sample_size(options: Options, rows: int) -> int:
+    """Return how many of so many vectors it is trained on."""
+    bits = options.get("pq_bits", PQ_BITS)
+    cells = options.get("nlist", cells_for(rows))
+    return min(rows, MOST_A_CENTRE * max(cells, 2**bits))
+
+
+def cells_for(rows: int) -> int:
+    """Return an IVF index's cells where nothing is said: a power of two near 4 * sqrt(rows)."""
+    wanted = 4 * math.sqrt(rows)
+    most = max(LEAST_CELLS, rows // LEAST_A_CENTRE)
+    return int(2 ** math.floor(math.log2(max(LEAST_CELLS, min(wanted, most)))))
+
+
+def probes_for(cells: int) -> int:
+    """Return the cells to look into where nothing is said."""
+    return min(cells, max(8, round(4 * math.sqrt(cells))))
+
+
+def codes_for(dims: int) -> int:
+    """Return the codes of a vector where nothing is said: the most that divide its features."""
+    return max(
+        count for count in range(1, max(1, dims // FEATURES_A_CODE) + 1) if dims % count == 0
+    )
+
+
+def candidates_for(k: int) -> int:
+    """Return how many of the nearest by code are compared by their vectors, for ``k`` wanted."""
+    return max(k, min(10 * k, 1000), 100)

@@ -1,0 +1,100 @@
+"""What filters and pages choose: the statements that read an index's documents by what they are."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from condensery.index import fields, passages
+from condensery.index.filters import Filter
+from condensery.index.passages import Rows
+from condensery.values import Page, StoredDocument, StoredPassage
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A page of documents, by id.
+
+    Attributes:
+        chosen: Only these; None is all.
+        after: Only those whose id comes after this one, by its UTF-8 bytes.
+        limit: Most documents.
+        max_bytes: Of text, metadata and vectors: a page ends with the document that passes it.
+        text: Whether texts are read.
+        metadata: Whether metadata is.
+        vectors: Whether passages are, with their vectors.
+    """
+
+    chosen: Filter | None = None
+    after: str = ""
+    limit: int = 100
+    max_bytes: int = 8 * 2**20
+    text: bool = True
+    metadata: bool = True
+    vectors: bool = False
+
+
+def passage_rows(connection: sqlite3.Connection, chosen: Filter) -> Rows:
+    """Return the rows of the passages whose documents a filter chooses, ascending."""
+    where, values = fields.compile_filter(chosen)
+    cursor = connection.execute(f"SELECT row FROM passages WHERE {where}", values)
+    return np.sort(np.fromiter((row for (row,) in cursor), dtype=np.int64))
+
+
+def document_rows(connection: sqlite3.Connection, chosen: Filter) -> list[int]:
+    """Return the rows of the documents that a filter chooses."""
+    where, values = fields.compile_filter(chosen)
+    cursor = connection.execute(f"SELECT DISTINCT document FROM passages WHERE {where}", values)
+    return [row for (row,) in cursor]
+
+
+def count(connection: sqlite3.Connection, chosen: Filter) -> tuple[int, int]:
+    """Count the (documents, passages) that a filter chooses."""
+    where, values = fields.compile_filter(chosen)
+    statement = f"SELECT count(DISTINCT document), count(*) FROM passages WHERE {where}"
+    documents, found = connection.execute(statement, values).fetchone()
+    return documents, found
+
+
+def read_page(connection: sqlite3.Connection, wanted: Wanted, dims: int) -> Page:
+    """Read documents by id, as far as one page goes."""
+    where, values = ("1", []) if wanted.chosen is None else _where(wanted.chosen)
+    columns = ("id", "row", "text" if wanted.text else "NULL")
+    # Within, ids and rows are read from their index alone, as far as the page goes; the plus keeps
+    # SQLite from sorting all that is chosen instead.
+    statement = (
+        f"SELECT {', '.join(columns)}, {'metadata' if wanted.metadata else 'NULL'} FROM documents "
+        f"WHERE row IN (SELECT row FROM documents WHERE id > ? AND {where} ORDER BY id LIMIT ?) "
+        "ORDER BY id"
+    )
+    # one more, to know whether there is more
+    cursor = connection.execute(statement, (wanted.after, *values, wanted.limit + 1))
+    found: list[StoredDocument] = []
+    size = 0
+    for identity, row, text, metadata in cursor:
+        if len(found) == wanted.limit or size > wanted.max_bytes:
+            return Page(tuple(found), next=found[-1].id)
+        pieces = tuple(_passages(connection, row, dims)) if wanted.vectors else None
+        size += len(text or "") + len(metadata or "") + 4 * dims * len(pieces or ())
+        told = None if metadata is None else json.loads(metadata)
+        found.append(StoredDocument(identity, text, told, pieces))
+    return Page(tuple(found), next=None)
+
+
+def _where(chosen: Filter) -> tuple[str, list[fields.Stored]]:
+    return fields.compile_filter(chosen, "+row")
+
+
+def _passages(connection: sqlite3.Connection, document: int, dims: int) -> Iterator[StoredPassage]:
+    spans: Sequence[tuple[int, str, int, int]] = connection.execute(
+        "SELECT row, id, start_char, end_char FROM passages WHERE document = ? ORDER BY row",
+        (document,),
+    ).fetchall()
+    rows = np.array([row for row, *_ in spans], dtype=np.int64)
+    vectors = [
+        vector for _, block in passages.vector_blocks(connection, dims, rows) for vector in block
+    ]
+    for (_, identity, start, end), vector in zip(spans, vectors, strict=True):
+        yield StoredPassage(identity, start, end, vector)

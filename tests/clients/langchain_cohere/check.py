@@ -1,0 +1,21 @@
+"""LangChain's Cohere reranker."""
+
+import os
+
+from langchain_cohere import CohereRerank
+from langchain_core.documents import Document
+
+PASSAGES = ["Helium is a gas.", "The Danube ends in the Black Sea.", "A mill grinds grain."]
+
+
+def test_documents_come_best_first() -> None:
+    reranker = CohereRerank(
+        base_url=os.environ["SERVER"], cohere_api_key="none", model="oscar-mini", top_n=2
+    )
+    documents = [
+        Document(page_content=text, metadata={"place": n}) for n, text in enumerate(PASSAGES)
+    ]
+    best = reranker.compress_documents(documents, "Where does the Danube end?")
+    assert len(best) == 2
+    scores = [one.metadata["relevance_score"] for one in best]
+    assert scores == sorted(scores, reverse=True)

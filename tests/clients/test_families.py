@@ -1,0 +1,84 @@
+"""The clients that people have, each family in an environment of its own, of a real server.
+
+Their libraries don't share one environment, and most of them are not in ours. What a family's page
+in docs/clients/ shows is run as it stands there; then ``check.py`` beside its requirements compares
+what the client gets with what it should.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+FAMILIES = sorted(path.parent.name for path in HERE.glob("*/requirements.txt"))
+PIP = ("-m", "pip", "--disable-pip-version-check")
+PYTEST = ("-m", "pytest", "-q", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def python(family: str) -> Path:
+    """The Python of the family's environment; made anew when its requirements change."""
+    wanted = HERE / family / "requirements.txt"
+    digest = hashlib.sha256(wanted.read_bytes()).hexdigest()[:12]
+    folder = ROOT / ".venv" / "clients" / f"{family}-{digest}"
+    made = folder / "bin" / "python"
+    if not (folder / "whole").is_file():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        subprocess.run([made, *PIP, "install", "--quiet", "-r", wanted], check=True)
+        (folder / "whole").touch()
+    return made
+
+
+def test_what_the_pages_show_runs_and_the_client_gets_what_it_should(
+    family: str, python: Path, live_server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = run(python, [*PIP, "list", "--format", "freeze"], live_server)
+    with capsys.disabled():
+        print(f"\n{family}: {', '.join(versions.split())}")
+    for page, snippet in snippets(family):
+        # the addresses of a server as it starts by itself
+        own = snippet.replace("http://127.0.0.1:8080", live_server.url)
+        own = own.replace("127.0.0.1:8081", live_server.grpc)
+        assert run(python, ["-c", own], live_server).strip(), f"{page} shows nothing"
+    run(python, [*PYTEST, f"{family}/check.py"], live_server)
+
+
+def run(python: Path, arguments: Sequence[str], server: Any) -> str:
+    """Run a program that learns of the server from its environment; return what it prints."""
+    hidden = ("PYTHONPATH", "HF_HUB_OFFLINE")
+    own = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [python, *arguments],
+        env=own | {"SERVER": server.url, "SERVER_GRPC": server.grpc},
+        cwd=HERE,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def snippets(family: str) -> list[tuple[str, str]]:
+    """Return pages and their Python blocks, a program each, that name the family above them."""
+    mark = re.compile(rf"<!-- runs: {family} -->\n```python\n(.*?)```", re.DOTALL)
+    pages = sorted((ROOT / "docs" / "clients").glob("*.md"))
+    found = [(page.name, block) for page in pages for block in mark.findall(page.read_text())]
+    assert found, f"no page in docs/clients shows {family}"
+    return found

@@ -1,0 +1,240 @@
+"""What each kind can be told, and the one that must be trained."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.index.conftest import (
+    FINGERPRINT,
+    SETTINGS,
+    assert_best_hits,
+    events,
+    open_store,
+    read_truth,
+    score_truth,
+)
+
+from condensery.errors import IndexExists, InputError
+from condensery.index import kinds
+from condensery.index.filters import Filter, Match, Range
+from condensery.index.kinds import OPTIONS, write_options
+from condensery.index.store import IndexStore
+from condensery.values import Document, Floats, Passage
+
+DIMS = 16
+# Sixteen codes of four bits: 624 passages are enough to be trained on.
+PQ: dict[str, Any] = {
+    **SETTINGS,
+    "dims": DIMS,
+    "kind": "ivf_pq",
+    "options": {"nlist": 16, "pq_m": 8, "pq_bits": 4},
+}
+LEAST = 39 * 16
+
+
+def write(store: IndexStore, numbers: Iterator[int] | range, name: str = "pq") -> None:
+    rows = list(numbers)
+    texts = [f"number {n}" for n in rows]
+    store.upsert(
+        name,
+        [
+            Document(f"d{n}", text, {"n": n, "even": n % 2 == 0})
+            for n, text in zip(rows, texts, strict=True)
+        ],
+        [
+            Passage(f"d{n}#0", f"d{n}", text, 0, len(text))
+            for n, text in zip(rows, texts, strict=True)
+        ],
+        np.stack([vector_of(n) for n in rows]),
+        fingerprint=FINGERPRINT,
+    )
+
+
+def vector_of(number: int) -> Floats:
+    """Vectors around twenty centres."""
+    centre = np.random.default_rng(number % 20).standard_normal(DIMS)
+    vector = centre + 0.5 * np.random.default_rng(1000 + number).standard_normal(DIMS)
+    return (vector / np.linalg.norm(vector)).astype(np.float32)
+
+
+def recall(store: IndexStore, data_dir: Path, chosen: Filter | None = None, **how: Any) -> float:
+    """Of the ten nearest, how many are found; scores are those of the vectors, exactly."""
+    metric = store.info("pq").metric
+    truth = read_truth(data_dir, "pq")
+    if how:
+        keep = how["keep"]
+        truth = {one: vector for one, vector in truth.items() if keep(int(one[1:-2]))}
+    good = 0
+    for number in range(50):
+        query = vector_of(100_000 + number)
+        scores = score_truth(truth, query, metric)
+        hits = store.query("pq", query, top_k=10, chosen=chosen)
+        found = {hit.passage.id: hit.score for hit in hits}
+        assert found.keys() <= truth.keys()
+        assert len(found) == min(10, len(truth))
+        assert found == pytest.approx({one: scores[one] for one in found}, rel=1e-4, abs=1e-5)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+        good += len(found.keys() & set(sorted(scores, key=lambda one: -scores[one])[:10]))
+    return good / 50 / min(10, len(truth))
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_ivf_pq_is_flat_until_it_has_enough_to_be_trained_on_and_says_so(
+    data_dir: Path, metric: str
+) -> None:
+    with open_store(data_dir) as store:
+        store.create("pq", **{**PQ, "metric": metric})
+        write(store, range(LEAST - 1))
+        info = store.info("pq")
+        assert (info.kind, info.searched_as, info.trains_at) == ("ivf_pq", "flat", LEAST)
+        assert info.options == PQ["options"]
+        assert recall(store, data_dir) == 1
+        write(store, range(LEAST - 1, LEAST))
+        info = store.info("pq")
+        assert (info.kind, info.searched_as, info.trains_at) == ("ivf_pq", "ivf_pq", None)
+        assert store._index("pq")._cache._cells.nlist == 16
+        assert recall(store, data_dir) > 0.95
+        write(store, range(LEAST, 1500))
+        assert recall(store, data_dir) > 0.95
+        few = Filter(must=(Range("n", (("lt", 30),)),))
+        assert recall(store, data_dir, few, keep=lambda n: n < 30) == 1
+        even = Filter(must=(Match("even", (True,)),))
+        assert recall(store, data_dir, even, keep=lambda n: n % 2 == 0) > 0.95
+
+
+def test_deleted_and_replaced_passages_are_passed_over_and_compacted(data_dir: Path) -> None:
+    with open_store(data_dir) as store:
+        store.create("pq", **PQ)
+        write(store, range(3000))
+        store.delete("pq", [f"d{n}" for n in range(500)])
+        assert store.info("pq").tombstones == 500
+        assert recall(store, data_dir) > 0.95
+        write(store, range(600, 700))
+        assert store.info("pq").tombstones == 600
+        nothing = store.query("pq", vector_of(100), top_k=5000)
+        assert len(nothing) == 2500
+        store.delete("pq", [f"d{n}" for n in range(1000, 1700)])
+        info = store.info("pq")
+        assert (info.tombstones, info.searched_as, info.passages) == (0, "ivf_pq", 1800)
+        assert recall(store, data_dir) > 0.95
+
+
+def test_it_comes_back_trained_and_catches_up(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = data_dir / "indexes" / "pq" / "vectors.faiss"
+    with open_store(data_dir) as store:
+        store.create("pq", **PQ)
+        write(store, range(1000))
+        before = store.query("pq", vector_of(7), top_k=10)
+    with open_store(data_dir) as store:
+        assert store.info("pq").searched_as == "ivf_pq"
+        assert store.query("pq", vector_of(7), top_k=10) == before
+        kept = cache.read_bytes()
+        write(store, range(1000, 1100))
+        store.delete("pq", ["d3"])
+    cache.write_bytes(kept)
+    assert events(caplog) == []
+    with open_store(data_dir) as store:
+        assert recall(store, data_dir) > 0.95
+        assert store.info("pq").tombstones == 1
+    assert [event for event, _ in events(caplog)] == ["index_cache_caught_up"]
+
+
+def test_a_cache_from_before_the_training_is_trained_at_start(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = data_dir / "indexes" / "pq" / "vectors.faiss"
+    with open_store(data_dir) as store:
+        store.create("pq", **PQ)
+        write(store, range(600))
+    early = cache.read_bytes()
+    with open_store(data_dir) as store:
+        write(store, range(600, 700))
+    for harm in (early, b""):
+        cache.write_bytes(harm)
+        caplog.clear()
+        with open_store(data_dir) as store:
+            assert store.info("pq").searched_as == "ivf_pq"
+            assert recall(store, data_dir) > 0.95
+        assert [event for event, _ in events(caplog)] == ["index_cache_rebuilt"]
+
+
+def test_cells_grow_with_the_index_unless_they_were_given(data_dir: Path) -> None:
+    with open_store(data_dir) as store:
+        store.create("pq", **{**PQ, "options": {"pq_m": 8, "pq_bits": 4}})
+        for start in range(0, 6000, 1000):
+            write(store, range(start, start + 1000))
+            rows = start + 1000
+            cells = store._index("pq")._cache._cells.nlist
+            assert cells <= kinds.cells_for(rows) < 2 * cells
+        assert cells == 128
+        assert recall(store, data_dir) > 0.95
+
+
+def test_hnsw_is_built_as_it_is_told(data_dir: Path) -> None:
+    options = {"m": 8, "ef_construction": 40, "ef_search": 200}
+    with open_store(data_dir) as store:
+        store.create("graph", **{**SETTINGS, "kind": "hnsw", "options": options})
+        assert store.info("graph").options == options
+    with open_store(data_dir) as store:
+        assert store.info("graph").options == options
+        cache = store._index("graph")._cache
+        import faiss
+
+        graph = faiss.downcast_index(cache._index.index).hnsw
+        assert (graph.nb_neighbors(1), graph.efConstruction) == (8, 40)
+        assert cache._parameters(10, None).efSearch == 200
+        again = {**SETTINGS, "kind": "hnsw", "options": dict(reversed(options.items()))}
+        assert store.create("graph", **again).options == options
+        with pytest.raises(IndexExists, match="options is"):
+            store.create("graph", **{**again, "options": {"m": 8}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "field", "says"),
+    [
+        ("flat", {"m": 8}, "options.m", "unknown option; kind flat has: none"),
+        ("hnsw", {"nlist": 8}, "options.nlist", "kind hnsw has: m, ef_construction, ef_search"),
+        ("hnsw", {"m": 3}, "options.m", "3 is not a whole number from 4 to 128"),
+        ("hnsw", {"m": "8"}, "options.m", "'8' is not a whole number"),
+        ("hnsw", {"m": True}, "options.m", "True is not a whole number"),
+        ("ivf_pq", {"nprobe": 0}, "options.nprobe", "0 is not a whole number from 1"),
+        ("ivf_pq", {"pq_m": 5}, "options.pq_m", "5 does not divide 16 dimensions"),
+        ("ivf_pq", {"pq_m": 32}, "options.pq_m", "32 does not divide 16 dimensions"),
+        ("ivf_pq", {"pq_bits": 9}, "options.pq_bits", "from 4 to 8"),
+        ("ivf_pq", {"nlist": 8, "nprobe": 9}, "options.nprobe", "9 is over nlist, 8"),
+        ("ivf_pq", [], "options", "[] is not an object"),
+    ],
+)
+def test_an_option_that_can_not_be_is_named(kind: str, given: Any, field: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        write_options(kind, given, 16)
+    assert caught.value.field == field
+    assert says in caught.value.message
+
+
+def test_what_is_left_out_follows_from_the_size() -> None:
+    assert json.loads(write_options("ivf_pq", None, 384)) == {}
+    assert [kinds.codes_for(dims) for dims in (1, 3, 7, 16, 384, 385)] == [1, 1, 1, 4, 96, 77]
+    assert kinds.least_rows({}) == 39 * 256
+    for rows in (1, 624, 9984, 20_000, 100_000, 1_000_000):
+        cells = kinds.cells_for(rows)
+        assert cells & (cells - 1) == 0
+        assert cells <= max(kinds.LEAST_CELLS, rows // 39)
+        assert kinds.sample_size({}, rows) <= rows
+        assert 1 <= kinds.probes_for(cells) <= cells
+    assert kinds.cells_for(1_000_000) == 2048
+    assert set(OPTIONS) == {"flat", "hnsw", "ivf_pq"}
+
+
+def test_few_hits_are_those_of_all_cells(store: IndexStore, data_dir: Path) -> None:
+    """More than the nearest cells hold are found in the others."""
+    store.create("pq", **{**PQ, "options": {**PQ["options"], "nprobe": 1}})
+    write(store, range(1000))
+    query = vector_of(3)
+    hits = store.query("pq", query, top_k=1000)
+    assert_best_hits(hits, score_truth(read_truth(data_dir, "pq"), query), 1000)
