@@ -10,6 +10,10 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 INDEX = "fuzz-a"
+FILTER = {
+    "must": [{"key": "n", "range": {"gte": 1, "lt": 2.5}}, {"must_not": {"has_id": ["b"]}}],
+    "should": {"key": "n[].x", "match": {"any": ["a", 2.5, True]}},
+}
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,16 @@ def good() -> list[Asked]:
             {"documents": [{"id": "a", "text": "one", "metadata": {"n": [1, None, {"x": 2.5}]}}]},
         ),
         ("POST", f"/v1/indexes/{INDEX}/documents/get", {"ids": ["a", "b"]}),
-        ("POST", f"/v1/indexes/{INDEX}/documents/count", {}),
+        ("POST", f"/v1/indexes/{INDEX}/documents/count", {"filter": FILTER}),
+        (
+            "POST",
+            f"/v1/indexes/{INDEX}/documents/scroll",
+            {"filter": FILTER, "limit": 2, "after": "a", "with_vectors": True},
+        ),
         ("POST", f"/v1/indexes/{INDEX}/documents/delete", {"ids": ["z"]}),
+        ("POST", f"/v1/indexes/{INDEX}/documents/delete", {"filter": FILTER}),
         ("POST", f"/v1/indexes/{INDEX}/query", {"query": "one", "top_k": 3, "mode": "bm25"}),
+        ("POST", f"/v1/indexes/{INDEX}/query", {"query": "one", "filter": FILTER}),
     ]
     asked = [
         Asked(method, path.encode(), path.replace(INDEX, "{name}"), json.dumps(body).encode())

@@ -112,8 +112,11 @@ class Keeping:
     ) -> Rebuilding:
         """Begin to make an index anew for another encoder, or go on where that was begun.
 
+        Options of the old one's kind stay; another kind begins with none.
+
         Raises:
             RebuildRunning: It was begun with other settings.
+            InputError: A setting, or an option that the new dimensions don't allow.
             TextsMissing: Of some documents only vectors are known.
             StorageFull, StorageReadOnly, StorageError: The disk refused.
         """

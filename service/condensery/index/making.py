@@ -29,6 +29,7 @@ def train(metric: str, dims: int, options: Options, rows: int, sample: Floats) -
     bits = options.get("pq_bits", kinds.PQ_BITS)
     index = faiss.IndexIVFPQ(quantizer, dims, cells, codes, bits, METRICS[metric])
     for clustering in (index.cp, index.pq.cp):
-        clustering.max_points_per_centroid = kinds.MOST_A_CENTRE
+        clustering.niter = kinds.TRAINING_ROUNDS
+        clustering.max_points_per_centroid = kinds.LEAST_A_CENTRE
     index.train(np.ascontiguousarray(sample))
     return index

@@ -157,6 +157,7 @@ async def delete(
         StorageFull, StorageReadOnly: The disk refused; nothing is deleted.
     """
     info = services.indexes.info(name)
+    await services.rebuilds.passing(info.name)
     if (ids is None) == (filter is None):
         got = "neither" if ids is None else "both"
         raise InputError(f"ids: give `ids` or `filter`, one of them; got {got}.", field="ids")

@@ -23,7 +23,7 @@ def test_other_index_names_are_refused(name: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("kind", "ivf_pq", "flat, hnsw"),
+        ("kind", "ivf", "flat, hnsw, ivf_pq"),
         ("metric", "cosine", "ip, l2"),
         ("dims", 0, "from 1 to"),
         ("dims", True, "from 1 to"),

@@ -1,6 +1,7 @@
 """What each kind can be told, and the one that must be trained."""
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from tests.unit.index.conftest import (
     SETTINGS,
     assert_best_hits,
     events,
+    make_batch,
+    make_vectors,
     open_store,
     read_truth,
     score_truth,
@@ -238,3 +241,48 @@ def test_few_hits_are_those_of_all_cells(store: IndexStore, data_dir: Path) -> N
     query = vector_of(3)
     hits = store.query("pq", query, top_k=1000)
     assert_best_hits(hits, score_truth(read_truth(data_dir, "pq"), query), 1000)
+
+
+def test_readers_of_codes_never_see_half_a_write(data_dir: Path) -> None:
+    """All of one write or none, in a search of all cells, while it is compacted, too."""
+    errors: list[BaseException] = []
+    done = threading.Event()
+    seen: set[str] = set()
+    with open_store(data_dir) as store:
+        store.create("kb", **{**PQ, "dims": 8, "options": {**PQ["options"], "pq_m": 4}})
+        ids = [f"d{n}" for n in range(100)]
+        make_batch([f"filler{n}" for n in range(400)]).upsert(store)
+        make_batch(ids, tag="0").upsert(store)
+        assert store.info("kb").searched_as == "ivf_pq"
+
+        def read() -> None:
+            try:
+                for vector in make_vectors(100_000, seed=3):
+                    if done.is_set():
+                        return
+                    hits = store.query("kb", vector, top_k=1100)
+                    texts = [one.passage.text for one in hits if "filler" not in one.passage.id]
+                    assert len(hits) == 1000
+                    assert len(texts) == 200
+                    tags = {text.rstrip(".")[-1] for text in texts}
+                    assert len(tags) == 1
+                    seen.update(tags)
+                    assert len(store.query("kb", vector, top_k=7)) == 7
+            except BaseException as error:
+                errors.append(error)
+                done.set()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for seed in range(300):
+                if done.is_set() or (seed > 20 and len(seen) > 1):
+                    break
+                tag = "even" if seed % 2 else "odd"
+                make_batch(ids, seed=seed, tag=tag).upsert(store)
+        finally:
+            done.set()
+            reader.join()
+        assert not errors
+        assert len(seen) > 1
+        assert store.info("kb").tombstones < 2000

@@ -41,6 +41,7 @@ def test_a_created_index_is_listed_empty(store: IndexStore) -> None:
         metric="ip",
         documents=0,
         passages=0,
+        searched_as="flat",
     )
     assert store.list() == [expected]
     assert store.info("kb") == expected
@@ -58,8 +59,8 @@ def test_creating_it_again_with_other_settings_names_them(store: IndexStore) -> 
 
 
 def test_other_kinds_and_bad_names_are_refused(store: IndexStore) -> None:
-    with pytest.raises(InputError, match="kind: 'ivf_pq' is not one of flat, hnsw"):
-        store.create("other", **{**SETTINGS, "kind": "ivf_pq"})
+    with pytest.raises(InputError, match="kind: 'ivf' is not one of flat, hnsw, ivf_pq"):
+        store.create("other", **{**SETTINGS, "kind": "ivf"})
     with pytest.raises(InputError, match=r"index: '\.\./etc'"):
         store.create("../etc", **SETTINGS)
     assert [one.name for one in store.list()] == ["kb"]
