@@ -163,6 +163,7 @@ async def delete(
         raise InputError(f"ids: give `ids` or `filter`, one of them; got {got}.", field="ids")
     if ids is not None:
         check_count(ids, "ids", services.limits.max_items)
+        await services.rebuilds.passing(info.name)
         with services.metrics.stage(info.encoder, "index"):
             return await asyncio.to_thread(services.indexes.delete, name, ids)
     chosen = read_filter(filter)
@@ -173,6 +174,7 @@ async def delete(
             field="filter",
             value=filter,
         )
+    await services.rebuilds.passing(info.name)
     with services.metrics.stage(info.encoder, "index"):
         return await asyncio.to_thread(services.indexes.delete_chosen, name, chosen)
 

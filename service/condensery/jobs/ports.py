@@ -473,7 +473,15 @@ class Keeping(Protocol):
         ...
 
     def rebuild(
-        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+        self,
+        name: str,
+        *,
+        encoder: str,
+        fingerprint: str,
+        dims: int,
+        metric: str,
+        kind: str,
+        options: Mapping[str, int] | None = None,
     ) -> Rebuilding:
         """Begin to make an index anew, or go on; RebuildRunning, TextsMissing."""
         ...

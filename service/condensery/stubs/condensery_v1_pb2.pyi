@@ -477,16 +477,31 @@ class RestoreSnapshotRequest(_message.Message):
     def __init__(self, index: _Optional[str] = ..., snapshot: _Optional[str] = ..., into: _Optional[str] = ...) -> None: ...
 
 class RebuildIndexRequest(_message.Message):
-    __slots__ = ("index", "encoder", "metric", "kind")
+    __slots__ = ("index", "encoder", "metric", "kind", "options")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     index: str
     encoder: str
     metric: str
     kind: str
-    def __init__(self, index: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+    options: KindOptions
+    def __init__(self, index: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ..., options: _Optional[_Union[KindOptions, _Mapping]] = ...) -> None: ...
+
+class KindOptions(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, int]
+    def __init__(self, values: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class GetRebuildRequest(_message.Message):
     __slots__ = ("index",)
