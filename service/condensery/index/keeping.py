@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from condensery.durable import sync
 from condensery.errors import RebuildNotFound, RebuildRunning, StorageError
 from condensery.index import checks, generations, rebuilding
-from condensery.index.database import storage_errors
+from condensery.index.database import Settings, storage_errors
 from condensery.index.index import Index
 from condensery.index.kinds import Options, write_options
 from condensery.index.rebuilding import Rebuilding
