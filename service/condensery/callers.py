@@ -6,10 +6,11 @@ Where nothing is set (the command line, offline methods) nobody's time runs out.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from condensery.errors import DeadlineExceeded, ExpiredInQueue
 
@@ -20,7 +21,9 @@ class Spent:
 
     Attributes:
         device: That its forward passes ran on; "" if there was none.
+        inputs: Texts, pairs or passages that were read.
         characters: That were tokenised.
+        tokens: That this gave.
         tokenizing: Seconds that took.
         waiting: Seconds until its first forward pass.
         began: When that was, seconds of ``time.perf_counter``; 0 if there was none.
@@ -28,7 +31,9 @@ class Spent:
     """
 
     device: str = ""
+    inputs: int = 0
     characters: int = 0
+    tokens: int = 0
     tokenizing: float = 0.0
     waiting: float = 0.0
     began: float = 0.0
@@ -58,6 +63,9 @@ class Call:
         began: Whether a forward pass has begun for it.
         started: When it came, seconds of ``time.monotonic``.
         spent: Where its time goes.
+        kept: What it uses to its end, by name: a model that is replaced meanwhile stays its own.
+        endings: Called once it is over.
+        over: Whether it is.
     """
 
     request_id: str = "-"
@@ -66,6 +74,9 @@ class Call:
     began: bool = False
     started: float = field(default_factory=time.monotonic)
     spent: Spent = field(default_factory=Spent)
+    kept: dict[str, Any] = field(default_factory=dict)
+    endings: list[Callable[[], None]] = field(default_factory=list)
+    over: bool = False
 
     @property
     def seconds_left(self) -> float:
@@ -83,6 +94,13 @@ class Call:
         if time.monotonic() >= self.deadline:
             raise self.expired()
 
+    def end(self) -> None:
+        """Let go of all that was kept for it."""
+        self.over = True
+        self.kept.clear()
+        while self.endings:
+            self.endings.pop()()
+
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
@@ -90,6 +108,12 @@ _current: ContextVar[Call | None] = ContextVar("call", default=None)
 def current() -> Call:
     """Return the call being served here, or one without a deadline."""
     return _current.get() or Call()
+
+
+def served() -> Call | None:
+    """Return the call being served here, as long as it is; None where nobody waits."""
+    call = _current.get()
+    return None if call is None or call.over else call
 
 
 @contextmanager
@@ -100,3 +124,4 @@ def calling(call: Call) -> Iterator[Call]:
         yield call
     finally:
         _current.reset(token)
+        call.end()

@@ -11,6 +11,8 @@ CondenseryError
 ├── Forbidden                  the key lacks the scope
 ├── NotFound
 │   ├── ModelNotFound
+│   │   ├── ModelCannot        it is of another kind than is asked for
+│   │   └── ModelAliasToNothing  what an alias should name does not serve
 │   ├── ReportNotFound         the model was never measured, or has no such plot
 │   ├── IndexNotFound
 │   │   └── IndexClosed        dropped or replaced while it was asked
@@ -19,7 +21,8 @@ CondenseryError
 │   ├── SnapshotNotFound
 │   ├── RebuildNotFound        the index is not being rebuilt, and was not
 │   └── ContextNotFound        no such handle, or another caller's
-│       └── ContextExpired     its time is over
+│       ├── ContextExpired     its time is over
+│       └── ContextLost        the pair that made it was unloaded, or changed
 ├── Conflict
 │   ├── IndexExists            create of a name that is taken, with other settings
 │   ├── NameTaken              an alias of an index's name, or an index of an alias's
@@ -30,7 +33,11 @@ CondenseryError
 │   ├── RebuildRunning         with other settings, or where it would be restored over
 │   ├── TextsMissing           of documents whose vectors alone are known
 │   ├── EncoderMismatch        vectors or an index of another encoder
-│   └── ContextMismatch        a handle for another question, or of another pair
+│   ├── ContextMismatch        a handle for another question, or of another pair
+│   ├── ModelInUse             unload of a default, an index's encoder, what an alias names
+│   ├── ModelNotLoaded         a load failed; what served before serves on
+│   ├── ModelAliasTaken        an alias with a model's name, or a model with an alias's
+│   └── ModelAliasCircle       aliases of models that lead nowhere but to each other
 ├── Overloaded                 the queue is full; come back later
 ├── Unavailable                not ready, or draining
 ├── DeadlineExceeded           the caller's time ran out
@@ -114,6 +121,10 @@ class ModelCannot(ModelNotFound):
     """The model, or every one that serves, is of another kind than is asked for."""
 
 
+class ModelAliasToNothing(ModelNotFound):
+    """What an alias of models should name is neither a running model nor an alias."""
+
+
 class ReportNotFound(NotFound):
     """The model was never measured, or its report has no such part."""
 
@@ -148,6 +159,10 @@ class ContextNotFound(NotFound):
 
 class ContextExpired(ContextNotFound):
     """The context's time is over."""
+
+
+class ContextLost(ContextNotFound):
+    """The pair that made the context was unloaded, or replaced by one that can't read it."""
 
 
 class Conflict(CondenseryError):
@@ -192,6 +207,22 @@ class EncoderMismatch(Conflict):
 
 class ContextMismatch(Conflict):
     """The context was compressed for another question, or by another pair."""
+
+
+class ModelInUse(Conflict):
+    """The model is not unloaded: something depends on it."""
+
+
+class ModelNotLoaded(Conflict):
+    """A model could not be loaded; what served before serves on."""
+
+
+class ModelAliasTaken(Conflict):
+    """An alias would have a model's name, or a model an alias's."""
+
+
+class ModelAliasCircle(Conflict):
+    """Aliases of models would lead nowhere but to each other."""
 
 
 class Overloaded(CondenseryError):

@@ -11,6 +11,8 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from condensery.tei_metrics import TeiMetrics
+
 Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "index"]
 Stage = Literal["tokenize", "queue", "forward", "compress", "generate", "index", "serialize"]
 TASKS: tuple[Task, ...] = ("embed", "rerank", "classify", "compress", "answer", "compare", "index")
@@ -40,9 +42,13 @@ TOKENS = tuple(float(2**k) for k in range(17))
 
 
 class Metrics:
-    """The service's metrics, in a registry of their own (several can live in one test)."""
+    """The service's metrics, in a registry of their own (several can live in one test).
 
-    def __init__(self) -> None:
+    Args:
+        tei: Whether to tell some of them under TEI's names too.
+    """
+
+    def __init__(self, *, tei: bool = True) -> None:
         self.registry = CollectorRegistry()
         reg = self.registry
         self.requests = Counter(
@@ -232,11 +238,34 @@ class Metrics:
             ["model"],
             registry=reg,
         )
+        self.model_state = Gauge(
+            "condensery_model_state",
+            "1 for what a model does: ready, loading, unloading, unavailable; while it is replaced"
+            " it does two of them.",
+            ["model", "state"],
+            registry=reg,
+        )
+        self.model_load_seconds = Gauge(
+            "condensery_model_load_seconds",
+            "Time that loading what serves took, from its files; its warm-up is not counted.",
+            ["model"],
+            registry=reg,
+        )
+        self.model_memory_bytes = Gauge(
+            "condensery_model_memory_bytes",
+            "Bytes of the weights of what serves, by device.",
+            ["model", "device"],
+            registry=reg,
+        )
         self.build_info = Gauge(
             "condensery_build_info", "Always 1; the version is a label.", ["version"], registry=reg
         )
         for reason in REASONS:
             self.rejected.labels(reason)
+        self.tei: TeiMetrics | None = None
+        if tei:
+            self.tei = TeiMetrics(lambda: _sum(self.queue_requests))
+            reg.register(self.tei)
 
     def prepare_model(self, model: str) -> None:
         """Create every label set of ``model`` at zero."""
@@ -289,3 +318,8 @@ class Metrics:
             yield
         finally:
             self.stage_seconds.labels(model, stage).observe(time.perf_counter() - started)
+
+
+def _sum(gauge: Gauge) -> float:
+    """Return a gauge's values of all labels together."""
+    return sum(sample.value for metric in gauge.collect() for sample in metric.samples)

@@ -21,7 +21,7 @@ _LIMITS: JsonDict = {"group": "limits"}
 LOCKS = "keys and TLS"
 _KEYS: JsonDict = {"group": LOCKS}
 _LIFE: JsonDict = {"group": "start and shutdown"}
-_LOGGING: JsonDict = {"group": "logging"}
+_LOGGING: JsonDict = {"group": "logging and metrics"}
 # What is allowed where no type says it.
 PROXIES = "addresses or networks, commas between them"
 
@@ -146,6 +146,8 @@ class Settings(BaseModel):
         default="info", json_schema_extra=_LOGGING
     )
     """Least level that is logged."""
+    tei_metrics: bool = Field(default=True, json_schema_extra=_LOGGING)
+    """Tell /metrics under TEI's names too (te_*), for dashboards that were made for it."""
 
     @property
     def own_store(self) -> Path:

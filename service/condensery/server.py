@@ -24,6 +24,7 @@ from condensery.errors import CondenseryError, StartError
 from condensery.index.store import IndexStore
 from condensery.jobs.admission import Admission
 from condensery.jobs.contexts import Contexts
+from condensery.jobs.models import follow
 from condensery.jobs.rebuild import resume_rebuilds
 from condensery.jobs.samples import NAME as SAMPLES
 from condensery.jobs.samples import ensure_samples
@@ -135,7 +136,7 @@ class Server:
         check_free(settings.host, settings.grpc_port, "grpc_port")
         keys = Keys()
         self._read_keys(keys)
-        metrics = Metrics()
+        metrics = Metrics(tei=settings.tei_metrics)
         metrics.build_info.labels(condensery.__version__).set(1)
         say(f"data in {settings.data_dir}")
         indexes = await asyncio.to_thread(IndexStore, settings.data_dir, metrics=metrics)
@@ -157,6 +158,7 @@ class Server:
             contexts=Contexts(settings.max_context_bytes, metrics),
             search=settings.search,
         )
+        follow(services)
         self._watch(stack, pool, metrics)
         stack.push_async_callback(services.rebuilds.close)
         await resume_rebuilds(services)
@@ -280,6 +282,7 @@ def _limits(settings: Settings) -> Limits:
         max_header_bytes=settings.max_header_bytes,
         max_json_depth=settings.max_json_depth,
         request_seconds=settings.request_timeout_seconds,
+        max_queue_tokens=settings.max_queue_tokens,
         open_metrics=settings.open_metrics,
     )
 

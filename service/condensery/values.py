@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Kind = Literal["encoder", "classifier", "reranker", "oscar-pair", "language-model"]
+ModelState = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 Metadata = Mapping[str, Any]
 Side = Literal["right", "left"]  # of a text that is too long, which is cut
 Input = str | tuple[str, str]  # what is classified: a text, or a pair of texts
@@ -24,6 +25,9 @@ class ModelInfo:
     Attributes:
         labels: What a classifier tells apart, in the order of its logits.
         independent: Whether each label is likely or not by itself; else one of them holds.
+        version: In the store, a whole number.
+        alias_of: The model's own name, where ``name`` is an alias of it.
+        dimensions: Lengths that an encoder's vectors may be cut to (Matryoshka), beside ``dims``.
     """
 
     name: str
@@ -40,6 +44,71 @@ class ModelInfo:
     pair: "PairTraits | None" = None
     labels: tuple[str, ...] = ()
     independent: bool = False
+    version: str = ""
+    alias_of: str | None = None
+    dimensions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """A stored version of a model, and whether it serves.
+
+    Attributes:
+        state: As KServe has it.
+        reason: Why it does not serve, where there is more to say than that.
+    """
+
+    name: str
+    version: str
+    state: ModelState
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """Which version of a model it is, and which numbers it gives."""
+
+    version: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """What came of loading a model.
+
+    Attributes:
+        info: What serves now.
+        previous: What served before by that name, if something did.
+        changed: Whether anything was loaded; else that version served already.
+        seconds: That it took, from the files to the first request.
+        memory_bytes: Of its weights and caches.
+        stranded_indexes: Names of the indexes that this name's encoder made with another
+            fingerprint: they refuse to be searched and written until that one serves again.
+    """
+
+    info: ModelInfo
+    previous: Revision | None
+    changed: bool
+    seconds: float
+    memory_bytes: int
+    stranded_indexes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUnload:
+    """What came of unloading a model, whose last request is done.
+
+    Attributes:
+        name: The model's.
+        revision: What served.
+        seconds: That its last requests and the freeing of its memory took.
+        stranded_indexes: As in ``ModelLoad``.
+    """
+
+    name: str
+    revision: Revision
+    seconds: float
+    stranded_indexes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +185,7 @@ class Scored:
     tokens: int
     truncated: tuple[int, ...] = ()
     query_truncated: bool = False
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +196,7 @@ class Classified:
     logits: Floats
     tokens: int
     truncated: tuple[int, ...] = ()
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +215,7 @@ class Predicted:
     items: tuple[tuple[Prediction, ...], ...]
     tokens: int
     truncated: tuple[int, ...] = ()
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +236,7 @@ class Reranked:
     tokens: int
     truncated: tuple[int, ...] = ()
     query_truncated: bool = False
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

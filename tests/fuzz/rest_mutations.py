@@ -109,6 +109,8 @@ def good() -> list[Asked]:
         ("POST", f"/v1/indexes/{INDEX}/documents/delete", {"filter": FILTER}),
         ("POST", f"/v1/indexes/{INDEX}/query", {"query": "one", "top_k": 3, "mode": "bm25"}),
         ("POST", f"/v1/indexes/{INDEX}/query", {"query": "one", "filter": FILTER}),
+        ("POST", "/v1/models/aliases", {"aliases": {"fuzz": "nobody", "other": None}}),
+        ("POST", "/v2/repository/index", {"ready": True}),
     ]
     asked = [
         Asked(method, path.encode(), path.replace(INDEX, "{name}"), json.dumps(body).encode())

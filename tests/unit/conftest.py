@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from condensery.jobs.contexts import Contexts
 from condensery.jobs.services import Limits, Services
 from condensery.metrics import Metrics
 from condensery.questions import GREEDY, Sampling
+from condensery.store.aliases import Aliases
 from condensery.values import (
     Classified,
     Embedded,
@@ -31,9 +32,13 @@ from condensery.values import (
     Floats,
     Input,
     ModelInfo,
+    ModelLoad,
     ModelReport,
+    ModelUnload,
+    ModelVersion,
     PairTraits,
     Piece,
+    Revision,
     Scored,
     Side,
 )
@@ -77,6 +82,7 @@ class StandInEncoder:
 
     info: ModelInfo
     prompts: Mapping[str, str] = field(default_factory=lambda: {"query": "query: "})
+    default_prompt: str | None = None
     asked: list[tuple[str, str, bool | None]] = field(default_factory=list)
     fails: CondenseryError | Exception | None = None
     delay: float = 0
@@ -91,6 +97,7 @@ class StandInEncoder:
         normalize: bool | None = None,
         truncate: bool = True,
         side: Side = "right",
+        dimensions: int | None = None,
         field: str = "input",
     ) -> Embedded:
         self.sides.append(side)
@@ -110,7 +117,7 @@ class StandInEncoder:
         return Embedded(
             model=self.info.name,
             fingerprint=self.info.fingerprint,
-            vectors=np.stack([vector_of(text) for text in texts]),
+            vectors=np.stack([vector_of(text)[:dimensions] for text in texts]),
             tokens=sum(counts),
             truncated=over,
         )
@@ -354,10 +361,58 @@ class StandInMeasured:
 
 
 @dataclass
+class StandInChanging:
+    """Loads and unloads at once, what a test says; ``asked`` is what was asked for."""
+
+    pool: "StandInPool"
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    fails: CondenseryError | None = None
+
+    async def load(
+        self, name: str, version: str | None = None, *, again: bool = False
+    ) -> ModelLoad:
+        self.asked.append((name, version, again))
+        if self.fails is not None:
+            raise self.fails
+        info = self._find(name)
+        previous = Revision("1", info.fingerprint)
+        return ModelLoad(replace(info, version=version or "2"), previous, True, 0.5, 1024)
+
+    async def unload(self, name: str, check: Callable[[], None]) -> ModelUnload:
+        self.asked.append((name,))
+        check()
+        info = self._find(name)
+        return ModelUnload(name, Revision("2", info.fingerprint), 0.25)
+
+    def _find(self, name: str) -> ModelInfo:
+        for one in self.pool.models():
+            if one.name == name:
+                return one
+        raise ModelNotFound(f"no model {name!r} in the store", field="model", value=name)
+
+    async def set_aliases(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
+        serving = {one.name for one in self.pool.models()}
+        self.pool.aliases.change(changes, serving=serving, taken=serving)
+        return self.pool.aliases.targets
+
+    async def versions(self) -> list[ModelVersion]:
+        return [
+            *(ModelVersion(one.name, "2", "READY") for one in self.pool.models()),
+            ModelVersion("broken", "1", "UNAVAILABLE", "model.json is cut short"),
+        ]
+
+
+@dataclass
 class StandInPool:
     encoders: dict[str, StandInEncoder]
     readers: dict[str, StandInReader]
     classifiers: dict[str, StandInClassifier] = field(default_factory=dict)
+    aliases: Aliases = field(default_factory=Aliases)
+    lacks: str | None = None
+    watchers: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.changing = StandInChanging(self)
 
     def encoder(self, name: str | None = None) -> StandInEncoder:
         return self._find(self.encoders, name)
@@ -385,10 +440,19 @@ class StandInPool:
     def refused(self) -> Mapping[str, str]:
         return {"broken": "model.json is cut short"}
 
-    @staticmethod
-    def _find(serving, name):
+    def default_of(self, name: str) -> tuple[str, ...]:
+        return ("encoder",) if name == next(iter(self.encoders), None) else ()
+
+    def missing(self) -> str | None:
+        return self.lacks
+
+    def watch(self, told: Callable[[], None]) -> None:
+        self.watchers.append(told)
+
+    def _find(self, serving, name):
         if name is None:
             return next(iter(serving.values()))
+        name = self.aliases.resolve(name)
         if name not in serving:
             raise ModelNotFound(f"model {name!r} does not exist", field="model", value=name)
         return serving[name]
@@ -409,6 +473,12 @@ def classifiers(pool: StandInPool) -> StandInPool:
     ):
         pool.classifiers[name] = StandInClassifier(info(name, kind, labels))
     return pool
+
+
+@pytest.fixture
+def classifier_of() -> Callable[..., StandInClassifier]:
+    """Make a classifier of a name and labels."""
+    return lambda name, *labels: StandInClassifier(info(name, "classifier", labels))
 
 
 @pytest.fixture

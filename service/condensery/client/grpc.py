@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 
 from condensery.client import grpc_answers as answers
 from condensery.client import grpc_calls as calls
+from condensery.client import grpc_models as changes
 from condensery.client import grpc_upkeep as upkeep
 from condensery.client.access import headers_of, read_ca
 from condensery.client.calls import awaiting, blocking, streaming, streaming_async
@@ -106,6 +107,10 @@ class GrpcClient:
     report = blocking(calls.report)
     report_card = blocking(calls.report_card)
     report_plot = blocking(calls.report_plot)
+    load_model = blocking(changes.load_model)
+    unload_model = blocking(changes.unload_model)
+    stored_models = blocking(changes.stored_models)
+    set_aliases = blocking(changes.set_aliases)
 
     def ready(self) -> bool:
         """Tell whether the service is there and ready to serve."""
@@ -211,6 +216,10 @@ class AsyncGrpcClient:
     report = awaiting(calls.report)
     report_card = awaiting(calls.report_card)
     report_plot = awaiting(calls.report_plot)
+    load_model = awaiting(changes.load_model)
+    unload_model = awaiting(changes.unload_model)
+    stored_models = awaiting(changes.stored_models)
+    set_aliases = awaiting(changes.set_aliases)
 
     async def ready(self) -> bool:
         """Tell whether the service is there and ready to serve."""

@@ -19,6 +19,7 @@ import httpx
 
 from condensery.client import rest_answers as answers
 from condensery.client import rest_calls as calls
+from condensery.client import rest_models as changes
 from condensery.client import rest_upkeep as upkeep
 from condensery.client.access import TIMEOUT, headers_of, milliseconds, read_ca, trust
 from condensery.client.calls import awaiting, blocking, streaming, streaming_async
@@ -102,6 +103,10 @@ class Client:
     report = blocking(calls.report)
     report_card = blocking(calls.report_card)
     report_plot = blocking(calls.report_plot)
+    load_model = blocking(changes.load_model)
+    unload_model = blocking(changes.unload_model)
+    stored_models = blocking(changes.stored_models)
+    set_aliases = blocking(changes.set_aliases)
 
     def ready(self) -> bool:
         """Tell whether the service is there and ready to serve."""
@@ -194,6 +199,10 @@ class AsyncClient:
     report = awaiting(calls.report)
     report_card = awaiting(calls.report_card)
     report_plot = awaiting(calls.report_plot)
+    load_model = awaiting(changes.load_model)
+    unload_model = awaiting(changes.unload_model)
+    stored_models = awaiting(changes.stored_models)
+    set_aliases = awaiting(changes.set_aliases)
 
     async def ready(self) -> bool:
         """Tell whether the service is there and ready to serve."""

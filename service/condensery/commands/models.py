@@ -1,11 +1,11 @@
-"""``condensery models``: what the stores hold; nothing here needs a running server."""
+"""``condensery models``: what the stores hold, and (``swapping``) what a server runs of it."""
 
 import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from condensery.commands import reporting
+from condensery.commands import reporting, swapping
 from condensery.commands.printing import Parsers, extra, say, table
 from condensery.errors import InputError
 
@@ -17,8 +17,9 @@ def add_parser(parsers: Parsers) -> None:
     """Add ``models`` and its actions."""
     models = parsers.add_parser(
         "models",
-        help="list, show, verify and import stored models, and read how good they are",
-        description="Work with the model stores: the one that is shipped, and your own.",
+        help="list, show, verify and import stored models; load and unload them in a server",
+        description="Work with the model stores, the one that is shipped and your own, and with"
+        " the models that a server runs.",
     )
     actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -105,6 +106,7 @@ def add_parser(parsers: Parsers) -> None:
     )
     take.set_defaults(run=run_import)
 
+    swapping.add_actions(actions)
     for action in (listing, show, verify, report, take):
         action.add_argument(
             "--store", type=Path, metavar="DIR", help="your own store (default: DATA_DIR/models)"

@@ -7,14 +7,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensery.durable import sync
 from condensery.errors import RebuildNotFound, RebuildRunning, StorageError
 from condensery.index import checks, generations, rebuilding
-from condensery.index.database import storage_errors
+from condensery.index.database import Settings, storage_errors
 from condensery.index.index import Index
 from condensery.index.kinds import Options, write_options
 from condensery.index.rebuilding import Rebuilding
@@ -126,14 +125,8 @@ class Keeping:
             checks.check_settings(encoder, fingerprint, dims, metric, kind)
             if options is None and kind == old.settings.kind:
                 options = old.settings.given
-            settings = replace(
-                old.settings,
-                encoder=encoder,
-                fingerprint=fingerprint,
-                dims=dims,
-                metric=metric,
-                kind=kind,
-                options=write_options(kind, options, dims),
+            settings = Settings(
+                encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
             )
             self.forget(name)
             rebuilding.clear(folder, old)

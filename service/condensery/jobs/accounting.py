@@ -68,9 +68,10 @@ def account(
     finally:
         metrics = services.metrics
         metrics.requests.labels(request.model, task, protocol, code).inc()
-        metrics.request_seconds.labels(request.model, task, protocol).observe(
-            time.perf_counter() - started
-        )
+        seconds = time.perf_counter() - started
+        metrics.request_seconds.labels(request.model, task, protocol).observe(seconds)
+        if metrics.tei is not None:
+            metrics.tei.request(task, code, current().spent, seconds)
 
 
 @contextmanager
@@ -90,6 +91,8 @@ def counting_refusals(services: Services, task: Task | None, protocol: Protocol)
         if task is not None:
             code = type(error).__name__
             services.metrics.requests.labels(UNKNOWN, task, protocol, code).inc()
+            if services.metrics.tei is not None:
+                services.metrics.tei.request(task, code, current().spent, 0.0)
         raise
 
 

@@ -58,6 +58,7 @@ async def classify(
         ),
         tokens=found.tokens,
         truncated=found.truncated,
+        fingerprint=found.fingerprint,
     )
 
 

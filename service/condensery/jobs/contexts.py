@@ -10,12 +10,13 @@ import math
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from condensery.answers import CompressedPassage
 from condensery.errors import (
     ContextExpired,
+    ContextLost,
     ContextMismatch,
     ContextNotFound,
     InputError,
@@ -134,6 +135,7 @@ class Contexts:
         # By the handle's hash: how far a guessed handle agrees with a real one takes no time.
         self._held: dict[bytes, _Held] = {}
         self._expired: OrderedDict[bytes, str] = OrderedDict()  # and whose it was
+        self._lost: OrderedDict[bytes, tuple[str, str]] = OrderedDict()  # and by which pair
         self._bytes = 0
         self._shares: Counter[str] = Counter()  # bytes by caller
 
@@ -192,6 +194,7 @@ class Contexts:
 
         Raises:
             ContextExpired: Its time is over.
+            ContextLost: The pair that made it was unloaded or replaced.
             ContextNotFound: There is none; another caller's is none.
         """
         return self._find(caller, handle)[1].context
@@ -204,6 +207,23 @@ class Contexts:
         """
         self._drop(self._find(caller, handle)[0])
 
+    def keep_only(self, serving: Mapping[str, str]) -> None:
+        """Let go of what was made by pairs that serve no more.
+
+        Args:
+            serving: Fingerprints of those that do, by name; each reads what it made itself.
+        """
+        gone = [
+            key
+            for key, held in self._held.items()
+            if serving.get(held.context.pair) != held.context.fingerprint
+        ]
+        for key in gone:
+            held = self._drop(key)
+            self._lost[key] = held.caller, held.context.pair
+        while len(self._lost) > REMEMBERED:
+            self._lost.popitem(last=False)
+
     def _find(self, caller: str, handle: str) -> tuple[bytes, _Held]:
         key = _key(handle)
         held = self._held.get(key)
@@ -215,6 +235,14 @@ class Contexts:
         if self._expired.get(key) == caller:
             raise ContextExpired(
                 "context: its time is over; compress the documents again.", field="context"
+            )
+        owner, pair = self._lost.get(key, ("", ""))
+        if pair and owner == caller:
+            raise ContextLost(
+                f"context: the pair {pair} that made it was unloaded or replaced since; compress "
+                "the documents again.",
+                field="context",
+                value=pair,
             )
         raise ContextNotFound("context: there is no such handle.", field="context")
 

@@ -1,6 +1,6 @@
 """What the jobs need of the layers below. The runtime and the index satisfy it by shape."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from condensery.answers import CompressedPassage, FinishReason, TokenLogprob
@@ -19,7 +19,10 @@ from condensery.values import (
     IndexInfo,
     Input,
     ModelInfo,
+    ModelLoad,
     ModelReport,
+    ModelUnload,
+    ModelVersion,
     Page,
     PairTraits,
     Passage,
@@ -42,6 +45,11 @@ class Encoder(Protocol):
         """The model's prompts by name."""
         ...
 
+    @property
+    def default_prompt(self) -> str | None:
+        """The name of the one that is taken where none is named, if there is one."""
+        ...
+
     async def embed(
         self,
         texts: Sequence[str],
@@ -50,9 +58,12 @@ class Encoder(Protocol):
         normalize: bool | None = None,
         truncate: bool = True,
         side: Side = "right",
+        dimensions: int | None = None,
         field: str = "input",
     ) -> Embedded:
         """Embed each text, with ``prompt`` put before it.
+
+        ``dimensions`` is how many of the first numbers are kept; None is all of them.
 
         Raises:
             InputError: A text is over the limits, or is too long and ``truncate`` is false; it is
@@ -289,6 +300,48 @@ class Measured(Protocol):
         ...
 
 
+class Aliases(Protocol):
+    """Other names of models."""
+
+    @property
+    def targets(self) -> Mapping[str, str]:
+        """What each alias leads to: a model, or another alias."""
+        ...
+
+    def resolve(self, name: str) -> str:
+        """Return the model that a name leads to; one that is no alias is its own."""
+        ...
+
+    def of(self, model: str) -> Sequence[str]:
+        """Return every alias that leads to a model."""
+        ...
+
+
+class Changing(Protocol):
+    """Loads, replaces and unloads models while they serve; ``jobs.models`` says what it raises."""
+
+    async def load(
+        self, name: str, version: str | None = None, *, again: bool = False
+    ) -> ModelLoad:
+        """Load a stored model, try it, and let it serve in place of the version that does."""
+        ...
+
+    async def unload(self, name: str, check: Callable[[], None]) -> ModelUnload:
+        """Let a model serve no new request, wait for its last ones, and free its memory.
+
+        ``check`` raises what speaks against it, at the last moment.
+        """
+        ...
+
+    async def set_aliases(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
+        """Change aliases, all at once, and return all there are; None removes one."""
+        ...
+
+    async def versions(self) -> list[ModelVersion]:
+        """List every stored version of every model, and which of them serve."""
+        ...
+
+
 class Pool(Protocol):
     """The running models by name; None asks for the default of its kind."""
 
@@ -318,6 +371,28 @@ class Pool(Protocol):
 
     def refused(self) -> Mapping[str, str]:
         """Name each stored model that was refused at load, with the reason."""
+        ...
+
+    def default_of(self, name: str) -> Sequence[str]:
+        """Return for what a model is the default: its roles."""
+        ...
+
+    def missing(self) -> str | None:
+        """Return a default model that does not serve any more; None while all do."""
+        ...
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """Call ``told`` whenever other models, or aliases, serve than before."""
+        ...
+
+    @property
+    def aliases(self) -> Aliases:
+        """Other names of models."""
+        ...
+
+    @property
+    def changing(self) -> Changing:
+        """Loads and unloads models while others serve."""
         ...
 
 

@@ -56,6 +56,7 @@ async def rerank(
         tokens=scored.tokens,
         truncated=scored.truncated,
         query_truncated=scored.query_truncated,
+        fingerprint=scored.fingerprint,
     )
 
 

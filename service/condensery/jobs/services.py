@@ -22,6 +22,7 @@ class Limits:
         max_header_bytes: Bytes of one request's headers, or metadata.
         max_json_depth: Objects and lists within each other, in one body.
         request_seconds: A request's time, where the caller names none or a longer one.
+        max_queue_tokens: That may wait for one model; how full its queue is, is told of that.
         open_metrics: Whether metrics need no key where the rest does.
         chars_per_token: An input over ``max_tokens`` of its model times this many characters is
             refused; a shorter one that is too long in tokens is truncated and reported.
@@ -38,6 +39,7 @@ class Limits:
     max_header_bytes: int = 16 * 2**10
     max_json_depth: int = 64
     request_seconds: float = 300.0
+    max_queue_tokens: int = 1_000_000
     open_metrics: bool = False
     chars_per_token: int = 250
     max_top_k: int = 100
@@ -63,6 +65,7 @@ class Health:
         self.refusing = False
         self._started = False
         self._fault: str | None = None
+        self._lacks: str | None = None
         self._watchers: list[Callable[[bool], None]] = []
 
     @property
@@ -73,7 +76,8 @@ class Health:
     @property
     def ready(self) -> bool:
         """Whether the default models are loaded, all is well and the server is not draining."""
-        return self.live and self._started and not self.draining and self._fault is None
+        well = self._fault is None and self._lacks is None
+        return self.live and self._started and not self.draining and well
 
     @property
     def reason(self) -> str:
@@ -82,6 +86,8 @@ class Health:
             return self._fault
         if self.draining:
             return "draining"
+        if self._lacks is not None:
+            return self._lacks
         return "ready" if self._started else "starting"
 
     def start(self) -> None:
@@ -98,6 +104,11 @@ class Health:
         """Something broke, or (None) is mended; ``fatal`` is what no restart inside mends."""
         self._fault = reason
         self.live = self.live and not fatal
+        self._tell()
+
+    def lack(self, reason: str | None) -> None:
+        """Something that those need who name nothing is missing, or (None) is there again."""
+        self._lacks = reason
         self._tell()
 
     def watch(self, told: Callable[[bool], None]) -> None:

@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from condensery.errors import CorruptModel
 from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
+from condensery.networks.dtypes import thread_dtypes
 from condensery.networks.effir_opening import open_pruned, pruning_of
 from condensery.networks.linear import prepack_linears
 from condensery.networks.packing import Packing
@@ -205,7 +206,7 @@ def _reading(path: Path) -> Iterator[None]:
         CorruptModel: In the place of what transformers raises.
     """
     try:
-        with _loading, _quietly():
+        with _loading, _quietly(), thread_dtypes():
             yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CorruptModel(f"{path.name}: transformers can't load it: {error}") from error

@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from condensery.networks.dtypes import thread_dtypes
+
 LAYER = re.compile(r"^((?:model\.)?layers\.)(\d+)(\..*)$")
 # Set, these change scores after the head, which nothing here does.
 AFTER_HEAD = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -74,7 +76,7 @@ def layer_name(name: str, kept: Sequence[int]) -> str | None:
 
 def build(config: PretrainedConfig) -> PreTrainedModel:
     """Build a causal language model whose weights are still nowhere (on ``meta``)."""
-    with torch.device("meta"):
+    with torch.device("meta"), thread_dtypes():
         # A copy: how attention is computed is written into it, and the halves may share one.
         model = AutoModelForCausalLM.from_config(deepcopy(config))
     return cast(PreTrainedModel, model.eval())

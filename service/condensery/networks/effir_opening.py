@@ -17,6 +17,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from condensery.errors import CorruptModel
 from condensery.networks.decoders import fill_buffers, put
+from condensery.networks.dtypes import thread_dtypes
 from condensery.networks.effir import prune
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import constructor_options
@@ -75,7 +76,7 @@ def build_pruned(config: PretrainedConfig, pruning: Pruning) -> PreTrainedModel:
         ValueError: The model is of no family that can be pruned, or has other layers.
     """
     options = constructor_options(config)
-    with torch.device("meta"):
+    with torch.device("meta"), thread_dtypes():
         model = cast(PreTrainedModel, AutoModel.from_config(deepcopy(config), **options))
     if not pruning.dense:
         prune(model, pruning)

@@ -59,6 +59,8 @@ class BatchGauges:
         self._forward_seconds.observe(seconds)
         self._batch_tokens.observe(tokens)
         self._batch_items.observe(len(batch))
+        if self._metrics.tei is not None:
+            self._metrics.tei.batch(len(batch), tokens)
 
     def dropped(self, *, begun: bool, cause: str) -> None:
         """Count a request whose caller has gone, or whose time ran out."""

@@ -56,6 +56,7 @@ class Classifier:
 
     Attributes:
         info: What ``/v1/models`` shows of it.
+        parts: What holds its weights.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Classifier:
         metrics: "Metrics | None" = None,
     ) -> None:
         self.info = info
+        self.parts = (network,)
         self._tokenizer = tokenizer
         self._batcher: Batcher[Text, Floats] = Batcher(
             network.forward, workers, limits=limits, model=info.name, metrics=metrics
@@ -153,7 +155,7 @@ class Classifier:
         cutting = Cutting(truncate, side)
         logits, tokens = await self._read(inputs, cutting, field=field, names=names)
         cut = tuple(place for place, one in enumerate(tokens) if one.truncated)
-        return Classified(self.info.name, logits, _count(tokens), cut)
+        return Classified(self.info.name, logits, _count(tokens), cut, self.info.fingerprint)
 
     async def score(
         self,
@@ -179,6 +181,7 @@ class Classifier:
             _count(tokens),
             truncated=tuple(place for place, one in enumerate(tokens) if one.cut[1]),
             query_truncated=any(one.cut[0] for one in tokens),
+            fingerprint=self.info.fingerprint,
         )
 
     async def _read(
@@ -202,6 +205,11 @@ class Classifier:
         for text in texts:
             await self.classify([text])
         await asyncio.gather(*(self.classify(texts * 4) for _ in range(4)))
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits for its turn."""
+        return self._batcher.queued_tokens > 0
 
     def close(self) -> None:
         """Refuse new texts and those that wait; batches that run are finished."""

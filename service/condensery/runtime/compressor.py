@@ -98,6 +98,11 @@ class Compressor:
                 )
         return windows
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits for its turn."""
+        return self._batcher.queued_tokens > 0
+
     def close(self) -> None:
         """Refuse new passages and those that wait."""
         self._batcher.close()

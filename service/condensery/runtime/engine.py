@@ -140,6 +140,11 @@ class Engine:
         """Return about how many seconds a prompt of so many takes; 0 if too little has run yet."""
         return self._pace.expects(0, positions)
 
+    @property
+    def busy(self) -> bool:
+        """Whether sequences run or wait."""
+        return bool(self._running or self._waiting)
+
     def close(self) -> None:
         """Refuse new orders, and end those that wait or run."""
         with self._workers.changed:

@@ -74,6 +74,7 @@ class Feeder(Generic[Item, Result]):
         tokens: list[Tokenised] = []
         spent = current().spent
         spent.characters += characters
+        spent.inputs += len(inputs)
 
         async def parts() -> AsyncGenerator[Part[Item], None]:
             for start in range(0, len(inputs), PART_TEXTS):
@@ -82,6 +83,7 @@ class Feeder(Generic[Item, Result]):
                     part = await tokenise(inputs[start : start + PART_TEXTS], start)
                 spent.tokenizing += time.perf_counter() - began
                 tokens.extend(part)
+                spent.tokens += sum(one.count for one in part)
                 yield [item(one) for one in part], [one.count for one in part]
 
         cost = characters // CHARACTERS_PER_TOKEN + 2 * len(inputs)

@@ -171,6 +171,11 @@ class Generator:
             text += rest if stopped else rest + stops.rest()
         return Token(text, chosen.count, "stop" if stopped else finish, choice.id, logprob)
 
+    @property
+    def busy(self) -> bool:
+        """Whether answers are under way, or wait."""
+        return self._engine.busy
+
     def close(self) -> None:
         """Refuse new answers, and end those under way."""
         self._engine.close()

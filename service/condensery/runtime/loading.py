@@ -9,8 +9,12 @@ from condensery.runtime.device import choose_common_dtype, choose_device, prepar
 from condensery.runtime.pool import RunningModels
 from condensery.runtime.room import Bounds
 from condensery.settings import Settings
+from condensery.store.aliases import FILE, Aliases
 from condensery.store.importing import MINILM, import_minilm
 from condensery.store.store import ModelStore, shipped_store
+
+# No request outlives its time by more, so that a model that goes is never taken from one.
+DRAIN_MARGIN_SECONDS = 30.0
 
 
 async def load_models(
@@ -26,9 +30,10 @@ async def load_models(
     Raises:
         StartError: No model serves.
         SettingError: A device is not there, or has no such precision.
-        StoreError: The store can't be read.
+        StoreError: The store can't be read, or the aliases.
     """
     prepare_process()
+    aliases = Aliases(settings.data_dir / FILE)
     store = ModelStore(shipped_store(), settings.own_store)
     if MINILM not in store.names():
         say(f"importing {MINILM} into {settings.own_store} (the first time only)")
@@ -58,11 +63,17 @@ async def load_models(
         workers=settings.workers or None,
         queue_tokens=settings.max_queue_tokens,
         queue_seconds=settings.max_queue_seconds,
+        aliases=aliases,
+        drain_seconds=settings.request_timeout_seconds + DRAIN_MARGIN_SECONDS,
         metrics=metrics,
         say=say,
     )
     say("warming up")
     await pool.warm_up(say)
+    serving = {info.name for info in pool.models()}
+    for alias in aliases.targets:
+        if (target := aliases.resolve(alias)) not in serving:
+            say(f"alias {alias}: leads to {target}, which does not serve")
     if not pool.models():
         reasons = "; ".join(f"{name}: {reason}" for name, reason in pool.refused().items())
         pool.close(0)

@@ -111,8 +111,10 @@ class CheckedTexts:
             asked, windows = await self._run(characters, lambda: self._read(question, passages))
         spent.tokenizing += time.perf_counter() - began
         spent.characters += characters
+        spent.inputs += len(passages)
+        tokens = sum(readings[-1].first + readings[-1].tokens for readings in windows)
+        spent.tokens += asked.read + tokens
         if metrics is not None:
-            tokens = sum(readings[-1].first + readings[-1].tokens for readings in windows)
             metrics.input_tokens.labels(self._model).inc(asked.tokens + tokens)
             if asked.read < asked.tokens:
                 metrics.truncated_inputs.labels(self._model).inc()

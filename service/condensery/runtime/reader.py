@@ -45,6 +45,11 @@ class Reader:
         bounds: What the generator may hold.
         metrics: Where to count.
 
+    Attributes:
+        info: As given.
+        traits: As given.
+        parts: What holds its weights.
+
     Raises:
         CorruptModel: The generator does not run in steps.
         SettingError: The bounds leave no room.
@@ -65,6 +70,7 @@ class Reader:
     ) -> None:
         texts, name = pair.texts, info.name
         self.info = info
+        self.parts = (pair.compressor, pair.generator)
         self.traits = traits or traits_of(pair)
         self._pair = pair
         self._texts = CheckedTexts(*(texts, pair.separators, threads), model=name, metrics=metrics)
@@ -195,7 +201,11 @@ class Reader:
         scores: Floats = np.array([one.relevance for one in found], dtype=np.float32)
         tokens = asked.read + sum(one.tokens_in for one in found)
         cut = asked.read < asked.tokens
-        return Scored(self.info.name, scores, tokens, query_truncated=cut)
+        return Scored(
+            *(self.info.name, scores, tokens),
+            query_truncated=cut,
+            fingerprint=self.info.fingerprint,
+        )
 
     async def compress(
         self, question: str, passages: Sequence[str], *, field: str = "documents"
@@ -311,6 +321,11 @@ class Reader:
                 context.pop()
             async for _ in self.generate(question, context, max_tokens=4):
                 pass
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits for its turn, or is being answered."""
+        return self._compressor.busy or self._generator.busy
 
     def close(self) -> None:
         """Refuse new work."""

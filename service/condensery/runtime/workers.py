@@ -46,7 +46,7 @@ class Job:
     seconds: float = 0.0
 
 
-def _step_back() -> None:
+def step_back() -> None:
     """Let the event loop and the express worker go first; costs nothing while they are idle."""
     if sys.platform == "linux":  # elsewhere it is the whole process that steps back
         own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -182,7 +182,7 @@ class Workers:
         if self.device.type == "cpu":
             torch.set_num_threads(1)
             if not worker.express:
-                _step_back()
+                step_back()
         while (job := self._next(worker)) is not None:
             job.run()
             # Else the last batch's tensors live on until the next one comes.

@@ -8,20 +8,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EmbedBatchRequest(_message.Message):
-    __slots__ = ("model", "texts", "prompt_name", "normalize", "truncate", "dimensions")
+    __slots__ = ("model", "texts", "prompt_name", "normalize", "truncate", "dimensions", "dtype", "input_type", "truncate_left")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_LEFT_FIELD_NUMBER: _ClassVar[int]
     model: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     prompt_name: str
     normalize: bool
     truncate: bool
     dimensions: int
-    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., prompt_name: _Optional[str] = ..., normalize: bool = ..., truncate: bool = ..., dimensions: _Optional[int] = ...) -> None: ...
+    dtype: str
+    input_type: str
+    truncate_left: bool
+    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., prompt_name: _Optional[str] = ..., normalize: bool = ..., truncate: bool = ..., dimensions: _Optional[int] = ..., dtype: _Optional[str] = ..., input_type: _Optional[str] = ..., truncate_left: bool = ...) -> None: ...
 
 class EmbedBatchResponse(_message.Message):
     __slots__ = ("model", "fingerprint", "vectors", "dtype", "dims", "tokens", "truncated")
@@ -842,7 +848,7 @@ class PairTraits(_message.Message):
     def __init__(self, vectors: _Optional[_Iterable[int]] = ..., rates: _Optional[_Iterable[int]] = ..., scores: bool = ..., top_n: _Optional[int] = ..., min_relevance: _Optional[float] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair", "labels", "independent")
+    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair", "labels", "independent", "version", "alias_of", "dimensions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -857,6 +863,9 @@ class ModelInfo(_message.Message):
     PAIR_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     INDEPENDENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_OF_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     method: str
@@ -871,7 +880,10 @@ class ModelInfo(_message.Message):
     pair: PairTraits
     labels: _containers.RepeatedScalarFieldContainer[str]
     independent: bool
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ..., pair: _Optional[_Union[PairTraits, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., independent: bool = ...) -> None: ...
+    version: str
+    alias_of: str
+    dimensions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ..., pair: _Optional[_Union[PairTraits, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., independent: bool = ..., version: _Optional[str] = ..., alias_of: _Optional[str] = ..., dimensions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models", "refused")
@@ -924,3 +936,103 @@ class GetReportResponse(_message.Message):
     card: str
     pictures: _containers.ScalarMap[str, bytes]
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., fingerprint: _Optional[str] = ..., report: _Optional[str] = ..., has_card: bool = ..., plots: _Optional[_Iterable[str]] = ..., card: _Optional[str] = ..., pictures: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class StoredModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StoredModel(_message.Message):
+    __slots__ = ("name", "version", "state", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    state: str
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StoredModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[StoredModel]
+    def __init__(self, models: _Optional[_Iterable[_Union[StoredModel, _Mapping]]] = ...) -> None: ...
+
+class LoadModelRequest(_message.Message):
+    __slots__ = ("model", "version", "again")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: str
+    again: bool
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., again: bool = ...) -> None: ...
+
+class Revision(_message.Message):
+    __slots__ = ("version", "fingerprint")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    fingerprint: str
+    def __init__(self, version: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class LoadModelResponse(_message.Message):
+    __slots__ = ("model", "previous", "changed", "seconds", "memory_bytes", "stranded_indexes")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STRANDED_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    model: ModelInfo
+    previous: Revision
+    changed: bool
+    seconds: float
+    memory_bytes: int
+    stranded_indexes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[_Union[ModelInfo, _Mapping]] = ..., previous: _Optional[_Union[Revision, _Mapping]] = ..., changed: bool = ..., seconds: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., stranded_indexes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UnloadModelRequest(_message.Message):
+    __slots__ = ("model", "force")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    force: bool
+    def __init__(self, model: _Optional[str] = ..., force: bool = ...) -> None: ...
+
+class UnloadModelResponse(_message.Message):
+    __slots__ = ("revision", "seconds", "stranded_indexes")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STRANDED_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    revision: Revision
+    seconds: float
+    stranded_indexes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, revision: _Optional[_Union[Revision, _Mapping]] = ..., seconds: _Optional[float] = ..., stranded_indexes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SetAliasRequest(_message.Message):
+    __slots__ = ("aliases",)
+    class AliasesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    aliases: _containers.ScalarMap[str, str]
+    def __init__(self, aliases: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SetAliasResponse(_message.Message):
+    __slots__ = ("aliases",)
+    class AliasesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    aliases: _containers.ScalarMap[str, str]
+    def __init__(self, aliases: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -1423,3 +1423,213 @@ class Models(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class AdminStub(object):
+    """Models that come and go while others serve. Needs the scope "admin", where keys are set.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListModels = channel.unary_unary(
+                '/condensery.v1.Admin/ListModels',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.StoredModelsRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.StoredModelsResponse.FromString,
+                _registered_method=True)
+        self.LoadModel = channel.unary_unary(
+                '/condensery.v1.Admin/LoadModel',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.LoadModelResponse.FromString,
+                _registered_method=True)
+        self.UnloadModel = channel.unary_unary(
+                '/condensery.v1.Admin/UnloadModel',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.UnloadModelRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.UnloadModelResponse.FromString,
+                _registered_method=True)
+        self.SetAlias = channel.unary_unary(
+                '/condensery.v1.Admin/SetAlias',
+                request_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.SetAliasRequest.SerializeToString,
+                response_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.SetAliasResponse.FromString,
+                _registered_method=True)
+
+
+class AdminServicer(object):
+    """Models that come and go while others serve. Needs the scope "admin", where keys are set.
+    """
+
+    def ListModels(self, request, context):
+        """List every stored version of every model, and which of them serve.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadModel(self, request, context):
+        """Load a stored model and let it serve in place of the version that does, which serves until the
+        new one is checked and warm. FAILED_PRECONDITION if it can't serve; the old one serves on then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadModel(self, request, context):
+        """Unload a model: its last requests are finished, and its memory is free at the reply.
+        FAILED_PRECONDITION while something depends on it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetAlias(self, request, context):
+        """Set aliases of models, or remove them: all of it is done, or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.StoredModelsRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.StoredModelsResponse.SerializeToString,
+            ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.LoadModelRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.LoadModelResponse.SerializeToString,
+            ),
+            'UnloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadModel,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.UnloadModelRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'SetAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAlias,
+                    request_deserializer=condensery_dot_stubs_dot_condensery__v1__pb2.SetAliasRequest.FromString,
+                    response_serializer=condensery_dot_stubs_dot_condensery__v1__pb2.SetAliasResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'condensery.v1.Admin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('condensery.v1.Admin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Admin(object):
+    """Models that come and go while others serve. Needs the scope "admin", where keys are set.
+    """
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Admin/ListModels',
+            condensery_dot_stubs_dot_condensery__v1__pb2.StoredModelsRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.StoredModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Admin/LoadModel',
+            condensery_dot_stubs_dot_condensery__v1__pb2.LoadModelRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.LoadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Admin/UnloadModel',
+            condensery_dot_stubs_dot_condensery__v1__pb2.UnloadModelRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/condensery.v1.Admin/SetAlias',
+            condensery_dot_stubs_dot_condensery__v1__pb2.SetAliasRequest.SerializeToString,
+            condensery_dot_stubs_dot_condensery__v1__pb2.SetAliasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

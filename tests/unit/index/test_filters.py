@@ -231,3 +231,44 @@ def test_long_names_and_texts_are_not_kept_with_each_value() -> None:
     assert max(len(path) + len(value) for path, value in rows) < 150
     asked = {"key": f"{'x' * 8000}.n999", "match": {"value": "t" * 999}}
     assert choose([metadata, {}], {"must": asked}) == {"d0"}
+
+
+names = st.sampled_from(
+    [
+        "must",
+        "should",
+        "must_not",
+        "key",
+        "match",
+        "range",
+        "has_id",
+        "value",
+        "any",
+        "except",
+        "gt",
+    ]
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | names,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(names | st.text(max_size=2), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(anything | st.dictionaries(st.sampled_from(["must", "should", "must_not"]), anything))
+def test_whatever_is_asked_is_answered_or_refused_by_name(asked: Any) -> None:
+    refused = None
+    try:
+        read_filter(asked)
+    except InputError as error:
+        refused = error
+    if refused is None:
+        assert choose([{"a": 1}, {}], asked) <= {"d0", "d1"}
+    else:
+        assert refused.field is not None
+        assert refused.field.startswith("filter")
+        assert refused.message.startswith(refused.field)

@@ -72,3 +72,37 @@ def test_a_prepared_process_holds_one_thread_and_can_allocate() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() in ("True", "False")
+
+
+WEIGHTS = """
+import torch
+from pathlib import Path
+from condensery.runtime.device import mapped_weights, prepare_process
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4 // 1024
+
+def weights():
+    return [torch.ones(2**18) for _ in range(64)]  # 1 MiB each
+
+prepare_process()
+with mapped_weights():
+    made = weights()
+before = held()
+del made
+print(before - held())
+made = weights()
+before = held()
+del made
+print(before - held())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is told by /proc")
+def test_weights_go_back_to_the_system_when_they_are_freed_and_activations_do_not() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WEIGHTS], capture_output=True, text=True, timeout=60, check=True
+    )
+    weights, activations = map(int, done.stdout.split())
+    assert weights >= 60
+    assert activations < 10

@@ -1,44 +1,56 @@
 """Each call in three lines: read the message, do the job, write the reply; answers in ``rag``."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from condensery.api.grpc import messages, rag, upkeep
+from condensery.api.grpc import admin, messages, rag, upkeep
 from condensery.api.grpc.bodies import read_documents, write
+from condensery.api.grpc.errors import Family
 from condensery.api.naming import renamed
-from condensery.jobs import indexes, reports, search
-from condensery.jobs.embed import embed
+from condensery.encodings import ENCODINGS, Encoding
+from condensery.jobs import indexes, models, reports, search
+from condensery.jobs.checks import check_choice
+from condensery.jobs.embed import check_scaled, embed, encoded
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.keys import Scope
 from condensery.metrics import Task
 from condensery.questions import SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import ModelInfo
 
 Given = TypeVar("Given", bound=Message)
 
 # Given the services, the request and the model it names, the reply's bytes.
 Unary = Callable[[Services, Given, str | None], Awaitable[bytes]]
 Streaming = Callable[[Services, Given, str | None], AsyncGenerator[bytes, None]]
+# The same, given all messages of a stream.
+Gathering = Callable[[Services, Sequence[Given], str | None], Awaitable[bytes]]
+
+AT_ONCE = 256  # messages of one stream: some batches' worth
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Given]):
     """A method: its path, its request, and what does it.
 
-    Exactly one of ``unary`` and ``stream`` is set.
+    Exactly one of ``unary``, ``stream``, ``each`` and ``gather`` is set: a message or a stream of
+    them in, a reply or a stream of them out.
 
     Attributes:
         scope: What a key must be allowed, once there are keys.
         task: What it counts as in the metrics; None is not counted.
         model_field: The request's field that names the model, if it has it.
         index_field: The one that names the index whose encoder it counts for.
+        each: What answers each message of a stream, in the same order.
+        gather: What answers a stream once its last message has come.
+        at_once: Messages of a stream of replies that are in the house at once.
+        package: The contract's.
+        family: How its errors look.
     """
 
     service: str
@@ -50,26 +62,43 @@ class Call(Generic[Given]):
     stream: Streaming[Given] | None = None
     model_field: str = "model"
     index_field: str | None = None
+    each: Unary[Given] | None = None
+    gather: Gathering[Given] | None = None
+    at_once: int = AT_ONCE
+    package: str = pb.DESCRIPTOR.package
+    family: Family = "condensery"
 
     @property
     def path(self) -> str:
         """As clients call it."""
-        return f"/{pb.DESCRIPTOR.package}.{self.service}/{self.name}"
+        return f"/{self.package}.{self.service}/{self.name}"
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its messages come as a stream."""
+        return self.each is not None or self.gather is not None
 
 
 async def embed_batch(services: Services, given: pb.EmbedBatchRequest, model: str | None) -> bytes:
     """Embed texts."""
+    normalize = given.normalize if given.HasField("normalize") else None
+    encoding = cast(Encoding, given.dtype or "float32")
+    check_choice(encoding, "dtype", ENCODINGS)
+    check_scaled(normalize, encoding, field="dtype")
     found = await embed(
         services,
         list(given.texts),
         model=model,
         prompt_name=given.prompt_name if given.HasField("prompt_name") else None,
-        normalize=given.normalize if given.HasField("normalize") else None,
+        input_type=given.input_type or None,
+        normalize=normalize,
         truncate=given.truncate if given.HasField("truncate") else True,
+        side="left" if given.truncate_left else "right",
         dimensions=given.dimensions if given.HasField("dimensions") else None,
         field="texts",
     )
-    return write(services, found, messages.embedded)
+    packed = await encoded(found, encoding, field="dtype")
+    return write(services, found, partial(messages.embedded, encoded=packed, encoding=encoding))
 
 
 async def rerank_passages(services: Services, given: pb.RerankRequest, model: str | None) -> bytes:
@@ -203,9 +232,9 @@ async def scroll(services: Services, given: pb.ScrollRequest, model: str | None)
 
 
 async def list_models(services: Services, given: pb.ListModelsRequest, model: str | None) -> bytes:
-    """List what serves, and what could not."""
+    """List what serves, aliases among it, and what could not."""
     reply = pb.ListModelsResponse(
-        models=[messages.model_info(_told(services, info)) for info in services.pool.models()],
+        models=[messages.model_info(info) for info in models.list_models(services)],
         refused=services.pool.refused(),
     )
     return reply.SerializeToString()
@@ -223,14 +252,9 @@ async def get_report(services: Services, given: pb.GetReportRequest, model: str 
     return reply.SerializeToString()
 
 
-def _told(services: Services, info: ModelInfo) -> ModelInfo:
-    if info.kind != "oscar-pair":
-        return info
-    return replace(info, pair=services.pool.reader(info.name).traits)
-
-
 _INFER: Scope = "infer"
 _WRITE: Scope = "index-write"
+_ADMIN: Scope = "admin"
 
 CALLS: tuple[Call[Any], ...] = (
     Call("Embedding", "EmbedBatch", pb.EmbedBatchRequest, _INFER, "embed", embed_batch),
@@ -302,4 +326,8 @@ CALLS: tuple[Call[Any], ...] = (
     Call("Rag", "ReleaseContext", pb.ReleaseContextRequest, _INFER, "compress", rag.release),
     Call("Models", "List", pb.ListModelsRequest, _INFER, None, list_models),
     Call("Models", "GetReport", pb.GetReportRequest, _INFER, None, get_report),
+    Call("Admin", "ListModels", pb.StoredModelsRequest, _ADMIN, None, admin.list_versions),
+    Call("Admin", "LoadModel", pb.LoadModelRequest, _ADMIN, None, admin.load),
+    Call("Admin", "UnloadModel", pb.UnloadModelRequest, _ADMIN, None, admin.unload),
+    Call("Admin", "SetAlias", pb.SetAliasRequest, _ADMIN, None, admin.set_aliases),
 )

@@ -1,7 +1,7 @@
 """Our errors as gRPC statuses."""
 
 import math
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import grpc
 from google.rpc.error_details_pb2 import RetryInfo
@@ -13,6 +13,8 @@ from condensery.errors import CondenseryError, Overloaded, Unavailable
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Trailer = tuple[str, str | bytes]
+# Whose contract a call is of: two have codes of their own for the same error.
+Family = Literal["condensery", "tei"]
 
 # When an unready server is worth asking again.
 UNREADY_RETRY_SECONDS = 1.0
@@ -34,6 +36,7 @@ CODES: dict[type[CondenseryError], StatusCode] = {
     errors.NotFound: StatusCode.NOT_FOUND,
     errors.ModelNotFound: StatusCode.NOT_FOUND,
     errors.ModelCannot: StatusCode.NOT_FOUND,
+    errors.ModelAliasToNothing: StatusCode.NOT_FOUND,
     errors.ReportNotFound: StatusCode.NOT_FOUND,
     errors.IndexNotFound: StatusCode.NOT_FOUND,
     errors.IndexClosed: StatusCode.NOT_FOUND,
@@ -43,6 +46,7 @@ CODES: dict[type[CondenseryError], StatusCode] = {
     errors.RebuildNotFound: StatusCode.NOT_FOUND,
     errors.ContextNotFound: StatusCode.NOT_FOUND,
     errors.ContextExpired: StatusCode.NOT_FOUND,
+    errors.ContextLost: StatusCode.NOT_FOUND,
     errors.Conflict: StatusCode.FAILED_PRECONDITION,
     errors.IndexExists: StatusCode.ALREADY_EXISTS,
     errors.NameTaken: StatusCode.ALREADY_EXISTS,
@@ -54,6 +58,10 @@ CODES: dict[type[CondenseryError], StatusCode] = {
     errors.TextsMissing: StatusCode.FAILED_PRECONDITION,
     errors.EncoderMismatch: StatusCode.FAILED_PRECONDITION,
     errors.ContextMismatch: StatusCode.FAILED_PRECONDITION,
+    errors.ModelInUse: StatusCode.FAILED_PRECONDITION,
+    errors.ModelNotLoaded: StatusCode.FAILED_PRECONDITION,
+    errors.ModelAliasTaken: StatusCode.FAILED_PRECONDITION,
+    errors.ModelAliasCircle: StatusCode.FAILED_PRECONDITION,
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
@@ -71,10 +79,22 @@ CODES: dict[type[CondenseryError], StatusCode] = {
     errors.SettingError: StatusCode.INTERNAL,
 }
 
+# TEI tells what is the model's fault, whether it can't do it or failed at it, in one way.
+TEI_CODES: dict[type[CondenseryError], StatusCode] = {
+    **CODES,
+    errors.ModelCannot: StatusCode.FAILED_PRECONDITION,
+    errors.ModelFault: StatusCode.FAILED_PRECONDITION,
+}
+TABLES: dict[Family, dict[type[CondenseryError], StatusCode]] = {
+    "condensery": CODES,
+    "tei": TEI_CODES,
+}
 
-def code_of(error: CondenseryError) -> StatusCode:
+
+def code_of(error: CondenseryError, family: Family = "condensery") -> StatusCode:
     """Return the status of the error's nearest listed class."""
-    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+    table = TABLES[family]
+    return next(table[kind] for kind in type(error).__mro__ if kind in table)
 
 
 def trailers(error: CondenseryError) -> tuple[Trailer, ...]:
@@ -95,9 +115,11 @@ def trailers(error: CondenseryError) -> tuple[Trailer, ...]:
     return tuple(found)
 
 
-async def refuse(context: Context, error: CondenseryError, request_id: str) -> NoReturn:
+async def refuse(
+    context: Context, error: CondenseryError, request_id: str, family: Family = "condensery"
+) -> NoReturn:
     """End a call with ``error``."""
-    await abort(context, code_of(error), error.message, request_id, *trailers(error))
+    await abort(context, code_of(error, family), error.message, request_id, *trailers(error))
 
 
 async def abort(

@@ -5,7 +5,7 @@ that service hear no more there, and a watcher holds up the server's end until t
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -24,16 +24,17 @@ _Reply = health_pb2.HealthCheckResponse
 
 
 class Health:
-    """Tells whether the services are ready: all of them, or none.
+    """Tells whether the server is ready, and what it serves.
 
     Args:
-        services: Their full names; the server as a whole is called "".
+        serves: Given a name, tells whether that serves while the server is ready; None where there
+            is no such thing. The server as a whole is called "".
         readers: How messages are read; not those of other calls, for which nobody's health waits.
     """
 
-    def __init__(self, services: Collection[str], readers: Readers) -> None:
+    def __init__(self, serves: Callable[[str], bool | None], readers: Readers) -> None:
         self._readers = readers
-        self._services = frozenset(("", *services))
+        self._serves = serves
         self._ready = False
         self._closed = False
         self._changed = asyncio.Event()
@@ -41,6 +42,10 @@ class Health:
     def set_ready(self, ready: bool) -> None:
         """Change what is told, and tell those who watch."""
         self._ready = ready and not self._closed
+        self.tell()
+
+    def tell(self) -> None:
+        """Look again at what serves, and tell those who watch."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -59,7 +64,7 @@ class Health:
 
     async def _check(self, _: Any, context: Context) -> bytes:
         service = await self._read(context)
-        if service not in self._services:
+        if self._serves(service) is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {shorten(service)} here")
         return self._told(service)
 
@@ -76,10 +81,12 @@ class Health:
             await changed.wait()
 
     def _told(self, service: str) -> bytes:
-        if service not in self._services:
+        serves = self._serves(service)
+        if serves is None:
             reply = _Reply(status=_Reply.SERVICE_UNKNOWN)
         else:
-            reply = _Reply(status=_Reply.SERVING if self._ready else _Reply.NOT_SERVING)
+            well = serves and self._ready
+            reply = _Reply(status=_Reply.SERVING if well else _Reply.NOT_SERVING)
         return reply.SerializeToString()
 
     async def _read(self, context: Context) -> str:

@@ -89,7 +89,7 @@ def reply(content: Any, *, status: int = 200, headers: dict[str, str] | None = N
 def about(result: Embedded | EmbeddedTokens | Alike | Reranked | Predicted) -> dict[str, str]:
     """Return the headers that name the model, what it took, and how many inputs were cut to fit."""
     headers = {"x-model": result.model, **_took(result.tokens)}
-    if isinstance(result, Embedded | EmbeddedTokens | Alike):
+    if result.fingerprint:
         headers["x-model-revision"] = result.fingerprint
     cut = len(result.truncated)
     if isinstance(result, Reranked):

@@ -29,17 +29,23 @@ async def ready(request: Request, services: Services) -> Response:
 async def server(request: Request, services: Services) -> Response:
     """Describe the server, as KServe asks."""
     del request, services
-    return reply({"name": "condensery", "version": condensery.__version__, "extensions": []})
+    return reply(
+        {
+            "name": "condensery",
+            "version": condensery.__version__,
+            "extensions": ["model_repository"],
+        }
+    )
 
 
 async def model(request: Request, services: Services) -> Response:
-    """Describe one model, as KServe asks; its version is its fingerprint."""
+    """Describe one model, as KServe asks; its version is the store's."""
     info = find_model(services, request.path_params["name"])
     inputs, outputs = _tensors(info)
     return reply(
         {
             "name": info.name,
-            "versions": [info.fingerprint],
+            "versions": [info.version or info.fingerprint],
             "platform": f"condensery_{info.kind}",
             "inputs": inputs,
             "outputs": outputs,

@@ -39,6 +39,11 @@ class Model(Reply):
     pair: Pair | None = Field(description="Of a pair alone.")
     labels: list[str] = Field(description="Of a classifier or cross-encoder alone.")
     independent: bool = Field(description="Whether each label is likely or not by itself.")
+    version: str = Field(description="In the store, a whole number.")
+    alias_of: str | None = Field(description="The model's own name, where `id` is an alias.")
+    dimensions: list[int] = Field(
+        description="Of an encoder: lengths that its vectors may be cut to, beside `dims`."
+    )
 
 
 class Models(Reply):
@@ -46,6 +51,76 @@ class Models(Reply):
 
     object: Literal["list"]
     data: list[Model]
+
+
+class Revision(Reply):
+    """A version of a model."""
+
+    version: str
+    fingerprint: str
+
+
+class Loaded(Reply):
+    """What serves since a model was loaded."""
+
+    object: Literal["model.load"]
+    id: str
+    model: Model
+    previous: Revision | None = Field(description="What served before by that name.")
+    changed: bool = Field(description="Whether it was loaded; else it served already.")
+    seconds: float
+    memory_bytes: int = Field(description="Of its weights.")
+    stranded_indexes: list[str] = Field(
+        description="Indexes of its name and another fingerprint: they answer 409."
+    )
+
+
+class Unloaded(Reply):
+    """What served, and is gone."""
+
+    object: Literal["model.unload"]
+    id: str
+    version: str
+    fingerprint: str
+    seconds: float
+    stranded_indexes: list[str] = Field(description="Indexes that answer 409 without it.")
+
+
+class ModelAliases(Reply):
+    """Every alias of a model, and what it leads to."""
+
+    aliases: dict[str, str]
+
+
+class Stats(Reply):
+    """How busy a model is."""
+
+    queue_fraction: float = Field(description="Tokens that wait, of those that may, 0 to 1.")
+    queue_absolute: int = Field(description="Items that wait.")
+    results_pending: int = Field(description="Requests in the house, whatever their model.")
+    batch_size: int = Field(description="Items of a forward pass, on average.")
+
+
+class InfinityModel(Reply):
+    """A running model, as Infinity shows it."""
+
+    id: str
+    object: Literal["model"]
+    owned_by: str
+    created: int
+    backend: Literal["torch"]
+    capabilities: list[Literal["embed", "rerank", "classify"]]
+    dtype: str
+    device: str
+    revision: str = Field(description="Its fingerprint.")
+    stats: Stats
+
+
+class InfinityModels(Reply):
+    """Every running model, defaults first."""
+
+    object: Literal["list"]
+    data: list[InfinityModel]
 
 
 class Report(Reply):
@@ -135,6 +210,15 @@ class KServeModel(Reply):
     platform: str
     inputs: list[KServeTensor]
     outputs: list[KServeTensor]
+
+
+class KServeVersion(Reply):
+    """A version of a model, and what it does, as KServe tells it."""
+
+    name: str
+    version: str
+    state: Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+    reason: str
 
 
 class TeiError(Reply):

@@ -1,6 +1,6 @@
 """What operators and clients ask about the service itself."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -10,6 +10,8 @@ from starlette.responses import Response
 import condensery
 from condensery.api.rest.doors import reply
 from condensery.errors import ModelNotFound, Unavailable, shorten
+from condensery.jobs import models
+from condensery.jobs.describe import capabilities, describe
 from condensery.jobs.services import Services
 from condensery.values import ModelInfo
 
@@ -62,31 +64,31 @@ def check_ready(services: Services) -> None:
 
 
 async def list_models(request: Request, services: Services) -> Response:
-    """List the models that serve, defaults first."""
+    """List the models that serve, defaults first, and their aliases."""
     del request
-    data = [_model(services, info) for info in services.pool.models()]
+    data = [write_model(info) for info in models.list_models(services)]
     return reply({"object": "list", "data": data})
 
 
 async def show_model(request: Request, services: Services) -> Response:
     """Return one model."""
-    return reply(_model(services, find_model(services, request.path_params["name"])))
+    return reply(write_model(find_model(services, request.path_params["name"])))
 
 
 def find_model(services: Services, name: str) -> ModelInfo:
-    """Return a running model by name.
+    """Return a running model by its name or an alias.
 
     Raises:
         ModelNotFound: It does not run; the message says why, and names those that do.
     """
-    models = services.pool.models()
-    for info in models:
+    found = models.list_models(services)
+    for info in found:
         if info.name == name:
             return info
-    reason = services.pool.refused().get(name)
+    reason = services.pool.refused().get(services.pool.aliases.resolve(name))
     why = f"was refused: {reason}" if reason else "does not exist"
     raise ModelNotFound(
-        f"model {shorten(name)} {why}; there are: {', '.join(info.name for info in models)}.",
+        f"model {shorten(name)} {why}; there are: {', '.join(info.name for info in found)}.",
         field="model",
         value=name,
     )
@@ -95,14 +97,8 @@ def find_model(services: Services, name: str) -> ModelInfo:
 async def tei_info(request: Request, services: Services) -> Response:
     """Describe the default model as TEI does, and beside it all that this service can do."""
     del request
-    models = services.pool.models()
-    encoders = [info for info in models if info.kind == "encoder"]
-    pairs = [info for info in models if info.kind == "oscar-pair"]
-    classifiers = [info for info in models if info.kind in ("classifier", "reranker")]
-    rerankers = [info for info in models if info.kind in ("oscar-pair", "reranker")]
-    default = next(iter([*encoders, *pairs, *classifiers]), None)
-    if default is None:
-        raise Unavailable("No model serves; /v1/models would be empty.")
+    found = describe(services)
+    default = found.model
     return reply(
         {
             "model_id": default.name,
@@ -110,30 +106,27 @@ async def tei_info(request: Request, services: Services) -> Response:
             "model_dtype": default.dtype,
             "served_model_name": default.name,
             "model_type": _model_type(default),
-            "max_concurrent_requests": services.admission.max_requests,
+            "max_concurrent_requests": found.max_concurrent_requests,
             "max_input_length": default.max_tokens,
-            "max_batch_tokens": default.max_tokens * services.limits.max_items,
+            "max_batch_tokens": found.max_batch_tokens,
             "max_batch_requests": None,
-            "max_client_batch_size": services.limits.max_items,
+            "max_client_batch_size": found.max_client_batch_size,
             "auto_truncate": True,
-            "tokenization_workers": 2,
+            "tokenization_workers": found.tokenization_workers,
             "version": condensery.__version__,
             "sha": None,
             "docker_label": None,
             "capabilities": {
-                "embed": [info.name for info in encoders],
-                "rerank": [info.name for info in rerankers],
-                "predict": [info.name for info in classifiers],
-                "answer": [info.name for info in pairs],
+                task: [info.name for info in models]
+                for task, models in capabilities(services).items()
             },
             "refused": dict(services.pool.refused()),
         }
     )
 
 
-def _model(services: Services, info: ModelInfo) -> dict[str, Any]:
-    if info.kind == "oscar-pair":
-        info = replace(info, pair=services.pool.reader(info.name).traits)
+def write_model(info: ModelInfo) -> dict[str, Any]:
+    """Return a model as OpenAI's clients read it, with all that we know of it."""
     fields = asdict(info)
     return {"id": fields.pop("name"), "object": "model", "owned_by": "condensery", **fields}
 

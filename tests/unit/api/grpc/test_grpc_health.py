@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from condensery.api.grpc.server import start
+from condensery.jobs import models
 from condensery.jobs.services import Health, Services
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.stubs import condensery_v1_pb2_grpc as stubs
@@ -32,7 +33,9 @@ async def test_health_is_told_for_the_whole_and_each_service(
 ) -> None:
     check = health_pb2_grpc.HealthStub(channel).Check
     names = [f"condensery.v1.{name}" for name in pb.DESCRIPTOR.services_by_name]
-    assert len(names) == 5
+    names += [f"tei.v1.{name}" for name in ("Info", "Embed", "Rerank", "Tokenize")]
+    names += ["words", "pair"]  # models
+    assert len(names) == 11
     for name in ("", *names):
         found = await check(health_pb2.HealthCheckRequest(service=name))
         assert found.status == Reply.SERVING
@@ -40,6 +43,30 @@ async def test_health_is_told_for_the_whole_and_each_service(
     for name in ("", *names):
         found = await check(health_pb2.HealthCheckRequest(service=name))
         assert found.status == Reply.NOT_SERVING
+
+
+async def test_health_is_told_for_each_model_and_alias_and_watched(
+    services: Services, pool: Any, channel: grpc.aio.Channel
+) -> None:
+    check = health_pb2_grpc.HealthStub(channel).Check
+    await models.set_aliases(services, {"best": "other"})
+    for name in ("words", "pair", "other", "best"):
+        found = await check(health_pb2.HealthCheckRequest(service=name))
+        assert found.status == Reply.SERVING
+    found = await check(health_pb2.HealthCheckRequest(service="broken"))
+    assert found.status == Reply.NOT_SERVING
+    watched = {name: watch(channel, name) for name in ("other", "best", "later")}
+    first = {name: await next_of(one) for name, one in watched.items()}
+    assert first == {"other": 1, "best": 1, "later": Reply.SERVICE_UNKNOWN}
+    pool.encoders["later"] = pool.encoders.pop("other")
+    pool.encoders["later"].info = replace(pool.encoders["later"].info, name="later")
+    for told in pool.watchers:
+        told()
+    then = {name: await next_of(one) for name, one in watched.items()}
+    expected = {"other": Reply.SERVICE_UNKNOWN, "best": Reply.NOT_SERVING, "later": Reply.SERVING}
+    assert then == expected
+    for one in watched.values():
+        one.cancel()
 
 
 async def test_health_follows_that_of_the_services(services: Services) -> None:
@@ -59,6 +86,23 @@ async def test_health_follows_that_of_the_services(services: Services) -> None:
             assert await next_of(watching) == told
         watching.cancel()
     await server.stop(0)
+
+
+async def test_what_no_model_here_can_do_does_not_serve_until_one_comes(
+    channel: grpc.aio.Channel, pool: Any, classifier_of: Callable[..., Any]
+) -> None:
+    check = health_pb2_grpc.HealthStub(channel).Check
+    for name in ("tei.v1.Predict", "broken"):  # that model was refused
+        found = await check(health_pb2.HealthCheckRequest(service=name))
+        assert found.status == Reply.NOT_SERVING
+    watching = watch(channel, "tei.v1.Predict")
+    assert await next_of(watching) == Reply.NOT_SERVING
+    pool.classifiers["nli"] = classifier_of("nli", "a", "b")
+    for told in pool.watchers:
+        told()
+    assert await next_of(watching) == Reply.SERVING
+    watching.cancel()
+    assert (await check(health_pb2.HealthCheckRequest(service="nli"))).status == Reply.SERVING
 
 
 async def test_an_unknown_service_is_not_found_and_watched_as_unknown(

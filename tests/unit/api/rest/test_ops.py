@@ -51,7 +51,11 @@ async def test_kserve_hears_in_its_own_words(line, services):
     assert await get(line, "/v2/health/live") == (200, {"live": True})
     assert await get(line, "/v2/health/ready") == (200, {"ready": True})
     status, server = await get(line, "/v2")
-    assert (status, server["name"], server["extensions"]) == (200, "condensery", [])
+    assert (status, server["name"], server["extensions"]) == (
+        200,
+        "condensery",
+        ["model_repository"],
+    )
     assert await get(line, "/v2/models/words/ready") == (200, {"name": "words", "ready": True})
     services.health.drain()
     status, body = await get(line, "/v2/health/ready")

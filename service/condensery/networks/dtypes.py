@@ -1,0 +1,60 @@
+"""Models of one dtype built in one thread, while others run theirs in other threads.
+
+transformers builds a model under ``torch.set_default_dtype``, which is the whole process's: a
+forward pass that runs meanwhile makes its tensors of another dtype, and fails, or gives other
+numbers. Here the same is said to the thread that builds alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import modeling_utils
+
+# What makes tensors of the default dtype, and parameters and buffers are made by.
+_MAKERS = frozenset(
+    (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye, torch.linspace)
+)
+
+
+class _DefaultDtype(TorchFunctionMode):
+    """Gives a dtype to what is made without one, in this thread."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func in _MAKERS and given.get("dtype") is None:
+            given["dtype"] = self._dtype
+        return func(*args, **given)
+
+
+@contextmanager
+def _of_this_thread(dtype: torch.dtype, model_class_name: str | None = None) -> Iterator[None]:
+    """Stand in for transformers' ``local_torch_dtype``; its refusal of whole numbers is kept."""
+    if not dtype.is_floating_point:
+        raise ValueError(f"{model_class_name or 'a model'} can't be built in {dtype}")
+    with _DefaultDtype(dtype):
+        yield
+
+
+@contextmanager
+def thread_dtypes() -> Iterator[None]:
+    """Let transformers build models without touching the process's default dtype."""
+    # Left in place or put back by another thread that builds: either is right for this one too.
+    usual = modeling_utils.local_torch_dtype
+    modeling_utils.local_torch_dtype = _of_this_thread
+    try:
+        yield
+    finally:
+        modeling_utils.local_torch_dtype = usual

@@ -1,0 +1,186 @@
+"""Other names of models, in one file that is whole or not there."""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from condensery.durable import write_whole
+from condensery.errors import (
+    InputError,
+    ModelAliasCircle,
+    ModelAliasTaken,
+    ModelAliasToNothing,
+    ModelNotFound,
+    StoreError,
+    shorten,
+)
+from condensery.store.manifest import NAME_PATTERN
+
+FILE = "model-aliases.json"
+MOST = 1000
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: int = 1
+    aliases: dict[str, str]
+
+
+class Aliases:
+    """Names that lead to models, or to other names that do; changed all at once, and kept.
+
+    Args:
+        path: The file; None keeps them in memory only.
+
+    Raises:
+        StoreError: The file can't be read: aliases that were promised would be gone.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._targets: dict[str, str] = {} if path is None else _read(path)
+
+    @property
+    def targets(self) -> Mapping[str, str]:
+        """What each leads to, sorted by alias."""
+        return dict(sorted(self._targets.items()))
+
+    def resolve(self, name: str) -> str:
+        """Return the model that a name leads to; one that is no alias is its own."""
+        targets = self._targets
+        for _ in range(MOST):  # circles are refused, also in the file
+            if name not in targets:
+                break
+            name = targets[name]
+        return name
+
+    def of(self, model: str) -> tuple[str, ...]:
+        """Return every alias that leads to a model, sorted."""
+        return tuple(alias for alias in self.targets if self.resolve(alias) == model)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._targets
+
+    def change(
+        self, changes: Mapping[str, str | None], *, serving: Collection[str], taken: Collection[str]
+    ) -> None:
+        """Set and remove aliases, all of them or none; on disk when this returns.
+
+        Args:
+            changes: What each alias is to lead to; None removes it.
+            serving: The running models, to which aliases may lead.
+            taken: Names that no alias may have: those of all models, running and stored.
+
+        Raises:
+            InputError: There is nothing to change, or an alias can't be a name.
+            ModelNotFound: One to be removed is not there.
+            ModelAliasToNothing: What one would lead to is neither a running model nor an alias.
+            ModelAliasTaken: A model has the name.
+            ModelAliasCircle: Some would lead nowhere but to each other.
+            StoreError: The disk refused; nothing has changed.
+        """
+        if not changes:
+            raise InputError("aliases: there is nothing to change.", field="aliases")
+        targets = dict(self._targets)
+        for alias, target in changes.items():
+            _check_name(alias, taken)
+            if target is not None:
+                targets[alias] = target
+            elif targets.pop(alias, None) is None:
+                raise ModelNotFound(
+                    f"aliases: there is no alias {shorten(alias)} to remove.",
+                    field="aliases",
+                    value=alias,
+                )
+        if len(targets) > MOST:
+            raise InputError(f"aliases: {len(targets)}, over the limit of {MOST}.", field="aliases")
+        _check_targets(targets, set(changes), serving)
+        self._write(targets)
+        self._targets = targets
+
+    def _write(self, targets: Mapping[str, str]) -> None:
+        if self._path is None:
+            return
+        content = {"format": 1, "aliases": dict(sorted(targets.items()))}
+        try:
+            write_whole(self._path, json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            raise StoreError(
+                f"The aliases can't be written, and stay as they were: {error.strerror or error}."
+            ) from error
+
+
+def _check_name(alias: str, taken: Collection[str]) -> None:
+    if not re.fullmatch(NAME_PATTERN, alias):
+        raise InputError(
+            f"aliases: {shorten(alias)} can't be an alias: at most 64 letters, digits, '.', '_' "
+            "and '-', and the first a letter or a digit.",
+            field="aliases",
+            value=alias,
+        )
+    if alias in taken:
+        raise ModelAliasTaken(
+            f"aliases: {shorten(alias)} is a model's name, and can't be an alias.",
+            field="aliases",
+            value=alias,
+        )
+
+
+def _check_targets(targets: Mapping[str, str], changed: set[str], serving: Collection[str]) -> None:
+    for alias in sorted(targets):
+        path = list(_walk(targets, alias))
+        if path[-1] in path[:-1]:
+            raise ModelAliasCircle(
+                f"aliases: {' -> '.join(path)} leads in a circle.", field="aliases", value=alias
+            )
+        # One that leads to nothing already, since its model was refused at the start, may stay;
+        # nobody may make another.
+        if changed & set(path) and path[-1] not in serving:
+            raise ModelAliasToNothing(
+                f"aliases: {shorten(alias)} would lead to {shorten(path[-1])}, which is neither a "
+                f"running model nor an alias; running: {', '.join(sorted(serving))}.",
+                field="aliases",
+                value=path[-1],
+            )
+
+
+def _walk(targets: Mapping[str, str], alias: str) -> Iterator[str]:
+    """Yield each name on the way from an alias; of a circle, the first one twice."""
+    seen = set()
+    while True:
+        yield alias
+        if alias in seen or alias not in targets:
+            return
+        seen.add(alias)
+        alias = targets[alias]
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: the aliases of models can't be read: {error}") from error
+    try:
+        found = _File.model_validate_json(text)
+        if found.format != 1:
+            raise ValueError(f"format {found.format} is newer than this version reads")
+        for alias in found.aliases:
+            _check_name(alias, ())
+            if (way := list(_walk(found.aliases, alias)))[-1] in way[:-1]:
+                raise ValueError(f"{alias!r} leads in a circle")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise StoreError(
+            f"{path}: the aliases of models can't be read: {first['msg']}. Mend or remove the file."
+        ) from error
+    except (ValueError, InputError) as error:
+        raise StoreError(
+            f"{path}: the aliases of models can't be read: {error}. Mend or remove the file."
+        ) from error
+    return dict(found.aliases)

@@ -1,0 +1,117 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from condensery.errors import (
+    CondenseryError,
+    InputError,
+    ModelAliasCircle,
+    ModelAliasTaken,
+    ModelAliasToNothing,
+    ModelNotFound,
+    StoreError,
+)
+from condensery.store.aliases import Aliases
+
+SERVING, TAKEN = {"one", "two"}, {"one", "two", "stored"}
+
+
+def change(aliases: Aliases, **changes: str | None) -> None:
+    aliases.change(changes, serving=SERVING, taken=TAKEN)
+
+
+def test_an_alias_leads_to_a_model_and_to_another_alias_and_a_restart_keeps_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "aliases.json"
+    aliases = Aliases(path)
+    change(aliases, best="one", default="best")
+    assert [aliases.resolve(name) for name in ("best", "default", "two")] == ["one", "one", "two"]
+    assert Aliases(path).targets == {"best": "one", "default": "best"}
+    assert aliases.of("one") == ("best", "default")
+    assert aliases.of("two") == ()
+
+
+def test_aliases_are_swapped_all_at_once_and_removed(tmp_path: Path) -> None:
+    aliases = Aliases(tmp_path / "aliases.json")
+    change(aliases, blue="one", green="two", old="one")
+    change(aliases, blue="two", green="one", old=None)
+    assert aliases.targets == {"blue": "two", "green": "one"}
+    assert Aliases(tmp_path / "aliases.json").targets == aliases.targets
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({}, InputError, "nothing to change"),
+        ({"new": "nobody"}, ModelAliasToNothing, "'new' would lead to 'nobody'.*running: one, two"),
+        ({"new": "stored"}, ModelAliasToNothing, "'new' would lead to 'stored'"),
+        ({"new": "new"}, ModelAliasCircle, "new -> new"),
+        ({"new": "other", "other": "new"}, ModelAliasCircle, "new -> other -> new"),
+        ({"best": "next"}, ModelAliasCircle, "best -> next -> best"),
+        ({"one": "two"}, ModelAliasTaken, "'one' is a model's name"),
+        ({"stored": "two"}, ModelAliasTaken, "'stored' is a model's name"),
+        ({"a b": "one"}, InputError, "'a b' can't be an alias"),
+        ({"x" * 65: "one"}, InputError, "can't be an alias"),
+        ({"": "one"}, InputError, "'' can't be an alias"),
+        ({"gone": None}, ModelNotFound, "no alias 'gone' to remove"),
+        ({"best": None}, ModelAliasToNothing, "'next' would lead to 'best'"),
+    ],
+)
+def test_what_can_not_be_is_refused_and_nothing_changes(
+    tmp_path: Path, changes: dict[str, str | None], error: type[CondenseryError], says: str
+) -> None:
+    path = tmp_path / "aliases.json"
+    aliases = Aliases(path)
+    change(aliases, best="one", next="best")
+    before = path.read_text()
+    with pytest.raises(error, match=says) as caught:
+        change(aliases, good="two", **changes) if changes else change(aliases)
+    assert type(caught.value) is error
+    assert aliases.targets == {"best": "one", "next": "best"}
+    assert path.read_text() == before
+
+
+def test_a_disk_that_refuses_changes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    aliases = Aliases(folder / "aliases.json")
+    change(aliases, best="one")
+    (folder / "aliases.json.partial").mkdir()  # it can't be written beside the old one then
+    with pytest.raises(StoreError, match="stay as they were"):
+        change(aliases, best="two")
+    assert aliases.resolve("best") == "one"
+    assert Aliases(folder / "aliases.json").resolve("best") == "one"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"format": 1, "aliases": {"a"', "can't be read"),
+        ('{"format": 2, "aliases": {}}', "format 2 is newer"),
+        ('{"format": 1, "aliases": {"a": "b", "b": "a"}}', "'a' leads in a circle"),
+        ('{"format": 1, "aliases": {"a": 1}}', "string"),
+        ('{"format": 1, "aliases": {"a/b": "one"}}', "'a/b' can't be an alias"),
+    ],
+)
+def test_a_file_that_is_broken_is_named_and_not_taken_for_none(
+    tmp_path: Path, content: str, says: str
+) -> None:
+    path = tmp_path / "aliases.json"
+    path.write_text(content)
+    with pytest.raises(StoreError, match=says) as caught:
+        Aliases(path)
+    assert str(path) in caught.value.message
+
+
+def test_one_whose_model_does_not_serve_any_more_does_not_stand_in_others_way(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "aliases.json"
+    path.write_text(json.dumps({"format": 1, "aliases": {"lost": "refused"}}))
+    aliases = Aliases(path)
+    change(aliases, best="one")
+    assert aliases.targets == {"best": "one", "lost": "refused"}
+    change(aliases, lost=None)
+    assert aliases.targets == {"best": "one"}
