@@ -183,6 +183,9 @@ def test_filters_have_their_limits() -> None:
         read_filter({"must": [*most, *most[:1]]})
     with pytest.raises(PayloadTooLarge, match=f"filter: {MAX_CONDITIONS + 1} conditions"):
         read_filter({"must": most, "should": most[:1]})
+    nothing = [{"must": []}] * MAX_CONDITIONS  # each is a condition, too
+    with pytest.raises(PayloadTooLarge, match=f"filter: {MAX_CONDITIONS + 1} conditions"):
+        read_filter({"must": [{"must": nothing}]})
     many = [{"key": "a", "match": {"any": ["a"] * (MAX_VALUES // 2)}}] * 2
     assert read_filter({"must": many}) is not None
     with pytest.raises(PayloadTooLarge, match=f"filter: {MAX_VALUES + 1} values"):
@@ -195,6 +198,14 @@ def test_the_largest_filters_are_answered(group: str) -> None:
     assert choose([{"a": "x"}, {"a": "y"}], {group: wide}) == (
         {"d1"} if group == "must_not" else {"d0"}
     )
+
+
+def test_the_deepest_expressions_are_answered() -> None:
+    """As deep as SQL gets: each list of conditions within the first of another."""
+    asked: Any = {"has_id": ["d0"]}
+    for _ in range(MAX_DEPTH):
+        asked = {"must": [asked, *[{"has_id": ["d0"]}] * (MAX_CONDITIONS // MAX_DEPTH - 1)]}
+    assert choose([{}, {}], asked) == {"d0"}
 
 
 def test_whole_numbers_of_over_64_bits_are_the_nearest_double() -> None:
