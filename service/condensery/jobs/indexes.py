@@ -9,8 +9,9 @@ from condensery.index.kinds import KINDS
 from condensery.index.selecting import Wanted
 from condensery.index.splitting import split
 from condensery.jobs.checks import check_choice, check_count, check_range, check_text
+from condensery.jobs.index_ports import JsonObject
 from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
-from condensery.jobs.ports import Encoder, JsonObject
+from condensery.jobs.ports import Encoder
 from condensery.jobs.services import Limits, Services
 from condensery.jobs.swapping import across_swaps
 from condensery.values import Document, Floats, IndexInfo, Page, Passage, Upserted

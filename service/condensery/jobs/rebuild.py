@@ -18,9 +18,10 @@ from condensery.errors import (
 )
 from condensery.index.kinds import KINDS
 from condensery.jobs.checks import check_choice
+from condensery.jobs.index_ports import JsonObject, RebuildStep
 from condensery.jobs.index_vectors import encoder_of, first_prompt
 from condensery.jobs.indexes import DOCUMENT_PROMPTS, METRICS, split_documents
-from condensery.jobs.ports import Encoder, JsonObject, RebuildStep
+from condensery.jobs.ports import Encoder
 from condensery.jobs.rebuilds import Run
 from condensery.jobs.search import QUERY_PROMPTS
 from condensery.jobs.services import Services

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from condensery.jobs.admission import Admission
 from condensery.jobs.contexts import Contexts
-from condensery.jobs.ports import Indexes, Pool
+from condensery.jobs.index_ports import Indexes
+from condensery.jobs.ports import Pool
 from condensery.jobs.rebuilds import Rebuilds
 from condensery.keys import Keys
 from condensery.metrics import Metrics
