@@ -140,7 +140,7 @@ def measure(
         if form.name != EXACT:
             lost = bootstrap(columns[EXACT][:, :2] - own[:, :2], seed=seed)
             figures[form.name]["loss"] = {
-                name: [round(float(x), 4) for x in row]
+                name: [round(float(x), 4) + 0.0 for x in row]  # 0, never -0
                 for name, row in zip(
                     MEASURES, zip(lost.mean, lost.low, lost.high, strict=True), strict=False
                 )
