@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from condensery.encodings import Encoding
 from condensery.errors import InputError, TokenIdsRefused, shorten
 from condensery.questions import SearchMode
 from condensery.schemas_filter import GivenFilter
@@ -116,14 +117,25 @@ class OpenAIEmbedRequest(Lenient):
         BeforeValidator(lambda value: one_or_many(value, "input"), json_schema_input_type=Texts),
     ] = Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
     model: str | None = Field(default=None, description="An encoder; by default the default one.")
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64", "bytes"] = Field(
+        default="float", description="bytes: the reply is the vectors' bytes, row by row."
+    )
+    embed_dtype: Encoding | None = Field(
+        default=None, description="What a vector's numbers are; null: float32."
+    )
     dimensions: int | None = Field(
-        default=None, ge=1, description="Refused unless it is what the model gives."
+        default=None, ge=1, description="One of the model's `dims` and `dimensions`."
     )
     user: str | None = None
     prompt_name: str | None = Field(default=None, description="One of the model's prompts.")
+    input_type: str | None = Field(
+        default=None,
+        description="In place of a prompt's name: `search_query`, `search_document`, "
+        "`classification` or `clustering`.",
+    )
     normalize: bool | None = Field(default=None, description="null: as the model declares.")
     truncate: bool = Field(default=True, description="false: too long a text is an error.")
+    truncation_direction: TruncationSide = "right"
 
 
 class TeiEmbedRequest(Lenient):

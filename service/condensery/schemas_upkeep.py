@@ -55,3 +55,7 @@ class RebuildRequest(Ours):
     )
     metric: str | None = Field(default=None, description="As of a new index; null: as it is.")
     kind: str | None = Field(default=None, description="As of a new index; null: as it is.")
+    options: dict[str, int] | None = Field(
+        default=None,
+        description="The kind's, as of a new index; null: as they are, if the kind is.",
+    )

@@ -282,6 +282,7 @@ def _limits(settings: Settings) -> Limits:
         max_header_bytes=settings.max_header_bytes,
         max_json_depth=settings.max_json_depth,
         request_seconds=settings.request_timeout_seconds,
+        max_queue_tokens=settings.max_queue_tokens,
         open_metrics=settings.open_metrics,
     )
 

@@ -83,6 +83,7 @@ class RebuildPlan:
     Attributes:
         index: Its name.
         encoder: The new one, whose fingerprint, kind and metric follow.
+        options: The kind's that were given.
         documents: How many there were when it began.
         began: When, seconds since 1970.
     """
@@ -92,6 +93,7 @@ class RebuildPlan:
     fingerprint: str
     kind: str
     metric: str
+    options: Mapping[str, int]
     documents: int
     began: float
 

@@ -27,6 +27,7 @@ class ModelInfo:
         independent: Whether each label is likely or not by itself; else one of them holds.
         version: In the store, a whole number.
         alias_of: The model's own name, where ``name`` is an alias of it.
+        dimensions: Lengths that an encoder's vectors may be cut to (Matryoshka), beside ``dims``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelInfo:
     independent: bool = False
     version: str = ""
     alias_of: str | None = None
+    dimensions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FAMILIES = sorted(path.parent.name for path in HERE.glob("*/requirements.txt"))
+PROTO = ROOT / "proto" / "condensery" / "stubs"
 PIP = ("-m", "pip", "--disable-pip-version-check")
 PYTEST = ("-m", "pytest", "-q", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider")
 
@@ -60,11 +61,12 @@ def test_what_the_pages_show_runs_and_the_client_gets_what_it_should(
 
 def run(python: Path, arguments: Sequence[str], server: Any) -> str:
     """Run a program that learns of the server from its environment; return what it prints."""
-    hidden = ("PYTHONPATH", "HF_HUB_OFFLINE")
-    own = {name: value for name, value in os.environ.items() if name not in hidden}
+    own = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    # No package of ours: of all that we have, a client in another language has the contracts.
+    own |= {"SERVER": server.url, "SERVER_GRPC": server.grpc, "PYTHONPATH": str(PROTO)}
     done = subprocess.run(
         [python, *arguments],
-        env=own | {"SERVER": server.url, "SERVER_GRPC": server.grpc},
+        env=own,
         cwd=HERE,
         capture_output=True,
         check=False,

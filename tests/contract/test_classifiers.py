@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
+import numpy as np
 import pytest
 import torch
 from tests.conftest import serving
@@ -14,6 +16,8 @@ from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
 from condensery.store.importing import import_model
 from condensery.store.store import ModelStore
+from condensery.stubs import tei_v1_pb2 as tei
+from condensery.stubs import tei_v1_pb2_grpc as tei_grpc
 
 LABELS = ("contradiction", "entailment", "neutral")
 QUERY, PASSAGES = "who sold the mill", ["the old mill", "bread", "who sold it in the town", "a"]
@@ -64,6 +68,29 @@ def test_a_classifier_says_what_transformers_says(server: Any, folders: dict[str
         assert [by_label[label] for label in LABELS] == pytest.approx(likely.tolist(), abs=1e-5)
     one = httpx.post(f"{server.url}/predict", json={"inputs": "bread"}).json()
     assert {tuple(row) for row in one} == {("score", "label")}
+
+
+def test_teis_doors_give_the_same_labels_bit_for_bit(server: Any) -> None:
+    pairs = [["the mill is old", "the mill is new"], ["bread"]]
+    wanted = [
+        httpx.post(f"{server.url}/predict", json={"inputs": [one], "model": "nli"}).json()[0]
+        for one in pairs
+    ]
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub, model = tei_grpc.PredictStub(channel), (("x-model", "nli"),)
+        asked = [tei.PredictPairRequest(inputs=one) for one in pairs]
+        alone = [stub.PredictPair(one, metadata=model) for one in asked]
+        streamed = list(stub.PredictPairStream(iter(asked), metadata=model))
+        (one,) = stub.PredictStream(iter([tei.PredictRequest(inputs="bread")]), metadata=model)
+    for rows, found in zip(wanted, alone, strict=True):
+        assert [(o.label, o.score) for o in found.predictions] == [
+            (row["label"], np.float32(row["score"])) for row in rows
+        ]
+    for found, together in zip(alone, streamed, strict=True):
+        assert [o.score for o in together.predictions] == pytest.approx(
+            [o.score for o in found.predictions], abs=1e-5
+        )
+    assert [o.label for o in one.predictions] == [o.label for o in alone[1].predictions]
 
 
 def test_both_doors_tell_its_labels(server: Any) -> None:

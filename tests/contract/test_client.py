@@ -9,6 +9,7 @@ import pytest
 from condensery.answers import Answer, Delta, Retrieved
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
+from condensery.encodings import ENCODINGS, Encoding, decode, encode
 from condensery.errors import (
     CondenseryError,
     EncoderMismatch,
@@ -33,6 +34,19 @@ def index(client: Client | GrpcClient) -> Iterator[str]:
     client.create_index(name)
     yield name
     client.drop_index(name)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_both_clients_read_back_what_was_sent_in_fewer_bytes(
+    clients: Clients, encoding: Encoding
+) -> None:
+    texts = ["an old mill", "", "a river"]
+    exact = clients[0].embed(texts)
+    wanted = decode(encode(exact, encoding), encoding, exact.shape[1])
+    for client in clients:
+        found = client.embed(texts, dtype=encoding)
+        assert found.dtype == np.float32
+        assert np.array_equal(found, wanted)
 
 
 def test_it_is_ready_and_names_its_models(client: Client | GrpcClient) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.e2e.conftest import CONDENSERY, Own
 from tests.e2e.test_cli import run
 
@@ -55,6 +56,7 @@ def go_on(file: Path, url: str) -> None:
         assert client.get("notes", ["n7"])[0].metadata == {"at": [7, 1.0, 0, None]}
 
 
+@pytest.mark.slow
 def test_a_client_that_is_killed_goes_on(serve: Callable[..., Own], tmp_path: Path) -> None:
     server, file = serve(), write_file(tmp_path / "notes.jsonl")
     process = begin(file, server.url)
@@ -70,6 +72,7 @@ def test_a_client_that_is_killed_goes_on(serve: Callable[..., Own], tmp_path: Pa
     assert said.startswith(f"notes: {COUNT} documents written")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_goes_on(serve: Callable[..., Own], tmp_path: Path) -> None:
     server, file = serve(), write_file(tmp_path / "notes.jsonl")
     process: Any = begin(file, server.url)

@@ -18,6 +18,7 @@ from tests.fuzz.mangling import MANGLERS
 
 from condensery.client.grpc import GrpcClient
 from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.stubs import tei_v1_pb2 as tei
 from condensery.values import Document
 
 SEED = 1729
@@ -130,25 +131,64 @@ GIVEN: dict[str, list[Message]] = {
         pb.GetReportRequest(model="oscar-mini", with_card=True, with_plots=["cost", "nope"]),
     ],
 }
+_PASSAGE = tei.RerankStreamRequest(query="q", text="one passage", return_text=True)
+TEI: dict[str, list[Message]] = {
+    "Info/Info": [tei.InfoRequest()],
+    **{
+        f"Embed/{name}": [
+            tei.EmbedRequest(inputs="é𝄞", truncate=True, normalize=False, dimensions=384),
+            tei.EmbedRequest(inputs="a", prompt_name="query", truncation_direction=1),
+        ]
+        for name in ("Embed", "EmbedStream")
+    },
+    **{
+        f"Embed/{name}": [tei.EmbedSparseRequest(inputs="a text", truncate=True)]
+        for name in ("EmbedSparse", "EmbedSparseStream")
+    },
+    **{
+        f"Embed/{name}": [tei.EmbedAllRequest(inputs="a text", truncation_direction=1)]
+        for name in ("EmbedAll", "EmbedAllStream")
+    },
+    **{
+        f"Predict/{name}": [tei.PredictRequest(inputs="a text", raw_scores=True)]
+        for name in ("Predict", "PredictStream")
+    },
+    **{
+        f"Predict/{name}": [tei.PredictPairRequest(inputs=["a text", "b"], truncate=True)]
+        for name in ("PredictPair", "PredictPairStream")
+    },
+    "Rerank/Rerank": [tei.RerankRequest(query="q", texts=PASSAGES, raw_scores=True)],
+    "Rerank/RerankStream": [_PASSAGE],
+    **{
+        f"Tokenize/{name}": [tei.EncodeRequest(inputs="a text", add_special_tokens=True)]
+        for name in ("Tokenize", "TokenizeStream")
+    },
+    **{
+        f"Tokenize/{name}": [tei.DecodeRequest(ids=[101, 2, 2**32 - 1])]
+        for name in ("Decode", "DecodeStream")
+    },
+}
 HEALTH = "/grpc.health.v1.Health/Check"
 
 
 def paths() -> dict[str, list[bytes]]:
     """Return every method with what it takes, written."""
     written = {
-        f"/condensery.v1.{name}": [one.SerializeToString() for one in given]
-        for name, given in GIVEN.items()
+        f"/{package}.{name}": [one.SerializeToString() for one in given]
+        for package, methods in (("condensery.v1", GIVEN), ("tei.v1", TEI))
+        for name, given in methods.items()
     }
     return {**written, HEALTH: [b"", b"\x0a\x0dcondensery.v1"]}
 
 
 def test_every_method_is_fuzzed() -> None:
-    methods = {
-        f"{service.name}/{method.name}"
-        for service in pb.DESCRIPTOR.services_by_name.values()
-        for method in service.methods
-    }
-    assert set(GIVEN) == methods
+    for contract, given in ((pb.DESCRIPTOR, GIVEN), (tei.DESCRIPTOR, TEI)):
+        methods = {
+            f"{service.name}/{method.name}"
+            for service in contract.services_by_name.values()
+            for method in service.methods
+        }
+        assert set(given) == methods
 
 
 @pytest.mark.slow

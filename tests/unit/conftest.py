@@ -82,6 +82,7 @@ class StandInEncoder:
 
     info: ModelInfo
     prompts: Mapping[str, str] = field(default_factory=lambda: {"query": "query: "})
+    default_prompt: str | None = None
     asked: list[tuple[str, str, bool | None]] = field(default_factory=list)
     fails: CondenseryError | Exception | None = None
     delay: float = 0
@@ -96,6 +97,7 @@ class StandInEncoder:
         normalize: bool | None = None,
         truncate: bool = True,
         side: Side = "right",
+        dimensions: int | None = None,
         field: str = "input",
     ) -> Embedded:
         self.sides.append(side)
@@ -115,7 +117,7 @@ class StandInEncoder:
         return Embedded(
             model=self.info.name,
             fingerprint=self.info.fingerprint,
-            vectors=np.stack([vector_of(text) for text in texts]),
+            vectors=np.stack([vector_of(text)[:dimensions] for text in texts]),
             tokens=sum(counts),
             truncated=over,
         )
@@ -471,6 +473,12 @@ def classifiers(pool: StandInPool) -> StandInPool:
     ):
         pool.classifiers[name] = StandInClassifier(info(name, kind, labels))
     return pool
+
+
+@pytest.fixture
+def classifier_of() -> Callable[..., StandInClassifier]:
+    """Make a classifier of a name and labels."""
+    return lambda name, *labels: StandInClassifier(info(name, "classifier", labels))
 
 
 @pytest.fixture

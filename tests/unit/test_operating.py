@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
-from condensery.api.rest.routes import HEALTH
+from condensery.api.rest.routes_models import HEALTH
 from condensery.commands.flags import show
 from condensery.keys import SCOPES
 from condensery.metrics import Metrics

@@ -14,6 +14,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from condensery.client import grpc_replies as replies
 from condensery.client.calls import Call
+from condensery.encodings import Encoding
 from condensery.errors import InputError
 from condensery.questions import SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
@@ -69,6 +70,8 @@ def embed(
     prompt_name: str | None = None,
     normalize: bool | None = None,
     truncate: bool = True,
+    dimensions: int | None = None,
+    dtype: Encoding = "float32",
 ) -> RpcCall[Floats]:
     """Embed each text; returns vectors, (texts, dims), float32."""
     request = pb.EmbedBatchRequest(
@@ -76,6 +79,8 @@ def embed(
         texts=texts,
         prompt_name=prompt_name,
         truncate=truncate,
+        dimensions=dimensions,
+        dtype="" if dtype == "float32" else dtype,
     )
     if normalize is not None:
         request.normalize = normalize

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from condensery.answers import (
     TokenLogprob,
     Usage,
 )
+from condensery.encodings import Encoding, unpack
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.values import (
     Document,
@@ -39,9 +40,8 @@ from condensery.values import (
 
 
 def read_vectors(reply: pb.EmbedBatchResponse) -> Floats:
-    """Return the vectors, (texts, dims), float32."""
-    flat = np.frombuffer(reply.vectors, dtype="<f4")
-    return flat.reshape(-1, reply.dims).astype(np.float32, copy=False)
+    """Return the vectors, (texts, dims), float32, whatever they came in."""
+    return unpack(reply.vectors, cast(Encoding, reply.dtype), reply.dims)
 
 
 def read_ranked(reply: pb.RerankResponse, texts: Sequence[str]) -> list[Ranked]:
@@ -225,6 +225,7 @@ def read_models(reply: pb.ListModelsResponse) -> list[ModelInfo]:
             independent=one.independent,
             version=one.version,
             alias_of=one.alias_of or None,
+            dimensions=tuple(one.dimensions),
         )
         for one in reply.models
     ]

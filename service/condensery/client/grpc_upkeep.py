@@ -1,6 +1,6 @@
 """Keeping indexes, as gRPC calls; their arguments are described in ``rest_upkeep``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from condensery.client.grpc_calls import RpcCall, checked, make_call, read_nothing
@@ -70,11 +70,15 @@ def rebuild_index(
     encoder: str | None = None,
     metric: str | None = None,
     kind: str | None = None,
+    options: Mapping[str, int] | None = None,
 ) -> RpcCall[Rebuild]:
     """Begin to make an index anew for another encoder, while it serves and is written; or go on."""
     request = pb.RebuildIndexRequest(
         index=name, encoder=encoder or "", metric=metric or "", kind=kind or ""
     )
+    if options is not None:
+        request.options.values.update(options)
+        request.options.SetInParent()
     return make_call("IndexUpkeep/RebuildIndex", request, pb.Rebuild, _read_rebuild)
 
 

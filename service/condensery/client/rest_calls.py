@@ -11,6 +11,7 @@ import numpy as np
 
 from condensery.client import rest_replies as replies
 from condensery.client.calls import Call
+from condensery.encodings import Encoding, unpack
 from condensery.errors import InputError
 from condensery.questions import SearchMode
 from condensery.values import (
@@ -49,6 +50,8 @@ def embed(
     prompt_name: str | None = None,
     normalize: bool | None = None,
     truncate: bool = True,
+    dimensions: int | None = None,
+    dtype: Encoding = "float32",
 ) -> RestCall[Floats]:
     """Embed each text.
 
@@ -58,6 +61,9 @@ def embed(
         prompt_name: Name of one of the model's prompts, put before each text.
         normalize: Whether vectors get length 1; None leaves it to the model.
         truncate: Cut texts that are too long (else they are an error).
+        dimensions: How many of a vector's first numbers to get, of those lengths that the model
+            declares (``ModelInfo.dimensions``); None is all.
+        dtype: What vectors travel in; they are read back from it, with what that lost.
 
     Returns:
         Vectors, (texts, dims), float32.
@@ -69,6 +75,8 @@ def embed(
         prompt_name=prompt_name,
         normalize=normalize,
         truncate=truncate,
+        dimensions=dimensions,
+        embed_dtype=None if dtype == "float32" else dtype,
     )
     return RestCall(_read_vectors, "POST", "/v1/embeddings", body)
 
@@ -321,8 +329,9 @@ def _report(name: str) -> str:
 
 def _read_vectors(reply: Any) -> Floats:
     rows = [base64.b64decode(item["embedding"]) for item in reply["data"]]
-    flat = np.frombuffer(b"".join(rows), dtype="<f4")
-    return flat.reshape(len(rows), -1).astype(np.float32, copy=False)
+    if "embed_dtype" in reply:
+        return unpack(b"".join(rows), reply["embed_dtype"], reply["dims"])
+    return unpack(b"".join(rows), "float32", len(rows[0]) // 4)
 
 
 def read_nothing(reply: Any) -> None:

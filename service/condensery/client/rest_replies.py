@@ -152,7 +152,12 @@ def read_models(reply: Any) -> list[ModelInfo]:
     return [
         build(
             ModelInfo,
-            {**item, "pair": _pair(item.get("pair")), "labels": tuple(item.get("labels", ()))},
+            {
+                **item,
+                "pair": _pair(item.get("pair")),
+                "labels": tuple(item.get("labels", ())),
+                "dimensions": tuple(item.get("dimensions", ())),
+            },
             name=item["id"],
         )
         for item in reply["data"]

@@ -1,6 +1,6 @@
-"""Keeping indexes, as REST calls: what they hold, aliases, snapshots, rebuilds."""
+"""Keeping indexes, as REST calls: aliases, snapshots, rebuilds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -66,6 +66,7 @@ def rebuild_index(
     encoder: str | None = None,
     metric: str | None = None,
     kind: str | None = None,
+    options: Mapping[str, int] | None = None,
 ) -> RestCall[Rebuild]:
     """Begin to make an index anew for another encoder, while it serves and is written; or go on.
 
@@ -74,8 +75,10 @@ def rebuild_index(
         encoder: Name of the new encoder; None is the index's own, as it runs today.
         metric: As of a new index; None is as it is.
         kind: Likewise.
+        options: The kind's, as of a new index; None is as they are, if the kind is.
     """
-    body = make_body(encoder=encoder, metric=metric, kind=kind)
+    told = None if options is None else dict(options)
+    body = make_body(encoder=encoder, metric=metric, kind=kind, options=told)
     return RestCall(_read_rebuild, "POST", f"{index_path(name)}/rebuild", body)
 
 

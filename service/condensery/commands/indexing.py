@@ -118,7 +118,7 @@ def add_parser(parsers: Parsers) -> None:
 
     for action in (create, add, query, count, get, scroll, delete, drop, listing):
         add_server(action)
-    upkeep.add_parsers(actions)
+    upkeep.add_parsers(actions, read_option)
 
 
 def run_create(args: argparse.Namespace) -> int:

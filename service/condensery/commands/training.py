@@ -40,6 +40,10 @@ MODULES = {
         "condensery.methods.ranking.evaluation",
         "measure how well models rerank what BM25 finds",
     ),
+    ("eval", "encodings"): (
+        "condensery.methods.ranking.encodings",
+        "measure what an encoder's vectors lose in fewer bytes",
+    ),
     ("eval", "extractive-reader"): (
         "condensery.methods.reader.evaluation",
         "measure a span head on a pair's questions and passages",

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Callable
 
 from tqdm import tqdm
 
@@ -13,8 +14,13 @@ from condensery.upkeep import AliasAction, Rebuild
 POLL_SECONDS = 0.5
 
 
-def add_parsers(actions: Parsers) -> None:
-    """Add these actions to those of ``index``."""
+def add_parsers(actions: Parsers, read_option: Callable[[str], tuple[str, int]]) -> None:
+    """Add these actions to those of ``index``.
+
+    Args:
+        actions: Theirs.
+        read_option: Reads an option of an index's kind.
+    """
     alias = actions.add_parser(
         "alias",
         help="give indexes second names, and move them",
@@ -71,6 +77,13 @@ def add_parsers(actions: Parsers) -> None:
     rebuild.add_argument("--encoder", metavar="MODEL", help="the index's own, as it runs, else")
     rebuild.add_argument("--kind", help="as of a new index; default: as it is")
     rebuild.add_argument("--metric", help="as of a new index; default: as it is")
+    rebuild.add_argument(
+        "--option",
+        action="append",
+        type=read_option,
+        metavar="NAME=NUMBER",
+        help="of the kind, as of a new index; default: as they are, if the kind is",
+    )
     instead = rebuild.add_mutually_exclusive_group()
     instead.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
     instead.add_argument("--status", action="store_true", help="tell how far it is instead")
@@ -167,7 +180,11 @@ def run_rebuild(args: argparse.Namespace) -> int:
             told = client.rebuild_status(args.name)
         else:
             told = client.rebuild_index(
-                args.name, encoder=args.encoder, kind=args.kind, metric=args.metric
+                args.name,
+                encoder=args.encoder,
+                kind=args.kind,
+                metric=args.metric,
+                options=None if args.option is None else dict(args.option),
             )
             if not args.no_wait:
                 told = _watch(client, told)

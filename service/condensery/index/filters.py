@@ -78,6 +78,12 @@ class Filter:
         return (*self.must, *self.should, *self.must_not)
 
     @property
+    def size(self) -> int:
+        """How many conditions there are, filters among them, however deep."""
+        nested = (one.size for one in self.conditions if isinstance(one, Filter))
+        return len(self.conditions) + sum(nested)
+
+    @property
     def leaves(self) -> Iterator[Match | Range | HasId]:
         """Yield the conditions that are no filters, however deep."""
         for one in self.conditions:
@@ -107,9 +113,8 @@ def read_filter(given: object, field: str = "filter") -> Filter | None:
     if given is None:
         return None
     found = _read_group(given, field, MAX_DEPTH)
-    leaves = list(found.leaves)
-    _check_most(len(leaves), MAX_CONDITIONS, field, "conditions")
-    values = sum(len(_values_of(one)) for one in leaves)
+    _check_most(found.size, MAX_CONDITIONS, field, "conditions")
+    values = sum(len(_values_of(one)) for one in found.leaves)
     _check_most(values, MAX_VALUES, field, "values")
     return found if found.conditions else None
 

@@ -15,7 +15,7 @@ from condensery.errors import RebuildNotFound, RebuildRunning, StorageError
 from condensery.index import checks, generations, rebuilding
 from condensery.index.database import Settings, storage_errors
 from condensery.index.index import Index
-from condensery.index.kinds import write_options
+from condensery.index.kinds import Options, write_options
 from condensery.index.rebuilding import Rebuilding
 from condensery.index.snapshots import Snapshots
 from condensery.metrics import Metrics
@@ -99,7 +99,15 @@ class Keeping:
         return self._store.info(target)
 
     def rebuild(
-        self, name: str, *, encoder: str, fingerprint: str, dims: int, metric: str, kind: str
+        self,
+        name: str,
+        *,
+        encoder: str,
+        fingerprint: str,
+        dims: int,
+        metric: str,
+        kind: str,
+        options: Options | None = None,
     ) -> Rebuilding:
         """Begin to make an index anew for another encoder, or go on where that was begun.
 
@@ -115,7 +123,8 @@ class Keeping:
             old = self._store.find(name)
             name, folder = old.name, self._store.folder(old.name)
             checks.check_settings(encoder, fingerprint, dims, metric, kind)
-            options = old.settings.given if kind == old.settings.kind else None
+            if options is None and kind == old.settings.kind:
+                options = old.settings.given
             settings = Settings(
                 encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
             )

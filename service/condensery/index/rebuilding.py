@@ -65,6 +65,7 @@ class Plan:
             fingerprint=self.settings.fingerprint,
             kind=self.settings.kind,
             metric=self.settings.metric,
+            options=self.settings.given,
             documents=self.documents,
             began=self.began,
         )

@@ -1,12 +1,16 @@
 """Texts to vectors."""
 
+import asyncio
 from collections.abc import Sequence
 
-from condensery.errors import InputError, shorten
+from condensery.encodings import SCALED, Encoded, Encoding, encode
+from condensery.errors import InputError
 from condensery.jobs.checks import check_count, check_texts
-from condensery.jobs.ports import Encoder
+from condensery.jobs.prompts import choose_prompt
 from condensery.jobs.services import Services
-from condensery.values import Embedded, Side
+from condensery.values import Embedded, Floats, ModelInfo, Side
+
+INLINE_NUMBERS = 200_000  # some 2 ms of encoding; more is done in a thread
 
 
 async def embed(
@@ -15,6 +19,7 @@ async def embed(
     *,
     model: str | None = None,
     prompt_name: str | None = None,
+    input_type: str | None = None,
     normalize: bool | None = None,
     truncate: bool = True,
     side: Side = "right",
@@ -29,10 +34,12 @@ async def embed(
         model: An encoder's name; None takes the default.
         prompt_name: Which of the model's prompts to put before each text; None takes the model's
             own default.
+        input_type: What the texts are for (``prompts.INPUT_TYPES``), in place of a prompt's name.
         normalize: Scale vectors to length 1; None does as the model declares.
         truncate: Cut texts that are too long; if false, refuse them.
         side: Where to cut.
-        dimensions: Refused unless it is what the model gives.
+        dimensions: How many of each vector's first numbers to give, of those lengths that the
+            model declares; None is all.
         field: What the door calls ``texts``, for messages.
 
     Raises:
@@ -45,37 +52,60 @@ async def embed(
     info = encoder.info
     check_count(texts, field, services.limits.max_items)
     check_texts(texts, field, info.max_tokens * services.limits.chars_per_token)
-    if dimensions is not None and dimensions != info.dims:
-        raise InputError(
-            f"dimensions: {dimensions}, but {info.name} gives vectors of {info.dims} dimensions "
-            "only.",
-            field="dimensions",
-            value=dimensions,
-        )
+    check_dimensions(info, dimensions)
     return await encoder.embed(
         texts,
-        prompt=find_prompt(encoder, prompt_name),
+        prompt=choose_prompt(encoder, prompt_name, input_type),
         normalize=normalize,
         truncate=truncate,
         side=side,
+        dimensions=dimensions,
         field=field,
     )
 
 
-def find_prompt(encoder: Encoder, name: str | None) -> str:
-    """Return the text of the encoder's prompt ``name``, "" for None.
+def check_dimensions(info: ModelInfo, dimensions: int | None) -> None:
+    """Refuse a length that the model does not declare: cut anywhere else, vectors find nothing.
 
     Raises:
-        InputError: The model has no such prompt.
+        InputError: Names the length, and those that there are.
     """
-    if name is None:
-        return ""
-    found = encoder.prompts.get(name)
-    if found is None:
-        there = ", ".join(sorted(encoder.prompts)) or "none"
+    lengths = sorted({*info.dimensions, info.dims or 0})
+    if dimensions is not None and dimensions not in lengths:
         raise InputError(
-            f"prompt_name: {encoder.info.name} has no prompt {shorten(name)}; it has: {there}.",
-            field="prompt_name",
-            value=name,
+            f"dimensions: {dimensions}, but {info.name} gives vectors of "
+            f"{', '.join(map(str, lengths))} dimensions only.",
+            field="dimensions",
+            value=dimensions,
         )
-    return found
+
+
+async def encoded(found: Embedded, encoding: Encoding, *, field: str = "embed_dtype") -> Encoded:
+    """Return the vectors in an encoding, (texts, numbers).
+
+    Args:
+        found: The vectors.
+        encoding: Which.
+        field: What the request calls it, for messages.
+
+    Raises:
+        InputError: int8 or uint8 of vectors that were not scaled to length 1.
+    """
+    vectors: Floats = found.vectors
+    if vectors.size <= INLINE_NUMBERS:
+        return encode(vectors, encoding, field=field)
+    return await asyncio.to_thread(encode, vectors, encoding, field=field)
+
+
+def check_scaled(normalize: bool | None, encoding: Encoding, *, field: str = "embed_dtype") -> None:
+    """Refuse, before any work, int8 and uint8 of vectors that are asked for as they come.
+
+    Raises:
+        InputError: Names the encoding.
+    """
+    if normalize is False and encoding in SCALED:
+        raise InputError(
+            f"{field}: {encoding} is for vectors of length 1, and normalize is false.",
+            field=field,
+            value=encoding,
+        )

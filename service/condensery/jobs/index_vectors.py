@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 
 from condensery.errors import EncoderMismatch, InputError, ModelNotFound, shorten
-from condensery.jobs.embed import find_prompt
 from condensery.jobs.ports import Encoder
+from condensery.jobs.prompts import find_prompt
 from condensery.jobs.services import Services
 from condensery.values import Floats, IndexInfo
 

@@ -9,8 +9,9 @@ from condensery.index.kinds import KINDS
 from condensery.index.selecting import Wanted
 from condensery.index.splitting import split
 from condensery.jobs.checks import check_choice, check_count, check_range, check_text
+from condensery.jobs.index_ports import JsonObject
 from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
-from condensery.jobs.ports import Encoder, JsonObject
+from condensery.jobs.ports import Encoder
 from condensery.jobs.services import Limits, Services
 from condensery.jobs.swapping import across_swaps
 from condensery.values import Document, Floats, IndexInfo, Page, Passage, Upserted
@@ -163,6 +164,7 @@ async def delete(
         raise InputError(f"ids: give `ids` or `filter`, one of them; got {got}.", field="ids")
     if ids is not None:
         check_count(ids, "ids", services.limits.max_items)
+        await services.rebuilds.passing(info.name)
         with services.metrics.stage(info.encoder, "index"):
             return await asyncio.to_thread(services.indexes.delete, name, ids)
     chosen = read_filter(filter)
@@ -173,6 +175,7 @@ async def delete(
             field="filter",
             value=filter,
         )
+    await services.rebuilds.passing(info.name)
     with services.metrics.stage(info.encoder, "index"):
         return await asyncio.to_thread(services.indexes.delete_chosen, name, chosen)
 

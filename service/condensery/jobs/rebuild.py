@@ -18,9 +18,10 @@ from condensery.errors import (
 )
 from condensery.index.kinds import KINDS
 from condensery.jobs.checks import check_choice
+from condensery.jobs.index_ports import JsonObject, RebuildStep
 from condensery.jobs.index_vectors import encoder_of, first_prompt
 from condensery.jobs.indexes import DOCUMENT_PROMPTS, METRICS, split_documents
-from condensery.jobs.ports import Encoder, RebuildStep
+from condensery.jobs.ports import Encoder
 from condensery.jobs.rebuilds import Run
 from condensery.jobs.search import QUERY_PROMPTS
 from condensery.jobs.services import Services
@@ -48,6 +49,7 @@ async def rebuild_index(
     encoder: str | None = None,
     metric: str | None = None,
     kind: str | None = None,
+    options: JsonObject | None = None,
 ) -> Rebuild:
     """Begin to make an index anew for another encoder, or go on where that stopped.
 
@@ -60,6 +62,7 @@ async def rebuild_index(
             runs today.
         metric: As of a new index; None is what it has now.
         kind: Likewise.
+        options: The kind's; None is as they are, if the kind is.
 
     Raises:
         IndexNotFound, ModelNotFound: No such index or encoder.
@@ -81,7 +84,8 @@ async def rebuild_index(
         run = services.rebuilds.runs.get(info.name)
         if run is not None and run.state == "running":
             now, wanted = run.plan, (target.name, target.fingerprint, metric, kind)
-            if (now.encoder, now.fingerprint, now.metric, now.kind) != wanted:
+            same = options is None or options == now.options
+            if not same or (now.encoder, now.fingerprint, now.metric, now.kind) != wanted:
                 raise RebuildRunning(
                     f"Index {info.name!r} is being rebuilt for encoder {now.encoder!r}, "
                     f"{now.kind}, {now.metric}; let it finish, or cancel it.",
@@ -97,6 +101,7 @@ async def rebuild_index(
             dims=target.dims,
             metric=metric,
             kind=kind,
+            options=options,
         )
         rebuilding = await asyncio.to_thread(begin)
         run = Run(rebuilding.plan, rebuilding, pending=await asyncio.to_thread(rebuilding.pending))
@@ -145,7 +150,12 @@ async def resume_rebuilds(services: Services) -> None:
         try:
             _check_same(services, plan)
             await rebuild_index(
-                services, plan.index, encoder=plan.encoder, metric=plan.metric, kind=plan.kind
+                services,
+                plan.index,
+                encoder=plan.encoder,
+                metric=plan.metric,
+                kind=plan.kind,
+                options=plan.options,
             )
         except CondenseryError as error:
             run = Run(plan)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from condensery.jobs.ports import Rebuilding
+from condensery.jobs.index_ports import Rebuilding
 from condensery.upkeep import Rebuild, RebuildPlan, RebuildState
 
 

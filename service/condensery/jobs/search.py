@@ -7,8 +7,8 @@ from condensery.errors import InputError
 from condensery.index.filters import Filter, read_filter
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.jobs.checks import check_choice, check_range, check_text
+from condensery.jobs.index_ports import JsonObject
 from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
-from condensery.jobs.ports import JsonObject
 from condensery.jobs.services import Services
 from condensery.jobs.swapping import across_swaps
 from condensery.questions import SearchMode

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from condensery.jobs.admission import Admission
 from condensery.jobs.contexts import Contexts
-from condensery.jobs.ports import Indexes, Pool
+from condensery.jobs.index_ports import Indexes
+from condensery.jobs.ports import Pool
 from condensery.jobs.rebuilds import Rebuilds
 from condensery.keys import Keys
 from condensery.metrics import Metrics
@@ -22,6 +23,7 @@ class Limits:
         max_header_bytes: Bytes of one request's headers, or metadata.
         max_json_depth: Objects and lists within each other, in one body.
         request_seconds: A request's time, where the caller names none or a longer one.
+        max_queue_tokens: That may wait for one model; how full its queue is, is told of that.
         open_metrics: Whether metrics need no key where the rest does.
         chars_per_token: An input over ``max_tokens`` of its model times this many characters is
             refused; a shorter one that is too long in tokens is truncated and reported.
@@ -38,6 +40,7 @@ class Limits:
     max_header_bytes: int = 16 * 2**10
     max_json_depth: int = 64
     request_seconds: float = 300.0
+    max_queue_tokens: int = 1_000_000
     open_metrics: bool = False
     chars_per_token: int = 250
     max_top_k: int = 100

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from condensery.errors import InputError, PayloadTooLarge
 from condensery.jobs.checks import check_count, check_texts
-from condensery.jobs.embed import find_prompt
+from condensery.jobs.prompts import find_prompt
 from condensery.jobs.services import Services
 from condensery.values import EmbeddedTokens, Piece, Side
 

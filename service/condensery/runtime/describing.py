@@ -44,3 +44,17 @@ def describe(
         created=manifest.created,
         **own,
     )
+
+
+def vector_lengths(manifest: "Manifest", width: int) -> tuple[int, ...]:
+    """Return the lengths that a stored model's vectors may be cut to, as its manifest has them.
+
+    Raises:
+        CorruptModel: One is none of a vector that the model gives.
+    """
+    declared = manifest.shape.get("matryoshka", [])
+    lengths = declared if isinstance(declared, list) else [declared]
+    found = tuple(one for one in lengths if type(one) is int and 0 < one <= width)
+    if len(found) != len(lengths):
+        raise CorruptModel(f"{manifest.name}: matryoshka {declared!r} of {width} dimensions")
+    return tuple(sorted(set(found)))

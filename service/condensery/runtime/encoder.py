@@ -13,7 +13,7 @@ from condensery.errors import CondenseryError, CorruptModel, ModelFault
 from condensery.networks.backbone import Backbone, load_backbone
 from condensery.networks.pooling import Pooling, normalise, pool
 from condensery.runtime.batcher import Batcher
-from condensery.runtime.describing import describe
+from condensery.runtime.describing import describe, vector_lengths
 from condensery.runtime.feeding import Feeder
 from condensery.runtime.limits import Limits
 from condensery.runtime.tokenizing import Cutting, TextTokenizer, Tokens, check_text
@@ -93,6 +93,7 @@ class Encoder:
         info: What ``/v1/models`` shows of it.
         parts: What holds its weights.
         prompts: Text put before an input, by the prompt's name.
+        default_prompt: Name of the one that is taken where none is named.
         content_tokens: Tokens of text that fit in one input, beside the special ones.
     """
 
@@ -105,12 +106,14 @@ class Encoder:
         info: ModelInfo,
         prompts: Mapping[str, str],
         normalize: bool,
+        default_prompt: str | None = None,
         limits: Limits | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
         self.info = info
         self.parts = (network,)
         self.prompts = prompts
+        self.default_prompt = default_prompt
         self.content_tokens = tokenizer.max_tokens - tokenizer.special_tokens
         self._tokenizer = tokenizer
         self._normalize = normalize
@@ -154,6 +157,7 @@ class Encoder:
             *(manifest, backbone, workers.device, dtype),
             dims=backbone.width,
             pooling=manifest.pooling,
+            dimensions=vector_lengths(manifest, backbone.width),
         )
         return cls(
             Network(backbone, manifest.pooling, manifest.name),
@@ -161,6 +165,7 @@ class Encoder:
             workers,
             info=info,
             prompts=manifest.prompts,
+            default_prompt=manifest.default_prompt,
             normalize=manifest.normalize,
             limits=limits,
             metrics=metrics,
@@ -174,6 +179,7 @@ class Encoder:
         normalize: bool | None = None,
         truncate: bool = True,
         side: Side = "right",
+        dimensions: int | None = None,
         field: str = "input",
     ) -> Embedded:
         """Embed each text, with ``prompt`` put before it.
@@ -184,6 +190,8 @@ class Encoder:
             normalize: Scale vectors to length 1; None does what the model declares.
             truncate: Cut what is over the model's length; else refuse it.
             side: Where to cut.
+            dimensions: How many of a vector's first numbers to keep, one of ``info.dimensions``;
+                vectors of length 1 get that length again.
             field: The request's field that holds the texts, for messages.
 
         Raises:
@@ -199,10 +207,13 @@ class Encoder:
             texts, prompt, cutting, field, lambda ids: Text(ids, wanted)
         )
         dims = self.info.dims or 0
+        vectors = np.stack(rows) if rows else np.empty((0, dims), dtype=np.float32)
+        if dimensions is not None and dimensions != dims:
+            vectors = _cut(vectors, dimensions, scale=wanted)
         return Embedded(
             model=self.info.name,
             fingerprint=self.info.fingerprint,
-            vectors=np.stack(rows) if rows else np.empty((0, dims), dtype=np.float32),
+            vectors=vectors,
             tokens=count,
             truncated=truncated,
         )
@@ -289,3 +300,13 @@ class Encoder:
     def close(self) -> None:
         """Refuse new texts and those that wait; batches that run are finished."""
         self._batcher.close()
+
+
+def _cut(vectors: Floats, dimensions: int, *, scale: bool) -> Floats:
+    """Keep the first numbers of each vector, and its length of 1 (Matryoshka, arXiv:2205.13147)."""
+    kept: Floats = vectors[:, :dimensions]
+    if not scale:
+        return np.ascontiguousarray(kept)
+    lengths = np.linalg.norm(kept, axis=1, keepdims=True)
+    scaled: Floats = kept / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return scaled

@@ -123,6 +123,7 @@ def read_encoder(path: Path, *, classifies: bool = False) -> Published:
     files = {name: path / name for name in names if (path / name).is_file()}
     if not any(name in files for name in VOCABULARIES):
         raise StoreError(f"{path.name}: holds no tokenizer (looked for {', '.join(VOCABULARIES)})")
+    lengths = config.get("matryoshka_dimensions")
     return Published(
         files=files | prose_of(path),
         max_tokens=longest_input(config, tokenizer),
@@ -130,6 +131,7 @@ def read_encoder(path: Path, *, classifies: bool = False) -> Published:
             "architecture": str((config.get("architectures") or ["unknown"])[0]),
             "dims": _first(config, "hidden_size", "dim", "d_model", "n_embd"),
             "layers": _first(config, "num_hidden_layers", "n_layers", "num_layers", "n_layer"),
+            **({"matryoshka": lengths} if lengths else {}),
         },
         notes=notes,
     )

@@ -8,20 +8,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EmbedBatchRequest(_message.Message):
-    __slots__ = ("model", "texts", "prompt_name", "normalize", "truncate", "dimensions")
+    __slots__ = ("model", "texts", "prompt_name", "normalize", "truncate", "dimensions", "dtype", "input_type", "truncate_left")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_LEFT_FIELD_NUMBER: _ClassVar[int]
     model: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     prompt_name: str
     normalize: bool
     truncate: bool
     dimensions: int
-    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., prompt_name: _Optional[str] = ..., normalize: bool = ..., truncate: bool = ..., dimensions: _Optional[int] = ...) -> None: ...
+    dtype: str
+    input_type: str
+    truncate_left: bool
+    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., prompt_name: _Optional[str] = ..., normalize: bool = ..., truncate: bool = ..., dimensions: _Optional[int] = ..., dtype: _Optional[str] = ..., input_type: _Optional[str] = ..., truncate_left: bool = ...) -> None: ...
 
 class EmbedBatchResponse(_message.Message):
     __slots__ = ("model", "fingerprint", "vectors", "dtype", "dims", "tokens", "truncated")
@@ -471,16 +477,31 @@ class RestoreSnapshotRequest(_message.Message):
     def __init__(self, index: _Optional[str] = ..., snapshot: _Optional[str] = ..., into: _Optional[str] = ...) -> None: ...
 
 class RebuildIndexRequest(_message.Message):
-    __slots__ = ("index", "encoder", "metric", "kind")
+    __slots__ = ("index", "encoder", "metric", "kind", "options")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     index: str
     encoder: str
     metric: str
     kind: str
-    def __init__(self, index: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+    options: KindOptions
+    def __init__(self, index: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ..., options: _Optional[_Union[KindOptions, _Mapping]] = ...) -> None: ...
+
+class KindOptions(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, int]
+    def __init__(self, values: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class GetRebuildRequest(_message.Message):
     __slots__ = ("index",)
@@ -827,7 +848,7 @@ class PairTraits(_message.Message):
     def __init__(self, vectors: _Optional[_Iterable[int]] = ..., rates: _Optional[_Iterable[int]] = ..., scores: bool = ..., top_n: _Optional[int] = ..., min_relevance: _Optional[float] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair", "labels", "independent", "version", "alias_of")
+    __slots__ = ("name", "kind", "method", "fingerprint", "dims", "max_tokens", "dtype", "device", "licence", "pooling", "created", "pair", "labels", "independent", "version", "alias_of", "dimensions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -844,6 +865,7 @@ class ModelInfo(_message.Message):
     INDEPENDENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ALIAS_OF_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     method: str
@@ -860,7 +882,8 @@ class ModelInfo(_message.Message):
     independent: bool
     version: str
     alias_of: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ..., pair: _Optional[_Union[PairTraits, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., independent: bool = ..., version: _Optional[str] = ..., alias_of: _Optional[str] = ...) -> None: ...
+    dimensions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., method: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., max_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., licence: _Optional[str] = ..., pooling: _Optional[str] = ..., created: _Optional[int] = ..., pair: _Optional[_Union[PairTraits, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., independent: bool = ..., version: _Optional[str] = ..., alias_of: _Optional[str] = ..., dimensions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models", "refused")

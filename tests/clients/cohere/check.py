@@ -1,9 +1,17 @@
 """Cohere's client, both of its versions."""
 
+import base64
+import json
 import os
+import urllib.request
 
 import cohere
+import numpy as np
 import pytest
+
+URL = os.environ["SERVER"]
+TEXTS = ["a river in Europe", "", "a bridge in Porto " * 300, "naïve façade 北京"]
+EMBEDDED = {"model": "minilm-l6", "texts": TEXTS, "input_type": "search_document"}
 
 PASSAGES = ["Helium is a gas.", "The Danube ends in the Black Sea.", "A mill grinds grain."]
 ASKED = {
@@ -16,7 +24,7 @@ ASKED = {
 
 @pytest.fixture(params=[cohere.Client, cohere.ClientV2])
 def client(request: pytest.FixtureRequest) -> cohere.Client | cohere.ClientV2:
-    return request.param(api_key="none", base_url=os.environ["SERVER"])
+    return request.param(api_key="none", base_url=URL)
 
 
 def test_passages_come_best_first(client: cohere.Client | cohere.ClientV2) -> None:
@@ -36,3 +44,56 @@ def test_refusals_are_its_own_errors(
         client.rerank(**{**ASKED, **wrong})
     assert caught.value.status_code in (400, 404, 422)
     assert says in caught.value.body["message"]
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    asked = urllib.request.Request(
+        f"{URL}/embed",
+        json.dumps({"inputs": TEXTS}).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(asked) as reply:
+        return np.array(json.load(reply), np.float32)
+
+
+def test_vectors_come_in_every_type(rows: np.ndarray) -> None:
+    types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    reply = cohere.ClientV2(api_key="none", base_url=URL).embed(**EMBEDDED, embedding_types=types)
+    found = reply.embeddings
+    assert np.array_equal(np.array(found.float_, np.float32), rows)
+    packed = [np.frombuffer(base64.b64decode(one), "<f4") for one in found.base64]
+    assert np.array_equal(packed, rows)
+    scaled = np.clip(np.round(127 * rows / (6 / np.sqrt(384))), -127, 127)
+    assert np.array_equal(found.int8, scaled)
+    assert np.array_equal(found.uint8, scaled + 128)
+    bits = np.packbits(rows > 0, axis=1)
+    assert np.array_equal(found.ubinary, bits)
+    assert np.array_equal(found.binary, bits.astype(int) - 128)
+    assert reply.texts == TEXTS
+    assert reply.meta.billed_units.input_tokens > 256  # the long one is cut
+
+
+def test_the_first_version_answers_in_both_of_its_shapes(rows: np.ndarray) -> None:
+    client = cohere.Client(api_key="none", base_url=URL)
+    assert np.array_equal(np.array(client.embed(**EMBEDDED).embeddings, np.float32), rows)
+    named = client.embed(**EMBEDDED, embedding_types=["int8"])
+    assert type(named).__name__ == "EmbeddingsByTypeEmbedResponse"
+    assert len(named.embeddings.int8[0]) == 384
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "says"),
+    [
+        ({"input_type": "poem"}, cohere.BadRequestError, "input_type"),
+        ({"output_dimension": 100}, cohere.BadRequestError, "output_dimension"),
+        ({"truncate": "NONE"}, cohere.BadRequestError, "texts[2] has "),
+        ({"model": "nope"}, cohere.NotFoundError, "model"),
+    ],
+)
+def test_embeddings_are_refused_by_field(wrong: dict, kind: type, says: str) -> None:
+    with pytest.raises(kind) as caught:
+        cohere.ClientV2(api_key="none", base_url=URL).embed(
+            **{**EMBEDDED, "embedding_types": ["float"], **wrong}
+        )
+    assert caught.value.body["message"].startswith(says)

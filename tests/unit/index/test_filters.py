@@ -183,6 +183,9 @@ def test_filters_have_their_limits() -> None:
         read_filter({"must": [*most, *most[:1]]})
     with pytest.raises(PayloadTooLarge, match=f"filter: {MAX_CONDITIONS + 1} conditions"):
         read_filter({"must": most, "should": most[:1]})
+    nothing = [{"must": []}] * MAX_CONDITIONS  # each is a condition, too
+    with pytest.raises(PayloadTooLarge, match=f"filter: {MAX_CONDITIONS + 1} conditions"):
+        read_filter({"must": [{"must": nothing}]})
     many = [{"key": "a", "match": {"any": ["a"] * (MAX_VALUES // 2)}}] * 2
     assert read_filter({"must": many}) is not None
     with pytest.raises(PayloadTooLarge, match=f"filter: {MAX_VALUES + 1} values"):
@@ -195,6 +198,14 @@ def test_the_largest_filters_are_answered(group: str) -> None:
     assert choose([{"a": "x"}, {"a": "y"}], {group: wide}) == (
         {"d1"} if group == "must_not" else {"d0"}
     )
+
+
+def test_the_deepest_expressions_are_answered() -> None:
+    """As deep as SQL gets: each list of conditions within the first of another."""
+    asked: Any = {"has_id": ["d0"]}
+    for _ in range(MAX_DEPTH):
+        asked = {"must": [asked, *[{"has_id": ["d0"]}] * (MAX_CONDITIONS // MAX_DEPTH - 1)]}
+    assert choose([{}, {}], asked) == {"d0"}
 
 
 def test_whole_numbers_of_over_64_bits_are_the_nearest_double() -> None:
@@ -231,3 +242,44 @@ def test_long_names_and_texts_are_not_kept_with_each_value() -> None:
     assert max(len(path) + len(value) for path, value in rows) < 150
     asked = {"key": f"{'x' * 8000}.n999", "match": {"value": "t" * 999}}
     assert choose([metadata, {}], {"must": asked}) == {"d0"}
+
+
+names = st.sampled_from(
+    [
+        "must",
+        "should",
+        "must_not",
+        "key",
+        "match",
+        "range",
+        "has_id",
+        "value",
+        "any",
+        "except",
+        "gt",
+    ]
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | names,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(names | st.text(max_size=2), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(anything | st.dictionaries(st.sampled_from(["must", "should", "must_not"]), anything))
+def test_whatever_is_asked_is_answered_or_refused_by_name(asked: Any) -> None:
+    refused = None
+    try:
+        read_filter(asked)
+    except InputError as error:
+        refused = error
+    if refused is None:
+        assert choose([{"a": 1}, {}], asked) <= {"d0", "d1"}
+    else:
+        assert refused.field is not None
+        assert refused.field.startswith("filter")
+        assert refused.message.startswith(refused.field)

@@ -19,6 +19,7 @@ from tests.unit.index.conftest import (
     make_vectors,
 )
 from tests.unit.index.lives import live
+from tests.unit.index.test_migrating import FORMAT_1
 
 from condensery.errors import (
     IndexExists,
@@ -249,23 +250,29 @@ def test_a_snapshot_of_a_newer_format_is_refused_as_that(
 def test_a_snapshot_of_an_older_format_is_brought_up_to_date(
     store: IndexStore, data_dir: Path
 ) -> None:
-    make_batch(["a", "b"]).upsert(store)
+    make_batch(["a"]).upsert(store)
     made = store.keeping.snapshot("kb")
     file, note = file_of(data_dir, made), file_of(data_dir, made, "snapshot.json")
+    file.unlink()
     connection = sqlite3.connect(file)
-    connection.executescript(
-        "DROP TABLE fields; DROP TABLE vocabulary; DROP TABLE words; "
-        "ALTER TABLE settings DROP COLUMN options; PRAGMA user_version = 1;"
+    connection.executescript(FORMAT_1)
+    connection.execute(
+        "INSERT INTO settings VALUES (1, 'test-encoder', 'sha256:one', 8, 'ip', 'flat')"
     )
+    connection.execute("INSERT INTO documents VALUES (1, 'old', 'Old words.', '{}')")
+    connection.execute("INSERT INTO passages VALUES (1, 'old#0', 1, 0, 10, NULL)")
+    connection.execute("INSERT INTO vectors VALUES (1, ?)", (make_vectors(1)[0].tobytes(),))
+    connection.commit()
     connection.close()
     told = json.loads(note.read_text())["snapshot"]
     told |= {"index_format": 1, "bytes": file.stat().st_size}
     told["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     note.write_text(json.dumps({"snapshot": told, "sha256": _hash(told)}))
-    store.keeping.restore("kb", made.id, "old")
-    found = store.match("old", "first of a", top_k=9)
-    assert found == store.match("kb", "first of a", top_k=9) != []
-    assert_agrees(store, data_dir, "old")
+    for into in ("old", None):
+        store.keeping.restore("kb", made.id, into)
+        (hit,) = store.match(into or "kb", "words", top_k=9)
+        assert hit.passage.document_id == "old"
+        assert_agrees(store, data_dir, into or "kb")
 
 
 def test_an_unfinished_rebuilds_notes_are_not_in_it(store: IndexStore) -> None:

@@ -79,13 +79,16 @@ def texts_of(*documents: Document) -> dict[str, str]:
 
 
 async def test_the_new_encoder_takes_over_and_all_is_there(services, kb, tmp_path):
-    began = await rebuild.rebuild_index(services, "kb", encoder="other", kind="hnsw", metric="l2")
+    began = await rebuild.rebuild_index(
+        services, "kb", encoder="other", kind="hnsw", metric="l2", options={"m": 8}
+    )
     assert (began.state, began.encoder, began.documents) == ("running", "other", 100)
     done = await until_over(services)
     assert (done.state, done.pending, done.reason) == ("done", 0, None)
     assert done.overlap == 1.0  # both stand-ins give a text the same vector
     assert done.ended is not None
     now = services.indexes.info("kb")
+    assert services.indexes.find("kb").settings.given == {"m": 8}
     assert (now.encoder, now.fingerprint, now.kind, now.metric) == (
         *("other", "sha256:other"),
         *("hnsw", "l2"),
@@ -215,6 +218,8 @@ async def test_what_can_not_be_rebuilt_is_refused(services, pool, kb):
         await rebuild.rebuild_index(services, "nowhere", encoder="other")
     with pytest.raises(InputError, match="kind: 'tree'"):
         await rebuild.rebuild_index(services, "kb", kind="tree")
+    with pytest.raises(InputError, match=r"options\.m: unknown option; kind flat"):
+        await rebuild.rebuild_index(services, "kb", options={"m": 8})
     with pytest.raises(InputError, match="metric: 'cosine'"):
         await rebuild.rebuild_index(services, "kb", metric="cosine")
     pool.encoders["other"].delay = 0.05

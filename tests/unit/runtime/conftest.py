@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ class FakeManifest:
     licence: str = "Apache-2.0"
     created: int = 0
     prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    shape: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -276,6 +276,20 @@ async def test_a_text_at_fault_is_named_as_the_door_calls_it(
     assert caught.value.field == "texts[1]"
 
 
+async def test_the_first_numbers_of_a_vector_get_its_length_of_one_again(
+    tiny: Callable[..., Any], two_workers: Workers
+) -> None:
+    encoder = Encoder.load(tiny(shape={"matryoshka": [32, 8]}), two_workers)
+    assert encoder.info.dimensions == (8, 32)
+    for scaled in (True, False):
+        whole = (await encoder.embed(["a b", "c"], normalize=scaled)).vectors
+        cut = (await encoder.embed(["a b", "c"], normalize=scaled, dimensions=8)).vectors
+        wanted = whole[:, :8]
+        if scaled:
+            wanted = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
+        np.testing.assert_allclose(cut, wanted, atol=1e-6)
+
+
 async def test_info_says_what_runs(tiny: Callable[..., Any], two_workers: Workers) -> None:
     encoder = Encoder.load(tiny(prompts={"query": "q: "}), two_workers, dtype=BF16)
     info = encoder.info
@@ -291,6 +305,9 @@ async def test_info_says_what_runs(tiny: Callable[..., Any], two_workers: Worker
         ({"max_tokens": 65}, "only 64 positions"),
         ({"pooling": None}, "is no encoder"),
         ({"kind": "reranker"}, "is no encoder"),
+        ({"shape": {"matryoshka": [8, 65]}}, r"matryoshka \[8, 65\] of 64 dimensions"),
+        ({"shape": {"matryoshka": "8"}}, "matryoshka '8'"),
+        ({"shape": {"matryoshka": [True]}}, r"matryoshka \[True\]"),
     ],
 )
 def test_a_manifest_that_does_not_fit_its_files_is_refused(

@@ -84,6 +84,13 @@ def test_a_transformer_in_a_folder_of_its_own_is_found(sentence_bert: Path) -> N
     assert found.max_tokens == 24
 
 
+def test_lengths_that_vectors_may_be_cut_to_are_read(
+    sentence_bert: Path, change_json: ChangeJson
+) -> None:
+    change_json(sentence_bert / "config.json", matryoshka_dimensions=[8, 4])
+    assert read_sentence_transformers(sentence_bert).shape["matryoshka"] == [8, 4]
+
+
 def test_prompts_and_the_default_prompt_are_read(
     sentence_bert: Path, change_json: ChangeJson
 ) -> None:

@@ -1,7 +1,7 @@
 """Each call in three lines: read the message, do the job, write the reply; answers in ``rag``."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -10,9 +10,12 @@ from google.protobuf.message import Message
 
 from condensery.api.grpc import admin, messages, rag, upkeep
 from condensery.api.grpc.bodies import read_documents, write
+from condensery.api.grpc.errors import Family
 from condensery.api.naming import renamed
+from condensery.encodings import ENCODINGS, Encoding
 from condensery.jobs import indexes, models, reports, search
-from condensery.jobs.embed import embed
+from condensery.jobs.checks import check_choice
+from condensery.jobs.embed import check_scaled, embed, encoded
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.keys import Scope
@@ -25,19 +28,29 @@ Given = TypeVar("Given", bound=Message)
 # Given the services, the request and the model it names, the reply's bytes.
 Unary = Callable[[Services, Given, str | None], Awaitable[bytes]]
 Streaming = Callable[[Services, Given, str | None], AsyncGenerator[bytes, None]]
+# The same, given all messages of a stream.
+Gathering = Callable[[Services, Sequence[Given], str | None], Awaitable[bytes]]
+
+AT_ONCE = 256  # messages of one stream: some batches' worth
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Given]):
     """A method: its path, its request, and what does it.
 
-    Exactly one of ``unary`` and ``stream`` is set.
+    Exactly one of ``unary``, ``stream``, ``each`` and ``gather`` is set: a message or a stream of
+    them in, a reply or a stream of them out.
 
     Attributes:
         scope: What a key must be allowed, once there are keys.
         task: What it counts as in the metrics; None is not counted.
         model_field: The request's field that names the model, if it has it.
         index_field: The one that names the index whose encoder it counts for.
+        each: What answers each message of a stream, in the same order.
+        gather: What answers a stream once its last message has come.
+        at_once: Messages of a stream of replies that are in the house at once.
+        package: The contract's.
+        family: How its errors look.
     """
 
     service: str
@@ -49,26 +62,43 @@ class Call(Generic[Given]):
     stream: Streaming[Given] | None = None
     model_field: str = "model"
     index_field: str | None = None
+    each: Unary[Given] | None = None
+    gather: Gathering[Given] | None = None
+    at_once: int = AT_ONCE
+    package: str = pb.DESCRIPTOR.package
+    family: Family = "condensery"
 
     @property
     def path(self) -> str:
         """As clients call it."""
-        return f"/{pb.DESCRIPTOR.package}.{self.service}/{self.name}"
+        return f"/{self.package}.{self.service}/{self.name}"
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its messages come as a stream."""
+        return self.each is not None or self.gather is not None
 
 
 async def embed_batch(services: Services, given: pb.EmbedBatchRequest, model: str | None) -> bytes:
     """Embed texts."""
+    normalize = given.normalize if given.HasField("normalize") else None
+    encoding = cast(Encoding, given.dtype or "float32")
+    check_choice(encoding, "dtype", ENCODINGS)
+    check_scaled(normalize, encoding, field="dtype")
     found = await embed(
         services,
         list(given.texts),
         model=model,
         prompt_name=given.prompt_name if given.HasField("prompt_name") else None,
-        normalize=given.normalize if given.HasField("normalize") else None,
+        input_type=given.input_type or None,
+        normalize=normalize,
         truncate=given.truncate if given.HasField("truncate") else True,
+        side="left" if given.truncate_left else "right",
         dimensions=given.dimensions if given.HasField("dimensions") else None,
         field="texts",
     )
-    return write(services, found, messages.embedded)
+    packed = await encoded(found, encoding, field="dtype")
+    return write(services, found, partial(messages.embedded, encoded=packed, encoding=encoding))
 
 
 async def rerank_passages(services: Services, given: pb.RerankRequest, model: str | None) -> bytes:

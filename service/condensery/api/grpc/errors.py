@@ -1,7 +1,7 @@
 """Our errors as gRPC statuses."""
 
 import math
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import grpc
 from google.rpc.error_details_pb2 import RetryInfo
@@ -13,6 +13,8 @@ from condensery.errors import CondenseryError, Overloaded, Unavailable
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Trailer = tuple[str, str | bytes]
+# Whose contract a call is of: two have codes of their own for the same error.
+Family = Literal["condensery", "tei"]
 
 # When an unready server is worth asking again.
 UNREADY_RETRY_SECONDS = 1.0
@@ -77,10 +79,22 @@ CODES: dict[type[CondenseryError], StatusCode] = {
     errors.SettingError: StatusCode.INTERNAL,
 }
 
+# TEI tells what is the model's fault, whether it can't do it or failed at it, in one way.
+TEI_CODES: dict[type[CondenseryError], StatusCode] = {
+    **CODES,
+    errors.ModelCannot: StatusCode.FAILED_PRECONDITION,
+    errors.ModelFault: StatusCode.FAILED_PRECONDITION,
+}
+TABLES: dict[Family, dict[type[CondenseryError], StatusCode]] = {
+    "condensery": CODES,
+    "tei": TEI_CODES,
+}
 
-def code_of(error: CondenseryError) -> StatusCode:
+
+def code_of(error: CondenseryError, family: Family = "condensery") -> StatusCode:
     """Return the status of the error's nearest listed class."""
-    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)
+    table = TABLES[family]
+    return next(table[kind] for kind in type(error).__mro__ if kind in table)
 
 
 def trailers(error: CondenseryError) -> tuple[Trailer, ...]:
@@ -101,9 +115,11 @@ def trailers(error: CondenseryError) -> tuple[Trailer, ...]:
     return tuple(found)
 
 
-async def refuse(context: Context, error: CondenseryError, request_id: str) -> NoReturn:
+async def refuse(
+    context: Context, error: CondenseryError, request_id: str, family: Family = "condensery"
+) -> NoReturn:
     """End a call with ``error``."""
-    await abort(context, code_of(error), error.message, request_id, *trailers(error))
+    await abort(context, code_of(error, family), error.message, request_id, *trailers(error))
 
 
 async def abort(

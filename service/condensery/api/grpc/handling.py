@@ -2,14 +2,11 @@
 
 import asyncio
 import logging
-import math
 import time
-from collections.abc import Awaitable
-from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
-from typing import Any, TypeVar
+from contextlib import ExitStack, aclosing
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from condensery import callers
 from condensery.api import asking
@@ -18,20 +15,20 @@ from condensery.api.grpc.calls import Call
 from condensery.api.grpc.errors import Context, abort, code_of, refuse
 from condensery.api.grpc.metadata import Metadata, find, host_of
 from condensery.api.grpc.reading import Readers
-from condensery.errors import CondenseryError, InputError, PayloadTooLarge
-from condensery.jobs.accounting import account, counting_refusals
+from condensery.api.grpc.requests import check_size, counted, deadline, in_time, parse
+from condensery.api.grpc.streaming import Streams, serve_stream
+from condensery.errors import CondenseryError
+from condensery.jobs.accounting import counting_refusals
 from condensery.jobs.services import Services
 
 # A stream's time is looked at between its steps, so that what there is of it can still be told.
 # This much later it is cut wherever it is: at a step that hangs, or a client that stopped reading.
 STREAM_MARGIN_SECONDS = 1.0
 
-Done = TypeVar("Done")
-
 _log = logging.getLogger(__name__)
 
 
-def handler(services: Services, call: Call[Any], readers: Readers) -> Any:
+def handler(services: Services, call: Call[Any], readers: Readers, streams: Streams) -> Any:
     """Return a call as gRPC wants it.
 
     To gRPC every request is a stream, of which one message is read: it would else read a message
@@ -54,12 +51,15 @@ def handler(services: Services, call: Call[Any], readers: Readers) -> Any:
         outcome = "CANCELLED"  # unless it comes to an end of its own
         try:
             with callers.calling(asked):
-                reply = await _serve(services, call, readers, context, asked)
+                if call.streamed:
+                    reply = await serve_stream(services, call, streams, context, asked)
+                else:
+                    reply = await _serve(services, call, readers, context, asked)
             outcome = "OK"
             return reply
         except CondenseryError as error:
-            outcome = code_of(error).name
-            await refuse(context, error, asked.request_id)
+            outcome = code_of(error, call.family).name
+            await refuse(context, error, asked.request_id, call.family)
         except Exception:  # a bug must not show the caller its traceback, nor end the connection
             outcome = "INTERNAL"
             _log.exception(
@@ -70,7 +70,7 @@ def handler(services: Services, call: Call[Any], readers: Readers) -> Any:
         finally:
             _report(call, asked, outcome, started)
 
-    if call.unary is not None:
+    if call.unary is not None or call.gather is not None:
         return grpc.stream_unary_rpc_method_handler(handle)
     return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -81,31 +81,20 @@ async def _serve(
     metadata: Metadata = context.invocation_metadata() or ()
     with ExitStack() as stack:
         with counting_refusals(services, call.task, "grpc"):
-            asked.deadline = min(asked.deadline, _deadline(context, metadata))
-            data = await _in_time(readers.read(context), asked)
-            _check_size(data, services.limits.max_body_bytes)
+            asked.deadline = min(asked.deadline, deadline(context, metadata))
+            data = await in_time(readers.read(context), asked)
+            check_size(len(data), services.limits.max_body_bytes)
             stack.enter_context(services.admission.enter(len(data)))
-            given = _parse(call, data)
+            given = parse(call, data)
         model = str(getattr(given, call.model_field, "")) or find(metadata, "x-model")
-        stack.enter_context(_counted(services, call, given, model))
+        stack.enter_context(counted(services, call, given, model))
         asked.check()
         if call.unary is not None:
-            return await _in_time(call.unary(services, given, model), asked)
-        await _in_time(
+            return await in_time(call.unary(services, given, model), asked)
+        await in_time(
             _stream(services, call, given, model, context), asked, margin=STREAM_MARGIN_SECONDS
         )
         return None
-
-
-async def _in_time(work: Awaitable[Done], asked: callers.Call, *, margin: float = 0.0) -> Done:
-    seconds = asked.seconds_left + margin
-    try:
-        async with asyncio.timeout(None if math.isinf(seconds) else seconds) as limit:
-            return await work
-    except TimeoutError as late:
-        if not limit.expired():  # something behind has a limit of its own
-            raise
-        raise asked.expired() from late
 
 
 async def _stream(
@@ -118,48 +107,6 @@ async def _stream(
                 await context.write(message)
             except grpc.aio.InternalError as error:  # gRPC's word for a client that left
                 raise asyncio.CancelledError from error
-
-
-def _deadline(context: Context, metadata: Metadata) -> float:
-    seconds = asking.patience(find(metadata, asking.TIMEOUT))
-    remaining: float | None = context.time_remaining()
-    return time.monotonic() + (seconds if remaining is None else min(seconds, remaining))
-
-
-def _check_size(data: bytes, most: int) -> None:
-    if len(data) > most:
-        raise PayloadTooLarge(
-            f"The message has {len(data)} bytes, over the limit of {most} (max_body_bytes).",
-            value=len(data),
-        )
-
-
-def _parse(call: Call[Any], data: bytes) -> Any:
-    try:
-        return call.request.FromString(data)
-    except DecodeError as error:
-        raise InputError(
-            f"The message is no {call.request.DESCRIPTOR.full_name}: it is malformed, nested too "
-            "deep, or holds text that is not UTF-8."
-        ) from error
-
-
-def _counted(
-    services: Services, call: Call[Any], given: Any, model: str | None
-) -> AbstractContextManager[Any]:
-    if call.task is None:
-        return nullcontext()
-    index = getattr(given, call.index_field) if call.index_field else None
-    return account(services, model or _pair(services, given), call.task, "grpc", index=index)
-
-
-def _pair(services: Services, given: Any) -> str | None:
-    """Return the pair that made the context that a request is about, if it is about one."""
-    handle = getattr(given, "context", "")
-    try:
-        return services.contexts.get(callers.current().caller, handle).pair if handle else None
-    except CondenseryError:  # the job itself will say so
-        return None
 
 
 def _report(call: Call[Any], asked: callers.Call, outcome: str, started: float) -> None:

@@ -5,7 +5,7 @@ that service hear no more there, and a watcher holds up the server's end until t
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import grpc
@@ -24,23 +24,17 @@ _Reply = health_pb2.HealthCheckResponse
 
 
 class Health:
-    """Tells whether the services are ready: all of them, or none; and of models each by itself.
+    """Tells whether the server is ready, and what it serves.
 
     Args:
-        services: Their full names; the server as a whole is called "".
+        serves: Given a name, tells whether that serves while the server is ready; None where there
+            is no such thing. The server as a whole is called "".
         readers: How messages are read; not those of other calls, for which nobody's health waits.
-        model: Whether a model, or an alias, serves; None if there is none of that name.
     """
 
-    def __init__(
-        self,
-        services: Collection[str],
-        readers: Readers,
-        model: Callable[[str], bool | None] = lambda name: None,
-    ) -> None:
+    def __init__(self, serves: Callable[[str], bool | None], readers: Readers) -> None:
         self._readers = readers
-        self._services = frozenset(("", *services))
-        self._model = model
+        self._serves = serves
         self._ready = False
         self._closed = False
         self._changed = asyncio.Event()
@@ -94,9 +88,6 @@ class Health:
             well = serves and self._ready
             reply = _Reply(status=_Reply.SERVING if well else _Reply.NOT_SERVING)
         return reply.SerializeToString()
-
-    def _serves(self, service: str) -> bool | None:
-        return True if service in self._services else self._model(service)
 
     async def _read(self, context: Context) -> str:
         try:

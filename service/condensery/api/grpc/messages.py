@@ -9,6 +9,7 @@ import numpy as np
 from google.protobuf.struct_pb2 import Struct, Value
 
 from condensery import values
+from condensery.encodings import Encoded, Encoding
 from condensery.errors import InputError
 from condensery.stubs import condensery_v1_pb2 as pb
 
@@ -152,13 +153,13 @@ def page(found: values.Page) -> pb.ScrollResponse:
     )
 
 
-def embedded(found: values.Embedded) -> pb.EmbedBatchResponse:
-    """Write vectors, packed."""
+def embedded(found: values.Embedded, encoded: Encoded, encoding: Encoding) -> pb.EmbedBatchResponse:
+    """Write vectors, packed in their encoding."""
     return pb.EmbedBatchResponse(
         model=found.model,
         fingerprint=found.fingerprint,
-        vectors=pack(found.vectors),
-        dtype="float32",
+        vectors=encoded.tobytes(),
+        dtype=encoding,
         dims=found.vectors.shape[1],
         tokens=found.tokens,
         truncated=found.truncated,
@@ -230,6 +231,7 @@ def model_info(info: values.ModelInfo) -> pb.ModelInfo:
         independent=info.independent,
         version=info.version,
         alias_of=info.alias_of or "",
+        dimensions=info.dimensions,
     )
 
 

@@ -1,6 +1,6 @@
 """The gRPC server, in the same loop as REST and in front of the same jobs."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import grpc
@@ -11,16 +11,22 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
     ServerReflectionResponse,
 )
 
-from condensery.api.grpc import health, reading
-from condensery.api.grpc.calls import CALLS
+from condensery.api.grpc import calls, health, reading, tei
 from condensery.api.grpc.guarding import Guard
 from condensery.api.grpc.handling import handler
 from condensery.api.grpc.reading import Readers
+from condensery.api.grpc.streaming import Streams
 from condensery.api.ports import Tls, check_free
 from condensery.errors import StartError
 from condensery.jobs import models
+from condensery.jobs.describe import capabilities
 from condensery.jobs.services import Limits, Services
-from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.stubs import condensery_v1_pb2, tei_v1_pb2
+
+CONTRACTS = (condensery_v1_pb2.DESCRIPTOR, tei_v1_pb2.DESCRIPTOR)
+CALLS = (*calls.CALLS, *tei.CALLS)
+# TEI's clients ask these whether the model is of the kind that they need.
+NEEDS = {"tei.v1.Embed": "embed", "tei.v1.Predict": "predict", "tei.v1.Rerank": "rerank"}
 
 # A message, or metadata, over our limit, up to so many times, is read and refused by us, by its
 # size and the limit; one over that is the transport's to refuse. Messages being read are in memory
@@ -43,14 +49,21 @@ class GrpcServer:
         port: Where it listens.
     """
 
-    def __init__(self, server: grpc.aio.Server, port: int, checks: health.Health) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, port: int, checks: health.Health, streams: Streams
+    ) -> None:
         self.port = port
         self._server = server
         self._checks = checks
+        self._streams = streams
 
     async def stop(self, grace: float) -> None:
-        """Say NOT_SERVING, refuse new calls, wait ``grace`` seconds for those in flight."""
+        """Say NOT_SERVING, refuse new calls, wait ``grace`` seconds for those in flight.
+
+        Of a stream those messages are in flight that have come.
+        """
         self._checks.close()
+        self._streams.close()
         await self._server.stop(grace)
 
 
@@ -63,29 +76,27 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
         StartError: The host is no address of this machine.
     """
     credentials = None if tls is None else _credentials(tls)
-    calls = {call.path: call for call in CALLS}
+    by_path = {call.path: call for call in CALLS}
     sizes = services.admission.max_bytes, _message_bytes(services.limits)
     readers = Readers(*sizes, reading.READ_SECONDS)
+    streams = Streams(readers.most)
     server = grpc.aio.server(
         options=_options(services.limits),
-        interceptors=(Guard(services, calls, health.PATHS),),
+        interceptors=(Guard(services, by_path, health.PATHS),),
         maximum_concurrent_rpcs=services.admission.max_requests + SPARE_CALLS,
     )
     names = []
-    for service in pb.DESCRIPTOR.services_by_name.values():
+    for service in (one for file in CONTRACTS for one in file.services_by_name.values()):
         names.append(service.full_name)
         methods = {
-            call.name: handler(services, call, readers)
+            call.name: handler(services, call, readers, streams)
             for call in CALLS
-            if call.service == service.name
+            if f"{call.package}.{call.service}" == service.full_name
         }
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service.full_name, methods),)
         )
-    checks = health.Health(
-        *(names, Readers(*sizes, reading.HEALTH_READ_SECONDS)),
-        lambda name: models.serves(services, name),
-    )
+    checks = health.Health(_serving(services, names), Readers(*sizes, reading.HEALTH_READ_SECONDS))
     checks.set_ready(services.health.ready)
     services.health.watch(checks.set_ready)
     services.pool.watch(checks.tell)
@@ -103,7 +114,20 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
     except RuntimeError as error:  # taken since, or an address of another machine
         raise StartError(f"--grpc-port: gRPC can't listen on {address}.", field="host") from error
     await server.start()
-    return GrpcServer(server, bound, checks)
+    return GrpcServer(server, bound, checks, streams)
+
+
+def _serving(services: Services, names: Collection[str]) -> Callable[[str], bool | None]:
+    """Return what tells whether a service, or a model, serves; None of what is neither."""
+
+    def serves(name: str) -> bool | None:
+        if name in NEEDS:
+            return bool(capabilities(services)[NEEDS[name]])
+        if not name or name in names:
+            return True
+        return models.serves(services, name)
+
+    return serves
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:

@@ -80,6 +80,7 @@ async def rebuild_index(
         encoder=model,
         metric=given.metric or None,
         kind=given.kind or None,
+        options=dict(given.options.values) if given.HasField("options") else None,
     )
     return _rebuild(found)
 

@@ -9,7 +9,8 @@ import condensery
 from condensery.api.rest.describing import describe
 from condensery.api.rest.doors import Guarded, guard
 from condensery.api.rest.front import Front
-from condensery.api.rest.routes import Route, Table, sections
+from condensery.api.rest.routes import sections
+from condensery.api.rest.routing import Route, Table
 from condensery.jobs.services import Limits, Services
 
 

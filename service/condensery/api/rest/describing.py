@@ -14,7 +14,8 @@ from condensery.api.asking import MAX_REQUEST_ID_CHARS
 from condensery.api.asking import TIMEOUT as TIMEOUT_HEADER
 from condensery.api.rest import notices
 from condensery.api.rest.errors import MALFORMED, Family, row_of
-from condensery.api.rest.routes import Route, sections
+from condensery.api.rest.routes import sections
+from condensery.api.rest.routing import Route
 from condensery.errors import CondenseryError
 from condensery.jobs.contexts import LEAST_SECONDS, MOST_SECONDS
 from condensery.jobs.services import Limits

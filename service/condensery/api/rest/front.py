@@ -13,7 +13,7 @@ from condensery.api.rest.doors import Guarded
 from condensery.api.rest.errors import METHOD_NOT_ALLOWED, Family, render, render_as
 from condensery.api.rest.exchange import CROWDED, Exchange, Headers, text
 from condensery.api.rest.reporting import report, reports_all
-from condensery.api.rest.routes import Access, Route, Table
+from condensery.api.rest.routing import Access, Route, Table
 from condensery.callers import Call, calling
 from condensery.errors import CondenseryError, NotFound, Unavailable, code_of
 from condensery.jobs.accounting import counting_refusals

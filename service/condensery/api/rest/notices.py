@@ -41,6 +41,9 @@ class Model(Reply):
     independent: bool = Field(description="Whether each label is likely or not by itself.")
     version: str = Field(description="In the store, a whole number.")
     alias_of: str | None = Field(description="The model's own name, where `id` is an alias.")
+    dimensions: list[int] = Field(
+        description="Of an encoder: lengths that its vectors may be cut to, beside `dims`."
+    )
 
 
 class Models(Reply):
@@ -87,6 +90,37 @@ class ModelAliases(Reply):
     """Every alias of a model, and what it leads to."""
 
     aliases: dict[str, str]
+
+
+class Stats(Reply):
+    """How busy a model is."""
+
+    queue_fraction: float = Field(description="Tokens that wait, of those that may, 0 to 1.")
+    queue_absolute: int = Field(description="Items that wait.")
+    results_pending: int = Field(description="Requests in the house, whatever their model.")
+    batch_size: int = Field(description="Items of a forward pass, on average.")
+
+
+class InfinityModel(Reply):
+    """A running model, as Infinity shows it."""
+
+    id: str
+    object: Literal["model"]
+    owned_by: str
+    created: int
+    backend: Literal["torch"]
+    capabilities: list[Literal["embed", "rerank", "classify"]]
+    dtype: str
+    device: str
+    revision: str = Field(description="Its fingerprint.")
+    stats: Stats
+
+
+class InfinityModels(Reply):
+    """Every running model, defaults first."""
+
+    object: Literal["list"]
+    data: list[InfinityModel]
 
 
 class Report(Reply):

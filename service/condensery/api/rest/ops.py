@@ -11,6 +11,7 @@ import condensery
 from condensery.api.rest.doors import reply
 from condensery.errors import ModelNotFound, Unavailable, shorten
 from condensery.jobs import models
+from condensery.jobs.describe import capabilities, describe
 from condensery.jobs.services import Services
 from condensery.values import ModelInfo
 
@@ -96,14 +97,8 @@ def find_model(services: Services, name: str) -> ModelInfo:
 async def tei_info(request: Request, services: Services) -> Response:
     """Describe the default model as TEI does, and beside it all that this service can do."""
     del request
-    infos = services.pool.models()
-    encoders = [info for info in infos if info.kind == "encoder"]
-    pairs = [info for info in infos if info.kind == "oscar-pair"]
-    classifiers = [info for info in infos if info.kind in ("classifier", "reranker")]
-    rerankers = [info for info in infos if info.kind in ("oscar-pair", "reranker")]
-    default = next(iter([*encoders, *pairs, *classifiers]), None)
-    if default is None:
-        raise Unavailable("No model serves; /v1/models would be empty.")
+    found = describe(services)
+    default = found.model
     return reply(
         {
             "model_id": default.name,
@@ -111,21 +106,19 @@ async def tei_info(request: Request, services: Services) -> Response:
             "model_dtype": default.dtype,
             "served_model_name": default.name,
             "model_type": _model_type(default),
-            "max_concurrent_requests": services.admission.max_requests,
+            "max_concurrent_requests": found.max_concurrent_requests,
             "max_input_length": default.max_tokens,
-            "max_batch_tokens": default.max_tokens * services.limits.max_items,
+            "max_batch_tokens": found.max_batch_tokens,
             "max_batch_requests": None,
-            "max_client_batch_size": services.limits.max_items,
+            "max_client_batch_size": found.max_client_batch_size,
             "auto_truncate": True,
-            "tokenization_workers": 2,
+            "tokenization_workers": found.tokenization_workers,
             "version": condensery.__version__,
             "sha": None,
             "docker_label": None,
             "capabilities": {
-                "embed": [info.name for info in encoders],
-                "rerank": [info.name for info in rerankers],
-                "predict": [info.name for info in classifiers],
-                "answer": [info.name for info in pairs],
+                task: [info.name for info in models]
+                for task, models in capabilities(services).items()
             },
             "refused": dict(services.pool.refused()),
         }

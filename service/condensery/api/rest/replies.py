@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from condensery.encodings import Encoding
+
 Vector = list[float]
 Vectors = list[Vector]
 
@@ -25,7 +27,7 @@ class TokenUsage(Reply):
 
 
 class Embedding(Reply):
-    """One text's vector: numbers, or base64 of little-endian float32."""
+    """One text's vector: numbers, or base64 of them, little-endian."""
 
     object: Literal["embedding"]
     index: int
@@ -39,6 +41,63 @@ class Embeddings(Reply):
     data: list[Embedding]
     model: str
     usage: TokenUsage
+    embed_dtype: Encoding | None = Field(
+        default=None, description="Where one is asked for: what a vector's numbers are."
+    )
+    dims: int | None = Field(default=None, description="And how many dimensions it has.")
+
+
+class CohereUnits(Reply):
+    """What Cohere would bill."""
+
+    input_tokens: int
+
+
+class CohereVersion(Reply):
+    """Of Cohere's API."""
+
+    version: Literal["1", "2"]
+
+
+class CohereMeta(Reply):
+    """What a request took."""
+
+    api_version: CohereVersion
+    billed_units: CohereUnits
+
+
+class CohereFloats(Reply):
+    """Vectors, as Cohere's first version gives them where no types are named."""
+
+    id: str
+    response_type: Literal["embeddings_floats"]
+    embeddings: Vectors
+    texts: list[str]
+    meta: CohereMeta
+
+
+class CohereTypes(Reply):
+    """Vectors in each of the types that were asked for."""
+
+    float: Vectors | None = None
+    int8: list[list[int]] | None = None
+    uint8: list[list[int]] | None = None
+    binary: list[list[int]] | None = None
+    ubinary: list[list[int]] | None = None
+    base64: list[str] | None = None
+
+
+class CohereByType(Reply):
+    """Vectors, as Cohere gives them by type."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"]
+    embeddings: CohereTypes
+    texts: list[str]
+    meta: CohereMeta
+
+
+CohereEmbeddings = CohereFloats | CohereByType
 
 
 class Prediction(Reply):

@@ -81,7 +81,12 @@ async def rebuild_index(request: Request, services: Services) -> Response:
     with account(services, None, "index", "rest", index=name):
         return reply(
             await rebuild.rebuild_index(
-                services, name, encoder=body.encoder, metric=body.metric, kind=body.kind
+                services,
+                name,
+                encoder=body.encoder,
+                metric=body.metric,
+                kind=body.kind,
+                options=body.options,
             )
         )
 

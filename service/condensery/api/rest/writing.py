@@ -7,7 +7,7 @@ until its client has taken it, long after the request has left.
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import orjson
@@ -67,10 +67,49 @@ async def reply_list(
         empty = orjson.dumps({field: []})[1:-1]
         before, _, after = orjson.dumps({**within, field: []}).partition(empty)
         before, after = before + empty[:-1], b"]" + after
+    pieces = await _written(chain(part, source), each)
+    return Pieces([before, *pieces, after], headers or {})
+
+
+async def reply_lists(
+    within: Mapping[str, Any],
+    lists: Mapping[tuple[str, ...], tuple[Iterable[Any], int]],
+    *,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """Return an object with several lists as JSON, written piece by piece.
+
+    Args:
+        within: Its other fields; one at least.
+        lists: Items, and how many make a piece, by where they are: a field, or a field and one of
+            the object in it. Lists of one field's object follow each other.
+        headers: The reply's.
+    """
+    pieces = [orjson.dumps(within)[:-1]]
+    inside = ""
+    for (field, *rest), (items, each) in lists.items():
+        opening = b""
+        if inside and (not rest or field != inside):
+            opening, inside = b"}", ""
+        if rest:
+            opening += b"," if inside else b"," + orjson.dumps(field) + b":{"
+            opening += orjson.dumps(rest[0]) + b":["
+            inside = field
+        else:
+            opening += b"," + orjson.dumps(field) + b":["
+        pieces.append(opening)
+        pieces += await _written(items, each)
+        pieces.append(b"]")
+    return Pieces([*pieces, b"}}" if inside else b"}"], headers or {})
+
+
+async def _written(items: Iterable[Any], each: int) -> list[bytes]:
+    """Write a list's items, without the brackets, some in a piece."""
+    source = iter(items)
     pieces: list[bytes] = []
-    while part:
-        written = memoryview(orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY))
-        pieces.append((b"," if pieces else before) + written[1:-1])
-        await asyncio.sleep(0)  # the others' turn
-        part = list(islice(source, each))
-    return Pieces([*pieces, after], headers or {})
+    while part := list(islice(source, each)):
+        if pieces:
+            await asyncio.sleep(0)  # the others' turn
+        written = orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        pieces.append(b"," + written if pieces else written)
+    return pieces

@@ -33,7 +33,9 @@ async def test_health_is_told_for_the_whole_and_each_service(
 ) -> None:
     check = health_pb2_grpc.HealthStub(channel).Check
     names = [f"condensery.v1.{name}" for name in pb.DESCRIPTOR.services_by_name]
-    assert len(names) == 6
+    names += [f"tei.v1.{name}" for name in ("Info", "Embed", "Rerank", "Tokenize")]
+    names += ["words", "pair"]  # models
+    assert len(names) == 11
     for name in ("", *names):
         found = await check(health_pb2.HealthCheckRequest(service=name))
         assert found.status == Reply.SERVING
@@ -84,6 +86,23 @@ async def test_health_follows_that_of_the_services(services: Services) -> None:
             assert await next_of(watching) == told
         watching.cancel()
     await server.stop(0)
+
+
+async def test_what_no_model_here_can_do_does_not_serve_until_one_comes(
+    channel: grpc.aio.Channel, pool: Any, classifier_of: Callable[..., Any]
+) -> None:
+    check = health_pb2_grpc.HealthStub(channel).Check
+    for name in ("tei.v1.Predict", "broken"):  # that model was refused
+        found = await check(health_pb2.HealthCheckRequest(service=name))
+        assert found.status == Reply.NOT_SERVING
+    watching = watch(channel, "tei.v1.Predict")
+    assert await next_of(watching) == Reply.NOT_SERVING
+    pool.classifiers["nli"] = classifier_of("nli", "a", "b")
+    for told in pool.watchers:
+        told()
+    assert await next_of(watching) == Reply.SERVING
+    watching.cancel()
+    assert (await check(health_pb2.HealthCheckRequest(service="nli"))).status == Reply.SERVING
 
 
 async def test_an_unknown_service_is_not_found_and_watched_as_unknown(

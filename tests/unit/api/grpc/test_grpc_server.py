@@ -10,6 +10,7 @@ from grpc import StatusCode
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from condensery.api.grpc.server import GrpcServer, start
+from condensery.encodings import ENCODINGS, Encoding, encode
 from condensery.errors import ModelFault, Overloaded, PortTaken
 from condensery.jobs.services import Services
 from condensery.stubs import condensery_v1_pb2 as pb
@@ -37,6 +38,26 @@ async def test_vectors_come_packed_row_by_row(
     assert np.array_equal(got, wanted.vectors)
     assert (reply.dtype, reply.model, reply.tokens) == ("float32", "words", 3)
     assert reply.fingerprint == "sha256:words"
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_vectors_come_in_the_encoding_that_is_asked_for(
+    channel: grpc.aio.Channel, services: Services, encoding: Encoding
+) -> None:
+    asked = pb.EmbedBatchRequest(texts=["one", "two words"], dtype=encoding)
+    reply = await stubs.EmbeddingStub(channel).EmbedBatch(asked)
+    wanted = await services.pool.encoder().embed(["one", "two words"])
+    assert (reply.dtype, reply.dims) == (encoding, 8)
+    assert reply.vectors == encode(wanted.vectors, encoding).tobytes()
+
+
+async def test_what_texts_are_for_and_where_they_are_cut_reach_the_model(
+    channel: grpc.aio.Channel, pool: Any
+) -> None:
+    asked = pb.EmbedBatchRequest(texts=["a"], input_type="search_query", truncate_left=True)
+    await stubs.EmbeddingStub(channel).EmbedBatch(asked)
+    encoder = pool.encoders["words"]
+    assert (encoder.asked, encoder.sides) == ([("a", "query: ", None)], ["left"])
 
 
 async def test_prompt_and_normalize_reach_the_model(channel: grpc.aio.Channel, pool: Any) -> None:
@@ -200,6 +221,18 @@ BAD: dict[str, tuple[Callable[[grpc.aio.Channel], Awaitable[Any]], StatusCode, s
         ),
         *(StatusCode.INVALID_ARGUMENT, "3", "dimensions"),
     ),
+    "an unknown encoding": (
+        lambda c: stubs.EmbeddingStub(c).EmbedBatch(
+            pb.EmbedBatchRequest(texts=["a"], dtype="int4")
+        ),
+        *(StatusCode.INVALID_ARGUMENT, "'int4'", "dtype"),
+    ),
+    "int8 of vectors as they come": (
+        lambda c: stubs.EmbeddingStub(c).EmbedBatch(
+            pb.EmbedBatchRequest(texts=["a"], dtype="int8", normalize=False)
+        ),
+        *(StatusCode.INVALID_ARGUMENT, "int8", "dtype"),
+    ),
     "a malformed message": (
         lambda c: c.unary_unary("/condensery.v1.Embedding/EmbedBatch")(b"\xff\xff\xff"),
         *(StatusCode.INVALID_ARGUMENT, "malformed", None),
@@ -327,7 +360,7 @@ async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
     )
     (reply,) = [reply async for reply in call]
     names = {service.name for service in reply.list_services_response.service}
-    assert {"condensery.v1.Rag", "condensery.v1.Index", "grpc.health.v1.Health"} <= names
+    assert {"condensery.v1.Rag", "tei.v1.Embed", "grpc.health.v1.Health"} <= names
 
 
 async def test_a_malformed_question_about_the_services_gets_an_error_reply(
@@ -337,7 +370,7 @@ async def test_a_malformed_question_about_the_services_gets_an_error_reply(
     call = channel.stream_stream(path)(iter([b"\xff\xff", b"\x3a\x00"]))
     bad, good = [reflection_pb2.ServerReflectionResponse.FromString(one) async for one in call]
     assert bad.error_response.error_code == StatusCode.INVALID_ARGUMENT.value[0]
-    assert len(good.list_services_response.service) == 8
+    assert len(good.list_services_response.service) == 12
     assert await call.code() is StatusCode.OK
     assert caplog.records == []
 

@@ -112,14 +112,18 @@ def test_names_of_indexes_are_those_that_are_taken():
 QUESTION = {"query": "where?", "documents": ["some words", {"id": "best", "text": "gold"}]}
 DOCUMENTS = [{"id": "a", "text": "alpha", "metadata": {"n": [1, None, {"x": "y"}]}}]
 CHAT = {"messages": [{"role": "user", "content": "where?"}], "documents": QUESTION["documents"]}
+COHERE = {"texts": ["a", "b"], "input_type": "search_query"}
+TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 REPLIES = [
     ("POST", "/v1/embeddings", {"input": ["a", "b"]}, replies.Embeddings),
     ("POST", "/v1/embeddings", {"input": "a", "encoding_format": "base64"}, replies.Embeddings),
+    ("POST", "/v1/embeddings", {"input": "a", "embed_dtype": "ubinary"}, replies.Embeddings),
     ("POST", "/embeddings", {"input": "a"}, replies.Embeddings),
     ("POST", "/openai/v1/embeddings", {"input": "a"}, replies.Embeddings),
     ("POST", "/embed", {"inputs": ["a", "b"]}, replies.Vectors),
     ("POST", "/", {"inputs": ["a", "b"]}, replies.Anything),
     ("POST", "/", {"query": "q", "texts": ["a", "gold"]}, replies.Anything),
+    ("POST", "/invocations", {"inputs": "a"}, replies.Anything),
     ("POST", "/embed_all", {"inputs": ["a", "b"]}, replies.TokenVectors),
     (
         *("POST", "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
@@ -132,6 +136,9 @@ REPLIES = [
     ("POST", "/rerank", {"query": "q", "texts": ["a", "gold"]}, replies.AnyRanking),
     ("POST", "/rerank", {"query": "q", "texts": ["a"], "return_text": True}, replies.AnyRanking),
     ("POST", "/rerank", {**QUESTION, "return_documents": True}, replies.AnyRanking),
+    ("POST", "/v1/embed", {"texts": ["a", "b"]}, replies.CohereEmbeddings),
+    ("POST", "/v1/embed", {**COHERE, "embedding_types": ["int8"]}, replies.CohereEmbeddings),
+    ("POST", "/v2/embed", {**COHERE, "embedding_types": TYPES}, replies.CohereByType),
     ("POST", "/v1/rerank", QUESTION, replies.Ranking),
     ("POST", "/v2/rerank", QUESTION, replies.Ranking),
     (
@@ -189,6 +196,7 @@ REPLIES = [
     ("POST", "/v1/indexes/kb/documents/delete", {"ids": ["a"]}, replies.Deleted),
     ("DELETE", "/v1/indexes/kb", None, replies.Dropped),
     ("GET", "/v1/models", None, notices.Models),
+    ("GET", "/models", None, notices.InfinityModels),
     ("GET", "/v1/models/words", None, notices.Model),
     ("GET", "/v1/models/pair/report", None, notices.Report),
     ("POST", "/v1/models/aliases", {"aliases": {"best": "other"}}, notices.ModelAliases),

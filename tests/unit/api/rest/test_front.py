@@ -20,6 +20,7 @@ class Watching:
     def __init__(self, encoder, *, begins=False):
         self.info = encoder.info
         self.prompts = encoder.prompts
+        self.default_prompt = encoder.default_prompt
         self.encoder = encoder
         self.begins = begins
         self.calls = []

@@ -14,7 +14,7 @@ from condensery.values import Document
 
 FULL = {
     "query": "where?",
-    "index": {"name": "kb", "top_k": 7, "mode": "hybrid"},
+    "index": {"name": "kb", "top_k": 7, "mode": "hybrid", "filter": {"must": []}},
     "rerank": {"top_n": 0},
     "compression": {
         "mode": "required",
@@ -42,6 +42,7 @@ def test_each_field_is_heard():
         model="pair",
         top_k=7,
         search="hybrid",
+        filter={"must": []},
         top_n=0,
         mode="required",
         rate=16,

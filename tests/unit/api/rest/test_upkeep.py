@@ -119,6 +119,7 @@ async def test_a_rebuild_is_begun_watched_and_done(door, kb):
     async with asyncio.timeout(30):
         told = reply.json()
         while told["state"] == "running":
+            await asyncio.sleep(0.005)
             told = (await door.get("/v1/indexes/kb/rebuild")).json()
     assert (told["state"], told["encoder"], told["overlap"]) == ("done", "other", 1.0)
     assert (await door.get("/v1/indexes/kb")).json()["encoder"] == "other"

@@ -1,0 +1,276 @@
+"""Measure what vectors lose in fewer bytes: recall@10 and nDCG@10 of each encoding."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from condensery.encodings import BITS, ENCODINGS, Encoding, decode, encode, int8_range, width
+from condensery.errors import InputError, ReportNotFound
+from condensery.methods.distil.embedding import PASSAGE_PROMPTS, QUERY_PROMPTS, embed, running
+from condensery.methods.distil.retrieval import whole
+from condensery.methods.oscar.scoring import bootstrap
+from condensery.methods.ranking.measures import ndcg
+from condensery.methods.ranking.parts import check_out, command_line, write_part
+from condensery.methods.ranking.sets import RankingSet, parse_set, read_set
+from condensery.runtime.device import choose_device, choose_dtype, prepare_process
+from condensery.runtime.encoder import Encoder
+from condensery.store.manifest import REPORT, StoredModel
+from condensery.store.reports import StoredReport
+from condensery.store.store import ModelStore, shipped_store
+from condensery.values import Floats
+
+log = logging.getLogger(__name__)
+DEPTH, SEED = 10, 17
+EXACT: Encoding = "float32"
+# uint8 and binary hold the very numbers of int8 and ubinary.
+SAME: dict[Encoding, Encoding] = {"uint8": "int8", "binary": "ubinary"}
+MEASURED = tuple(one for one in ENCODINGS if one not in SAME)
+BLOCK = 64  # queries scored at once
+MEASURES = ("recall@10", "ndcg@10", "kept@10")
+
+Wide = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to give vectors.
+
+    Attributes:
+        name: In the report.
+        encoding: Of their numbers.
+        dims: First numbers that are kept.
+    """
+
+    name: str
+    encoding: Encoding
+    dims: int
+
+
+def forms(dims: int, lengths: Sequence[int]) -> list[Form]:
+    """Return what is measured: every encoding, and float32 at each length that is declared."""
+    found = [Form(one, one, dims) for one in MEASURED]
+    return found + [Form(f"{EXACT}_{one}", EXACT, one) for one in lengths if one != dims]
+
+
+def vectors_of(encoder: Encoder, given: RankingSet) -> tuple[Floats, Floats]:
+    """Return the vectors of a set's queries and passages, of length 1, (texts, dims) each.
+
+    Passages are read with their titles; what is too long is cut.
+    """
+    queries = embed(encoder, list(given.queries.values()), QUERY_PROMPTS)
+    passages = embed(encoder, [whole(one) for one in given.passages], PASSAGE_PROMPTS)
+    return _unit(queries), _unit(passages)
+
+
+def nearest(queries: Floats, passages: Floats, form: Form, depth: int = DEPTH) -> NDArray[np.int64]:
+    """Return each query's best passages by inner product, both given in a form.
+
+    Of equal ones, of which bits make many, the earlier passage comes first.
+
+    Args:
+        queries: (queries, dims), of length 1.
+        passages: (passages, dims), of length 1.
+        form: What both go through.
+        depth: How many.
+
+    Returns:
+        Places of passages, best first, (queries, depth).
+    """
+    asked, held = (_numbers(_unit(one[:, : form.dims]), form) for one in (queries, passages))
+    found = [
+        np.argsort(-(asked[start : start + BLOCK] @ held.T), axis=1, kind="stable")[:, :depth]
+        for start in range(0, len(asked), BLOCK)
+    ]
+    return np.concatenate(found)
+
+
+def measure(
+    given: RankingSet,
+    queries: Floats,
+    passages: Floats,
+    lengths: Sequence[int] = (),
+    *,
+    seed: int = SEED,
+) -> dict[str, Any]:
+    """Measure every form on a set.
+
+    Args:
+        given: The set.
+        queries: Vectors of its queries, (queries, dims), of length 1.
+        passages: Of its passages.
+        lengths: To which vectors may be cut.
+        seed: Of the bootstrap.
+
+    Returns:
+        For each form ``recall@10`` (mean share of a query's judged passages among its ten best),
+        ``ndcg@10``, ``kept@10`` (share of float32's ten best that are among its own), bytes of a
+        vector, and under ``loss`` float32's figures less its own with 95% intervals, paired over
+        queries.
+    """
+    dims = queries.shape[1]
+    names = [one.id for one in given.passages]
+    columns: dict[str, Wide] = {}
+    exact: list[set[str]] = []
+    for form in forms(dims, lengths):
+        places = nearest(queries, passages, form)
+        found = {
+            query: [names[i] for i in row] for query, row in zip(given.queries, places, strict=True)
+        }
+        exact = exact or [set(one) for one in found.values()]
+        columns[form.name] = _columns(given, found, exact)
+    figures: dict[str, Any] = {}
+    for form in forms(dims, lengths):
+        own = columns[form.name]
+        figures[form.name] = {
+            "bytes": len(encode(_unit(passages[:1, : form.dims]), form.encoding).tobytes()),
+            **{
+                name: round(float(x), 4) for name, x in zip(MEASURES, own.mean(axis=0), strict=True)
+            },
+        }
+        if form.name != EXACT:
+            lost = bootstrap(columns[EXACT][:, :2] - own[:, :2], seed=seed)
+            figures[form.name]["loss"] = {
+                name: [round(float(x), 4) + 0.0 for x in row]  # 0, never -0
+                for name, row in zip(
+                    MEASURES, zip(lost.mean, lost.low, lost.high, strict=True), strict=False
+                )
+            }
+    for encoding, like in SAME.items():
+        figures[encoding] = {"same_as": like}
+    over = float((np.abs(passages) > int8_range(dims)).mean())
+    return {
+        "queries": len(given.queries),
+        "passages": len(names),
+        "seed": seed,
+        "dims": dims,
+        "int8_range": round(int8_range(dims), 6),
+        "int8_cut_share": round(over, 8),
+        "forms": figures,
+    }
+
+
+def report_with(stored: StoredModel, part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored model's report with this part of it, sets that it names replaced."""
+    try:
+        report = dict(StoredReport(stored).report().report)
+    except ReportNotFound:
+        report = {"format": 1}
+    before = report.get("encodings")
+    report["encodings"] = {**(before if isinstance(before, dict) else {}), **part}
+    return report
+
+
+def publish(store: ModelStore, stored: StoredModel, part: Mapping[str, Any]) -> StoredModel:
+    """Put the next version of a model into the store: the same, but for what its report says.
+
+    Its fingerprint stays, so that indexes of its vectors do.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / REPORT
+        text = json.dumps(report_with(stored, part), indent=1, ensure_ascii=False, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+        files = {name: stored.path / name for name in stored.manifest.files}
+        return store.publish({**files, REPORT: path}, stored.manifest)
+
+
+def _columns(
+    given: RankingSet, found: Mapping[str, Sequence[str]], exact: Sequence[set[str]]
+) -> Wide:
+    """Return each query's measures, (queries, measures)."""
+    gains = ndcg(found, given.judged, DEPTH)
+    rows = []
+    for (query, best), before in zip(found.items(), exact, strict=True):
+        judged = given.judged[query].keys()
+        recall = len(judged & set(best)) / len(judged)
+        rows.append((recall, gains[query], len(before & set(best)) / max(1, len(before))))
+    return np.array(rows)
+
+
+def _numbers(vectors: Floats, form: Form) -> Wide:
+    """Return what a search compares; of bits whole numbers, so that equal scores are equal."""
+    encoded = encode(vectors, form.encoding)
+    assert encoded.shape[1] == width(form.encoding, form.dims)
+    back = decode(encoded, form.encoding, form.dims)
+    return (np.sign(back) if form.encoding in BITS else back).astype(np.float64)
+
+
+def _unit(vectors: Floats) -> Floats:
+    scaled: Floats = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return scaled
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run ``condensery eval encodings``."""
+    parser = argparse.ArgumentParser(prog="condensery eval encodings", description=__doc__)
+    parser.add_argument("--model", required=True, help="a stored encoder's name")
+    parser.add_argument("--store", type=Path, required=True, help="root of the stored models")
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        required=True,
+        metavar="DIR[:SPLIT]",
+        help="corpus.jsonl.gz, queries.jsonl.gz, qrels.SPLIT.tsv (test); may be given again",
+    )
+    parser.add_argument("--queries", type=int, default=0, help="of each set, at random (0: all)")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
+    parser.add_argument("--workers", type=int, default=1, help="threads of one each on a CPU")
+    parser.add_argument("--out", type=Path, help="where to write the report's part (JSON)")
+    parser.add_argument(
+        "--publish", action="store_true", help="put it into the model's report: a new version"
+    )
+    given = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(given)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    check_out(args.out)
+    prepare_process()
+    sets = [
+        read_set(*parse_set(one, split="test"), queries=args.queries, seed=args.seed)
+        for one in dict.fromkeys(args.sets)
+    ]
+    if len({one.name for one in sets}) < len(sets):
+        raise InputError("set: two folders of one name", field="set", value=args.sets)
+    store = ModelStore(shipped_store(), args.store)
+    stored = store.open(args.model)
+    if stored.manifest.kind != "encoder":
+        raise InputError(
+            f"model: {args.model!r} is of kind {stored.manifest.kind!r}, no encoder",
+            field="model",
+            value=args.model,
+        )
+    device = choose_device(args.device)
+    dtype = choose_dtype(device, args.dtype)
+    part = {}
+    with torch.inference_mode(), running(stored, args.workers, device, dtype) as encoder:
+        about = {
+            "fingerprint": encoder.info.fingerprint,
+            "dtype": encoder.info.dtype,
+            "command": command_line("eval encodings", given),
+        }
+        for one in sets:
+            log.info("%s: %d passages, %d queries", one.name, len(one.passages), len(one.queries))
+            vectors = vectors_of(encoder, one)
+            part[one.name] = {
+                **measure(one, *vectors, encoder.info.dimensions, seed=args.seed),
+                **about,
+            }
+    sys.stdout.write(write_part({"encodings": part}, args.out))
+    if args.publish:
+        new = publish(store, stored, part)
+        log.info("%s: version %s", new.name, new.version)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What encodings lose, against rankings worked out one score at a time."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.unit.methods.conftest import Stored
+
+from condensery.encodings import Encoding, encode
+from condensery.errors import InputError
+from condensery.methods.distil.retrieval import CorpusPassage
+from condensery.methods.ranking import encodings
+from condensery.methods.ranking.sets import RankingSet
+from condensery.store.reports import StoredReport
+from condensery.store.store import ModelStore
+from condensery.values import Floats
+
+DIMS = 24
+
+
+def units(rows: int, seed: int) -> Floats:
+    drawn = np.random.default_rng(seed).normal(size=(rows, DIMS)).astype(np.float32)
+    scaled: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    return scaled
+
+
+@pytest.fixture
+def given() -> RankingSet:
+    passages = [CorpusPassage(id=f"p{n}", title="", text=f"text {n}") for n in range(60)]
+    rng = np.random.default_rng(5)
+    judged = {f"q{n}": {f"p{place}": 1 for place in rng.choice(60, 3)} for n in range(8)}
+    return RankingSet("made", passages, "content", {q: q for q in judged}, judged)
+
+
+def by_hand(queries: Floats, passages: Floats, encoding: Encoding) -> list[list[int]]:
+    """Rank by whole numbers, in Python: of equal scores the earlier passage first."""
+    if encoding == "int8":
+        asked, held = (encode(one, "int8").astype(int).tolist() for one in (queries, passages))
+    elif encoding == "ubinary":
+        asked, held = ((2 * (one > 0).astype(int) - 1).tolist() for one in (queries, passages))
+    else:
+        asked, held = (encode(one, encoding).astype(float).tolist() for one in (queries, passages))
+    found = []
+    for row in asked:
+        scores = [sum(a * b for a, b in zip(row, one, strict=True)) for one in held]
+        found.append(sorted(range(len(held)), key=lambda place: -scores[place])[:10])
+    return found
+
+
+@pytest.mark.parametrize("encoding", encodings.MEASURED)
+def test_the_nearest_are_those_of_the_encoded_numbers(encoding: Encoding) -> None:
+    queries, passages = units(8, 1), units(60, 2)
+    form = encodings.Form(encoding, encoding, DIMS)
+    found = encodings.nearest(queries, passages, form).tolist()
+    assert found == by_hand(queries, passages, encoding)
+
+
+def test_recall_is_the_share_of_the_judged_that_are_found(given: RankingSet) -> None:
+    queries, passages = units(8, 1), units(60, 2)
+    figures = encodings.measure(given, queries, passages, [8])["forms"]
+    for name, encoding in (("float32", "float32"), ("int8", "int8"), ("ubinary", "ubinary")):
+        ranked = by_hand(queries, passages, encoding)
+        shares = [
+            len({f"p{place}" for place in row} & judged.keys()) / len(judged)
+            for row, judged in zip(ranked, given.judged.values(), strict=True)
+        ]
+        assert figures[name]["recall@10"] == pytest.approx(sum(shares) / 8, abs=1e-4)
+    exact, bits = by_hand(queries, passages, "float32"), by_hand(queries, passages, "ubinary")
+    kept = [len(set(a) & set(b)) / 10 for a, b in zip(exact, bits, strict=True)]
+    assert figures["ubinary"]["kept@10"] == pytest.approx(sum(kept) / 8, abs=1e-4)
+    assert figures["float32"]["kept@10"] == 1
+    assert "loss" not in figures["float32"]
+    mean, low, high = figures["ubinary"]["loss"]["recall@10"]
+    lost = figures["float32"]["recall@10"] - figures["ubinary"]["recall@10"]
+    assert mean == pytest.approx(lost, abs=2e-4)
+    assert low <= mean <= high
+    sizes = {name: one["bytes"] for name, one in figures.items() if "bytes" in one}
+    assert sizes == {"float32": 96, "float16": 48, "int8": 24, "ubinary": 3, "float32_8": 32}
+    assert figures["uint8"] == {"same_as": "int8"}
+
+
+def test_shorter_vectors_are_cut_and_scaled_again() -> None:
+    queries, passages = units(8, 1), units(60, 2)
+    cut = encodings.nearest(queries, passages, encodings.Form("float32_8", "float32", 8))
+    short = passages[:, :8] / np.linalg.norm(passages[:, :8], axis=1, keepdims=True)
+    wanted = np.argsort(-(queries[:, :8] @ short.T), axis=1)[:, :10]
+    assert np.array_equal(cut, wanted)
+
+
+def test_the_command_measures_a_stored_encoder_and_its_report_says_so(
+    beir: Path, stored: Stored, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = stored("bert")
+    out = tmp_path / "part.json"
+    root = str(tmp_path / "store")
+    asked = ["--model", "bert", "--store", root, "--set", str(beir), "--dtype", "float32"]
+    encodings.main([*asked, "--out", str(out), "--publish"])
+    said = capsys.readouterr().out
+    part = json.loads(out.read_text())
+    assert json.loads(said) == part
+    tiny = part["encodings"]["tiny"]
+    assert tiny["fingerprint"] == model.manifest.fingerprint
+    assert set(tiny["forms"]) == {"float32", "float16", "int8", "uint8", "binary", "ubinary"}
+    store = ModelStore(None, tmp_path / "store")
+    new = store.open("bert")
+    assert (new.version, new.manifest.fingerprint) == ("2", model.manifest.fingerprint)
+    assert StoredReport(new).report().report == {"format": 1, **part}
+    encodings.publish(store, new, {"other": {"queries": 1}})
+    told = StoredReport(store.open("bert")).report().report["encodings"]
+    assert set(told) == {"tiny", "other"}
+
+
+def test_a_model_of_another_kind_is_refused(beir: Path, store_with_pair: Path) -> None:
+    asked = ["--model", "oscar-mini", "--store", str(store_with_pair), "--set", str(beir)]
+    with pytest.raises(InputError, match="'oscar-mini' is of kind 'oscar-pair'"):
+        encodings.main(asked)
