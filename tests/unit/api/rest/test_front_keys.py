@@ -21,6 +21,12 @@ WRITES = {
     ("DELETE", "/v1/indexes/{name}"),
     ("POST", "/v1/indexes/{name}/documents"),
     ("POST", "/v1/indexes/{name}/documents/delete"),
+    ("POST", "/v1/indexes/aliases"),
+    ("POST", "/v1/indexes/{name}/snapshots"),
+    ("DELETE", "/v1/indexes/{name}/snapshots/{snapshot}"),
+    ("POST", "/v1/indexes/{name}/snapshots/{snapshot}/restore"),
+    ("POST", "/v1/indexes/{name}/rebuild"),
+    ("DELETE", "/v1/indexes/{name}/rebuild"),
 }
 
 CHANGES = {
