@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from condensery.index.store import IndexStore
-from condensery.jobs import search
+from condensery.jobs import indexes, search
 from condensery.jobs.services import Services
 from condensery.methods.ranking.measures import Judgements, ndcg
 from condensery.metrics import Metrics
@@ -67,15 +67,15 @@ def recall(found: Sequence[str], grades: Mapping[str, int], depth: int = 10) -> 
 
 
 async def fill(services: Services, documents: Sequence[dict[str, Any]]) -> None:
-    await search.create_index(services, "set")
+    await indexes.create_index(services, "set")
     started = time.perf_counter()
-    done, _ = await search.count(services, "set")
+    done, _ = await indexes.count(services, "set")
     for start in range(done, len(documents), BATCH):
         block = [
             Document(one["_id"], f"{one.get('title', '')}\n{one['text']}".strip())
             for one in documents[start : start + BATCH]
         ]
-        await search.upsert(services, "set", block)
+        await indexes.upsert(services, "set", block)
         seconds = time.perf_counter() - started
         sys.stderr.write(f"\r{start + len(block)} of {len(documents)} in {seconds:.0f} s")
     sys.stderr.write("\n")
@@ -105,14 +105,14 @@ async def compare(args: argparse.Namespace, folder: Path) -> None:
     device = choose_device("auto")
     encoder = Encoder.load(import_minilm(store), workers, dtype=choose_dtype(device, "auto"))
     await encoder.warm_up()
-    with IndexStore(folder) as indexes:
+    with IndexStore(folder) as store_of_indexes:
         pool: Any = OneEncoder(encoder)
-        services = Services(pool=pool, indexes=indexes, metrics=Metrics())
+        services = Services(pool=pool, indexes=store_of_indexes, metrics=Metrics())
         await fill(services, read_lines(args.data / "corpus.jsonl.gz"))
         judged = read_judgements(args.data / "qrels.test.tsv")
         judged = dict(list(judged.items())[: args.queries])
         queries = {one["_id"]: one["text"] for one in read_lines(args.data / "queries.jsonl.gz")}
-        documents, passages = await search.count(services, "set")
+        documents, passages = await indexes.count(services, "set")
         print(
             f"{args.data.name}: {documents} documents, {passages} passages, {len(judged)} queries"
         )
