@@ -35,7 +35,7 @@ async def test_health_is_told_for_the_whole_and_each_service(
     names = [f"condensery.v1.{name}" for name in pb.DESCRIPTOR.services_by_name]
     names += [f"tei.v1.{name}" for name in ("Info", "Embed", "Rerank", "Tokenize")]
     names += ["words", "pair"]  # models
-    assert len(names) == 11
+    assert len(names) == 13
     for name in ("", *names):
         found = await check(health_pb2.HealthCheckRequest(service=name))
         assert found.status == Reply.SERVING
