@@ -98,6 +98,24 @@ GIVEN: dict[str, list[Message]] = {
         pb.ScrollRequest(index=INDEX, filter=FILTER, limit=2, after="a", with_text=False),
         pb.ScrollRequest(index=INDEX, with_vectors=True, with_metadata=False),
     ],
+    "IndexUpkeep/UpdateAliases": [
+        pb.UpdateAliasesRequest(
+            actions=[pb.AliasAction(create_alias={"alias": "other", "index": "nowhere"})]
+        ),
+        pb.UpdateAliasesRequest(actions=[pb.AliasAction(delete_alias={"alias": "nothing"})]),
+    ],
+    "IndexUpkeep/ListAliases": [pb.ListAliasesRequest()],
+    "IndexUpkeep/CreateSnapshot": [pb.CreateSnapshotRequest(index="nowhere")],
+    "IndexUpkeep/ListSnapshots": [pb.ListSnapshotsRequest(index=INDEX)],
+    "IndexUpkeep/DeleteSnapshot": [pb.DeleteSnapshotRequest(index=INDEX, snapshot="none")],
+    "IndexUpkeep/RestoreSnapshot": [
+        pb.RestoreSnapshotRequest(index=INDEX, snapshot="none", into="elsewhere")
+    ],
+    "IndexUpkeep/RebuildIndex": [
+        pb.RebuildIndexRequest(index="nowhere", encoder="nobody", metric="ip", kind="flat")
+    ],
+    "IndexUpkeep/GetRebuild": [pb.GetRebuildRequest(index=INDEX)],
+    "IndexUpkeep/CancelRebuild": [pb.CancelRebuildRequest(index="nowhere")],
     "Rag/Answer": [
         pb.AnswerRequest(query="q", documents=[DOCUMENT], max_tokens=1, top_n=1),
         pb.AnswerRequest(
