@@ -284,10 +284,7 @@ def main() -> int:
     args = parser.parse_args()
     with workplace() as folder:
         publish(ModelStore(None, folder / "models"), folder)
-        # Replies are what is looked at, also on machines that do much else: there a forward pass
-        # took 3.6 s while a model was loaded, and two of over 3 s are a hang to the watchdog.
-        patient = ["--worker-stall-seconds", "10"]
-        with serving(folder, [*patient, *args.flags.split()]) as server:
+        with serving(folder, args.flags.split()) as server:
             try:
                 found = asyncio.run(measure(server, args))
             except Exception:

@@ -239,6 +239,7 @@ class Server:
             on_fatal=fatal,
             end_process=lambda: os._exit(FAULT),  # nothing acknowledged is lost: it is synced
             stall_seconds=self._settings.worker_stall_seconds,
+            loading=lambda: bool(pool.changing.states.loading),
             metrics=metrics,
         )
         stack.callback(watchdog.close)

@@ -18,6 +18,9 @@ POLL_SECONDS = 0.2
 # A forward pass may take so many times what its tokens took before; other work on the machine
 # makes it two or three.
 PATIENCE = 5.0
+# And while a model is loaded, whose threads take the interpreter from the workers by turns: passes
+# of 3.6 s were seen on a machine that did much else, where 0.1 s is usual.
+LOADING_PATIENCE = 8.0
 # Where nothing is known of a model's speed yet: kernels are compiled, memory is touched first.
 FIRST_SECONDS = 60.0
 # A second fault within this time is no accident.
@@ -44,6 +47,8 @@ class Watchdog:
         on_fatal: Called in the loop with the reason why the process should end.
         end_process: Called in this thread where the loop hangs, or does not end in time.
         stall_seconds: As above.
+        loading: Whether a model is being loaded, called in this thread; what runs meanwhile may
+            take ``LOADING_PATIENCE`` times as long.
         metrics: Where to count.
     """
 
@@ -56,6 +61,7 @@ class Watchdog:
         on_fatal: Callable[[str], None],
         end_process: Callable[[], None],
         stall_seconds: float = 1.5,
+        loading: Callable[[], bool] = lambda: False,
         metrics: "Metrics | None" = None,
     ) -> None:
         self._teams = teams
@@ -64,6 +70,8 @@ class Watchdog:
         self._on_fatal = on_fatal
         self._end_process = end_process
         self._stall_seconds = stall_seconds
+        self._loading = loading
+        self._loaded_last = -WINDOW_SECONDS  # when a load was last seen under way
         self._metrics = metrics
         self._told: str | None = None
         self._last_restart = -WINDOW_SECONDS
@@ -100,6 +108,8 @@ class Watchdog:
 
     def _look_at_workers(self) -> None:
         now = time.monotonic()
+        if self._loading():
+            self._loaded_last = now
         oldest, wrong = 0.0, None
         watched = [(workers, one) for workers in self._teams for one in workers.team()]
         for workers, worker in watched:
@@ -109,7 +119,7 @@ class Watchdog:
             assert worker.thread is not None
             if not worker.thread.is_alive():
                 wrong = wrong or self._give_up(workers, worker, "died")
-            elif job is not None and age > (limit := self._limit(job.seconds)):
+            elif job is not None and age > (limit := self._limit(job.seconds, worker.began)):
                 if age > 2 * limit:
                     wrong = self._give_up(workers, worker, "hung") or wrong
                 else:
@@ -120,8 +130,11 @@ class Watchdog:
             self._told = wrong
             self._call(self._on_fault, wrong)
 
-    def _limit(self, expected: float) -> float:
-        return max(self._stall_seconds, PATIENCE * expected) if expected else FIRST_SECONDS
+    def _limit(self, expected: float, began: float) -> float:
+        if not expected:
+            return FIRST_SECONDS
+        limit = max(self._stall_seconds, PATIENCE * expected)
+        return limit * (LOADING_PATIENCE if began <= self._loaded_last else 1)
 
     def _give_up(self, workers: Workers, worker: Worker, how: str) -> str | None:
         """Replace a worker, the first time; returns what is still wrong."""

@@ -43,6 +43,7 @@ class Service:
         self.faults: asyncio.Queue[str | None] = asyncio.Queue()
         self.fatal: asyncio.Queue[str] = asyncio.Queue()
         self.ended = threading.Event()
+        self.loading = False
         self.watchdog = Watchdog(
             [self.workers],
             asyncio.get_running_loop(),
@@ -50,6 +51,7 @@ class Service:
             on_fatal=self.fatal.put_nowait,
             end_process=self.ended.set,
             stall_seconds=STALL,
+            loading=lambda: self.loading,
             metrics=self.metrics,
         )
 
@@ -99,6 +101,23 @@ async def service(clock: Clock) -> AsyncIterator[Service]:
     made.watchdog.close()
     made.batcher.close()
     await asyncio.to_thread(made.workers.close)
+
+
+async def test_while_a_model_is_loaded_a_batch_may_take_longer_and_not_for_ever(
+    service: Service, clock: Clock
+) -> None:
+    service.loading = True
+    task = await hanging(service, service.batcher)
+    clock.passed += 4 * STALL
+    await asyncio.to_thread(service.looked, 4 * STALL)
+    service.loading = False  # what began meanwhile keeps its time
+    clock.passed += 3 * STALL
+    await asyncio.to_thread(service.looked, 7 * STALL)
+    assert service.faults.empty()
+    clock.passed += 2 * STALL
+    assert await asyncio.wait_for(service.faults.get(), WAIT) == "a device worker hangs"
+    service.release.set()
+    assert await task == ["hang"]
 
 
 async def test_a_hung_worker_is_told_of_then_replaced_and_its_batch_fails(
