@@ -25,9 +25,9 @@ class CohereEmbedRequest(Lenient):
     output_dimension: int | None = Field(
         default=None, ge=1, description="One of the model's `dims` and `dimensions`."
     )
-    truncate: Literal["NONE", "START", "END"] = Field(
-        default="END",
-        description="Which end of too long a text is cut; NONE: it is an error.",
+    truncate: Literal["NONE", "START", "END"] | None = Field(
+        default=None,
+        description="Which end of too long a text is cut; NONE: it is an error; null: END.",
     )
     images: list[Any] | None = Field(default=None, description="Refused: no model reads pictures.")
     inputs: list[Any] | None = Field(default=None, description="Refused, as `images`.")

@@ -56,7 +56,7 @@ async def _embed(body: CohereEmbedRequest, services: Services, *, version: str) 
                 input_type=body.input_type,
                 normalize=True,
                 truncate=body.truncate != "NONE",
-                side=CUT[body.truncate],
+                side=CUT[body.truncate or "END"],
                 dimensions=body.output_dimension,
                 field="texts",
             )

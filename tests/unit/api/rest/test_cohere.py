@@ -66,10 +66,10 @@ async def test_what_texts_are_for_chooses_the_models_prompt(door, pool):
 
 async def test_texts_are_cut_at_the_end_that_is_named(door, pool):
     body = {**BODY, "texts": ["b " * 20]}
-    for word in ("START", "END"):
+    for word in ("START", "END", None):  # LangChain's sends null
         reply = await door.post("/v2/embed", json={**body, "truncate": word})
         assert reply.headers["x-truncated-inputs"] == "1"
-    assert pool.encoders["words"].sides == ["left", "right"]
+    assert pool.encoders["words"].sides == ["left", "right", "right"]
     reply = await door.post("/v2/embed", json={**body, "truncate": "NONE"})
     assert reply.status_code == 400
     assert reply.json()["message"] == "texts[0] has 20 tokens"
