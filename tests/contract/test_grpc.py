@@ -176,7 +176,7 @@ def test_health_and_reflection_answer(channel: grpc.Channel) -> None:
     serving = health_pb2.HealthCheckResponse.SERVING
     described = ProtoReflectionDescriptorDatabase(channel)
     services = [name for name in described.get_services() if name.startswith("condensery.v1.")]
-    assert len(services) == 5
+    assert len(services) == 7
     for service in ("", *services):
         asked = health_pb2.HealthCheckRequest(service=service)
         assert health_pb2_grpc.HealthStub(channel).Check(asked, timeout=60).status == serving

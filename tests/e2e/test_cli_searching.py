@@ -53,7 +53,8 @@ def test_documents_are_found_counted_read_and_deleted_by_a_filter(
     assert set(first) == {"id", "metadata", "passages"}
     assert len(first["passages"][0]["vector"]) == 384
     again = "".join(json.dumps(one) + "\n" for one in every)
-    assert "130 documents written" in run("index", "add", name, "-", *door, given=again).stdout
+    written = run("index", "add", name, "-", "--again", *door, given=again).stdout
+    assert "130 documents written" in written
     got = run("index", "get", name, "n7", "nobody", *door, status=1)
     assert entries(got) == [
         {"id": "n7", "text": "note 7", "metadata": {"year": 1907, "even": False}}
