@@ -52,7 +52,9 @@ async def test_a_path_beside_it_is_not_found(line, route):
     if route.path.endswith(":path}"):
         path = "/v1/modells"
     asked = await line(path, method=route.method).run()
-    assert asked.status == 404
+    # names of models may hold slashes where they are asked for
+    named = path.startswith("/v1/models/") and route.method != "GET"
+    assert asked.status == (405 if named else 404)
     check(asked, "kserve" if path.startswith("/v2/") else "openai")
 
 

@@ -57,6 +57,7 @@ def write_encoder(folder: Path) -> Path:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encoder]:
     folder = write_encoder(tmp_path_factory.mktemp("encoder"))
     manifest = SimpleNamespace(
+        shape={},
         name="tiny",
         kind="encoder",
         method="none",
