@@ -20,6 +20,7 @@ from transformers import (
 
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.workers import Workers
+from condensery.store.manifest import Manifest
 
 
 class Watched:
@@ -56,17 +57,12 @@ def write_encoder(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encoder]:
     folder = write_encoder(tmp_path_factory.mktemp("encoder"))
-    manifest = SimpleNamespace(
-        shape={},
+    manifest = Manifest(
         name="tiny",
         kind="encoder",
         method="none",
         pooling="mean",
-        normalize=True,
         max_tokens=64,
-        fingerprint="sha256:" + "0" * 64,
-        licence="",
-        created=0,
         prompts={"query": "who ", "passage": "the "},
     )
     workers = Workers(1)
