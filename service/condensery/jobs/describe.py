@@ -57,6 +57,16 @@ def describe(services: Services, name: str | None = None) -> Described:
     )
 
 
+def classifies(services: Services, name: object) -> bool:
+    """Tell whether a model, or (None) the default one, is there for classes rather than vectors."""
+    try:
+        return (name is None or isinstance(name, str)) and (
+            describe(services, name).model.kind in KINDS["predict"]
+        )
+    except (ModelNotFound, Unavailable):
+        return False
+
+
 def _default(services: Services) -> ModelInfo:
     able = capabilities(services)
     found = next(iter([*able["embed"], *able["answer"], *able["predict"]]), None)

@@ -14,7 +14,11 @@ from condensery.schemas import TeiPredictRequest
 
 async def tei_predict(request: Request, services: Services) -> Response:
     """Classify texts or pairs: a list of labels, or of a list of inputs a list of those."""
-    body = await read_body(request, services, TeiPredictRequest)
+    return await predict_as_tei(await read_body(request, services, TeiPredictRequest), services)
+
+
+async def predict_as_tei(body: TeiPredictRequest, services: Services) -> Response:
+    """Answer a request that was read."""
     with account(services, body.model, "classify", "rest"):
         inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
         result = await classify(

@@ -50,17 +50,17 @@ INFERENCE = (
         )
         for path in OPENAI_EMBEDDINGS
     ),
-    _tei(
-        "/",
-        tokens.tei_root,
-        schemas.TeiEmbedRequest | schemas.TeiSimilarityRequest | schemas.TeiRerankRequest,
-        replies.Anything,
-    ),
-    _tei(
-        "/invocations",
-        tokens.tei_root,
-        schemas.TeiEmbedRequest | schemas.TeiSimilarityRequest | schemas.TeiRerankRequest,
-        replies.Anything,
+    *(
+        _tei(
+            path,
+            tokens.tei_root,
+            schemas.TeiEmbedRequest
+            | schemas.TeiPredictRequest
+            | schemas.TeiSimilarityRequest
+            | schemas.TeiRerankRequest,
+            replies.Anything,
+        )
+        for path in ("/", "/invocations")
     ),
     _tei("/embed_all", tokens.tei_embed_all, schemas.TeiEmbedAllRequest, replies.TokenVectors),
     _tei("/similarity", tokens.tei_similarity, schemas.TeiSimilarityRequest, replies.Cosines),

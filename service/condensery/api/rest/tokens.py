@@ -8,9 +8,11 @@ from starlette.responses import Response
 from condensery.api.rest.bodies import read, read_body, validate
 from condensery.api.rest.doors import about, reply
 from condensery.api.rest.embeddings import embed_as_tei
+from condensery.api.rest.predict import predict_as_tei
 from condensery.api.rest.rerank import rerank_as_tei
 from condensery.api.rest.writing import TEXTS, reply_list
 from condensery.jobs.accounting import account
+from condensery.jobs.describe import classifies
 from condensery.jobs.services import Services
 from condensery.jobs.similarity import similarity
 from condensery.jobs.tokens import decode, embed_tokens, tokenize
@@ -18,6 +20,7 @@ from condensery.schemas import (
     TeiDecodeRequest,
     TeiEmbedAllRequest,
     TeiEmbedRequest,
+    TeiPredictRequest,
     TeiRerankRequest,
     TeiSimilarityOptions,
     TeiSimilarityRequest,
@@ -73,11 +76,11 @@ async def tei_decode(request: Request, services: Services) -> Response:
 
 
 async def tei_root(request: Request, services: Services) -> Response:
-    """Do what the body asks for: embed, compare or rerank.
+    """Do what the body asks for: compare or rerank; else what its model can, embed or classify.
 
     TEI does what its one model can. huggingface_hub's client posts here, whatever its task.
     """
-    Body = TeiEmbedRequest | TeiSimilarityRequest | TeiRerankRequest
+    Body = TeiEmbedRequest | TeiPredictRequest | TeiSimilarityRequest | TeiRerankRequest
 
     def fit(data: Any) -> Body:
         keys = data.keys() if isinstance(data, dict) else ()
@@ -85,6 +88,9 @@ async def tei_root(request: Request, services: Services) -> Response:
             return validate(data, TeiRerankRequest)
         if "inputs" in keys and isinstance(data["inputs"], dict):
             return validate(data, TeiSimilarityRequest)
+        named = data.get("model") if isinstance(data, dict) else None
+        if classifies(services, request.headers.get("x-model") if named is None else named):
+            return validate(data, TeiPredictRequest)
         return validate(data, TeiEmbedRequest)
 
     body = await read(request, services, fit)
@@ -92,6 +98,8 @@ async def tei_root(request: Request, services: Services) -> Response:
         return await rerank_as_tei(body, services)
     if isinstance(body, TeiSimilarityRequest):
         return await _similarity(body, services)
+    if isinstance(body, TeiPredictRequest):
+        return await predict_as_tei(body, services)
     return await embed_as_tei(body, services)
 
 

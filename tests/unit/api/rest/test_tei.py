@@ -53,6 +53,22 @@ async def test_the_root_does_what_the_body_asks_for(door, body, as_if):
         assert (await door.post(path, json=body)).json() == wanted
 
 
+async def test_the_root_classifies_where_its_model_does(door, pool, classifier_of):
+    pool.classifiers["nli"] = classifier_of("nli", "no", "yes")
+    for inputs in ("a", [["a"], ["a", "b"]]):
+        for body, headers in (({"model": "nli"}, {}), ({}, {"x-model": "nli"})):
+            asked = {"inputs": inputs, **body}
+            wanted = await door.post("/predict", json={**asked, "model": "nli"})
+            found = await door.post("/", json=asked, headers=headers)
+            assert found.json() == wanted.json()
+            assert found.status_code == 200
+    assert (await door.post("/", json={"inputs": "a"})).json()[0][0] > -9, "the default embeds"
+    pool.encoders.clear()
+    pool.readers.clear()
+    found = await door.post("/", json={"inputs": "a"})
+    assert {one["label"] for one in found.json()} == {"no", "yes"}, "the only one classifies"
+
+
 async def test_openai_s_embeddings_have_other_paths_too(door):
     body = {"input": ["a"]}
     wanted = (await door.post("/v1/embeddings", json=body)).json()
