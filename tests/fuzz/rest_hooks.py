@@ -34,7 +34,8 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     if named and isinstance(named.get("name"), str):
         name = named["name"]
         if case.path.endswith("load"):  # it would take a model from the others
-            pass
+            if name in MODELS:  # which replies have told
+                named["name"] = "nobody"
         elif name == KEPT or half(name):
             known = INDEXES if case.path.startswith("/v1/indexes") else MODELS
             named["name"] = known[len(name) % 2]
