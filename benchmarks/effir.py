@@ -30,7 +30,7 @@ from condensery.methods.effir.command import main as build
 from condensery.methods.effir.measuring import PARENT, timed_texts
 from condensery.methods.effir.speed import ROUNDS, profile, times
 from condensery.methods.oscar.tables import table
-from condensery.methods.ranking.sets import parse_set, read_set
+from condensery.methods.ranking.sets import read_sets
 from condensery.methods.trainer.commands import without_folders
 from condensery.networks.backbone import load_backbone
 from condensery.networks.effir_opening import pruning_of
@@ -111,7 +111,7 @@ def timing(args: argparse.Namespace, made: Mapping[str, StoredModel]) -> dict[st
     }
     neurons = int(read_json(parent.path / "config.json")["intermediate_size"])
     found: dict[str, Any] = {}
-    sets = [read_set(*parse_set(one, split="test")) for one in args.sets]
+    sets = read_sets(args.sets)
     for kind, texts in timed_texts(parent, sets).items():
         seconds = {n: median(all_) for n, all_ in times(backbones, texts, args.rounds).items()}
         parts = profile(backbones[PARENT], texts, args.rounds)

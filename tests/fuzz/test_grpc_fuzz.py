@@ -22,7 +22,7 @@ from condensery.stubs import tei_v1_pb2 as tei
 from condensery.values import Document
 
 SEED = 1729
-ROUNDS = 100  # of every mangler on every method; twice
+ROUNDS = 40  # of every mangler on every method; twice
 AT_ONCE = 24
 INDEX, STAYS = "fuzz", "stays"
 # As the contract lists them. Never UNKNOWN, which is gRPC's word for "it raised", nor INTERNAL.

@@ -137,7 +137,7 @@ def create_index(
         metric=metric,
         options=None if options is None else dict(options),
     )
-    return RestCall(replies.read_index, "PUT", _index(name), body)
+    return RestCall(replies.read_index, "PUT", index_path(name), body)
 
 
 def list_indexes() -> RestCall[list[IndexInfo]]:
@@ -147,7 +147,7 @@ def list_indexes() -> RestCall[list[IndexInfo]]:
 
 def drop_index(name: str) -> RestCall[None]:
     """Delete an index and all it holds."""
-    return RestCall(read_nothing, "DELETE", _index(name))
+    return RestCall(read_nothing, "DELETE", index_path(name))
 
 
 def upsert(
@@ -172,7 +172,7 @@ def upsert(
         for item, vector in zip(items, np.asarray(vectors), strict=True):
             item["vector"] = vector.tolist()
     body = make_body(documents=items, fingerprint=fingerprint)
-    return RestCall(replies.read_upserted, "POST", f"{_index(name)}/documents", body)
+    return RestCall(replies.read_upserted, "POST", f"{index_path(name)}/documents", body)
 
 
 def delete(
@@ -186,7 +186,7 @@ def delete(
         filter: what chooses them, as in ``query``; it must hold a condition.
     """
     body = make_body(ids=None if ids is None else list(ids), filter=filter)
-    return RestCall(replies.read_deleted, "POST", f"{_index(name)}/documents/delete", body)
+    return RestCall(replies.read_deleted, "POST", f"{index_path(name)}/documents/delete", body)
 
 
 def query(
@@ -220,19 +220,19 @@ def query(
         mode=search,
         filter=filter,
     )
-    return RestCall(replies.read_hits, "POST", f"{_index(name)}/query", body)
+    return RestCall(replies.read_hits, "POST", f"{index_path(name)}/query", body)
 
 
 def count(name: str, *, filter: Metadata | None = None) -> RestCall[tuple[int, int]]:
     """Count an index's documents and passages, or those that a filter chooses."""
     body = make_body(filter=filter)
-    return RestCall(replies.read_counts, "POST", f"{_index(name)}/documents/count", body)
+    return RestCall(replies.read_counts, "POST", f"{index_path(name)}/documents/count", body)
 
 
 def get(name: str, ids: Sequence[str]) -> RestCall[list[Document]]:
     """Return documents by id: those found, in the order asked."""
     body = {"ids": list(ids)}
-    return RestCall(replies.read_documents, "POST", f"{_index(name)}/documents/get", body)
+    return RestCall(replies.read_documents, "POST", f"{index_path(name)}/documents/get", body)
 
 
 def scroll(
@@ -267,7 +267,7 @@ def scroll(
         with_metadata=with_metadata,
         with_vectors=with_vectors,
     )
-    return RestCall(replies.read_page, "POST", f"{_index(name)}/documents/scroll", body)
+    return RestCall(replies.read_page, "POST", f"{index_path(name)}/documents/scroll", body)
 
 
 def models() -> RestCall[list[ModelInfo]]:
@@ -319,7 +319,8 @@ def write_document(document: Document) -> dict[str, Any]:
     return {"id": document.id, "text": document.text, "metadata": dict(document.metadata)}
 
 
-def _index(name: str) -> str:
+def index_path(name: str) -> str:
+    """Return the path of an index."""
     return f"/v1/indexes/{quote(name, safe='')}"
 
 

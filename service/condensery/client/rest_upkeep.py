@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from condensery.client.rest_calls import RestCall, make_body, read_nothing
-from condensery.client.rest_calls import _index as index_path
+from condensery.client.rest_calls import RestCall, index_path, make_body, read_nothing
 from condensery.client.rest_replies import build, read_index
 from condensery.errors import InputError, shorten
 from condensery.upkeep import ALIAS_VERBS, Alias, AliasAction, Rebuild, Snapshot, SnapshotList

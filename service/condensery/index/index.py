@@ -96,6 +96,11 @@ class Index:
             tombstones=self._cache.tombstones,
         )
 
+    @property
+    def closed(self) -> bool:
+        """Whether its files were closed."""
+        return self._closed
+
     def upsert(
         self,
         documents: Sequence[Document],
@@ -217,7 +222,7 @@ class Index:
     def get(self, ids: Sequence[str]) -> list[Document]:
         """Return the documents found, in the order asked."""
         checks.check_ids(ids)
-        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
+        with self.reading() as reader:
             found = passages.fetch_documents(reader, ids)
         return [found[one] for one in ids if one in found]
 
@@ -225,13 +230,12 @@ class Index:
         """Return the (documents, passages) that there are, or that a filter chooses."""
         if chosen is None:
             return self._counts
-        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
+        with self.reading() as reader:
             return selecting.count(reader, chosen)
 
     def read_page(self, wanted: Wanted) -> Page:
         """Return documents by id, as far as one page goes, as they are at one moment."""
-        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
-            reader.execute("BEGIN")  # a document and its passages are read one after the other
+        with self.reading() as reader:  # a document and its passages one after the other
             return selecting.read_page(reader, wanted, self.settings.dims)
 
     def copy(self, path: Path) -> None:

@@ -132,8 +132,13 @@ class Keeping:
             rebuilding.clear(folder, old)
 
             def swap(fresh: Index, check: Callable[[sqlite3.Connection], None]) -> None:
-                self._store.replace(name, fresh, check)
-                self._rebuilds.pop(name, None)
+                with self._store.changing:
+                    if self._rebuilds.get(name) is not made:  # while this thread was on its way
+                        raise rebuilding.given_up(name)
+                    self._store.replace(name, fresh, check)
+                    del self._rebuilds[name]
+                    with contextlib.suppress(OSError):  # the next start sees that it is done
+                        (folder / rebuilding.PLAN).unlink(missing_ok=True)
 
             made = Rebuilding(folder, old, settings, swap, cache_every=self._store.cache_every)
             self._rebuilds[name] = made
@@ -154,7 +159,7 @@ class Keeping:
         Raises:
             RebuildNotFound: Nothing is.
         """
-        with self._beginning:
+        with self._beginning, self._store.changing:  # not while it takes the old one's place
             old = self._store.find(name)
             folder = self._store.folder(old.name)
             if rebuilding.read_plan(folder) is None:
@@ -166,9 +171,10 @@ class Keeping:
 
     def forget(self, name: str) -> None:
         """Close the files of what is being made of an index."""
-        made = self._rebuilds.pop(name, None)
-        if made is not None:
-            made.close()
+        with self._store.changing:  # not while it takes the old one's place
+            made = self._rebuilds.pop(name, None)
+            if made is not None and not self._store.serves(made.fresh):
+                made.fresh.close()
 
     def close(self) -> None:
         """Close the files of all that is being made; it goes on another time."""
@@ -212,10 +218,12 @@ class Keeping:
                 try:
                     self._store.replace(target, fresh)
                 except BaseException:
-                    fresh.close(keep_cache=False)
+                    if not self._store.serves(fresh):  # what failed may have come after
+                        fresh.close(keep_cache=False)
                     raise
             except BaseException:
-                shutil.rmtree(made, ignore_errors=True)
+                if generations.current(folder) != made:
+                    shutil.rmtree(made, ignore_errors=True)
                 raise
 
     def _restore_new(self, name: str, snapshot: str, target: str) -> None:

@@ -6,7 +6,6 @@ what is being made, so that it goes on after whatever ended the process. Each st
 twice: a document is written as the old index has it now, and its note is forgotten after that.
 """
 
-import contextlib
 import json
 import shutil
 import sqlite3
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from condensery.durable import sync, write_whole
-from condensery.errors import RebuildRunning, TextsMissing, shorten
+from condensery.errors import RebuildNotFound, RebuildRunning, TextsMissing, shorten
 from condensery.index import changes, database, generations, passages
 from condensery.index.database import Settings, storage_errors
 from condensery.index.index import DATABASE, Index
@@ -89,6 +88,13 @@ def unfinished(folder: Path) -> tuple[str, ...]:
     return () if plan is None else (plan.generation,)
 
 
+def given_up(index: str) -> RebuildNotFound:
+    """Return what a thread gets that still works on a rebuild which is no more."""
+    return RebuildNotFound(
+        f"The rebuild of index {index!r} was given up.", field="index", value=index
+    )
+
+
 def check_texts(connection: sqlite3.Connection) -> None:
     """Refuse an index that has documents of which only vectors are known.
 
@@ -108,11 +114,16 @@ def check_texts(connection: sqlite3.Connection) -> None:
 class Rebuilding:
     """A rebuild under way. Calls block on disk; one at a time is made.
 
+    Attributes:
+        old: The index that serves.
+        fresh: The one that is made; who gives the rebuild up closes it.
+
     Args:
         folder: The index's.
         old: The index as it serves.
         settings: Of the new one. Where another was begun with the same, it goes on.
-        swap: Lets an index take the old one's place, once what it is given finds nothing wrong.
+        swap: Lets an index take the old one's place, once what it is given finds nothing wrong,
+            and forgets the plan.
         cache_every: As an index's.
 
     Raises:
@@ -127,7 +138,6 @@ class Rebuilding:
         self.old = old
         self._folder = folder
         self._swap = swap
-        self._finished = False
         with storage_errors(folder):
             plan = read_plan(folder)
             if plan is not None and plan.settings != settings:
@@ -141,13 +151,13 @@ class Rebuilding:
                 check_texts(connection)
             self._plan = plan or self._begin(settings)
             made = folder / self._plan.generation
-            self._fresh = Index(old.name, made, cache_every=cache_every)
+            self.fresh = Index(old.name, made, cache_every=cache_every)
             try:
                 with old.writing() as connection:
                     if not changes.begun(connection):
                         changes.begin(connection)
             except BaseException:
-                self._fresh.close()
+                self.fresh.close()
                 raise
 
     @property
@@ -178,14 +188,17 @@ class Rebuilding:
 
         Raises:
             InputError: They do not fit the new index.
+            RebuildNotFound: It was given up meanwhile.
             StorageFull, StorageReadOnly, StorageError: The disk refused; the step is still to do.
         """
         if step.documents:
             fingerprint = self._plan.settings.fingerprint
-            self._fresh.upsert(step.documents, pieces, vectors, fingerprint=fingerprint)
+            self.fresh.upsert(step.documents, pieces, vectors, fingerprint=fingerprint)
         if step.gone:
-            self._fresh.delete(step.gone)
+            self.fresh.delete(step.gone)
         with self.old.writing() as connection:
+            if self.fresh.closed:  # the notes may be another rebuild's by now
+                raise given_up(self.old.name)
             changes.settle(connection, step.number)
 
     def sample(self, most: int) -> list[str]:
@@ -207,7 +220,7 @@ class Rebuilding:
         shares = []
         for before, after in zip(old, new, strict=True):
             was = _documents(self.old.query(before, top_k=top_k))
-            now = _documents(self._fresh.query(after, top_k=top_k))
+            now = _documents(self.fresh.query(after, top_k=top_k))
             shares.append(len(was & now) / max(1, len(was)))
         return sum(shares) / max(1, len(shares))
 
@@ -216,6 +229,10 @@ class Rebuilding:
 
         Returns:
             Whether it did; else there is something to do first.
+
+        Raises:
+            RebuildNotFound: It was given up meanwhile.
+            StorageFull, StorageReadOnly, StorageError: The disk refused; the old one goes on.
         """
 
         def check(connection: sqlite3.Connection) -> None:
@@ -224,18 +241,10 @@ class Rebuilding:
 
         with storage_errors(self._folder):
             try:
-                self._swap(self._fresh, check)
+                self._swap(self.fresh, check)
             except _NotDone:
                 return False
-            self._finished = True
-            with contextlib.suppress(OSError):  # the next start sees that it is done
-                (self._folder / PLAN).unlink(missing_ok=True)
         return True
-
-    def close(self) -> None:
-        """Close the files of what is being made; it goes on another time."""
-        if not self._finished:
-            self._fresh.close()
 
     def _begin(self, settings: Settings) -> Plan:
         made = generations.make(self._folder)

@@ -83,7 +83,7 @@ class IndexStore:
         self._root = data_dir / "indexes"
         self._metrics = metrics
         self.cache_every = cache_every
-        self._changing = threading.Lock()  # over creating, dropping and closing
+        self.changing = threading.RLock()  # over what makes, replaces, drops or closes an index
         self._indexes: dict[str, Index] = {}
         self._broken: dict[str, str] = {}
         try:
@@ -128,7 +128,7 @@ class IndexStore:
         settings = Settings(
             encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
         )
-        with self._changing:
+        with self.changing:
             if name in self._indexes or name in self._broken:
                 return self._existing(name, settings)
             self._check_free(name)
@@ -160,7 +160,7 @@ class IndexStore:
             AliasNotFound, AliasToNothing, AliasCircle, NameTaken, InputError: See ``Aliases``.
             StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is changed.
         """
-        with self._changing, storage_errors(self._root / ALIASES):
+        with self.changing, storage_errors(self._root / ALIASES):
             self._aliases.update(actions, self._names())
         return self.aliases()
 
@@ -171,7 +171,7 @@ class IndexStore:
             IndexAliased: An alias points at it.
         """
         checks.check_name(name)
-        with self._changing, storage_errors(self._root / name):
+        with self.changing, storage_errors(self._root / name):
             name = self._aliases.resolve(name)
             if aliases := self._aliases.of(name):
                 raise IndexAliased(
@@ -267,6 +267,10 @@ class IndexStore:
         """Return the name that an alias leads to; of what is no alias its own."""
         return name if self.holds(name) else self._aliases.resolve(name)
 
+    def serves(self, index: Index) -> bool:
+        """Tell whether it is this very index that is asked by its name."""
+        return self._indexes.get(index.name) is index
+
     def folder(self, name: str) -> Path:
         """Return where an index of that name has its files, or would have."""
         return self._root / name
@@ -277,7 +281,7 @@ class IndexStore:
         Raises:
             IndexExists, NameTaken: The name is taken.
         """
-        with self._changing:
+        with self.changing:
             if self.holds(name):
                 raise IndexExists(f"Index {name!r} exists.", field="index", value=name)
             self._check_free(name)
@@ -299,7 +303,7 @@ class IndexStore:
             IndexNotFound: It was dropped meanwhile.
             OSError: The disk refused; the old one goes on.
         """
-        with self._changing:
+        with self.changing:
             old = None if name in self._broken else self._index(name)
 
             def hand_over(connection: sqlite3.Connection) -> None:
@@ -321,7 +325,7 @@ class IndexStore:
 
     def close(self) -> None:
         """Save the caches, close the files and let the directory go."""
-        with self._changing:
+        with self.changing:
             if hasattr(self, "keeping"):  # else opening failed
                 self.keeping.close()
             for one in self._indexes.values():

@@ -149,14 +149,13 @@ class VectorCache:
     def discard(self, rows: Iterable[int]) -> None:
         """Make tombstones of rows that are there."""
         self._dead.update(rows)
-        dead = np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
-        self._alive_only = faiss.IDSelectorNot(faiss.IDSelectorBatch(dead)) if len(dead) else None
+        dead = faiss.IDSelectorBatch(self._dead_rows())
+        self._alive_only = faiss.IDSelectorNot(dead) if self._dead else None
 
     def compact(self) -> None:
         """Take the tombstones out of a flat cache; another one has to be built anew."""
         if self.searched_as == "flat" and self._dead:
-            dead = np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
-            self._index.remove_ids(faiss.IDSelectorBatch(dead))
+            self._index.remove_ids(faiss.IDSelectorBatch(self._dead_rows()))
             self._dead.clear()
             self._alive_only = None
 
@@ -189,8 +188,7 @@ class VectorCache:
         if self.kind == "hnsw" and there.sum() < k:
             # what may not be found can hide the rest from a greedy walk
             return self._score(vector, k, self._living() if allowed is None else allowed)
-        rows = found[0][there] if allowed is None else self.rows()[found[0][there]]
-        return rows.tolist(), self._signed(scores[0][there])
+        return self._named(found[0][there], scores[0][there], by_place=allowed is not None)
 
     def save(self, path: Path, stamp: Stamp) -> None:
         """Write the cache aside and rename it into place. Not synced: the file may be lost."""
@@ -284,8 +282,7 @@ class VectorCache:
             if there.sum() == k or probes == cells:
                 break
             probes = cells
-        rows = found[0][there] if allowed is None else self.rows()[found[0][there]]
-        return rows.tolist(), self._signed(scores[0][there])
+        return self._named(found[0][there], scores[0][there], by_place=allowed is not None)
 
     def _bitmap(self, allowed: Rows) -> Any:
         """Return a selector of rows by their places."""
@@ -297,9 +294,11 @@ class VectorCache:
         """Return where rows stand; they were added in ascending order."""
         return np.searchsorted(self.rows(), rows)
 
+    def _dead_rows(self) -> Rows:
+        return np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
+
     def _living(self) -> Rows:
-        dead = np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))
-        return np.setdiff1d(self.rows(), dead)
+        return np.setdiff1d(self.rows(), self._dead_rows())
 
     def _score(self, vector: Floats, k: int, rows: Rows) -> tuple[list[int], list[float]]:
         """Search a few rows one by one: exact. Of equal ones the older come first."""
@@ -319,9 +318,12 @@ class VectorCache:
         best = among[np.argsort(-nearness[among], kind="stable")][:k]
         return rows[best].tolist(), nearness[best].tolist()
 
-    def _signed(self, scores: Floats) -> list[float]:
-        values: list[float] = (scores if self.metric == "ip" else -scores).tolist()
-        return values
+    def _named(
+        self, found: Rows, scores: Floats, *, by_place: bool
+    ) -> tuple[list[int], list[float]]:
+        """Return what FAISS found by rows, where it went by their places, and scores as ours."""
+        rows = self.rows()[found] if by_place else found
+        return rows.tolist(), (scores if self.metric == "ip" else -scores).tolist()
 
 
 def _one_thread() -> None:

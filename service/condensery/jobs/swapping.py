@@ -1,5 +1,6 @@
 """Work on an index goes on though another index takes its place meanwhile."""
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -9,6 +10,8 @@ from condensery.jobs.services import Services
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+SOON = 0.005  # seconds
 
 Job = Callable[Concatenate[Services, str, P], Coroutine[Any, Any, T]]
 
@@ -28,6 +31,7 @@ def across_swaps(job: Job[P, T]) -> Job[P, T]:
                 return await job(services, name, *args, **kwargs)
             except IndexClosed:
                 services.indexes.info(name)  # raises if it was dropped
+                await asyncio.sleep(SOON)  # it is about to be: closed, and not gone yet
             except (EncoderMismatch, IndexNotFound):
                 after = services.indexes.info(name)
                 if (after.name, after.fingerprint) == (before.name, before.fingerprint):

@@ -16,7 +16,7 @@ from condensery.methods.effir.choosing import Depth
 from condensery.methods.effir.measuring import Where
 from condensery.methods.effir.narrowing import Width
 from condensery.methods.effir.speed import ROUNDS
-from condensery.methods.ranking.sets import parse_set, read_set
+from condensery.methods.ranking.sets import read_sets
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
 from condensery.methods.trainer.processes import joined
@@ -107,12 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             field="model",
             value=args.model,
         )
-    sets = [
-        read_set(*parse_set(one, split="test"), queries=args.set_queries, others=args.set_others)
-        for one in args.sets
-    ]
-    if len({one.name for one in sets}) < len(sets):
-        raise InputError("set: two folders of one name", field="set", value=args.sets)
+    sets = read_sets(args.sets, queries=args.set_queries, others=args.set_others)
     what = Given(
         args.text,
         args.rows,

@@ -21,7 +21,7 @@ from condensery.methods.distil.retrieval import whole
 from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.parts import check_out, command_line, write_part
-from condensery.methods.ranking.sets import RankingSet, parse_set, read_set
+from condensery.methods.ranking.sets import RankingSet, read_sets
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.store.manifest import REPORT, StoredModel
@@ -236,12 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     check_out(args.out)
     prepare_process()
-    sets = [
-        read_set(*parse_set(one, split="test"), queries=args.queries, seed=args.seed)
-        for one in dict.fromkeys(args.sets)
-    ]
-    if len({one.name for one in sets}) < len(sets):
-        raise InputError("set: two folders of one name", field="set", value=args.sets)
+    sets = read_sets(dict.fromkeys(args.sets), queries=args.queries, seed=args.seed)
     store = ModelStore(shipped_store(), args.store)
     stored = store.open(args.model)
     if stored.manifest.kind != "encoder":

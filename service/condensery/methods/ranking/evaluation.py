@@ -21,7 +21,7 @@ from condensery.methods.ranking.rankers import (
     Ranker,
 )
 from condensery.methods.ranking.reranking import BM25, compare, reorder, retrieve, score
-from condensery.methods.ranking.sets import RankingSet, parse_set, read_set
+from condensery.methods.ranking.sets import RankingSet, read_sets
 from condensery.methods.ranking.stored import StoredRows
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
@@ -159,12 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     prepare_process()
     if args.workers:
         torch.set_num_threads(args.workers)  # for the cross-encoder, which has no workers
-    sets = [
-        read_set(*parse_set(one, split="test"), queries=args.queries, seed=args.seed)
-        for one in dict.fromkeys(args.sets)
-    ]
-    if len({one.name for one in sets}) < len(sets):
-        raise InputError("set: two folders of one name", field="set", value=args.sets)
+    sets = read_sets(dict.fromkeys(args.sets), queries=args.queries, seed=args.seed)
     with ExitStack() as stack, torch.inference_mode():
         rankers = open_rankers(args, stack)
         part = {

@@ -1,7 +1,7 @@
 """Sets in BEIR's form: passages, queries, and which passages answer which query."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from condensery.methods.oscar.evaluating.corpus import read_corpus
 from condensery.methods.trainer.rows import read_lines, read_rows
 
 CORPUS, QUERIES = "corpus.jsonl.gz", "queries.jsonl.gz"
+SEED = 17  # of which queries and passages are taken, where not all are
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def read_set(
     *,
     queries: int = 0,
     others: int | None = None,
-    seed: int = 17,
+    seed: int = SEED,
 ) -> RankingSet:
     """Read ``corpus.jsonl.gz``, ``queries.jsonl.gz`` and ``qrels.SPLIT.tsv``.
 
@@ -105,6 +106,24 @@ def read_set(
         {name: texts[name] for name in chosen},
         {name: judged[name] for name in chosen},
     )
+
+
+def read_sets(
+    given: Iterable[str], *, queries: int = 0, others: int | None = None, seed: int = SEED
+) -> list[RankingSet]:
+    """Read sets as a command names them, ``DIR`` or ``DIR:SPLIT``; the rest as ``read_set``.
+
+    Raises:
+        InputError: A set is of no use, or two folders have one name.
+    """
+    named = list(given)
+    sets = [
+        read_set(*parse_set(one, split="test"), queries=queries, others=others, seed=seed)
+        for one in named
+    ]
+    if len({one.name for one in sets}) < len(sets):
+        raise InputError("set: two folders of one name", field="set", value=named)
+    return sets
 
 
 def read_judgements(
