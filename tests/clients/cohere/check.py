@@ -1,15 +1,12 @@
 """Cohere's client, both of its versions."""
 
 import base64
-import json
-import os
-import urllib.request
 
 import cohere
 import numpy as np
 import pytest
+from plain import URL, ask
 
-URL = os.environ["SERVER"]
 TEXTS = ["a river in Europe", "", "a bridge in Porto " * 300, "naïve façade 北京"]
 EMBEDDED = {"model": "minilm-l6", "texts": TEXTS, "input_type": "search_document"}
 
@@ -48,13 +45,7 @@ def test_refusals_are_its_own_errors(
 
 @pytest.fixture(scope="module")
 def rows() -> np.ndarray:
-    asked = urllib.request.Request(
-        f"{URL}/embed",
-        json.dumps({"inputs": TEXTS}).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(asked) as reply:
-        return np.array(json.load(reply), np.float32)
+    return np.array(ask("/embed", {"inputs": TEXTS}), np.float32)
 
 
 def test_vectors_come_in_every_type(rows: np.ndarray) -> None:

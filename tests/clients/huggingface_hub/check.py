@@ -1,26 +1,17 @@
 """huggingface_hub's client, which posts to the URL itself, gets what the server says to others."""
 
-import json
 import math
-import os
-import urllib.request
 
 import pytest
 from huggingface_hub import InferenceClient
+from plain import URL, ask
 
-URL = os.environ["SERVER"]
 TEXTS = ["an old mill", "the mill is old", "cats sleep"]
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[list[float]]:
-    asked = urllib.request.Request(
-        f"{URL}/embed",
-        json.dumps({"inputs": TEXTS}).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(asked) as reply:
-        return json.load(reply)
+    return ask("/embed", {"inputs": TEXTS})
 
 
 def test_features_are_the_servers_vectors(rows: list[list[float]]) -> None:

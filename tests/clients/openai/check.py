@@ -1,14 +1,11 @@
 """What openai's client gets is what the server says to plain requests."""
 
-import json
 import math
-import os
-import urllib.request
 
 import openai
 import pytest
+from plain import URL, ask
 
-URL = os.environ["SERVER"]
 TEXTS = ["The Danube ends in the Black Sea.", "", "Rusalka is an opera. 水"]
 USER = {"role": "user", "content": "Where does the Danube end?"}
 
@@ -25,13 +22,7 @@ def cosine(left: list[float], right: list[float]) -> float:
 @pytest.mark.parametrize("base", ["/v1", "", "/openai/v1"])
 @pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"dimensions": 384}])
 def test_vectors_are_the_servers_own(base: str, options: dict) -> None:
-    asked = urllib.request.Request(
-        f"{URL}/embed",
-        json.dumps({"inputs": TEXTS}).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(asked) as reply:
-        plain = json.load(reply)
+    plain = ask("/embed", {"inputs": TEXTS})
     found = make(base).embeddings.create(model="minilm-l6", input=TEXTS, **options).data
     assert all(cosine(one.embedding, row) > 0.9995 for one, row in zip(found, plain, strict=True))
 

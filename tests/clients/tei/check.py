@@ -1,16 +1,14 @@
 """TEI's gRPC contract, by stubs made from the contract alone, beside TEI's REST routes."""
 
-import json
 import os
-import urllib.request
 
 import grpc
 import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from plain import ask
 
 tei, stubs = grpc.protos_and_services("tei_v1.proto")
-URL = os.environ["SERVER"]
 TEXTS = ["a river in Europe", "", "a bridge in Porto", "naïve façade 北京"]
 
 
@@ -18,14 +16,6 @@ TEXTS = ["a river in Europe", "", "a bridge in Porto", "naïve façade 北京"]
 def channel():
     with grpc.insecure_channel(os.environ["SERVER_GRPC"]) as opened:
         yield opened
-
-
-def ask(path: str, body: dict):
-    asked = urllib.request.Request(
-        f"{URL}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(asked) as reply:
-        return json.load(reply)
 
 
 def test_texts_one_by_one_and_in_a_stream_are_rests(channel: grpc.Channel) -> None:
