@@ -13,6 +13,8 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3; do \
 	"$$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null \
 	&& echo "$$name" && break; done)
 ARGS ?=
+# Of the tests, at a time. A file's tests stay together; each worker has servers of its own (1 GB each).
+WORKERS ?= 2
 HOST ?= http://127.0.0.1:8080
 TORCH ?= $(shell sed -n 's/^torch==//p' $(LOCK))
 # A package index with another build of PyTorch, CPU or CUDA; empty: pip looks where it always looks.
@@ -75,7 +77,7 @@ check: install ## Format, lint, types, import contracts, stubs, size of the tree
 		END { printf "%.1f MiB\n", bytes / 2^20; exit bytes > $(LIMIT_MIB) * 2^20 }'
 
 test: install ## The tests, but for those marked slow or gpu (ARGS for pytest)
-	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 proto: install ## Make service/condensery/stubs/ from proto/
 	$(PROTOC) --python_out=service --pyi_out=service --grpc_python_out=service $(PROTOS)

@@ -197,7 +197,7 @@ async def test_of_two_loads_of_one_model_the_second_finds_it_done(
 ) -> None:
     encoder(store, OTHER, seed=7)
     one, other = await asyncio.gather(pool.changing.load(OTHER), pool.changing.load(OTHER))
-    assert (one.changed, other.changed) == (True, False)
+    assert sorted((one.changed, other.changed)) == [False, True]  # whichever came first
     assert one.info == other.info
     assert other.previous is not None
     assert other.previous.version == "2"
