@@ -17,22 +17,19 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from service import describe_machine
 
 from condensery.durable import write_whole
 from condensery.methods.effir.command import main as build
-from condensery.methods.effir.measuring import PARENT, timed_texts
-from condensery.methods.effir.speed import ROUNDS, profile, times
+from condensery.methods.effir.measuring import Where, times_of
+from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.oscar.tables import table
 from condensery.methods.ranking.sets import read_sets
 from condensery.methods.trainer.commands import without_folders
-from condensery.networks.backbone import load_backbone
 from condensery.networks.effir_opening import pruning_of
 from condensery.networks.effir_shape import Pruning
 from condensery.runtime.device import choose_device, choose_dtype
@@ -98,37 +95,15 @@ def make(args: argparse.Namespace, rest: Sequence[str]) -> dict[str, StoredModel
 def timing(args: argparse.Namespace, made: Mapping[str, StoredModel]) -> dict[str, Any]:
     """Time the parent and one model of each shape by turns; by kind of text and variant."""
     parent = ModelStore(shipped_store(), args.store).open(args.model)
-    device = choose_device("auto")
-    dtype = choose_dtype(device, "auto")
-    shapes: dict[str, Pruning] = {}
+    shapes: dict[str, tuple[StoredModel, Pruning]] = {}
     for name, stored in made.items():
         pruning = pruning_of(read_json(stored.path / "config.json"))
-        if pruning is not None and pruning not in shapes.values():
-            shapes[name] = pruning
-    backbones = {
-        name: load_backbone(stored.path, device=device, dtype=dtype)
-        for name, stored in {PARENT: parent, **{name: made[name] for name in shapes}}.items()
-    }
+        if pruning is not None and pruning not in (one for _, one in shapes.values()):
+            shapes[name] = stored, pruning
+    device = choose_device("auto")
+    where = Where(device, choose_dtype(device, "auto"), workers=1, rounds=args.rounds)
     neurons = int(read_json(parent.path / "config.json")["intermediate_size"])
-    found: dict[str, Any] = {}
-    sets = read_sets(args.sets)
-    for kind, texts in timed_texts(parent, sets).items():
-        seconds = {n: median(all_) for n, all_ in times(backbones, texts, args.rounds).items()}
-        parts = profile(backbones[PARENT], texts, args.rounds)
-        found[kind] = {
-            "texts": len(texts),
-            "tokens": sum(map(len, texts)),
-            "profile": asdict(parts),
-            "models": {
-                name: {
-                    "seconds": seconds[name],
-                    "speed_up": seconds[PARENT] / seconds[name],
-                    "predicted": parts.whole / parts.without(pruning, neurons),
-                }
-                for name, pruning in shapes.items()
-            },
-        }
-    return found
+    return times_of(parent, shapes, read_sets(args.sets), where, neurons=neurons)
 
 
 def quality_table(reports: Mapping[str, Any]) -> str:

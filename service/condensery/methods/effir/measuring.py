@@ -157,26 +157,63 @@ def speed(
         where: It runs.
         neurons: Of each of the parent's MLPs.
     """
+    found = times_of(
+        models[PARENT], {CHILD: (models[CHILD], pruning)}, sets, where, neurons=neurons
+    )
+    told = {}
+    for kind, one in found.items():
+        child = one.pop("models")[CHILD]
+        told[kind] = {
+            **one,
+            "seconds": {PARENT: one["seconds"], CHILD: child["seconds"]},
+            "speed_up": child["speed_up"],
+            "predicted": child["predicted"],
+            "of_predicted": child["speed_up"] / child["predicted"],
+        }
+    return told
+
+
+def times_of(
+    parent: StoredModel,
+    children: Mapping[str, tuple[StoredModel, Pruning]],
+    sets: Sequence[RankingSet],
+    where: Where,
+    *,
+    neurons: int,
+) -> dict[str, Any]:
+    """Time a parent and its children in turns, as ``speed`` does; by kind of text.
+
+    Args:
+        parent: Of which the rest was made.
+        children: By what they are called, each with what it has left.
+        sets: Where queries and passages come from.
+        where: It runs.
+        neurons: Of each of the parent's MLPs.
+    """
+    stored = {PARENT: parent, **{name: child for name, (child, _) in children.items()}}
     backbones = {
-        name: load_backbone(stored.path, device=where.device, dtype=where.dtype)
-        for name, stored in models.items()
+        name: load_backbone(one.path, device=where.device, dtype=where.dtype)
+        for name, one in stored.items()
     }
     found: dict[str, Any] = {}
-    for kind, texts in timed_texts(models[PARENT], sets).items():
+    for kind, texts in timed_texts(parent, sets).items():
         seconds = {
             name: median(all_) for name, all_ in times(backbones, texts, where.rounds).items()
         }
         parts = profile(backbones[PARENT], texts, where.rounds)
-        predicted = parts.whole / parts.without(pruning, neurons)
-        real = seconds[PARENT] / seconds[CHILD]
         found[kind] = {
             "texts": len(texts),
             "tokens": sum(map(len, texts)),
-            "seconds": seconds,
-            "speed_up": real,
-            "predicted": predicted,
-            "of_predicted": real / predicted,
+            "seconds": seconds[PARENT],
             "profile": asdict(parts),
+            "models": {
+                name: {
+                    "seconds": seconds[name],
+                    "speed_up": seconds[PARENT] / seconds[name],
+                    "predicted": parts.whole / parts.without(pruning, neurons),
+                }
+                for name, (_, pruning) in children.items()
+            },
         }
     return found
 
