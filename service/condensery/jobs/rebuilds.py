@@ -77,6 +77,8 @@ class Rebuilds:
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
+        # What it raises where nobody waits any more is heard, and no mistake of ours.
+        task.add_done_callback(lambda one: one.cancelled() or one.exception())
         return await asyncio.shield(task)
 
     def of_encoder(self, name: str) -> tuple[str, ...]:
