@@ -100,10 +100,11 @@ class Chaos:
         }
 
     async def run(self, seconds: float) -> None:
-        until = asyncio.get_running_loop().time() + seconds
+        clock = asyncio.get_running_loop().time
+        until = clock() + seconds
 
-        async def caller() -> None:
-            while asyncio.get_running_loop().time() < until:
+        async def caller() -> None:  # a busy machine gets less done
+            while clock() < until or not (self.done["load"] and self.done["left"]):
                 await self.act()
 
         async with asyncio.TaskGroup() as group:
@@ -336,6 +337,4 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
         assert all(pool.aliases.resolve(one) in served for one in pool.aliases.targets)
         await services.rebuilds.close()
     pool.close()
-    print(sorted(chaos.done.items()))
-    assert chaos.done["left"]
-    assert chaos.done["load"]
+    print(sum(chaos.done.values()), sorted(chaos.done.items()))
