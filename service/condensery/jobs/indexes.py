@@ -85,8 +85,12 @@ async def index_info(services: Services, name: str) -> IndexInfo:
 
 async def drop_index(services: Services, name: str) -> None:
     """Delete the index with all it holds; IndexAliased if an alias points at it."""
-    await asyncio.to_thread(services.indexes.drop, name)
-    await services.rebuilds.stop(name)
+
+    async def work() -> None:
+        await asyncio.to_thread(services.indexes.drop, name)
+        await services.rebuilds.stop(name)
+
+    await services.rebuilds.whole(work())
 
 
 @across_swaps

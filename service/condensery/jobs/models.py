@@ -84,12 +84,14 @@ async def unload_model(services: Services, name: str, *, force: bool = False) ->
     Args:
         services: The running parts.
         name: The model's own, no alias.
-        force: Though it is a default, or indexes need it. Requests that name no model are then
-            refused, never answered by another; the server is not ready while a default is missing.
+        force: Though it is a default, or indexes or rebuilds need it. Requests that name no model
+            are then refused, never answered by another; the server is not ready while a default
+            is missing.
 
     Raises:
         ModelNotFound: It does not serve.
-        ModelInUse: An alias leads to it; or, without ``force``, it is a default or an index's.
+        ModelInUse: An alias leads to it; or, without ``force``, it is a default, an index's or a
+            rebuild's.
     """
     unloaded = await services.pool.changing.unload(name, _objections(services, name, force))
     return replace(unloaded, stranded_indexes=_stranded(services, name, None))
@@ -138,6 +140,13 @@ def _objections(services: Services, name: str, force: bool) -> Callable[[], None
             raise ModelInUse(
                 f"model {name!r} is not unloaded: it is the encoder of {', '.join(indexes)}; "
                 "without it these indexes can be neither searched nor written (`force` unloads it)",
+                field="model",
+                value=name,
+            )
+        if indexes := services.rebuilds.of_encoder(name):
+            raise ModelInUse(
+                f"model {name!r} is not unloaded: {', '.join(indexes)} is being rebuilt for it "
+                "(`force` unloads it, and that fails)",
                 field="model",
                 value=name,
             )

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -26,7 +27,7 @@ from condensery.jobs.rebuilds import Run
 from condensery.jobs.search import QUERY_PROMPTS
 from condensery.jobs.services import Services
 from condensery.upkeep import Rebuild, RebuildPlan
-from condensery.values import Floats
+from condensery.values import Document, Floats, Passage
 
 # Documents embedded in one step. Once no more than so many are left, it has so many steps to come
 # to its end while writes go on; then they wait for the rest.
@@ -38,6 +39,9 @@ SAMPLE_TEXTS = 32
 SAMPLE_CHARS = 300
 SAMPLE_TOP_K = 10
 CALLER = "rebuild"  # shares the queue with other callers as one of them
+
+Embedding = tuple[list[Passage], Floats]  # of some documents: their passages, and a vector of each
+NOTHING: Embedding = ([], np.empty((0, 0), np.float32))
 
 _log = logging.getLogger(__name__)
 
@@ -80,37 +84,42 @@ async def rebuild_index(
         raise InputError(
             f"encoder: {target.name} gives no vectors.", field="encoder", value=encoder
         )
-    async with services.rebuilds.beginning:
-        run = services.rebuilds.runs.get(info.name)
-        if run is not None and run.state == "running":
-            now, wanted = run.plan, (target.name, target.fingerprint, metric, kind)
-            same = options is None or options == now.options
-            if not same or (now.encoder, now.fingerprint, now.metric, now.kind) != wanted:
-                raise RebuildRunning(
-                    f"Index {info.name!r} is being rebuilt for encoder {now.encoder!r}, "
-                    f"{now.kind}, {now.metric}; let it finish, or cancel it.",
-                    field="index",
-                    value=name,
-                )
+    begin = partial(
+        services.indexes.keeping.rebuild,
+        info.name,
+        encoder=target.name,
+        fingerprint=target.fingerprint,
+        dims=target.dims,
+        metric=metric,
+        kind=kind,
+        options=options,
+    )
+
+    async def work() -> Rebuild:
+        async with services.rebuilds.beginning:
+            run = services.rebuilds.runs.get(info.name)
+            if run is not None and run.state == "running":
+                now, wanted = run.plan, (target.name, target.fingerprint, metric, kind)
+                same = options is None or options == now.options
+                if not same or (now.encoder, now.fingerprint, now.metric, now.kind) != wanted:
+                    raise RebuildRunning(
+                        f"Index {info.name!r} is being rebuilt for encoder {now.encoder!r}, "
+                        f"{now.kind}, {now.metric}; let it finish, or cancel it.",
+                        field="index",
+                        value=name,
+                    )
+                return run.told()
+            rebuilding = await asyncio.to_thread(begin)
+            pending = await asyncio.to_thread(rebuilding.pending)
+            run = Run(rebuilding.plan, rebuilding, pending=pending)
+            run.open.set()
+            services.rebuilds.runs[info.name] = run
+            # not in the caller's context, whose time will be over
+            run.task = asyncio.create_task(_work(services, run), context=contextvars.Context())
+            _log.info("rebuild_began", extra={"index": info.name, "model": target.name})
             return run.told()
-        begin = partial(
-            services.indexes.keeping.rebuild,
-            info.name,
-            encoder=target.name,
-            fingerprint=target.fingerprint,
-            dims=target.dims,
-            metric=metric,
-            kind=kind,
-            options=options,
-        )
-        rebuilding = await asyncio.to_thread(begin)
-        run = Run(rebuilding.plan, rebuilding, pending=await asyncio.to_thread(rebuilding.pending))
-        run.open.set()
-        services.rebuilds.runs[info.name] = run
-        # not in the caller's context, whose time will be over
-        run.task = asyncio.create_task(_work(services, run), context=contextvars.Context())
-        _log.info("rebuild_began", extra={"index": info.name, "model": target.name})
-        return run.told()
+
+    return await services.rebuilds.whole(work())
 
 
 async def rebuild_status(services: Services, name: str) -> Rebuild:
@@ -137,11 +146,15 @@ async def cancel_rebuild(services: Services, name: str) -> None:
         RebuildNotFound: Nothing is to be given up.
     """
     info = services.indexes.info(name)
-    async with services.rebuilds.beginning:
-        run = services.rebuilds.runs.get(info.name)
-        if run is not None and run.state != "done":
-            await services.rebuilds.stop(info.name)
-        await asyncio.to_thread(services.indexes.keeping.cancel_rebuild, info.name)
+
+    async def work() -> None:
+        async with services.rebuilds.beginning:
+            run = services.rebuilds.runs.get(info.name)
+            if run is not None and run.state != "done":
+                await services.rebuilds.stop(info.name)
+            await asyncio.to_thread(services.indexes.keeping.cancel_rebuild, info.name)
+
+    await services.rebuilds.whole(work())
 
 
 async def resume_rebuilds(services: Services) -> None:
@@ -166,18 +179,17 @@ async def resume_rebuilds(services: Services) -> None:
 
 async def _work(services: Services, run: Run) -> None:
     """Make the new index, and let it take the old one's place."""
-    with calling(Call(caller=CALLER)):
-        try:
-            await _steps(services, run)
-        except CondenseryError as error:
-            run.end("failed", error.message)
-        except Exception:  # a bug must not leave it running for ever
-            _log.exception("rebuild_broke", extra={"index": run.plan.index})
-            run.end("failed", "an internal error, which the server's log has")
-        else:
-            run.end("done")
-        finally:
-            run.open.set()
+    try:
+        await _steps(services, run)
+    except CondenseryError as error:
+        run.end("failed", error.message)
+    except Exception:  # a bug must not leave it running for ever
+        _log.exception("rebuild_broke", extra={"index": run.plan.index})
+        run.end("failed", "an internal error, which the server's log has")
+    else:
+        run.end("done")
+    finally:
+        run.open.set()
     _report(run)
 
 
@@ -196,50 +208,55 @@ async def _steps(services: Services, run: Run) -> None:
             continue
         if not compared:
             run.overlap, compared = await _overlap(services, run), True
+        _check_same(services, run.plan)  # else nobody could search it, as they can the old one
         if await asyncio.to_thread(rebuilding.finish):
             return
 
 
 async def _do(services: Services, run: Run, step: RebuildStep) -> None:
     assert run.rebuilding is not None
-    encoder = _encoder(services, run.plan)
-    pieces = await asyncio.to_thread(split_documents, encoder, step.documents, services.limits)
-    vectors = np.empty((0, 0), np.float32)
-    if pieces:  # else it has deletions only
-        vectors = await _embed(services, run, encoder, [piece.text for piece in pieces])
+    pieces, vectors = NOTHING
+    if step.documents:  # else it has deletions only
+        pieces, vectors = await _embed(services, run, step.documents)
     await asyncio.to_thread(run.rebuilding.done, step, pieces, vectors)
 
 
-async def _embed(services: Services, run: Run, encoder: Encoder, texts: list[str]) -> Floats:
-    prompt = first_prompt(encoder, DOCUMENT_PROMPTS)
+async def _embed(services: Services, run: Run, documents: Sequence[Document]) -> Embedding:
     while True:
         try:
-            embedded = await encoder.embed(texts, prompt=prompt)
+            # A call a step: one for all of them would keep an encoder that is unloaded or replaced
+            # until its time to drain is over, and end with an index that nobody can search.
+            with calling(Call(caller=CALLER)):
+                encoder = _encoder(services, run.plan)
+                limits = services.limits
+                pieces = await asyncio.to_thread(split_documents, encoder, documents, limits)
+                texts = [piece.text for piece in pieces]
+                if not texts:
+                    return NOTHING
+                prompt = first_prompt(encoder, DOCUMENT_PROMPTS)
+                return pieces, (await encoder.embed(texts, prompt=prompt)).vectors
         except Overloaded as error:  # who asks for himself goes first
+            run.open.set()  # and waits for nothing that waits itself
             await asyncio.sleep(error.retry_after_seconds)
-            continue
-        if embedded.fingerprint != run.plan.fingerprint:
-            _check_same(services, run.plan)
-        return embedded.vectors
 
 
 async def _overlap(services: Services, run: Run) -> float | None:
     """Compare what both find, where both encoders run."""
     assert run.rebuilding is not None
-    try:
-        old = encoder_of(services, services.indexes.info(run.plan.index))
-    except EncoderMismatch:
-        return None
-    new = _encoder(services, run.plan)
     texts = await asyncio.to_thread(run.rebuilding.sample, SAMPLE_TEXTS)
     texts = [text[:SAMPLE_CHARS] for text in texts]
     if not texts:
         return None
     try:
-        before, after = await asyncio.gather(
-            *(one.embed(texts, prompt=first_prompt(one, QUERY_PROMPTS)) for one in (old, new))
-        )
-    except Overloaded:  # it is only a figure
+        with calling(Call(caller=CALLER)):
+            both = (
+                encoder_of(services, services.indexes.info(run.plan.index)),
+                _encoder(services, run.plan),
+            )
+            before, after = await asyncio.gather(
+                *(one.embed(texts, prompt=first_prompt(one, QUERY_PROMPTS)) for one in both)
+            )
+    except CondenseryError:  # it is only a figure
         return None
     return await asyncio.to_thread(
         run.rebuilding.overlap, before.vectors, after.vectors, SAMPLE_TOP_K

@@ -2,10 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from condensery.jobs.index_ports import Rebuilding
 from condensery.upkeep import Rebuild, RebuildPlan, RebuildState
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -63,6 +67,24 @@ class Rebuilds:
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
         self.beginning = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+
+    async def whole(self, change: Coroutine[Any, Any, T]) -> T:
+        """Begin or give up a rebuild, to the end also where who asked for it leaves.
+
+        By half, one would be noted that nobody works on, or worked on that is not noted.
+        """
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        # What it raises where nobody waits any more is heard, and no mistake of ours.
+        task.add_done_callback(lambda one: one.cancelled() or one.exception())
+        return await asyncio.shield(task)
+
+    def of_encoder(self, name: str) -> tuple[str, ...]:
+        """Name the indexes that are being rebuilt for an encoder."""
+        running = [run.plan for run in self.runs.values() if run.state == "running"]
+        return tuple(sorted(plan.index for plan in running if plan.encoder == name))
 
     async def passing(self, index: str) -> None:
         """Wait while an index's rebuild does its last steps, which writes would outrun.
@@ -85,5 +107,7 @@ class Rebuilds:
 
     async def close(self) -> None:
         """Stop all; they go on at the next start."""
+        if self._changes:
+            await asyncio.wait(self._changes)
         for index in list(self.runs):
             await self.stop(index)

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, get_args
 
-from condensery.errors import InputError
+from condensery.errors import EncoderMismatch, InputError
 from condensery.index.filters import Filter, read_filter
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.jobs.checks import check_choice, check_range, check_text
@@ -12,7 +12,7 @@ from condensery.jobs.index_vectors import check_vectors, encoder_of, first_promp
 from condensery.jobs.services import Services
 from condensery.jobs.swapping import across_swaps
 from condensery.questions import SearchMode
-from condensery.values import Floats, Hit
+from condensery.values import Floats, Hit, IndexInfo
 
 # What sentence-transformers models call the texts that are looked for.
 QUERY_PROMPTS = ("query",)
@@ -79,7 +79,7 @@ async def query(
         vector, fingerprint = embedded.vectors[0], embedded.fingerprint
         if mode == "hybrid":
             with services.metrics.stage(info.encoder, "index"):
-                return await _query_both(services, name, text, vector, fingerprint, top_k, chosen)
+                return await _query_both(services, info, text, vector, fingerprint, top_k, chosen)
     else:
         assert vector is not None  # checked above
         if search not in (None, "dense"):
@@ -102,7 +102,7 @@ async def query(
 
 async def _query_both(
     services: Services,
-    name: str,
+    info: IndexInfo,
     text: str,
     vector: Floats,
     fingerprint: str,
@@ -112,7 +112,15 @@ async def _query_both(
     most: dict[str, Any] = {"top_k": max(top_k, LEAST_CANDIDATES), "chosen": chosen}
     indexes = services.indexes
     near, alike = await asyncio.gather(
-        asyncio.to_thread(indexes.query, name, vector, fingerprint=fingerprint, **most),
-        asyncio.to_thread(indexes.match, name, text, **most),
+        asyncio.to_thread(indexes.query, info.name, vector, fingerprint=fingerprint, **most),
+        asyncio.to_thread(indexes.match, info.name, text, **most),
     )
+    now = indexes.info(info.name)
+    if now.fingerprint != fingerprint:  # else passages of two indexes, split in two ways, would mix
+        raise EncoderMismatch(
+            f"Index {now.name!r} was made anew by encoder {now.encoder!r} with fingerprint "
+            f"{now.fingerprint} while it was asked.",
+            field="index",
+            value=now.name,
+        )
     return fuse([near, alike], top_k)

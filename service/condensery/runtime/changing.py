@@ -115,18 +115,7 @@ class Changing:
 
     async def set_aliases(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
         """Change aliases, all at once, and return all there are; raises as ``Aliases.change``."""
-        pool = self._pool
-        async with self._naming:  # nothing comes or goes meanwhile
-            serving = {info.name for info in pool.models()}
-            named = serving | set(pool.refused())
-
-            def change() -> None:
-                taken = named | set(self._opener.store.names())
-                pool.aliases.change(changes, serving=serving, taken=taken)
-
-            await asyncio.to_thread(change)
-        self._pool.told()
-        return self._pool.aliases.targets
+        return await self._run(lambda done: self._set_aliases(dict(changes), done))
 
     def close(self) -> None:
         """Begin nothing more; a load under way comes to nothing."""
@@ -141,16 +130,14 @@ class Changing:
 
     async def _run(self, work: Callable[["asyncio.Future[T]"], Coroutine[Any, Any, None]]) -> T:
         """Do what ``work`` does to its end, and return once it has told its result."""
+        if self._closed:
+            raise Unavailable("The server is shutting down.")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
         async def run() -> None:
             try:
                 await work(done)
-            except asyncio.CancelledError:
-                if not done.done():
-                    done.set_exception(Unavailable("The server ended before this was done."))
-                raise
             except Exception as error:  # a bug is whoever's to hear who asked
                 if done.done():
                     _log.exception("model_change_failed")
@@ -160,7 +147,13 @@ class Changing:
         # Not in the caller's context: their time is theirs, and not the model's to be tried in.
         task = loop.create_task(run(), context=Context())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def ended(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            if not done.done():  # cancelled, perhaps before its first step
+                done.set_exception(Unavailable("The server ended before this was done."))
+
+        task.add_done_callback(ended)
         done.add_done_callback(lambda one: one.cancelled() or one.exception())
         return await asyncio.shield(done)
 
@@ -250,6 +243,24 @@ class Changing:
             await self._retire(leaving)
             done.set_result(ModelUnload(name, _revision(info), time.perf_counter() - started))
             _log.info("model_unloaded", extra={"model": name, "version": info.version})
+
+    async def _set_aliases(
+        self,
+        changes: Mapping[str, str | None],
+        done: "asyncio.Future[Mapping[str, str]]",
+    ) -> None:
+        pool = self._pool
+        async with self._naming:  # nothing comes or goes meanwhile
+            serving = {info.name for info in pool.models()}
+            named = serving | set(pool.refused())
+
+            def change() -> None:
+                taken = named | set(self._opener.store.names())
+                pool.aliases.change(changes, serving=serving, taken=taken)
+
+            await asyncio.to_thread(change)
+        pool.told()
+        done.set_result(pool.aliases.targets)
 
     async def _retire(self, leaving: list[Serving]) -> None:
         """Wait for the last requests of what serves no new ones, and free it."""

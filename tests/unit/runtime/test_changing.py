@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import itertools
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -24,11 +25,13 @@ from condensery.errors import (
     ModelInUse,
     ModelNotFound,
     ModelNotLoaded,
+    Unavailable,
 )
 from condensery.metrics import Metrics
 from condensery.runtime import changing
 from condensery.runtime.pool import RunningModels
 from condensery.runtime.reader import Reader
+from condensery.store.aliases import Aliases
 from condensery.store.importing import import_model
 from condensery.store.manifest import Manifest
 from condensery.store.store import ModelStore
@@ -450,11 +453,69 @@ async def test_aliases_lead_where_a_models_name_is_asked_for(
         await pool.changing.set_aliases({"again": OTHER})
 
 
+async def test_aliases_that_are_being_written_are_written_though_who_asked_has_gone(
+    store: ModelStore, pool: RunningModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Till then nothing else is named, comes or goes: of two changes the last would win whole."""
+    change, held = Aliases.change, threading.Event()
+
+    def slow(self: Aliases, changes: Any, **known: Any) -> None:
+        if "first" in changes:
+            assert held.wait(60)
+        change(self, changes, **known)
+
+    monkeypatch.setattr(Aliases, "change", slow)
+    told = []
+    pool.watch(lambda: told.append(pool.aliases.targets))
+    asked = asyncio.create_task(pool.changing.set_aliases({"first": OTHER}))
+    await until(pool.changing._naming.locked)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    gone = asyncio.create_task(pool.changing.unload(OTHER, object_to_aliases(pool)))
+    second = asyncio.create_task(pool.changing.set_aliases({"second": ENCODER}))
+    await asyncio.sleep(0.05)
+    assert not gone.done()
+    assert not second.done()
+    held.set()
+    with pytest.raises(ModelInUse):
+        await gone
+    assert await second == {"first": OTHER, "second": ENCODER}
+    assert told == [{"first": OTHER}, {"first": OTHER, "second": ENCODER}]
+
+
+def object_to_aliases(pool: RunningModels) -> Callable[[], None]:
+    def check() -> None:
+        if pool.aliases.of(OTHER):
+            raise ModelInUse("an alias leads to it")
+
+    return check
+
+
+async def test_a_change_that_the_end_finds_is_told_so_and_hangs_nobody(
+    store: ModelStore, pool: RunningModels
+) -> None:
+    encoder(store, OTHER, seed=7)
+
+    def end() -> None:
+        raise ModelInUse("never asked")
+
+    asked = asyncio.create_task(pool.changing.unload(OTHER, end))
+    await asyncio.sleep(0)  # its own task is made by now, and has not begun
+    assert pool.changing._tasks
+    pool.changing.close()
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable):
+            await asked
+        for one in (pool.changing.load(OTHER), pool.changing.set_aliases({"a": OTHER})):
+            with pytest.raises(Unavailable):
+                await one
+    assert pool.encoder(OTHER).info.version == "1"
+
+
 async def test_a_stored_model_with_an_aliass_name_is_refused_at_the_start(
     store: ModelStore, tmp_path: Path
 ) -> None:
-    from condensery.store.aliases import Aliases
-
     aliases = Aliases(tmp_path / "aliases.json")
     aliases.change({"best": ENCODER}, serving={ENCODER}, taken={ENCODER})
     encoder(store, "best", seed=3)
