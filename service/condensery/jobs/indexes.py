@@ -14,6 +14,7 @@ from condensery.jobs.index_vectors import check_vectors, encoder_of, first_promp
 from condensery.jobs.ports import Encoder
 from condensery.jobs.services import Limits, Services
 from condensery.jobs.swapping import across_swaps
+from condensery.jobs.whole import done_whole
 from condensery.values import Document, Floats, IndexInfo, Page, Passage, Upserted
 
 # What sentence-transformers models call the texts that are searched.
@@ -85,8 +86,13 @@ async def index_info(services: Services, name: str) -> IndexInfo:
 
 async def drop_index(services: Services, name: str) -> None:
     """Delete the index with all it holds; IndexAliased if an alias points at it."""
-    await asyncio.to_thread(services.indexes.drop, name)
-    await services.rebuilds.stop(name)
+    await done_whole(_drop(services, name))
+
+
+async def _drop(services: Services, name: str) -> None:
+    async with services.rebuilds.beginning:  # of the next index of this name, too
+        await asyncio.to_thread(services.indexes.drop, name)
+        await services.rebuilds.stop(name)
 
 
 @across_swaps

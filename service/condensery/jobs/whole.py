@@ -1,0 +1,16 @@
+"""Work that is done whole, also where its caller goes away amid it."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def done_whole(work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` does; it goes on where who waits for it is cancelled.
+
+    Its threads would go on anyway: what belongs to them must not be left out.
+    """
+    # what it waits for (a thread, a lock, a task) holds it: nobody need remember it
+    return await asyncio.shield(asyncio.create_task(work))
