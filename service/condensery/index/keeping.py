@@ -172,7 +172,7 @@ class Keeping:
         with self._store.alone():  # not while it takes the old one's place
             old = self._store.find(name)
             folder = self._store.folder(old.name)
-            if rebuilding.read_plan(folder) is None:
+            if rebuilding.read_plan(folder) is None and not rebuilding.noted(old):
                 raise RebuildNotFound(
                     f"Index {old.name!r} is not being rebuilt.", field="index", value=name
                 )

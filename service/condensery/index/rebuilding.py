@@ -294,12 +294,17 @@ def clear(folder: Path, index: Index) -> None:
     """Forget a rebuild that was finished, never began to note, or is of nobody knows what."""
     plan = read_plan(folder)
     made = None if plan is None else folder / plan.generation
-    with index.reading() as connection:
-        noted = changes.begun(connection)
-    if noted and made is not None and made != index.directory and (made / DATABASE).exists():
+    noting = noted(index)
+    if noting and made is not None and made != index.directory and (made / DATABASE).exists():
         return
-    if noted or (folder / PLAN).exists():
+    if noting or (folder / PLAN).exists():
         cancel(folder, index)
+
+
+def noted(index: Index) -> bool:
+    """Tell whether an index's changes are being noted; also after a cancel that was cut short."""
+    with index.reading() as connection:
+        return changes.begun(connection)
 
 
 def _documents(hits: Sequence[Hit]) -> set[str]:

@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,9 +193,10 @@ def test_an_alias_moved_while_it_is_followed_leads_on(store: IndexStore, kb: str
     assert store.info("live").name == "new"
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(("owner", "name"), [(Path, "unlink"), (os, "fsync")])
 def test_what_was_deleted_after_a_cancel_that_the_disk_refused_stays_deleted(
-    store: IndexStore, kb: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+    store: IndexStore, kb: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, again: bool
 ) -> None:
     rebuild = store.keeping.rebuild(kb, **OTHER)
     step = rebuild.step(10)
@@ -205,6 +207,9 @@ def test_what_was_deleted_after_a_cancel_that_the_disk_refused_stays_deleted(
         with pytest.raises(StorageError):
             store.keeping.cancel_rebuild(kb)
     store.delete(kb, ["a"])
+    if again:
+        store.keeping.cancel_rebuild(kb)
+        assert not rebuilding.noted(store.find(kb))
     work_off(store.keeping.rebuild(kb, **OTHER))
     assert ids(store) == ["b"]
 
@@ -278,6 +283,27 @@ def test_a_snapshot_that_the_disk_refused_is_not_there(
             except StorageError:
                 assert list((data_dir / "snapshots" / kb).iterdir()) == []
     assert step > 3
+
+
+def test_a_snapshot_of_an_index_dropped_and_made_again_meanwhile_is_of_the_first(
+    store: IndexStore, kb: str
+) -> None:
+    sharing = store.find(kb)._reading
+    shared = sharing.shared
+
+    @contextmanager
+    def slow() -> Iterator[None]:
+        with shared():
+            yield
+        sharing.shared = shared  # type: ignore[method-assign]
+        store.drop(kb)
+        store.create(kb, **SETTINGS)
+        make_batch(["c"]).upsert(store)
+
+    sharing.shared = slow  # type: ignore[method-assign]
+    made = store.keeping.snapshot(kb)
+    store.keeping.restore(kb, made.id, "new")
+    assert (ids(store, "new"), ids(store)) == (["a", "b"], ["c"])
 
 
 def test_a_thread_that_comes_after_the_end_makes_nothing(
