@@ -13,4 +13,7 @@ async def done_whole(work: Coroutine[Any, Any, T]) -> T:
     Its threads would go on anyway: what belongs to them must not be left out.
     """
     # what it waits for (a thread, a lock, a task) holds it: nobody need remember it
-    return await asyncio.shield(asyncio.create_task(work))
+    task = asyncio.create_task(work)
+    # nobody is left to hear of its refusal, which is no fault for the log
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)

@@ -134,7 +134,7 @@ class Chaos:
         after = None if gone else document(one, version).text
         op = Op(time.monotonic())
         # in doubt while it is under way, and for ever if it never said how it ended
-        mine[one] = Written([*before, after], op)
+        mine[one] = Written([*before, after], op if known is None else known.op)
         if gone:
             work: Any = indexes.delete(self.services, name, [f"d{one}"])
         else:
