@@ -1,5 +1,6 @@
 """Files that are whole or not there: written aside, synced, renamed into place."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,6 +27,24 @@ def write_whole(path: Path, text: str) -> None:
     sync(aside)
     aside.replace(path)
     sync(path.parent)
+
+
+def swap_whole(path: Path, text: str) -> None:
+    """Write a file as ``write_whole`` does; if the disk refuses, it stays what it was.
+
+    The last sync may fail with the new file in place, while whoever hears of it goes on with what
+    the old one said.
+    """
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    try:
+        write_whole(path, text)
+    except OSError:
+        with contextlib.suppress(OSError):
+            if before is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_whole(path, before)
+        raise
 
 
 @contextmanager

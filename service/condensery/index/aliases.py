@@ -6,10 +6,10 @@ sees the names of before or those of after.
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from condensery.durable import write_whole
+from condensery.durable import swap_whole
 from condensery.errors import (
     AliasCircle,
     AliasNotFound,
@@ -49,10 +49,12 @@ class Aliases:
             self._broken = f"{where(path)} can't be used: {error}"
             _log.error("aliases_broken", extra={"reason": self._broken})
 
-    def entries(self, indexes: Collection[str]) -> list[Alias]:
-        """Return every alias, by name."""
+    def entries(self, names: Callable[[], Collection[str]]) -> list[Alias]:
+        """Return every alias, by name; ``names`` returns those of all indexes."""
         self._check_readable()
-        targets = self._targets
+        targets, indexes = self._targets, names()
+        while targets is not self._targets:  # changed meanwhile: the two must be of one moment
+            targets, indexes = self._targets, names()
         ends = {alias: _follow(targets, alias) for alias in sorted(targets)}
         return [
             Alias(alias, targets[alias], end if end in indexes else None)
@@ -102,7 +104,7 @@ class Aliases:
             if alias in touched or _follow(self._targets, alias) in indexes:
                 _check_end(targets, alias, indexes, touched.get(alias, "actions"))
         text = json.dumps({"format": FORMAT, "aliases": targets}, sort_keys=True, indent=1)
-        write_whole(self._path, text)
+        swap_whole(self._path, text)
         self._targets = targets  # in one go: readers hold the old mapping or this one
 
     def _check_readable(self) -> None:

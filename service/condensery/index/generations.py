@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from condensery.durable import sync, write_whole
+from condensery.durable import swap_whole, sync
 from condensery.errors import StorageError
 
 CURRENT = "current"
@@ -36,11 +36,9 @@ def current(index: Path) -> Path:
     return index / name
 
 
-def make(index: Path) -> Path:
-    """Make the folder of a generation that does not serve yet."""
-    made = index / f"gen-{secrets.token_hex(8)}"
-    made.mkdir()
-    return made
+def fresh(index: Path) -> Path:
+    """Return where a generation that does not serve yet may be, in a folder to be made."""
+    return index / f"gen-{secrets.token_hex(8)}"
 
 
 def point(index: Path, generation: Path) -> None:
@@ -51,18 +49,7 @@ def point(index: Path, generation: Path) -> None:
     """
     for path in (*generation.iterdir(), generation, index):
         sync(path)
-    file = index / CURRENT
-    before = file.read_text(encoding="utf-8") if file.exists() else None
-    try:
-        write_whole(file, f"{generation.name}\n")
-    except OSError:
-        # the last sync may have failed with the new name in place
-        with contextlib.suppress(OSError):
-            if before is None:
-                file.unlink(missing_ok=True)
-            else:
-                write_whole(file, before)
-        raise
+    swap_whole(index / CURRENT, f"{generation.name}\n")
 
 
 def tidy(index: Path, keep: Collection[str] = ()) -> None:

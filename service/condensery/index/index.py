@@ -8,6 +8,7 @@ falls between them: whichever side of (2) its snapshot is on, FAISS holds all th
 What is found by its words is found in SQLite alone.
 """
 
+import contextlib
 import logging
 import sqlite3
 import threading
@@ -241,13 +242,18 @@ class Index:
     def copy(self, path: Path) -> None:
         """Write the index's SQLite file, as it is at one moment, to ``path``; packed, not synced.
 
-        Nobody waits for it: it reads by a connection of its own.
+        Nobody waits for it: it reads by a connection of its own, also once the index is closed
+        and its files are moved or removed.
 
         Raises:
             sqlite3.Error: The disk refused.
         """
-        self._check_open()
-        with closing(database.open_reader(self._database)) as reader:
+        with contextlib.ExitStack() as stack:
+            with self._reading.shared():
+                self._check_open()
+                reader = stack.enter_context(closing(database.open_reader(self._database)))
+                # opens every file, of which another index may have the names a moment later
+                database.read_settings(reader)
             reader.execute("VACUUM INTO ?", (str(path),))
 
     @contextmanager

@@ -4,14 +4,13 @@ import contextlib
 import shutil
 import sqlite3
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensery.durable import sync
-from condensery.errors import RebuildNotFound, RebuildRunning, StorageError
+from condensery.errors import IndexNotFound, RebuildNotFound, RebuildRunning, StorageError
 from condensery.index import checks, generations, rebuilding
 from condensery.index.database import Settings, storage_errors
 from condensery.index.index import Index
@@ -43,7 +42,6 @@ class Keeping:
         self._store = store
         self._snapshots = Snapshots(data_dir / SNAPSHOTS)
         self._metrics = metrics
-        self._beginning = threading.Lock()
         self._rebuilds: dict[str, Rebuilding] = {}
         for info in store.list():
             self.measure(info.name)
@@ -91,12 +89,24 @@ class Keeping:
         target = name if into is None else into
         checks.check_new_name(target, "into")
         self._snapshots.get(name, snapshot)  # before anything is made
-        if self._store.holds(target):
-            self._restore_over(name, snapshot, target)
-        else:
-            self._restore_new(name, snapshot, target)
+        folder, over = self._store.folder(target), self._store.holds(target)
+        self._check_not_rebuilt(target)
+        with storage_errors(folder):
+            # beside the indexes, where nothing that is done to one of them touches it
+            aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+            try:
+                self._snapshots.copy(name, snapshot, aside)
+                Index(target, aside).close()  # it is of this version's format then, with a cache
+                sync(aside)
+                with self._store.alone():
+                    restored = (
+                        self._take_over(target, aside) if over else self._store.adopt(target, aside)
+                    )
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
         self.measure(target)
-        return self._store.info(target)
+        return restored.info
 
     def rebuild(
         self,
@@ -119,16 +129,16 @@ class Keeping:
             TextsMissing: Of some documents only vectors are known.
             StorageFull, StorageReadOnly, StorageError: The disk refused.
         """
-        with self._beginning:
-            old = self._store.find(name)
-            name, folder = old.name, self._store.folder(old.name)
+        with self._store.beginning:
+            name = self._store.find(name).name
+            self.forget(name)  # which may be just taking its place
+            old, folder = self._store.find(name), self._store.folder(name)
             checks.check_settings(encoder, fingerprint, dims, metric, kind)
             if options is None and kind == old.settings.kind:
                 options = old.settings.given
             settings = Settings(
                 encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
             )
-            self.forget(name)
             rebuilding.clear(folder, old)
 
             def swap(fresh: Index, check: Callable[[sqlite3.Connection], None]) -> None:
@@ -159,10 +169,10 @@ class Keeping:
         Raises:
             RebuildNotFound: Nothing is.
         """
-        with self._beginning, self._store.changing:  # not while it takes the old one's place
+        with self._store.alone():  # not while it takes the old one's place
             old = self._store.find(name)
             folder = self._store.folder(old.name)
-            if rebuilding.read_plan(folder) is None:
+            if rebuilding.read_plan(folder) is None and not rebuilding.noted(old):
                 raise RebuildNotFound(
                     f"Index {old.name!r} is not being rebuilt.", field="index", value=name
                 )
@@ -204,37 +214,32 @@ class Keeping:
             self._store.find(end)  # raises
         return end
 
-    def _restore_over(self, name: str, snapshot: str, target: str) -> None:
-        folder = self._store.folder(target)
-        if rebuilding.read_plan(folder) is not None:
+    def _check_not_rebuilt(self, name: str) -> None:
+        if self._store.usable(name) and rebuilding.read_plan(self._store.folder(name)) is not None:
             raise RebuildRunning(
-                f"Index {target!r} is being rebuilt; cancel that first.", field="into", value=target
+                f"Index {name!r} is being rebuilt; cancel that first.", field="into", value=name
             )
-        with storage_errors(folder):
-            made = generations.make(folder)
-            try:
-                self._snapshots.copy(name, snapshot, made)
-                fresh = Index(target, made, cache_every=self._store.cache_every)
-                try:
-                    self._store.replace(target, fresh)
-                except BaseException:
-                    if not self._store.serves(fresh):  # what failed may have come after
-                        fresh.close(keep_cache=False)
-                    raise
-            except BaseException:
-                if generations.current(folder) != made:
-                    shutil.rmtree(made, ignore_errors=True)
-                raise
 
-    def _restore_new(self, name: str, snapshot: str, target: str) -> None:
-        folder = self._store.folder(target)
-        with storage_errors(folder):
-            aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+    def _take_over(self, name: str, aside: Path) -> Index:
+        """Let an index, closed and aside, take the place of one that is there."""
+        folder = self._store.folder(name)
+        if not self._store.holds(name):
+            raise IndexNotFound(f"Index {name!r} was dropped meanwhile.", field="into", value=name)
+        self._check_not_rebuilt(name)
+        if not self._store.usable(name):  # nobody can cancel what is made of a broken one
+            rebuilding.forget_plan(folder)
+        made = generations.fresh(folder)
+        aside.rename(made)
+        try:
+            fresh = Index(name, made, cache_every=self._store.cache_every)
             try:
-                self._snapshots.copy(name, snapshot, aside)
-                Index(target, aside).close()  # it is of this version's format then, with a cache
-                sync(aside)
-                self._store.adopt(target, aside)
+                self._store.replace(name, fresh)
             except BaseException:
-                shutil.rmtree(aside, ignore_errors=True)
+                if not self._store.serves(fresh):  # what failed may have come after
+                    fresh.close(keep_cache=False)
                 raise
+        except BaseException:
+            if generations.current(folder) != made:
+                shutil.rmtree(made, ignore_errors=True)
+            raise
+        return fresh

@@ -6,6 +6,7 @@ what is being made, so that it goes on after whatever ended the process. Each st
 twice: a document is written as the old index has it now, and its note is forgotten after that.
 """
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -151,13 +152,18 @@ class Rebuilding:
                 check_texts(connection)
             self._plan = plan or self._begin(settings)
             made = folder / self._plan.generation
-            self.fresh = Index(old.name, made, cache_every=cache_every)
             try:
-                with old.writing() as connection:
-                    if not changes.begun(connection):
-                        changes.begin(connection)
+                self.fresh = Index(old.name, made, cache_every=cache_every)
+                try:
+                    with old.writing() as connection:
+                        if not changes.begun(connection):
+                            changes.begin(connection)
+                except BaseException:
+                    self.fresh.close()
+                    raise
             except BaseException:
-                self.fresh.close()
+                if plan is None:
+                    self._undo(made)
                 raise
 
     @property
@@ -247,42 +253,58 @@ class Rebuilding:
         return True
 
     def _begin(self, settings: Settings) -> Plan:
-        made = generations.make(self._folder)
+        made = generations.fresh(self._folder)
         try:
+            made.mkdir()
             database.create(made / DATABASE, settings)
             sync(made)
             documents = self.old.info.documents
             plan = Plan(made.name, settings, round(time.time(), 3), documents)
             write_whole(self._folder / PLAN, json.dumps({"format": FORMAT, **asdict(plan)}))
         except BaseException:
-            (self._folder / PLAN).unlink(missing_ok=True)
-            shutil.rmtree(made, ignore_errors=True)
+            self._undo(made)
             raise
         return plan
+
+    def _undo(self, made: Path) -> None:
+        with contextlib.suppress(OSError):  # it is without notes then, and `clear` forgets it
+            (self._folder / PLAN).unlink(missing_ok=True)
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def cancel(folder: Path, index: Index) -> None:
     """Give up what is being made of an index, whether or not it can be opened."""
     plan = read_plan(folder)
+    # The notes go last: what is made without them lacks what is written from then on.
+    forget_plan(folder)
     with index.writing() as connection:
         changes.end(connection)
+    if plan is not None and folder / plan.generation != index.directory:
+        shutil.rmtree(folder / plan.generation, ignore_errors=True)
+
+
+def forget_plan(folder: Path) -> None:
+    """Let nothing go on with what is being made of an index; synced on return."""
     with storage_errors(folder):
         (folder / PLAN).unlink(missing_ok=True)
         sync(folder)
-        if plan is not None and folder / plan.generation != index.directory:
-            shutil.rmtree(folder / plan.generation, ignore_errors=True)
 
 
 def clear(folder: Path, index: Index) -> None:
-    """Forget a rebuild that was finished, or of which nobody can tell what it was."""
+    """Forget a rebuild that was finished, never began to note, or is of nobody knows what."""
     plan = read_plan(folder)
     made = None if plan is None else folder / plan.generation
-    if made is not None and made != index.directory and (made / DATABASE).exists():
+    noting = noted(index)
+    if noting and made is not None and made != index.directory and (made / DATABASE).exists():
         return
-    with index.reading() as connection:
-        noted = changes.begun(connection)
-    if noted or (folder / PLAN).exists():
+    if noting or (folder / PLAN).exists():
         cancel(folder, index)
+
+
+def noted(index: Index) -> bool:
+    """Tell whether an index's changes are being noted; also after a cancel that was cut short."""
+    with index.reading() as connection:
+        return changes.begun(connection)
 
 
 def _documents(hits: Sequence[Hit]) -> set[str]:

@@ -5,6 +5,7 @@ which says what it is: text and numbers, no pickle. The FAISS cache is left out,
 from the vectors. A snapshot outlives its index.
 """
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -29,6 +30,7 @@ from condensery.upkeep import Snapshot, SnapshotList
 FORMAT = 1
 NEWEST = 1 + len(database.MIGRATIONS)  # the format of indexes that this version reads
 MANIFEST = "snapshot.json"
+_ASIDE = (".partial", ".removed")
 _BLOCK = 2**20
 
 
@@ -84,11 +86,15 @@ class Snapshots:
                     index.copy(aside / DATABASE)
                     manifest = _describe(aside / DATABASE, target.name, index.name, created)
                     (aside / MANIFEST).write_text(_write(manifest), encoding="utf-8")
+                sync(self._root)
+                sync(self._root.parent)
             except BaseException:
-                shutil.rmtree(target.with_name(f"{target.name}.partial"), ignore_errors=True)
+                partial, removed = (target.with_name(f"{target.name}{end}") for end in _ASIDE)
+                with contextlib.suppress(OSError):  # what is listed is there whole
+                    target.rename(removed)
+                for made in (partial, removed):
+                    shutil.rmtree(made, ignore_errors=True)
                 raise
-            sync(self._root)
-            sync(self._root.parent)
         return _told(manifest)
 
     def of(self, index: str) -> SnapshotList:
@@ -102,7 +108,7 @@ class Snapshots:
         with storage_errors(folder):
             ids = [one.name for one in folder.iterdir()] if folder.is_dir() else []
         for one in sorted(ids):
-            if one.endswith((".partial", ".removed")):  # being made, or removed
+            if one.endswith(_ASIDE):  # being made, or removed
                 continue
             try:
                 found.append(self.get(index, one))
@@ -134,9 +140,14 @@ class Snapshots:
         folder = self._find(index, snapshot)
         with storage_errors(folder):
             removed = folder.with_name(f"{folder.name}.removed")
-            folder.rename(removed)  # at one moment, and on a full disk too
-            sync(folder.parent)
-            shutil.rmtree(removed, ignore_errors=True)
+            try:
+                folder.rename(removed)  # at one moment, and on a full disk too
+            except FileNotFoundError as error:  # another call was quicker
+                raise _not_found(index, snapshot) from error
+            try:
+                sync(folder.parent)
+            finally:
+                shutil.rmtree(removed, ignore_errors=True)
 
     def copy(self, index: str, snapshot: str, into: Path) -> None:
         """Copy a snapshot's index into a folder, checking every byte; synced on return.
@@ -149,12 +160,13 @@ class Snapshots:
         manifest = _read(folder, index)
         digest = hashlib.sha256()
         try:
-            with (folder / DATABASE).open("rb") as source, (into / DATABASE).open("wb") as target:
-                while block := source.read(_BLOCK):
-                    digest.update(block)
-                    target.write(block)
+            source = (folder / DATABASE).open("rb")
         except FileNotFoundError as error:
             raise _damaged(folder, index, f"it has no {DATABASE}") from error
+        with source, (into / DATABASE).open("wb") as target:
+            while block := source.read(_BLOCK):
+                digest.update(block)
+                target.write(block)
         if digest.hexdigest() != manifest.sha256:
             raise _damaged(folder, index, f"{DATABASE} has another hash than it was made with")
         sync(into / DATABASE)
@@ -169,11 +181,7 @@ class Snapshots:
             )
         folder = self._root / index / snapshot
         if not folder.is_dir():
-            raise SnapshotNotFound(
-                f"Index {index!r} has no snapshot {shorten(snapshot)}.",
-                field="snapshot",
-                value=snapshot,
-            )
+            raise _not_found(index, snapshot)
         return folder
 
 
@@ -234,16 +242,24 @@ def _read(folder: Path, index: str) -> Manifest:
         manifest = Manifest.model_validate(told)
     except ValidationError as error:
         raise _damaged(folder, index, f"{MANIFEST} is not what it should be") from error
-    file = folder / DATABASE
-    size = file.stat().st_size if file.exists() else None
-    if size is None:
-        raise _damaged(folder, index, f"it has no {DATABASE}")
+    try:
+        size = (folder / DATABASE).stat().st_size
+    except FileNotFoundError as error:
+        raise _damaged(folder, index, f"it has no {DATABASE}") from error
     if size != manifest.bytes:
         raise _damaged(folder, index, f"{DATABASE} has {size} bytes of {manifest.bytes}")
     return manifest
 
 
-def _damaged(folder: Path, index: str, reason: str) -> SnapshotDamaged:
+def _not_found(index: str, snapshot: str) -> SnapshotNotFound:
+    return SnapshotNotFound(
+        f"Index {index!r} has no snapshot {shorten(snapshot)}.", field="snapshot", value=snapshot
+    )
+
+
+def _damaged(folder: Path, index: str, reason: str) -> SnapshotDamaged | SnapshotNotFound:
+    if not folder.is_dir():  # deleted while it was read
+        return _not_found(index, folder.name)
     return SnapshotDamaged(
         f"Snapshot {folder.name} of index {index!r} can't be used: {reason}.",
         field="snapshot",

@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,9 @@ from condensery.errors import (
     IndexNotFound,
     InputError,
     NameTaken,
+    NotFound,
     StorageError,
+    Unavailable,
 )
 from condensery.index import checks, database, generations, rebuilding
 from condensery.index.aliases import Aliases
@@ -83,7 +85,9 @@ class IndexStore:
         self._root = data_dir / "indexes"
         self._metrics = metrics
         self.cache_every = cache_every
+        self.beginning = threading.Lock()  # over what begins or ends a rebuild; before `changing`
         self.changing = threading.RLock()  # over what makes, replaces, drops or closes an index
+        self._closed = False
         self._indexes: dict[str, Index] = {}
         self._broken: dict[str, str] = {}
         try:
@@ -129,12 +133,13 @@ class IndexStore:
             encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
         )
         with self.changing:
-            if name in self._indexes or name in self._broken:
+            self._check_open()
+            if self.holds(name):
                 return self._existing(name, settings)
             self._check_free(name)
-            self._indexes[name] = self._make(name, settings)
-        self._measure(name)
-        return self.info(name)
+            made = self._indexes[name] = self._make(name, settings)
+        self._measure(made)
+        return made.info
 
     def info(self, name: str) -> IndexInfo:
         """Return what the index is and holds."""
@@ -151,7 +156,7 @@ class IndexStore:
 
     def aliases(self) -> AliasList:
         """Return every alias, by name."""
-        return self._aliases.entries(self._names())
+        return self._aliases.entries(self._names)
 
     def update_aliases(self, actions: Sequence[AliasAction]) -> AliasList:
         """Make all of these changes, synced on return, or none; returns the aliases then.
@@ -161,8 +166,9 @@ class IndexStore:
             StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is changed.
         """
         with self.changing, storage_errors(self._root / ALIASES):
+            self._check_open()
             self._aliases.update(actions, self._names())
-        return self.aliases()
+            return self.aliases()
 
     def drop(self, name: str) -> None:
         """Delete the index and its files, also one that is broken. Synced on return.
@@ -171,7 +177,7 @@ class IndexStore:
             IndexAliased: An alias points at it.
         """
         checks.check_name(name)
-        with self.changing, storage_errors(self._root / name):
+        with self.alone(), storage_errors(self._root / name):
             name = self._aliases.resolve(name)
             if aliases := self._aliases.of(name):
                 raise IndexAliased(
@@ -186,12 +192,11 @@ class IndexStore:
             # a rename, since it works on a full disk too
             trash = self._root / f".dropped-{secrets.token_hex(8)}"
             try:
-                (self._root / name).rename(trash)
-            except OSError:
+                self._move(self._root / name, trash)
+            except BaseException:
                 if dropped is not None:
-                    self._indexes[name] = self._open(name)
+                    self._open_again(name)
                 raise
-            sync(self._root)
             self._indexes.pop(name, None)
             self._broken.pop(name, None)
             self._forget(name, dropped)
@@ -208,8 +213,9 @@ class IndexStore:
         fingerprint: str,
     ) -> None:
         """Write documents with their passages and vectors; see ``Index.upsert``."""
-        self._index(name).upsert(documents, passages, vectors, fingerprint=fingerprint)
-        self._measure(name)
+        found = self._index(name)
+        found.upsert(documents, passages, vectors, fingerprint=fingerprint)
+        self._measure(found)
 
     def delete(self, name: str, ids: Sequence[str]) -> int:
         """Delete documents by id; returns how many were there. Synced on return."""
@@ -217,13 +223,14 @@ class IndexStore:
         if not ids:
             raise EmptyInput("ids: the list is empty.", field="ids")
         gone = found.delete(ids)
-        self._measure(name)
+        self._measure(found)
         return gone
 
     def delete_chosen(self, name: str, chosen: Filter) -> int:
         """Delete the documents that a filter chooses; returns how many. Synced on return."""
-        gone = self._index(name).delete_chosen(chosen)
-        self._measure(name)
+        found = self._index(name)
+        gone = found.delete_chosen(chosen)
+        self._measure(found)
         return gone
 
     def query(
@@ -261,7 +268,12 @@ class IndexStore:
 
     def holds(self, name: str) -> bool:
         """Tell whether there is an index of this very name, usable or broken."""
-        return name in self._indexes or name in self._broken
+        # in this order: a restore mends a broken one meanwhile
+        return name in self._broken or name in self._indexes
+
+    def usable(self, name: str) -> bool:
+        """Tell whether there is an index of this very name, and it is open."""
+        return name in self._indexes
 
     def resolve(self, name: str) -> str:
         """Return the name that an alias leads to; of what is no alias its own."""
@@ -275,20 +287,31 @@ class IndexStore:
         """Return where an index of that name has its files, or would have."""
         return self._root / name
 
-    def adopt(self, name: str, folder: Path) -> None:
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no rebuild begin or end, and no index come, go or be replaced.
+
+        Raises:
+            Unavailable: The store was closed.
+        """
+        with self.beginning, self.changing:
+            self._check_open()
+            yield
+
+    def adopt(self, name: str, folder: Path) -> Index:
         """Make an index of a folder beside the others, by renaming it; synced on return.
 
         Raises:
             IndexExists, NameTaken: The name is taken.
+            OSError, StorageError: The disk refused; the folder is where it was.
         """
         with self.changing:
             if self.holds(name):
                 raise IndexExists(f"Index {name!r} exists.", field="index", value=name)
             self._check_free(name)
-            folder.rename(self._root / name)
-            sync(self._root)
-            self._indexes[name] = self._open(name)
-        self._measure(name)
+            self._indexes[name] = made = self._place(folder, name)
+        self._measure(made)
+        return made
 
     def replace(self, name: str, fresh: Index, check: Check | None = None) -> None:
         """Let another index, in a generation of its own, take the place of one; synced on return.
@@ -304,6 +327,7 @@ class IndexStore:
             OSError: The disk refused; the old one goes on.
         """
         with self.changing:
+            self._check_open()
             old = None if name in self._broken else self._index(name)
 
             def hand_over(connection: sqlite3.Connection) -> None:
@@ -321,11 +345,12 @@ class IndexStore:
             self._forget(name, old)
             with contextlib.suppress(OSError):  # leftovers go at the next start
                 generations.tidy(self._root / name)
-        self._measure(name)
+        self._measure(fresh)
 
     def close(self) -> None:
         """Save the caches, close the files and let the directory go."""
-        with self.changing:
+        with self.beginning, self.changing:
+            self._closed = True
             if hasattr(self, "keeping"):  # else opening failed
                 self.keeping.close()
             for one in self._indexes.values():
@@ -350,30 +375,38 @@ class IndexStore:
         if found is not None:
             return found
         checks.check_name(name)
-        if name in self._broken:
-            raise StorageError(
-                f"Index {name!r} can't be used: {self._broken[name]}", field="index", value=name
-            )
-        end = self._aliases.resolve(name)
+        while True:
+            end = self.resolve(name)
+            reason = self._broken.get(end)  # before the next line: a restore mends it meanwhile
+            found = self._indexes.get(end)
+            if found is not None:
+                return found
+            if reason is not None:
+                raise StorageError(
+                    f"Index {end!r} can't be used: {reason}", field="index", value=end
+                )
+            if self.resolve(name) == end:  # else the alias was moved before its index was dropped
+                raise self._missing(name, end)
+
+    def _missing(self, name: str, end: str) -> NotFound:
         if end != name:
-            return self._end_of(name, end)
+            return AliasToNothing(
+                f"Alias {name!r} points at index {end!r}, which is no more.",
+                field="index",
+                value=name,
+            )
         there = ", ".join(sorted(self._indexes.copy())) or "none yet"
-        raise IndexNotFound(
+        return IndexNotFound(
             f"There is no index {name!r}; there are: {there}.", field="index", value=name
         )
 
-    def _end_of(self, alias: str, name: str) -> Index:
-        """Return the index that an alias leads to."""
-        if name in self._names():
-            return self._index(name)
-        raise AliasToNothing(
-            f"Alias {alias!r} points at index {name!r}, which is no more.",
-            field="index",
-            value=alias,
-        )
-
     def _names(self) -> set[str]:
-        return {*self._indexes.copy(), *self._broken}
+        broken = self._broken.copy()  # first: a restore mends one meanwhile
+        return {*broken, *self._indexes.copy()}
+
+    def _check_open(self) -> None:
+        if self._closed:  # of threads that go on where their callers are gone
+            raise Unavailable("The server is shutting down.")
 
     def _check_free(self, name: str) -> None:
         """Refuse an alias's name for an index."""
@@ -413,12 +446,36 @@ class IndexStore:
             try:
                 database.create(aside / DATABASE, settings)
                 sync(aside)
-                aside.rename(target)
+                return self._place(aside, name)
             except BaseException:
                 shutil.rmtree(aside, ignore_errors=True)
                 raise
-            sync(self._root)
+
+    def _place(self, aside: Path, name: str) -> Index:
+        """Rename an index's folder into place and open it; synced on return."""
+        self._move(aside, self._root / name)
+        try:
             return self._open(name)
+        except BaseException:
+            self._move(self._root / name, aside)
+            raise
+
+    def _move(self, folder: Path, to: Path) -> None:
+        """Rename a folder among the indexes, synced on return; else it stays where it was."""
+        folder.rename(to)
+        try:
+            sync(self._root)
+        except BaseException:
+            to.rename(folder)
+            raise
+
+    def _open_again(self, name: str) -> None:
+        """Open an index that was not dropped after all; nobody must wait for a closed one."""
+        try:
+            self._indexes[name] = self._open(name)
+        except StorageError as error:
+            self._broken[name] = error.message
+            del self._indexes[name]
 
     def _open(self, name: str) -> Index:
         folder = self._root / name
@@ -440,10 +497,9 @@ class IndexStore:
                 self._broken[path.name] = error.message
                 _log.error("index_broken", extra={"index": path.name, "reason": error.message})
             else:
-                self._measure(path.name)
+                self._measure(self._indexes[path.name])
 
-    def _measure(self, name: str) -> None:
-        found = self._indexes.get(name)
-        if self._metrics is not None and found is not None:
-            info = found.info
-            self._metrics.index_passages.labels(name, info.encoder).set(info.passages)
+    def _measure(self, index: Index) -> None:
+        if self._metrics is not None and self.serves(index):
+            info = index.info
+            self._metrics.index_passages.labels(info.name, info.encoder).set(info.passages)

@@ -85,12 +85,13 @@ async def index_info(services: Services, name: str) -> IndexInfo:
 
 async def drop_index(services: Services, name: str) -> None:
     """Delete the index with all it holds; IndexAliased if an alias points at it."""
+    await services.rebuilds.whole(_drop(services, name))
 
-    async def work() -> None:
+
+async def _drop(services: Services, name: str) -> None:
+    async with services.rebuilds.beginning:  # of the next index of this name, too
         await asyncio.to_thread(services.indexes.drop, name)
         await services.rebuilds.stop(name)
-
-    await services.rebuilds.whole(work())
 
 
 @across_swaps

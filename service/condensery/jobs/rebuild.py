@@ -19,7 +19,7 @@ from condensery.errors import (
 )
 from condensery.index.kinds import KINDS
 from condensery.jobs.checks import check_choice
-from condensery.jobs.index_ports import JsonObject, RebuildStep
+from condensery.jobs.index_ports import JsonObject, Rebuilding, RebuildStep
 from condensery.jobs.index_vectors import encoder_of, first_prompt
 from condensery.jobs.indexes import DOCUMENT_PROMPTS, METRICS, split_documents
 from condensery.jobs.ports import Encoder
@@ -84,7 +84,7 @@ async def rebuild_index(
         raise InputError(
             f"encoder: {target.name} gives no vectors.", field="encoder", value=encoder
         )
-    begin = partial(
+    wanted = partial(
         services.indexes.keeping.rebuild,
         info.name,
         encoder=target.name,
@@ -94,32 +94,32 @@ async def rebuild_index(
         kind=kind,
         options=options,
     )
+    return await services.rebuilds.whole(_begin(services, info.name, wanted))
 
-    async def work() -> Rebuild:
-        async with services.rebuilds.beginning:
-            run = services.rebuilds.runs.get(info.name)
-            if run is not None and run.state == "running":
-                now, wanted = run.plan, (target.name, target.fingerprint, metric, kind)
-                same = options is None or options == now.options
-                if not same or (now.encoder, now.fingerprint, now.metric, now.kind) != wanted:
-                    raise RebuildRunning(
-                        f"Index {info.name!r} is being rebuilt for encoder {now.encoder!r}, "
-                        f"{now.kind}, {now.metric}; let it finish, or cancel it.",
-                        field="index",
-                        value=name,
-                    )
-                return run.told()
-            rebuilding = await asyncio.to_thread(begin)
-            pending = await asyncio.to_thread(rebuilding.pending)
-            run = Run(rebuilding.plan, rebuilding, pending=pending)
-            run.open.set()
-            services.rebuilds.runs[info.name] = run
-            # not in the caller's context, whose time will be over
-            run.task = asyncio.create_task(_work(services, run), context=contextvars.Context())
-            _log.info("rebuild_began", extra={"index": info.name, "model": target.name})
+
+async def _begin(services: Services, name: str, begin: "partial[Rebuilding]") -> Rebuild:
+    async with services.rebuilds.beginning:
+        run = services.rebuilds.runs.get(name)
+        if run is not None and run.state == "running":
+            now, asked = run.plan, begin.keywords
+            same = asked["options"] is None or asked["options"] == now.options
+            said = ("encoder", "fingerprint", "metric", "kind")
+            if not same or any(getattr(now, one) != asked[one] for one in said):
+                raise RebuildRunning(
+                    f"Index {name!r} is being rebuilt for encoder {now.encoder!r}, "
+                    f"{now.kind}, {now.metric}; let it finish, or cancel it.",
+                    field="index",
+                    value=name,
+                )
             return run.told()
-
-    return await services.rebuilds.whole(work())
+        rebuilding = await asyncio.to_thread(begin)
+        run = Run(rebuilding.plan, rebuilding, pending=await asyncio.to_thread(rebuilding.pending))
+        run.open.set()
+        services.rebuilds.runs[name] = run
+        # not in the caller's context, whose time will be over
+        run.task = asyncio.create_task(_work(services, run), context=contextvars.Context())
+        _log.info("rebuild_began", extra={"index": name, "model": run.plan.encoder})
+        return run.told()
 
 
 async def rebuild_status(services: Services, name: str) -> Rebuild:
@@ -145,16 +145,15 @@ async def cancel_rebuild(services: Services, name: str) -> None:
     Raises:
         RebuildNotFound: Nothing is to be given up.
     """
-    info = services.indexes.info(name)
+    await services.rebuilds.whole(_cancel(services, services.indexes.info(name).name))
 
-    async def work() -> None:
-        async with services.rebuilds.beginning:
-            run = services.rebuilds.runs.get(info.name)
-            if run is not None and run.state != "done":
-                await services.rebuilds.stop(info.name)
-            await asyncio.to_thread(services.indexes.keeping.cancel_rebuild, info.name)
 
-    await services.rebuilds.whole(work())
+async def _cancel(services: Services, name: str) -> None:
+    async with services.rebuilds.beginning:
+        run = services.rebuilds.runs.get(name)
+        if run is not None and run.state != "done":
+            await services.rebuilds.stop(name)
+        await asyncio.to_thread(services.indexes.keeping.cancel_rebuild, name)
 
 
 async def resume_rebuilds(services: Services) -> None:

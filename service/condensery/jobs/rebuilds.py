@@ -70,9 +70,10 @@ class Rebuilds:
         self._changes: set[asyncio.Task[Any]] = set()
 
     async def whole(self, change: Coroutine[Any, Any, T]) -> T:
-        """Begin or give up a rebuild, to the end also where who asked for it leaves.
+        """Begin or give up a rebuild, or drop an index, to the end also where its caller leaves.
 
-        By half, one would be noted that nobody works on, or worked on that is not noted.
+        Its threads go on anyway: by half, a rebuild would be noted that nobody works on, or worked
+        on that is not noted.
         """
         task = asyncio.create_task(change)
         self._changes.add(task)

@@ -3,10 +3,12 @@
 import asyncio
 
 from condensery.jobs.services import Services
+from condensery.jobs.swapping import across_swaps
 from condensery.upkeep import Snapshot, SnapshotList
 from condensery.values import IndexInfo
 
 
+@across_swaps
 async def make_snapshot(services: Services, name: str) -> Snapshot:
     """Copy an index as it is now, while it goes on; synced on return.
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -286,7 +287,7 @@ async def test_a_disk_that_refuses_the_swap_leaves_the_old_one(services, kb, mon
         raise OSError(28, "refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(generations, "write_whole", refuse)
+        patch.setattr(generations, "swap_whole", refuse)
         await rebuild.rebuild_index(services, "kb", encoder="other")
         failed = await until_over(services)
     assert failed.state == "failed"
@@ -429,3 +430,57 @@ def test_kills_lose_no_write_and_leave_one_index_or_the_other(tmp_path: Path) ->
             assert store.count("kb") == (len(state), store.find("kb")._cache.live)
     assert turns > 3
     assert writes > 20
+
+
+async def cut_short(job: Any, *, at: Any) -> None:
+    """Cancel a call while a thread of it does ``at``, which goes on."""
+    entered, go_on = threading.Event(), threading.Event()
+    holder, name = at
+    real = getattr(holder, name)
+
+    def slow(*args: Any, **options: Any) -> Any:
+        entered.set()
+        go_on.wait(10)
+        return real(*args, **options)
+
+    setattr(holder, name, slow)
+    task = asyncio.create_task(job)
+    await asyncio.to_thread(entered.wait, 10)
+    setattr(holder, name, real)
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    go_on.set()
+
+
+async def test_one_whose_caller_went_away_runs(services, kb):
+    keeping = services.indexes.keeping
+    await cut_short(rebuild.rebuild_index(services, "kb", encoder="other"), at=(keeping, "rebuild"))
+    async with services.rebuilds.beginning:  # it is begun by then
+        pass
+    assert (await until_over(services)).state == "done"
+
+
+async def test_a_drop_whose_caller_went_away_ends_it_and_not_the_next(services, pool, kb):
+    pool.encoders["other"].delay = 0.05
+    await rebuild.rebuild_index(services, "kb", encoder="other")
+    await cut_short(indexes.drop_index(services, "kb"), at=(services.indexes, "drop"))
+    async with asyncio.timeout(10):
+        while services.rebuilds.runs:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.005)
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", [document(1)])
+    await rebuild.rebuild_index(services, "kb", encoder="other")
+    assert (await until_over(services)).state == "done"
+    assert_whole(services, texts_of(document(1)))
+
+
+async def test_a_snapshot_at_the_moment_of_the_swap_is_of_the_new_one(services, kb, monkeypatch):
+    find = services.indexes.find
+    old = find("kb")
+    await rebuild.rebuild_index(services, "kb", encoder="other")
+    await until_over(services)
+    found = [old]
+    monkeypatch.setattr(services.indexes, "find", lambda name: found.pop() if found else find(name))
+    made = await snapshots.make_snapshot(services, "kb")
+    assert (made.encoder, made.documents) == ("other", 100)
