@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from condensery.durable import write_whole
+from condensery.durable import swap_whole
 from condensery.errors import (
     InputError,
     ModelAliasCircle,
@@ -107,7 +107,7 @@ class Aliases:
             return
         content = {"format": 1, "aliases": dict(sorted(targets.items()))}
         try:
-            write_whole(self._path, json.dumps(content, indent=2) + "\n")
+            swap_whole(self._path, json.dumps(content, indent=2) + "\n")
         except OSError as error:
             raise StoreError(
                 f"The aliases can't be written, and stay as they were: {error.strerror or error}."
