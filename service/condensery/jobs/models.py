@@ -121,37 +121,37 @@ async def set_aliases(services: Services, changes: Mapping[str, str | None]) -> 
 def _objections(services: Services, name: str, force: bool) -> Callable[[], None]:
     def check() -> None:
         if aliases := services.pool.aliases.of(name):
-            raise ModelInUse(
-                f"model {name!r} is not unloaded: aliases lead to it ({', '.join(aliases)}); set "
+            raise _in_use(
+                name,
+                f"aliases lead to it ({', '.join(aliases)}); set "
                 "them to another model, or remove them, first",
-                field="model",
-                value=name,
             )
         if force:
             return
         if roles := services.pool.default_of(name):
-            raise ModelInUse(
-                f"model {name!r} is not unloaded: it is the default {' and '.join(roles)}, which "
+            raise _in_use(
+                name,
+                f"it is the default {' and '.join(roles)}, which "
                 "those get who name no model (`force` unloads it, and refuses them)",
-                field="model",
-                value=name,
             )
         if indexes := _needing(services, name):
-            raise ModelInUse(
-                f"model {name!r} is not unloaded: it is the encoder of {', '.join(indexes)}; "
+            raise _in_use(
+                name,
+                f"it is the encoder of {', '.join(indexes)}; "
                 "without it these indexes can be neither searched nor written (`force` unloads it)",
-                field="model",
-                value=name,
             )
         if indexes := services.rebuilds.of_encoder(name):
-            raise ModelInUse(
-                f"model {name!r} is not unloaded: {', '.join(indexes)} is being rebuilt for it "
+            raise _in_use(
+                name,
+                f"{', '.join(indexes)} is being rebuilt for it "
                 "(`force` unloads it, and that fails)",
-                field="model",
-                value=name,
             )
 
     return check
+
+
+def _in_use(name: str, reason: str) -> ModelInUse:
+    return ModelInUse(f"model {name!r} is not unloaded: {reason}", field="model", value=name)
 
 
 def _needing(services: Services, name: str) -> tuple[str, ...]:
