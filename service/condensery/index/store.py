@@ -1,16 +1,12 @@
-"""The indexes of a data directory, by name.
+"""The indexes of a data directory: made, asked, replaced and dropped.
 
-``<data-dir>/indexes/<name>/`` holds an index's SQLite file and its FAISS cache. A file for each
-index, not one for all: writers of different indexes do not wait for each other, a corrupt file
-takes one index down, a drop frees its disk space, and a snapshot of one is a copy of one file.
+Where each has its files is in ``folders``, how one is found by name in ``names``.
 """
 
 import contextlib
 import logging
-import secrets
 import shutil
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -18,27 +14,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from condensery.durable import sync
 from condensery.errors import (
-    AliasToNothing,
     EmptyInput,
-    IndexAliased,
     IndexExists,
-    IndexNotFound,
     InputError,
-    NameTaken,
-    NotFound,
     StorageError,
     Unavailable,
 )
-from condensery.index import checks, database, generations, rebuilding
-from condensery.index.aliases import Aliases
+from condensery.index import checks, generations
 from condensery.index.database import Settings, storage_errors
 from condensery.index.filters import Filter
-from condensery.index.index import DATABASE, Index
+from condensery.index.folders import Folders
+from condensery.index.index import Index
 from condensery.index.keeping import Keeping
 from condensery.index.kinds import Options, write_options
 from condensery.index.lock import DataDirLock
+from condensery.index.names import Names
 from condensery.index.selecting import Wanted
 from condensery.metrics import Metrics
 from condensery.upkeep import Alias, AliasAction
@@ -82,18 +73,17 @@ class IndexStore:
     ) -> None:
         self.keeping: Keeping  # snapshots, restores and rebuilds
         self._own_lock = DataDirLock(data_dir) if lock is None else None
-        self._root = data_dir / "indexes"
+        self._folders = Folders(data_dir / "indexes", cache_every)
         self._metrics = metrics
         self.cache_every = cache_every
         self.beginning = threading.Lock()  # over what begins or ends a rebuild; before `changing`
         self.changing = threading.RLock()  # over what makes, replaces, drops or closes an index
         self._closed = False
-        self._indexes: dict[str, Index] = {}
-        self._broken: dict[str, str] = {}
+        root = self._folders.root
         try:
-            with storage_errors(self._root):
-                self._root.mkdir(exist_ok=True)
-                self._aliases = Aliases(self._root / ALIASES)
+            with storage_errors(root):
+                root.mkdir(exist_ok=True)
+                self._names = Names(root / ALIASES)
                 self._open_all()
                 self.keeping = Keeping(self, data_dir, metrics)
         except BaseException:
@@ -136,27 +126,27 @@ class IndexStore:
             self._check_open()
             if self.holds(name):
                 return self._existing(name, settings)
-            self._check_free(name)
-            made = self._indexes[name] = self._make(name, settings)
+            self._names.check_free(name)
+            made = self._names.open[name] = self._folders.make(name, settings)
         self._measure(made)
         return made.info
 
     def info(self, name: str) -> IndexInfo:
         """Return what the index is and holds."""
-        return self._index(name).info
+        return self.find(name).info
 
     def list(self) -> list[IndexInfo]:
         """Return every index that can be used, by name."""
-        return [one.info for _, one in sorted(self._indexes.copy().items())]
+        return [one.info for _, one in sorted(self._names.open.copy().items())]
 
     @property
     def broken(self) -> dict[str, str]:
         """Why each index that could not be opened can't be used, by name."""
-        return dict(self._broken)
+        return dict(self._names.broken)
 
     def aliases(self) -> AliasList:
         """Return every alias, by name."""
-        return self._aliases.entries(self._names)
+        return self._names.aliases.entries(self._names.all)
 
     def update_aliases(self, actions: Sequence[AliasAction]) -> AliasList:
         """Make all of these changes, synced on return, or none; returns the aliases then.
@@ -165,9 +155,9 @@ class IndexStore:
             AliasNotFound, AliasToNothing, AliasCircle, NameTaken, InputError: See ``Aliases``.
             StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is changed.
         """
-        with self.changing, storage_errors(self._root / ALIASES):
+        with self.changing, storage_errors(self.folder(ALIASES)):
             self._check_open()
-            self._aliases.update(actions, self._names())
+            self._names.aliases.update(actions, self._names.all())
             return self.aliases()
 
     def drop(self, name: str) -> None:
@@ -177,28 +167,21 @@ class IndexStore:
             IndexAliased: An alias points at it.
         """
         checks.check_name(name)
-        with self.alone(), storage_errors(self._root / name):
-            name = self._aliases.resolve(name)
-            if aliases := self._aliases.of(name):
-                raise IndexAliased(
-                    f"Index {name!r} can't be deleted while it has aliases: {', '.join(aliases)}.",
-                    field="index",
-                    value=name,
-                )
-            dropped = None if name in self._broken else self._index(name)
+        with self.alone(), storage_errors(self.folder(name)):
+            name = self._names.aliases.resolve(name)
+            self._names.check_bare(name)
+            dropped = None if name in self._names.broken else self.find(name)
             if dropped is not None:
                 self.keeping.forget(name)
                 dropped.close(keep_cache=False)  # before its files move away under a query
-            # a rename, since it works on a full disk too
-            trash = self._root / f".dropped-{secrets.token_hex(8)}"
             try:
-                self._move(self._root / name, trash)
+                trash = self._folders.throw_away(name)
             except BaseException:
                 if dropped is not None:
                     self._open_again(name)
                 raise
-            self._indexes.pop(name, None)
-            self._broken.pop(name, None)
+            self._names.open.pop(name, None)
+            self._names.broken.pop(name, None)
             self._forget(name, dropped)
             self.keeping.measure(name)
             shutil.rmtree(trash, ignore_errors=True)  # leftovers go at the next start
@@ -213,13 +196,13 @@ class IndexStore:
         fingerprint: str,
     ) -> None:
         """Write documents with their passages and vectors; see ``Index.upsert``."""
-        found = self._index(name)
+        found = self.find(name)
         found.upsert(documents, passages, vectors, fingerprint=fingerprint)
         self._measure(found)
 
     def delete(self, name: str, ids: Sequence[str]) -> int:
         """Delete documents by id; returns how many were there. Synced on return."""
-        found = self._index(name)
+        found = self.find(name)
         if not ids:
             raise EmptyInput("ids: the list is empty.", field="ids")
         gone = found.delete(ids)
@@ -228,7 +211,7 @@ class IndexStore:
 
     def delete_chosen(self, name: str, chosen: Filter) -> int:
         """Delete the documents that a filter chooses; returns how many. Synced on return."""
-        found = self._index(name)
+        found = self.find(name)
         gone = found.delete_chosen(chosen)
         self._measure(found)
         return gone
@@ -243,49 +226,48 @@ class IndexStore:
         chosen: Filter | None = None,
     ) -> Hits:
         """Return the nearest passages, best first; see ``Index.query``."""
-        found = self._index(name)
+        found = self.find(name)
         return found.query(vector, top_k=top_k, fingerprint=fingerprint, chosen=chosen)
 
     def match(self, name: str, words: str, *, top_k: int, chosen: Filter | None = None) -> Hits:
         """Return the passages that share most words with a text; see ``Index.match``."""
-        return self._index(name).match(words, top_k=top_k, chosen=chosen)
+        return self.find(name).match(words, top_k=top_k, chosen=chosen)
 
     def count(self, name: str, chosen: Filter | None = None) -> tuple[int, int]:
         """Return the (documents, passages) that there are, or that a filter chooses."""
-        return self._index(name).count(chosen)
+        return self.find(name).count(chosen)
 
     def read_page(self, name: str, wanted: Wanted) -> Page:
         """Return documents by id, as far as one page goes."""
-        return self._index(name).read_page(wanted)
+        return self.find(name).read_page(wanted)
 
     def get(self, name: str, ids: Sequence[str]) -> Documents:
         """Return the documents found, in the order asked."""
-        return self._index(name).get(ids)
+        return self.find(name).get(ids)
 
     def find(self, name: str) -> Index:
-        """Return an open index by its name or an alias."""
-        return self._index(name)
+        """Return an open index by its name or an alias; see ``Names.find``."""
+        return self._names.find(name)
 
     def holds(self, name: str) -> bool:
         """Tell whether there is an index of this very name, usable or broken."""
-        # in this order: a restore mends a broken one meanwhile
-        return name in self._broken or name in self._indexes
+        return self._names.holds(name)
 
     def usable(self, name: str) -> bool:
         """Tell whether there is an index of this very name, and it is open."""
-        return name in self._indexes
+        return name in self._names.open
 
     def resolve(self, name: str) -> str:
         """Return the name that an alias leads to; of what is no alias its own."""
-        return name if self.holds(name) else self._aliases.resolve(name)
+        return self._names.resolve(name)
 
     def serves(self, index: Index) -> bool:
         """Tell whether it is this very index that is asked by its name."""
-        return self._indexes.get(index.name) is index
+        return self._names.open.get(index.name) is index
 
     def folder(self, name: str) -> Path:
         """Return where an index of that name has its files, or would have."""
-        return self._root / name
+        return self._folders.root / name
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -306,10 +288,8 @@ class IndexStore:
             OSError, StorageError: The disk refused; the folder is where it was.
         """
         with self.changing:
-            if self.holds(name):
-                raise IndexExists(f"Index {name!r} exists.", field="index", value=name)
-            self._check_free(name)
-            self._indexes[name] = made = self._place(folder, name)
+            self._names.check_free(name)
+            self._names.open[name] = made = self._folders.place(folder, name)
         self._measure(made)
         return made
 
@@ -328,23 +308,23 @@ class IndexStore:
         """
         with self.changing:
             self._check_open()
-            old = None if name in self._broken else self._index(name)
+            old = None if name in self._names.broken else self.find(name)
 
             def hand_over(connection: sqlite3.Connection) -> None:
                 if check is not None:
                     check(connection)
-                generations.point(self._root / name, fresh.directory)
-                self._indexes[name] = fresh
+                generations.point(self.folder(name), fresh.directory)
+                self._names.open[name] = fresh
 
             if old is not None:
                 old.retire(hand_over)
             else:
-                generations.point(self._root / name, fresh.directory)
-                self._indexes[name] = fresh
-                del self._broken[name]
+                generations.point(self.folder(name), fresh.directory)
+                self._names.open[name] = fresh
+                del self._names.broken[name]
             self._forget(name, old)
             with contextlib.suppress(OSError):  # leftovers go at the next start
-                generations.tidy(self._root / name)
+                generations.tidy(self.folder(name))
         self._measure(fresh)
 
     def close(self) -> None:
@@ -353,9 +333,10 @@ class IndexStore:
             self._closed = True
             if hasattr(self, "keeping"):  # else opening failed
                 self.keeping.close()
-            for one in self._indexes.values():
-                one.close()
-            self._indexes.clear()
+            if hasattr(self, "_names"):
+                for one in self._names.open.values():
+                    one.close()
+                self._names.open.clear()
         if self._own_lock is not None:
             self._own_lock.release()
 
@@ -370,52 +351,9 @@ class IndexStore:
     ) -> None:
         self.close()
 
-    def _index(self, name: str) -> Index:
-        found = self._indexes.get(name)
-        if found is not None:
-            return found
-        checks.check_name(name)
-        while True:
-            end = self.resolve(name)
-            reason = self._broken.get(end)  # before the next line: a restore mends it meanwhile
-            found = self._indexes.get(end)
-            if found is not None:
-                return found
-            if reason is not None:
-                raise StorageError(
-                    f"Index {end!r} can't be used: {reason}", field="index", value=end
-                )
-            if self.resolve(name) == end:  # else the alias was moved before its index was dropped
-                raise self._missing(name, end)
-
-    def _missing(self, name: str, end: str) -> NotFound:
-        if end != name:
-            return AliasToNothing(
-                f"Alias {name!r} points at index {end!r}, which is no more.",
-                field="index",
-                value=name,
-            )
-        there = ", ".join(sorted(self._indexes.copy())) or "none yet"
-        return IndexNotFound(
-            f"There is no index {name!r}; there are: {there}.", field="index", value=name
-        )
-
-    def _names(self) -> set[str]:
-        broken = self._broken.copy()  # first: a restore mends one meanwhile
-        return {*broken, *self._indexes.copy()}
-
     def _check_open(self) -> None:
         if self._closed:  # of threads that go on where their callers are gone
             raise Unavailable("The server is shutting down.")
-
-    def _check_free(self, name: str) -> None:
-        """Refuse an alias's name for an index."""
-        if name in self._aliases:
-            raise NameTaken(
-                f"index: {name!r} is an alias, of index {self._aliases.resolve(name)!r}.",
-                field="index",
-                value=name,
-            )
 
     def _forget(self, name: str, index: Index | None) -> None:
         """Take an index that is no more out of the metrics."""
@@ -423,7 +361,7 @@ class IndexStore:
             self._metrics.index_passages.remove(name, index.settings.encoder)
 
     def _existing(self, name: str, settings: Settings) -> IndexInfo:
-        found = self._index(name)
+        found = self.find(name)
         differ = [
             f"{one.name} is {getattr(found.settings, one.name)!r}, "
             f"not {getattr(settings, one.name)!r}"
@@ -438,66 +376,24 @@ class IndexStore:
             )
         return found.info
 
-    def _make(self, name: str, settings: Settings) -> Index:
-        """Make the index aside and rename it into place, so that none is ever there by half."""
-        target = self._root / name
-        with storage_errors(target):
-            aside = Path(tempfile.mkdtemp(prefix=".new-", dir=self._root))
-            try:
-                database.create(aside / DATABASE, settings)
-                sync(aside)
-                return self._place(aside, name)
-            except BaseException:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
-
-    def _place(self, aside: Path, name: str) -> Index:
-        """Rename an index's folder into place and open it; synced on return."""
-        self._move(aside, self._root / name)
-        try:
-            return self._open(name)
-        except BaseException:
-            self._move(self._root / name, aside)
-            raise
-
-    def _move(self, folder: Path, to: Path) -> None:
-        """Rename a folder among the indexes, synced on return; else it stays where it was."""
-        folder.rename(to)
-        try:
-            sync(self._root)
-        except BaseException:
-            to.rename(folder)
-            raise
-
     def _open_again(self, name: str) -> None:
         """Open an index that was not dropped after all; nobody must wait for a closed one."""
         try:
-            self._indexes[name] = self._open(name)
+            self._names.open[name] = self._folders.open(name)
         except StorageError as error:
-            self._broken[name] = error.message
-            del self._indexes[name]
-
-    def _open(self, name: str) -> Index:
-        folder = self._root / name
-        with storage_errors(folder):
-            generations.tidy(folder, keep=rebuilding.unfinished(folder))
-            return Index(name, generations.current(folder), cache_every=self.cache_every)
+            self._names.broken[name] = error.message
+            del self._names.open[name]
 
     def _open_all(self) -> None:
-        for path in sorted(self._root.iterdir()):
-            if path.name.startswith((".new-", ".dropped-")):  # a crash left it
-                shutil.rmtree(path, ignore_errors=True)
-                continue
-            if not path.is_dir():
-                continue
+        for name in self._folders.names():
             try:
-                checks.check_name(path.name)
-                self._indexes[path.name] = self._open(path.name)
+                checks.check_name(name)
+                self._names.open[name] = self._folders.open(name)
             except (InputError, StorageError) as error:
-                self._broken[path.name] = error.message
-                _log.error("index_broken", extra={"index": path.name, "reason": error.message})
+                self._names.broken[name] = error.message
+                _log.error("index_broken", extra={"index": name, "reason": error.message})
             else:
-                self._measure(self._indexes[path.name])
+                self._measure(self._names.open[name])
 
     def _measure(self, index: Index) -> None:
         if self._metrics is not None and self.serves(index):

@@ -18,6 +18,7 @@ from condensery.errors import (
     Unavailable,
 )
 from condensery.index import rebuilding
+from condensery.index.folders import Folders
 from condensery.index.rebuilding import Rebuilding
 from condensery.index.store import IndexStore
 from condensery.metrics import Metrics
@@ -131,7 +132,7 @@ def test_an_index_that_opens_no_more_after_that_is_broken_and_not_waited_for(
 
     with monkeypatch.context() as patch:
         refuse(patch, Path, "rename")
-        patch.setattr(store, "_open", fail)
+        patch.setattr(Folders, "open", fail)
         with pytest.raises(StorageError):
             store.drop(kb)
     assert store.list() == []
@@ -179,17 +180,17 @@ def test_an_alias_that_the_disk_refused_is_not_there_after_a_start(
 def test_an_alias_moved_while_it_is_followed_leads_on(store: IndexStore, kb: str) -> None:
     store.create("new", **SETTINGS)
     store.update_aliases([AliasAction("create", "live", kb)])
-    resolve = store._aliases.resolve
+    resolve = store._names.aliases.resolve
 
     def slow(name: str) -> str:
         end = resolve(name)
         if name == "live":
-            store._aliases.resolve = resolve  # type: ignore[method-assign]
+            store._names.aliases.resolve = resolve  # type: ignore[method-assign]
             store.update_aliases([AliasAction("create", "live", "new")])
             store.drop(kb)
         return end
 
-    store._aliases.resolve = slow  # type: ignore[method-assign]
+    store._names.aliases.resolve = slow  # type: ignore[method-assign]
     assert store.info("live").name == "new"
 
 

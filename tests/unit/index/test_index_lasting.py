@@ -174,7 +174,7 @@ def test_what_was_acknowledged_survives_a_power_cut(
 def test_the_power_cut_test_notices_a_writer_that_does_not_sync(
     disk: Disk, store: IndexStore, tmp_path: Path, mode: str
 ) -> None:
-    store._index("kb")._writer.execute(f"PRAGMA synchronous = {mode}")
+    store.find("kb")._writer.execute(f"PRAGMA synchronous = {mode}")
     there, found = write_and_cut_power(disk, store, tmp_path, 7)
     assert found < there
 

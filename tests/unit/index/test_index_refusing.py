@@ -82,7 +82,7 @@ def test_a_failure_at_any_write_or_sync_leaves_the_index_as_it_was(
 
 def test_a_full_database_says_so_and_goes_on(store: IndexStore, data_dir: Path) -> None:
     make_batch(["a"]).upsert(store)
-    writer = store._index("kb")._writer
+    writer = store.find("kb")._writer
     pages = writer.execute("PRAGMA page_count").fetchone()[0]
     writer.execute(f"PRAGMA max_page_count = {pages + 2}")
     with pytest.raises(StorageFull, match=r"indexes/kb/index\.sqlite3 is full"):
@@ -97,7 +97,7 @@ def test_a_full_database_says_so_and_goes_on(store: IndexStore, data_dir: Path) 
 
 def test_a_read_only_database_says_so_and_answers(store: IndexStore, data_dir: Path) -> None:
     make_batch(["a"]).upsert(store)
-    writer = store._index("kb")._writer
+    writer = store.find("kb")._writer
     writer.execute("PRAGMA query_only = ON")
     with pytest.raises(StorageReadOnly, match=r"index\.sqlite3 can't be written"):
         make_batch(["b"]).upsert(store)

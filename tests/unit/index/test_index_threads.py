@@ -111,7 +111,7 @@ def test_closing_waits_for_who_is_reading(
     store: IndexStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_batch(["a", "b", "c"]).upsert(store)
-    index, search = store._index("kb"), words.search
+    index, search = store.find("kb"), words.search
     reading, go_on = threading.Event(), threading.Event()
     order: list[str] = []
 

@@ -198,7 +198,7 @@ def test_words_survive_being_asked_for_again(store: IndexStore, data_dir: Path) 
         texts[f"d{n}"] = "".join(chr(one) for one in points if not 0xD800 <= one < 0xE000)
     write(store, texts)
     assert_agrees(store, data_dir)
-    reader = store._index("kb")._writer
+    reader = store.find("kb")._writer
     for one, text in texts.items():
         own = words.split(reader, text)
         for word in own:

@@ -230,7 +230,7 @@ async def test_a_disk_that_turns_read_only_refuses_writes_and_still_answers(
     await stub.Create(pb.CreateIndexRequest(name="kb"))
     writing = pb.UpsertRequest(index="kb", documents=[pb.Document(id="a", text="one")])
     await stub.Upsert(writing)
-    writer = services.indexes._index("kb")._writer
+    writer = services.indexes.find("kb")._writer
     writer.execute("PRAGMA query_only = ON")
     error = await refused(stub.Upsert(writing))
     assert error.code() is StatusCode.INTERNAL
@@ -245,7 +245,7 @@ async def test_a_full_disk_refuses_writes_and_still_answers(
 ) -> None:
     stub = stubs.IndexStub(channel)
     await stub.Create(pb.CreateIndexRequest(name="kb"))
-    writer = services.indexes._index("kb")._writer
+    writer = services.indexes.find("kb")._writer
     pages = writer.execute("PRAGMA page_count").fetchone()[0]
     writer.execute(f"PRAGMA max_page_count = {pages + 2}")
     documents = [pb.Document(id=str(n), text=f"text {n} " * 20) for n in range(50)]

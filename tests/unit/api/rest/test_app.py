@@ -322,7 +322,7 @@ async def test_an_answer_reads_from_an_index(door, services):
 async def test_a_disk_that_turns_read_only_refuses_writes_and_still_answers(door, services):
     await door.put("/v1/indexes/kb")
     await door.post("/v1/indexes/kb/documents", json={"documents": [{"id": "a", "text": "one"}]})
-    writer = services.indexes._index("kb")._writer
+    writer = services.indexes.find("kb")._writer
     writer.execute("PRAGMA query_only = ON")
     body = {"documents": [{"id": "b", "text": "two"}]}
     reply = await door.post("/v1/indexes/kb/documents", json=body)

@@ -1,0 +1,92 @@
+"""The folder of each index: made, opened, moved and thrown away so that a crash leaves it whole.
+
+``<root>/<name>/`` holds an index's SQLite file and its FAISS cache, or generations of both. A file
+for each index, not one for all: writers of different indexes do not wait for each other, a corrupt
+file takes one index down, a drop frees its disk space, and a snapshot of one is a copy of one file.
+"""
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from condensery.durable import sync
+from condensery.index import database, generations, rebuilding
+from condensery.index.database import Settings, storage_errors
+from condensery.index.index import DATABASE, Index
+
+NEW = ".new-"
+DROPPED = ".dropped-"
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The folders of a store's indexes.
+
+    Args:
+        root: Holds one for each index.
+        cache_every: Changed passages after which an index's FAISS cache file is written.
+    """
+
+    root: Path
+    cache_every: int
+
+    def names(self) -> Iterator[str]:
+        """Yield the name of every folder, sorted; what a crash left goes meanwhile."""
+        for path in sorted(self.root.iterdir()):
+            if path.name.startswith((NEW, DROPPED)):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.is_dir():
+                yield path.name
+
+    def open(self, name: str) -> Index:
+        """Open the index of a folder.
+
+        Raises:
+            StorageError: It is broken, or the disk refused.
+        """
+        folder = self.root / name
+        with storage_errors(folder):
+            generations.tidy(folder, keep=rebuilding.unfinished(folder))
+            return Index(name, generations.current(folder), cache_every=self.cache_every)
+
+    def make(self, name: str, settings: Settings) -> Index:
+        """Make an index aside and rename it into place, so that none is ever there by half."""
+        with storage_errors(self.root / name):
+            aside = Path(tempfile.mkdtemp(prefix=NEW, dir=self.root))
+            try:
+                database.create(aside / DATABASE, settings)
+                sync(aside)
+                return self.place(aside, name)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+
+    def place(self, aside: Path, name: str) -> Index:
+        """Rename an index's folder into place and open it; synced on return, else where it was."""
+        self._move(aside, self.root / name)
+        try:
+            return self.open(name)
+        except BaseException:
+            self._move(self.root / name, aside)
+            raise
+
+    def throw_away(self, name: str) -> Path:
+        """Rename an index's folder out of the way, synced on return, else it is where it was.
+
+        A rename works on a full disk too. Returns what is to be deleted; the next start does it
+        if the caller can't.
+        """
+        trash = self.root / f"{DROPPED}{secrets.token_hex(8)}"
+        self._move(self.root / name, trash)
+        return trash
+
+    def _move(self, folder: Path, to: Path) -> None:
+        folder.rename(to)
+        try:
+            sync(self.root)
+        except BaseException:
+            to.rename(folder)
+            raise

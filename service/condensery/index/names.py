@@ -1,0 +1,113 @@
+"""Which indexes there are, open or broken, and where their aliases lead.
+
+Any thread reads; what changes them holds the store's lock. Whoever looks needs none, so each
+look-up is written for an index that is mended, dropped or replaced meanwhile.
+"""
+
+from collections.abc import Set
+from pathlib import Path
+
+from condensery.errors import (
+    AliasToNothing,
+    IndexAliased,
+    IndexExists,
+    IndexNotFound,
+    NameTaken,
+    NotFound,
+    StorageError,
+)
+from condensery.index import checks
+from condensery.index.aliases import Aliases
+from condensery.index.index import Index
+
+
+class Names:
+    """The indexes of a store by name.
+
+    Args:
+        aliases: Path of the file that keeps the aliases.
+    """
+
+    def __init__(self, aliases: Path) -> None:
+        self.open: dict[str, Index] = {}
+        self.broken: dict[str, str] = {}  # why each can't be used
+        self.aliases = Aliases(aliases)
+
+    def find(self, name: str) -> Index:
+        """Return an open index by its name or an alias.
+
+        Raises:
+            InputError: A malformed name.
+            IndexNotFound, AliasToNothing: There is none.
+            StorageError: It is broken.
+        """
+        found = self.open.get(name)
+        if found is not None:
+            return found
+        checks.check_name(name)
+        while True:
+            end = self.resolve(name)
+            reason = self.broken.get(end)  # before the next line: a restore mends it meanwhile
+            found = self.open.get(end)
+            if found is not None:
+                return found
+            if reason is not None:
+                raise StorageError(
+                    f"Index {end!r} can't be used: {reason}", field="index", value=end
+                )
+            if self.resolve(name) == end:  # else the alias was moved before its index was dropped
+                raise self._missing(name, end)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether there is an index of this very name, usable or broken."""
+        # in this order: a restore mends a broken one meanwhile
+        return name in self.broken or name in self.open
+
+    def resolve(self, name: str) -> str:
+        """Return the name that an alias leads to; of what is no alias its own."""
+        return name if self.holds(name) else self.aliases.resolve(name)
+
+    def all(self) -> Set[str]:
+        """Return the names of all indexes, usable or broken."""
+        broken = self.broken.copy()  # first: a restore mends one meanwhile
+        return {*broken, *self.open.copy()}
+
+    def check_free(self, name: str) -> None:
+        """Refuse a new index the name of an index or of an alias.
+
+        Raises:
+            IndexExists, NameTaken: It has one.
+        """
+        if self.holds(name):
+            raise IndexExists(f"Index {name!r} exists.", field="index", value=name)
+        if name in self.aliases:
+            raise NameTaken(
+                f"index: {name!r} is an alias, of index {self.aliases.resolve(name)!r}.",
+                field="index",
+                value=name,
+            )
+
+    def check_bare(self, name: str) -> None:
+        """Refuse to drop what aliases point at.
+
+        Raises:
+            IndexAliased: Some do.
+        """
+        if aliases := self.aliases.of(name):
+            raise IndexAliased(
+                f"Index {name!r} can't be deleted while it has aliases: {', '.join(aliases)}.",
+                field="index",
+                value=name,
+            )
+
+    def _missing(self, name: str, end: str) -> NotFound:
+        if end != name:
+            return AliasToNothing(
+                f"Alias {name!r} points at index {end!r}, which is no more.",
+                field="index",
+                value=name,
+            )
+        there = ", ".join(sorted(self.open.copy())) or "none yet"
+        return IndexNotFound(
+            f"There is no index {name!r}; there are: {there}.", field="index", value=name
+        )
