@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from condensery.aliasing import circles, follow, walk
 from condensery.durable import swap_whole
 from condensery.errors import (
     AliasCircle,
@@ -55,7 +56,7 @@ class Aliases:
         targets, indexes = self._targets, names()
         while targets is not self._targets:  # changed meanwhile: the two must be of one moment
             targets, indexes = self._targets, names()
-        ends = {alias: _follow(targets, alias) for alias in sorted(targets)}
+        ends = {alias: follow(targets, alias) for alias in sorted(targets)}
         return [
             Alias(alias, targets[alias], end if end in indexes else None)
             for alias, end in ends.items()
@@ -64,13 +65,13 @@ class Aliases:
     def resolve(self, name: str) -> str:
         """Return the name at the end of an alias; of what is no alias its own."""
         self._check_readable()
-        return _follow(self._targets, name)
+        return follow(self._targets, name)
 
     def of(self, index: str) -> list[str]:
         """Return the aliases that lead to an index."""
         self._check_readable()
         targets = self._targets
-        return sorted(alias for alias in targets if _follow(targets, alias) == index)
+        return sorted(alias for alias in targets if follow(targets, alias) == index)
 
     def __contains__(self, name: str) -> bool:
         self._check_readable()
@@ -101,7 +102,7 @@ class Aliases:
             touched[_apply(targets, action, indexes, field)] = field
         for alias in targets:
             # one that led nowhere before is no reason to refuse what has to do with others
-            if alias in touched or _follow(self._targets, alias) in indexes:
+            if alias in touched or follow(self._targets, alias) in indexes:
                 _check_end(targets, alias, indexes, touched.get(alias, "actions"))
         text = json.dumps({"format": FORMAT, "aliases": targets}, sort_keys=True, indent=1)
         swap_whole(self._path, text)
@@ -162,15 +163,12 @@ def _check_free(name: str, taken: Collection[str], field: str) -> None:
 def _check_end(
     targets: Mapping[str, str], alias: str, indexes: Collection[str], field: str
 ) -> None:
-    path = [alias]
-    while path[-1] in targets:
-        after = targets[path[-1]]
-        if after in path:
-            circle = " -> ".join([*path, after])
-            raise AliasCircle(
-                f"{field}: the aliases would lead in a circle: {circle}.", field=field, value=alias
-            )
-        path.append(after)
+    path = walk(targets, alias)
+    if circles(path):
+        circle = " -> ".join(path)
+        raise AliasCircle(
+            f"{field}: the aliases would lead in a circle: {circle}.", field=field, value=alias
+        )
     if path[-1] not in indexes:
         raise AliasToNothing(
             f"{field}: alias {path[-2]!r} would point at {path[-1]!r}, which is no index and no "
@@ -178,14 +176,6 @@ def _check_end(
             field=field,
             value=path[-1],
         )
-
-
-def _follow(targets: Mapping[str, str], name: str) -> str:
-    for _ in range(len(targets)):  # there is no circle, unless somebody wrote one into the file
-        if name not in targets:
-            break
-        name = targets[name]
-    return name
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -101,7 +101,7 @@ class Names:
             )
 
     def _missing(self, name: str, end: str) -> NotFound:
-        if end != name:
+        if name in self.aliases:
             return AliasToNothing(
                 f"Alias {name!r} points at index {end!r}, which is no more.",
                 field="index",

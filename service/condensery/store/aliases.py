@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from condensery.aliasing import circles, follow, walk
 from condensery.durable import swap_whole
 from condensery.errors import (
     InputError,
@@ -51,12 +52,7 @@ class Aliases:
 
     def resolve(self, name: str) -> str:
         """Return the model that a name leads to; one that is no alias is its own."""
-        targets = self._targets
-        for _ in range(MOST):  # circles are refused, also in the file
-            if name not in targets:
-                break
-            name = targets[name]
-        return name
+        return follow(self._targets, name)
 
     def of(self, model: str) -> tuple[str, ...]:
         """Return every alias that leads to a model, sorted."""
@@ -132,8 +128,8 @@ def _check_name(alias: str, taken: Collection[str]) -> None:
 
 def _check_targets(targets: Mapping[str, str], changed: set[str], serving: Collection[str]) -> None:
     for alias in sorted(targets):
-        path = list(_walk(targets, alias))
-        if path[-1] in path[:-1]:
+        path = walk(targets, alias)
+        if circles(path):
             raise ModelAliasCircle(
                 f"aliases: {' -> '.join(path)} leads in a circle.", field="aliases", value=alias
             )
@@ -146,17 +142,6 @@ def _check_targets(targets: Mapping[str, str], changed: set[str], serving: Colle
                 field="aliases",
                 value=path[-1],
             )
-
-
-def _walk(targets: Mapping[str, str], alias: str) -> Iterator[str]:
-    """Yield each name on the way from an alias; of a circle, the first one twice."""
-    seen = set()
-    while True:
-        yield alias
-        if alias in seen or alias not in targets:
-            return
-        seen.add(alias)
-        alias = targets[alias]
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -172,7 +157,7 @@ def _read(path: Path) -> dict[str, str]:
             raise ValueError(f"format {found.format} is newer than this version reads")
         for alias in found.aliases:
             _check_name(alias, ())
-            if (way := list(_walk(found.aliases, alias)))[-1] in way[:-1]:
+            if circles(walk(found.aliases, alias)):
                 raise ValueError(f"{alias!r} leads in a circle")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -71,8 +71,8 @@ class Given:
         texts: Calibration text.
         rows: To tune on, see ``retriever.rows``.
         sets: To measure on.
-        work: Folder for models' figures on sets, which other runs then need not measure again;
-            None is one of this run's own.
+        work: Folder for the parent's importance and models' figures on sets, which other runs
+            then need not measure again; None is one of this run's own.
         licence: Of the weights; the parent's, if empty.
         command: For the card.
     """
@@ -141,7 +141,11 @@ def build(
     nothing = (0.0,) * layers
     importance = Importance(nothing, nothing, nothing, 0)  # where the last layers go, or none
     if given.texts:
-        importance = _importance(parent, plan, given.texts, out, where.device, dtype)
+        kept = (given.work or out) / NAME
+        importance = _importance(parent, plan, given.texts, kept, where.device, dtype)
+        if not processes.rank:
+            out.mkdir(parents=True, exist_ok=True)
+            draw_order(importance, out / PICTURE)
     pruning = choose(importance, plan.depth)
     log.info("dropped: attention %s, MLP %s", list(pruning.attention), list(pruning.mlp))
     retriever = open_retriever(parent, device=where.device, dtype=dtype)
@@ -246,12 +250,11 @@ def _importance(
     parent: StoredModel,
     plan: Plan,
     texts: Sequence[Path],
-    out: Path,
+    path: Path,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Importance:
     """Measure, or read what was measured for the same."""
-    path = out / NAME
     about = {
         "parent": parent.manifest.fingerprint,
         "texts": _digest(texts),
@@ -272,10 +275,9 @@ def _importance(
         device=device,
         dtype=dtype,
     )
-    out.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     values = {"format": 1, "about": about, **asdict(importance)}
     write_whole(path, json.dumps(values, indent=1) + "\n")
-    draw_order(importance, out / PICTURE)
     return importance
 
 

@@ -71,7 +71,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="passages of each corpus, at random, beside the relevant ones (all)",
     )
     measured.add_argument(
-        "--work", type=Path, help="folder for figures on sets that several runs share (RUN/quality)"
+        "--work",
+        type=Path,
+        help="folder for importance and figures on sets that several runs share (RUN, RUN/quality)",
     )
     measured.add_argument("--workers", type=int, help="threads of one each on a CPU (a core each)")
     measured.add_argument(

@@ -117,6 +117,22 @@ def test_without_rows_nothing_is_tuned_and_what_is_left_keeps_its_weights(
     assert len(left) == len(whole) - 12  # of its 16 the two norms' stay
 
 
+def test_runs_with_one_work_folder_measure_importance_once(
+    stored: Stored, text_file: Path, tmp_path: Path
+) -> None:
+    parent, work = stored("llama"), tmp_path / "work"
+    flags = ("--drop-mlp", 1, "--text", text_file, "--work", work)
+    run(parent, tmp_path / "first", *flags)
+    kept = json.loads((work / "importance.json").read_text())
+    kept["mlp"] = [3.0, 2.0, 1.0, 4.0]
+    (work / "importance.json").write_text(json.dumps(kept))
+    shape: dict[str, Any] = run(parent, tmp_path / "second", *flags).manifest.shape
+    assert shape["drop_mlp_list"] == [2]
+    assert (tmp_path / "second" / "drop-order.png").is_file()
+    run(parent, tmp_path / "third", *flags, "--seed", 5, "--samples", 3)  # other settings: anew
+    assert json.loads((work / "importance.json").read_text())["mlp"] != kept["mlp"]
+
+
 def test_the_last_layers_go_without_calibration_text(stored: Stored, tmp_path: Path) -> None:
     made = run(stored("llama"), tmp_path / "run", "--drop-last", 2)
     shape: dict[str, Any] = made.manifest.shape
