@@ -2,13 +2,14 @@
 
 Makes each variant of a stored encoder by ``condensery effir build``, untuned and tuned on the same
 rows, then times all shapes by turns in one run, and puts nDCG@10, size and speed into one table.
-What is made and measured is kept in --work: run again to go on.
+What is made and measured is kept in --work: run again to go on. Rows of an earlier OUT.json stay
+if they are not made again, where its parent was measured on the same sets and samples.
 
     python benchmarks/effir.py --model minilm-l6 --store STORE --work WORK --text TEXT...
         [--rows ROWS...] --set SCIFACT MEDQUAD --out docs/benchmarks/effir-minilm-l6
-        [--make-only | --time-only] [flags of condensery effir build, e.g. --steps 300]
+        [--make-only | --time-only | --page-only] [--steps 300 ...]
 
-Writes OUT.json and OUT.md.
+Further flags are those of condensery effir build. Writes OUT.json and OUT.md.
 """
 
 import argparse
@@ -40,12 +41,14 @@ from condensery.store.writing import read_json
 
 DROPS = tuple((kind, count) for kind in ("mlp", "attention", "blocks") for count in (1, 2, 3))
 WIDTH = 0.3
+SAME = 0.003  # nDCG@10 of one model on one sample, on two machines or in two dtypes
 PAGE = """# EffiR on `{model}`
 
 Made on {date} by `{command}`; on {machine[cpu]}, {machine[cores]} cores;
 {versions}.
 
-nDCG@10, difference from the parent as it came with 95% intervals (paired bootstrap over queries):
+nDCG@10, difference from the parent as it came with 95% intervals (paired bootstrap over
+queries); the command of each row is in the JSON:
 
 {quality}
 
@@ -80,7 +83,7 @@ def make(args: argparse.Namespace, rest: Sequence[str]) -> dict[str, StoredModel
     made = {}
     for name, flags in variants(bool(args.rows)):
         slug = f"{args.model}-{'-'.join(name.replace(',', '').replace('%', '').split())}"
-        if slug not in own.names() and not args.time_only:
+        if slug not in own.names() and not (args.time_only or args.page_only):
             given = ["--model", args.model, "--store", str(args.store), "--name", slug]
             given += ["--out", str(args.work / slug), "--work", str(args.work / "quality")]
             given += ["--text", *map(str, args.text), "--set", *args.sets, "--rounds", "0"]
@@ -90,6 +93,27 @@ def make(args: argparse.Namespace, rest: Sequence[str]) -> dict[str, StoredModel
         if slug in own.names():
             made[name] = own.open(slug)
     return made
+
+
+def comparable(reports: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an earlier run's reports whose parent did as well on the same queries."""
+
+    def parents(report: Any) -> dict[str, tuple[int, float]]:
+        found = report["retrieval"]
+        return {
+            one: (it["parent"]["queries"], it["parent"]["ndcg@10"]) for one, it in found.items()
+        }
+
+    def alike(one: Any, other: Any) -> bool:
+        ours, theirs = parents(one), parents(other)
+        return ours.keys() == theirs.keys() and all(
+            ours[key][0] == theirs[key][0] and abs(ours[key][1] - theirs[key][1]) < SAME
+            for key in ours
+        )
+
+    return {
+        name: one for name, one in reports.items() if all(alike(one, it) for it in made.values())
+    }
 
 
 def timing(args: argparse.Namespace, made: Mapping[str, StoredModel]) -> dict[str, Any]:
@@ -156,13 +180,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--make-only", action="store_true", help="keep the timing of an earlier run")
     part.add_argument("--time-only", action="store_true", help="make nothing; time what is there")
+    part.add_argument("--page-only", action="store_true", help="make and time nothing; write both")
     args, rest = parser.parse_known_args(given)
     made = make(args, rest)
     kept = args.work / "speed.json"
-    if not args.make_only:
+    if not (args.make_only or args.page_only):
         write_whole(kept, json.dumps(timing(args, made), indent=1) + "\n")
-    timed = json.loads(kept.read_text()) if kept.is_file() else {}
-    reports = {name: StoredReport(one).report().report for name, one in made.items()}
+    record = args.out.with_suffix(".json")
+    earlier = json.loads(record.read_text()) if record.is_file() else {"quality": {}, "speed": {}}
+    timed = json.loads(kept.read_text()) if kept.is_file() else earlier["speed"]
+    new = {name: StoredReport(one).report().report for name, one in made.items()}
+    known = comparable(earlier["quality"], new) | new
+    reports = {name: known[name] for name, _ in variants(tuned=True) if name in known}
     about = {
         "model": args.model,
         "date": time.strftime("%Y-%m-%d"),
@@ -173,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     whole = {**about, "quality": reports, "speed": timed}
-    args.out.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
+    record.write_text(json.dumps(whole, indent=1) + "\n")
     page = PAGE.format(**about, quality=quality_table(reports), speed=speed_table(timed))
     args.out.with_suffix(".md").write_text(page)
     sys.stdout.write(page)

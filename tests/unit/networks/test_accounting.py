@@ -73,4 +73,11 @@ def test_the_generators_figure_is_what_torch_counts_but_for_masked_scores() -> N
             embeds = torch.randn(1, 1, 32)
     # torch computes the whole square of the prompt's scores, half of which the mask then hides.
     masked = 2 * 4 * 32 * (prompt * prompt - prompt * (prompt + 1) // 2)
-    assert cost_of(pair).generate(prompt, generated) == counter.get_total_flops() - masked
+    # Older versions of transformers make the rotary angles by a matrix product.
+    rotations = sum(
+        sum(counts.values())
+        for name, counts in counter.get_flop_counts().items()
+        if name.endswith("rotary_emb")
+    )
+    counted = counter.get_total_flops() - masked - rotations
+    assert cost_of(pair).generate(prompt, generated) == counted
