@@ -1,6 +1,7 @@
 """A stored language model as transformers reads it: for training, and for other tools."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def open_model(stored: StoredModel, base: StoredModel | None) -> LlamaForCausalL
 
 
 def export(store: ModelStore, name: str, folder: Path) -> None:
-    """Write a stored language model as transformers reads it, in float32, words included.
+    """Write a stored language model as transformers reads it, in float32, words and card included.
 
     Raises:
         InputError: It is no language model, or the folder is there already.
@@ -64,6 +65,10 @@ def export(store: ModelStore, name: str, folder: Path) -> None:
     model = open_model(stored, store.open_base(stored) if stored.manifest.base else None)
     folder.mkdir(parents=True)
     save_model(folder, model, open_words(stored.path), read_json(stored.path / "card.json"))
+    # The licence goes where it is looked for: into the front matter of the model card.
+    front = f"---\nlicense: other\nlicense_name: {json.dumps(stored.manifest.licence)}\n---\n\n"
+    told = (stored.path / "card.md").read_text(encoding="utf-8")
+    (folder / "README.md").write_text(front + told, encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

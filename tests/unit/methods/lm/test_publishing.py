@@ -19,6 +19,7 @@ from condensery.methods.lm.training import train
 from condensery.methods.lm.words import TABLE, read_table
 from condensery.metrics import Metrics
 from condensery.runtime.pool import RunningModels
+from condensery.store.layouts import read_licence
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
 
@@ -89,6 +90,7 @@ def test_an_exported_model_is_read_by_transformers(
         torch.testing.assert_close(
             found(ids[:, :20]).logits, open_model(stored, base)(ids[:, :20]).logits
         )
+    assert read_licence(tmp_path / "out" / "README.md") == stored.manifest.licence != "unknown"
     with pytest.raises(InputError, match=r"out: .* is there already"):
         export(store, "tiny-lm", tmp_path / "out")
     with pytest.raises(InputError, match="tiny-base is of kind 'encoder', not a language model"):
