@@ -89,14 +89,19 @@ async def until_over(services: Services) -> Rebuild:
     return await rebuild.rebuild_status(services, "kb")
 
 
+async def rebuild_as_far_as(gate: Gate, services: Services, patch: pytest.MonkeyPatch) -> None:
+    """Begin to rebuild with the other encoder, and return once it stands before the gate."""
+    patch.setattr(Rebuilding, "done", gate.before(Rebuilding.done))
+    await rebuild.rebuild_index(services, "kb", encoder=OTHER)
+    await until(gate.reached.is_set)
+
+
 async def test_an_encoder_that_a_rebuild_needs_is_kept_or_taken_from_it_at_once(
     real: Services, kb: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = weakref.ref(real.pool.encoder(OTHER))
     with monkeypatch.context() as patch:
-        patch.setattr(Rebuilding, "done", gate.before(Rebuilding.done))
-        await rebuild.rebuild_index(real, "kb", encoder=OTHER)
-        await until(gate.reached.is_set)
+        await rebuild_as_far_as(gate, real, patch)
         with pytest.raises(ModelInUse, match="kb is being rebuilt for it"):
             await models.unload_model(real, OTHER)
         async with asyncio.timeout(30):  # and not until the rebuild, or the time to drain, is over
@@ -122,9 +127,7 @@ async def test_another_version_ends_a_rebuild_and_never_the_index_that_serves(
 ) -> None:
     old = weakref.ref(real.pool.encoder(OTHER))
     with monkeypatch.context() as patch:
-        patch.setattr(Rebuilding, "done", gate.before(Rebuilding.done))
-        await rebuild.rebuild_index(real, "kb", encoder=OTHER)
-        await until(gate.reached.is_set)
+        await rebuild_as_far_as(gate, real, patch)
         encoder(store, OTHER, seed=7)
         await models.load_model(real, OTHER)
         await until(lambda: not real.pool.changing._tasks)  # it drains though the rebuild goes on
