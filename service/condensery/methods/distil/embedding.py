@@ -11,6 +11,7 @@ import torch
 
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.limits import Limits
+from condensery.runtime.tokenizing import CHARACTERS_PER_TOKEN
 from condensery.runtime.workers import Workers
 from condensery.values import Floats
 
@@ -58,9 +59,11 @@ def embed(encoder: Encoder, texts: Sequence[str], prompts: Sequence[str] = ()) -
     """
     has = encoder.prompts
     prompt = next((has[name] for name in prompts if name in has), "")
+    most = encoder.info.max_tokens * CHARACTERS_PER_TOKEN
     parts: list[Floats] = []
     for start in range(0, len(texts), BLOCK):
-        block = texts[start : start + BLOCK]
+        # A caller's text that is far too long is refused; a corpus has what it has.
+        block = [text[:most] for text in texts[start : start + BLOCK]]
         parts.append(asyncio.run(encoder.embed(block, prompt=prompt)).vectors)
         if start // BLOCK % 8 == 7:
             log.info("%d of %d texts embedded", start + len(block), len(texts))

@@ -109,7 +109,9 @@ class Batches:
         return found
 
     def _ids(self, texts: Sequence[str], prompt: str) -> list[list[int]]:
-        return [one.ids for one in self._tokenizer.encode(texts, prompt=prompt)]
+        most = self._tokenizer.max_characters  # a caller's longer text is refused
+        given = [text[:most] for text in texts]
+        return [one.ids for one in self._tokenizer.encode(given, prompt=prompt)]
 
 
 def key(text: str) -> int:

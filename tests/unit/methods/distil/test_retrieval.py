@@ -12,6 +12,7 @@ import pytest
 from condensery.errors import DataDirTaken, EmptyInput, InputError
 from condensery.methods.distil import retrieval
 from condensery.methods.distil.retrieval import CorpusPassage, Retriever
+from condensery.runtime.tokenizing import CHARACTERS_PER_TOKEN
 
 WORDS = ["mill", "river", "town", "bread", "stone", "market", "baker", "bridge", "weir", "grain"]
 
@@ -79,6 +80,16 @@ def test_vectors_are_compared_one_by_one_and_prompts_are_the_models(
         )
         own = {one.id: scores[place] for place, one in enumerate(passages)}
         assert [own[one] for one in ids(hits)] == pytest.approx([s for _, s in hits], abs=1e-5)
+
+
+def test_a_passage_longer_than_the_service_takes_is_cut(tmp_path: Path, encoder: Any) -> None:
+    most = encoder.info.max_tokens * CHARACTERS_PER_TOKEN
+    long = "the mill by the river " * (most // 20)
+    with pytest.raises(InputError, match="over the limit"):
+        asyncio.run(encoder.encoder.embed([long]))
+    with Retriever.build([*corpus(), CorpusPassage("long", long)], tmp_path, encoder=encoder) as it:
+        (hits,) = it.search(["the mill by the river " * 40], 1, "dense")
+    assert ids(hits) == ["long"]
 
 
 def test_hybrid_fuses_the_places_in_both_rankings(tmp_path: Path, encoder: Any) -> None:

@@ -27,7 +27,9 @@ class Vectors:
     """An encoder whose vectors hang on the text and its prompt."""
 
     def __init__(self, **prompts: str) -> None:
-        self.info = SimpleNamespace(name="v", fingerprint="sha256:v", dtype="float32")
+        self.info = SimpleNamespace(
+            name="v", fingerprint="sha256:v", dtype="float32", max_tokens=64
+        )
         self.prompts = prompts
         self.embedded: list[str] = []
 

@@ -79,7 +79,9 @@ def test_few_negatives_come_twice_and_none_is_refused(tokenizer: TextTokenizer) 
 
 def test_texts_are_cut_where_the_tokenizer_cuts(stored: Stored) -> None:
     tokenizer = TextTokenizer.load(stored("llama").path, 6)
-    one = Example("mill " * 30, ("river " * 30,), (), None, "a")
+    # The second is longer than what a caller of the service may send.
+    assert len("river " * 300) > tokenizer.max_characters
+    one = Example("mill " * 30, ("river " * 300,), (), None, "a")
     recipe = RetrieverRecipe(queries=2, negatives=0)
     batch = Batches([one], tokenizer, recipe)(Draw(13, 0))
     assert [len(ids) for ids in (*batch.queries, *batch.passages)] == [6] * 4
