@@ -4,8 +4,10 @@ So many callers ask, each its next question once it has its answer. First this e
 passages that are compressed and then read, against the same passages read as text. Then the
 generator alone, with the same weights, prompts (embeddings) and counts of tokens for all: this
 engine serves callers as they come; transformers either one after another, or all that wait as one
-padded batch. Each contender lives in a process of its own and only one works at a time; rounds are
-interleaved, in an order that turns. Medians. About eight minutes on two cores.
+padded batch; and, as what nobody can beat, the questions' products alone at the rate that one
+large product reaches on all cores. Each contender lives in a process of its own and only one works
+at a time; rounds are interleaved, in an order that turns. Medians. About eight minutes on two
+cores.
 
     python benchmarks/generate.py [--rounds 3] [--models random oscar-mini] [--tiny]
 
@@ -41,6 +43,8 @@ from generate_contenders import (
 )
 from service import describe_machine
 
+from condensery.networks.accounting import ReadingCosts
+
 RESULTS = ROOT / "docs" / "benchmarks"
 PAIR = ("compressed", "plain")
 ENGINES = (OURS, LOOP, BATCHES)
@@ -65,7 +69,9 @@ are compressed to {memory} vectors each and then read, or read as text. Random: 
 The generator alone: prompts of {vectors} vectors and 8 to 48 tokens; half of the answers are of
 {tokens} tokens, the others of 4 or more. "Ratio" is how many times as many questions a second
 `condensery` answers, "ours / theirs" how many times as long its first token takes. "Same": answers
-that are, token for token, those of `transformers, one by one`, which had one round only.
+that are, token for token, those of `transformers, one by one`, which had one round only. "Products
+alone": what all cores would do if they only multiplied the questions' matrices, at the rate of one
+large product ({rate:.0f} GFLOP/s, the best of ten).
 
 {engines}
 
@@ -86,9 +92,17 @@ def questions(count: int, most: int, *, varied: bool) -> list[Question]:
 class Rounds:
     """What is measured of one model, at one concurrency, by contenders in turn."""
 
-    def __init__(self, args: argparse.Namespace, pipes: dict[str, Connection]) -> None:
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        pipes: dict[str, Connection],
+        costs: dict[str, ReadingCosts],
+        rate: float,
+    ) -> None:
         self._args = args
         self._pipes = pipes
+        self._costs = costs
+        self._rate = rate
 
     def run(self, model: str, concurrency: int, contenders: tuple[str, ...]) -> dict[str, Any]:
         """Run all rounds of one table."""
@@ -125,6 +139,10 @@ class Rounds:
                 row["same"] = sum(a == b for a, b in zip(answers[name], answers[LOOP], strict=True))
         title = f"{model}, concurrency {concurrency}"
         table = {"title": title, "questions": count, "rows": rows, "rounds": rounds}
+        if varied:
+            cost, prompt = self._costs[model], PASSAGES * MEMORY
+            flops = sum(cost.generate(prompt + one.words, one.tokens) for one in asked)
+            table["products_alone"] = self._rate * count / flops
         print(render(table), flush=True)
         return table
 
@@ -156,7 +174,24 @@ def render(table: dict[str, Any]) -> str:
         f"| {row['whole_ms']:.0f} | {row['same']} of {table['questions']} |"
         for name, row in rows.items()
     ]
+    most = table["products_alone"]
+    share = ours["questions_per_second"] / most
+    lines.append(f"| products alone | {most:.2f} | {share:.2f} | | | | |")
     return "\n".join(lines)
+
+
+def matmul_rate(dtype: str) -> float:
+    """Return the FLOPs a second of one large product on all cores, the best of ten."""
+    import torch
+
+    size = 3072
+    one = torch.randn(size, size).to(getattr(torch, dtype))
+    seconds = []
+    for _ in range(11):  # the first one warms up
+        started = time.perf_counter()
+        torch.mm(one, one)
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds)
 
 
 def main() -> int:
@@ -179,7 +214,7 @@ def main() -> int:
         import_minilm(ModelStore(None, Path(folder)))
         context = multiprocessing.get_context("spawn")
         pipes: dict[str, Connection] = {}
-        sizes = (0.0, 0.0)
+        sizes, costs = (0.0, 0.0), {}
         for name in ENGINES:
             pipes[name], theirs = context.Pipe()
             given = (name, Path(folder), args.tiny, args.dtype, args.threads, theirs)
@@ -187,8 +222,9 @@ def main() -> int:
             process.start()
             stack.callback(process.join, 20)
             stack.callback(pipes[name].send, None)
-            sizes = pipes[name].recv()
-        rounds = Rounds(args, pipes)
+            sizes, costs = pipes[name].recv()
+        rate = matmul_rate(args.dtype)
+        rounds = Rounds(args, pipes, costs, rate)
         pairs = [rounds.run(m, c, PAIR) for m in args.models for c in args.concurrency]
         engines = [
             rounds.run(m, c, ENGINES) for m in args.models for c in args.concurrency if c > 1
@@ -205,6 +241,7 @@ def main() -> int:
         "tokens": args.tokens,
         "compressor": sizes[0],
         "generator": sizes[1],
+        "rate": rate / 1e9,
         "versions": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")),
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python", "benchmarks/generate.py", *sys.argv[1:]]),

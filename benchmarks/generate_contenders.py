@@ -46,8 +46,9 @@ class Timed:
 
 @dataclass(frozen=True)
 class Model:
-    """A pair as we run it, and its generator as transformers does."""
+    """A pair as we run it, its generator as transformers does, and what it costs."""
 
+    cost: Any
     compressor: Any
     generator: Any
     theirs: Any
@@ -60,24 +61,27 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
     from random_pairs import config_of, random_compressor, random_generator
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from condensery.networks.accounting import DecoderShape
+    from condensery.networks.accounting import CausalPairCost, DecoderShape
+    from condensery.networks.oscar_opening import cost_of
     from condensery.runtime.pair import bert_pair, load_pair
     from condensery.store.store import ModelStore
 
     kind, cpu = getattr(torch, dtype), torch.device("cpu")
     # Six layers of MiniLM's width, and eight times their weights.
-    small = DecoderShape(384, 6, 6, 6, 64, 1024, 32_000)
-    large = DecoderShape(768, 12, 12, 12, 64, 2048, 32_000, tied=True)
+    small = DecoderShape(384, 6, 6, 6, 64, 1024, 32_000, trimmed=True)
+    large = DecoderShape(768, 12, 12, 12, 64, 2048, 32_000, tied=True, trimmed=True)
     if tiny:
-        small = DecoderShape(32, 2, 2, 2, 16, 64, 500)
-        large = DecoderShape(64, 4, 4, 4, 16, 128, 500, tied=True)
+        small = DecoderShape(32, 2, 2, 2, 16, 64, 500, trimmed=True)
+        large = DecoderShape(64, 4, 4, 4, 16, 128, 500, tied=True, trimmed=True)
     ours, theirs = (random_generator(config_of(large), cpu, kind) for _ in range(2))
     compressor = random_compressor(config_of(small), large.hidden_size, cpu, kind, mapping=512)
-    found = {"random": Model(compressor, ours, theirs.network, False)}
+    cost = CausalPairCost.of(small, large, memory_tokens=MEMORY, mapping_size=512)
+    found = {"random": Model(cost, compressor, ours, theirs.network, False)}
     shelf = ModelStore(ROOT / "model_store", store)
     stored = shelf.open("oscar-mini")
     base = shelf.open_base(stored)
-    plain = load_pair(stored, base, device=cpu, dtype=torch.float32).generator
+    whole = load_pair(stored, base, device=cpu, dtype=torch.float32)
+    plain = whole.generator
     words = plain.words
     config = LlamaConfig(**{**plain.backbone.config.to_dict(), "vocab_size": len(words)})
     config.use_cache = True
@@ -89,7 +93,9 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
         head.bias.copy_(plain.output_bias)
     model.lm_head = head
     pair = bert_pair(load_pair(stored, base, device=cpu, dtype=kind), stored.path)
-    found["oscar-mini"] = Model(pair.compressor, pair.generator, model.to(kind), True)
+    found["oscar-mini"] = Model(
+        *(cost_of(whole), pair.compressor, pair.generator, model.to(kind), True)
+    )
     return found
 
 
@@ -113,7 +119,8 @@ def contend(name: str, store: Path, tiny: bool, dtype: str, threads: int, pipe: 
     else:
         torch.set_num_threads(threads)
     found = models(store, tiny, dtype)
-    pipe.send(sizes(found) if dtype == "float32" or name != OURS else (0.0, 0.0))
+    counted = sizes(found) if dtype == "float32" or name != OURS else (0.0, 0.0)
+    pipe.send((counted, {model: one.cost for model, one in found.items()}))
     serving: dict[str, Any] = {}
     while (task := pipe.recv()) is not None:
         model = found[task.model]

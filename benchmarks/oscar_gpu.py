@@ -202,8 +202,10 @@ class Bench:
 
 def flops(sizes: Sizes, half: Half | None, asked: bool) -> tuple[int, int]:
     """Return the true FLOPs of a question: of compression, and of generation."""
+    # What is trimmed is not spent, so it may not count as done.
+    generator = replace(sizes.generator, trimmed=True)
     cost = CausalPairCost.of(
-        *(half.shape if half else sizes.generator, sizes.generator),
+        *(replace(half.shape, trimmed=True) if half else generator, generator),
         memory_tokens=MEMORY,
         mapping_size=half.mapping if half else 0,
         specials=(half.specials if asked else half.counted) if half else 0,

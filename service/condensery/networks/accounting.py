@@ -31,25 +31,34 @@ class LayerCost:
         layer_weights: Weights of one layer's matrices.
         layers: How many.
         attention_size: Heads times a head's size, which need not be the hidden size.
+        trimmed: Weights of the last layer that see those positions alone whose last hidden states
+            are used (``networks.last_layer``).
     """
 
     layer_weights: int
     layers: int
     attention_size: int
+    trimmed: int = 0
 
-    def matrices(self, tokens: int) -> int:
-        """FLOPs of the layers' matrices over ``tokens``, without attention scores."""
-        return 2 * self.layer_weights * self.layers * tokens
+    def matrices(self, tokens: int, unused: int = 0) -> int:
+        """FLOPs of the layers' matrices, without attention scores.
 
-    def sequence(self, tokens: int) -> int:
+        Args:
+            tokens: All positions.
+            unused: Those whose last hidden states nothing uses.
+        """
+        return 2 * (self.layer_weights * self.layers * tokens - self.trimmed * unused)
+
+    def sequence(self, tokens: int, unused: int = 0) -> int:
         """FLOPs of one bidirectional pass over ``tokens``, attention scores included."""
-        return self.matrices(tokens) + self.layers * 4 * self.attention_size * tokens * tokens
+        scores = self.layers * 4 * self.attention_size * tokens * tokens
+        return self.matrices(tokens, unused) + scores
 
-    def causal(self, prompt: int, generated: int) -> int:
+    def causal(self, prompt: int, generated: int, unused: int = 0) -> int:
         """FLOPs of reading ``prompt`` positions and then ``generated`` more, one at a time."""
         read = prompt + max(0, generated - 1)  # the last token is not read again
         seen = read * (read + 1) // 2
-        return self.matrices(read) + self.layers * 4 * self.attention_size * seen
+        return self.matrices(read, unused) + self.layers * 4 * self.attention_size * seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class DecoderShape:
         mlp_size: Neurons of each of the gated MLP's two branches.
         vocabulary: Tokens that the head scores.
         tied: Whether the head is the embedding table; counts for parameters, not for FLOPs.
+        trimmed: Whether the last MLP reads those positions alone whose states are used.
     """
 
     hidden_size: int
@@ -75,9 +85,10 @@ class DecoderShape:
     mlp_size: int
     vocabulary: int
     tied: bool = False
+    trimmed: bool = False
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "DecoderShape":
+    def from_config(cls, config: Mapping[str, Any], *, trimmed: bool = False) -> "DecoderShape":
         """Read the dimensions out of a transformers ``config.json``.
 
         Raises:
@@ -94,13 +105,19 @@ class DecoderShape:
             mlp_size=_positive(config, "intermediate_size"),
             vocabulary=_positive(config, "vocab_size"),
             tied=bool(config.get("tie_word_embeddings", False)),
+            trimmed=trimmed,
         )
 
     @property
     def layer_weights(self) -> int:
         """Weights of one layer's matrices: q and o, k and v, gate, up and down."""
         attention = 2 * (self.heads + self.key_heads) * self.head_size
-        return self.hidden_size * (attention + 3 * self.mlp_size)
+        return self.hidden_size * attention + self.mlp_weights
+
+    @property
+    def mlp_weights(self) -> int:
+        """Weights of one layer's MLP: gate, up and down."""
+        return 3 * self.hidden_size * self.mlp_size
 
     @property
     def table(self) -> int:
@@ -118,6 +135,7 @@ class DecoderShape:
             self.layer_weights,
             self.layers if layers is None else layers,
             self.heads * self.head_size,
+            self.mlp_weights if self.trimmed else 0,
         )
 
 
@@ -183,12 +201,12 @@ class CausalPairCost:
         """FLOPs of reading one window of ``passage`` tokens for ``question`` tokens."""
         text = question * self.question + passage + self.specials
         memory = text // self.rate + 1 if self.rate else self.memory
-        read = self.compressor.causal(text + memory + bool(self.score), 0)
+        read = self.compressor.causal(text + memory + bool(self.score), 0, unused=text)
         return read + memory * self.vector + self.score
 
     def generate(self, prompt: int, generated: int) -> int:
         """FLOPs of answering with ``generated`` tokens to ``prompt`` positions."""
-        return self.generator.causal(prompt, generated) + self.head * generated
+        return self.generator.causal(prompt, generated, unused=prompt - 1) + self.head * generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +236,6 @@ class PairCost:
         """Work the cost out; sizes are the compressor backbone's, and the shared vocabulary's."""
         memory = shape.memory_tokens
         mapping = mapping_flops(memory, hidden_size, shape.mapping_size, hidden_size)
-        attention = 4 * hidden_size * hidden_size
         queries = keys = 0
         if shape.copy:
             queries = 2 * memory * hidden_size  # the gate
@@ -228,12 +245,15 @@ class PairCost:
             else:
                 queries += 2 * memory * hidden_size * hidden_size
                 keys += 2 * hidden_size * (hidden_size + memory)  # keys, and their scores
+        generated = 3 * hidden_size * shape.generator_mlp_size
         return cls(
-            compressor=LayerCost(attention + 2 * hidden_size * mlp_size, layers, hidden_size),
+            # A pointer reads the states of the passage's words too.
+            compressor=_bert(hidden_size, mlp_size, layers, trimmed=not shape.copy),
             generator=LayerCost(
-                attention + 3 * hidden_size * shape.generator_mlp_size,
+                4 * hidden_size * hidden_size + generated,
                 shape.generator_layers,
                 hidden_size,
+                generated,
             ),
             window=mapping + 2 * hidden_size + queries,
             window_token=keys,
@@ -253,9 +273,8 @@ class PairCost:
     ) -> "PairCost":
         """Work the cost out beside a causal language model; sizes are the compressor backbone's."""
         sizes = (hidden_size, shape.mapping_size, generator.hidden_size)
-        weights = 4 * hidden_size * hidden_size + 2 * hidden_size * mlp_size
         return cls(
-            compressor=LayerCost(weights, layers, hidden_size),
+            compressor=_bert(hidden_size, mlp_size, layers, trimmed=True),
             generator=generator.body(),
             window=mapping_flops(shape.memory_tokens, *sizes) + 2 * hidden_size,
             window_token=0,
@@ -265,12 +284,20 @@ class PairCost:
 
     def compress(self, question: int, passage: int) -> int:
         """FLOPs of reading one window of ``passage`` tokens for ``question`` tokens."""
-        read = self.compressor.sequence(question + passage + 3 + self.slots)
+        text = question + passage + 3
+        read = self.compressor.sequence(text + self.slots, unused=text)
         return read + self.window + self.window_token * (passage + 1)  # its [SEP] too
 
     def generate(self, prompt: int, generated: int) -> int:
         """FLOPs of answering with ``generated`` tokens to ``prompt`` positions."""
-        return self.generator.causal(prompt, generated) + self.token * generated
+        read = self.generator.causal(prompt, generated, unused=prompt - 1)
+        return read + self.token * generated
+
+
+def _bert(hidden_size: int, mlp_size: int, layers: int, *, trimmed: bool) -> LayerCost:
+    square, mlp = hidden_size * hidden_size, 2 * hidden_size * mlp_size
+    # Of the last layer, keys, values and queries are made of all positions.
+    return LayerCost(4 * square + mlp, layers, hidden_size, (square + mlp) * trimmed)
 
 
 def _positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

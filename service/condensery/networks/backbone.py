@@ -23,8 +23,10 @@ from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
 from condensery.networks.dtypes import thread_dtypes
 from condensery.networks.effir_opening import open_pruned, pruning_of
+from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
 from condensery.networks.packing import Packing
+from condensery.networks.pooling import Pooling, rows_read
 from condensery.networks.sublayers import constructor_options
 
 # These count positions from padding_idx + 1 and derive them from the ids unless told.
@@ -96,9 +98,18 @@ class Backbone(nn.Module):
         self,
         sequences: Sequence[Sequence[int]],
         token_types: Sequence[Sequence[int]] | None = None,
+        *,
+        pooling: Pooling = "mean",
     ) -> tuple[Tensor, Packing]:
-        """Pack token ids, and perhaps their types; return the last hidden states (total, width)."""
+        """Pack token ids, and perhaps their types; return the last hidden states (total, width).
+
+        Args:
+            sequences: Token ids of each.
+            token_types: See ``forward``.
+            pooling: What the states are for: those that it doesn't read may hold anything.
+        """
         packing = self.pack([len(ids) for ids in sequences])
+        packing.wanted = rows_read(packing, pooling)
         types = None if token_types is None else packing.row([*chain.from_iterable(token_types)])
         return self(packing.row([*chain.from_iterable(sequences)]), packing, types), packing
 
@@ -251,6 +262,7 @@ def run_packed(model: PreTrainedModel) -> Backbone:
     try:
         model.set_attn_implementation(PACKED)
         fuse_layers(model)
+        trim_last(model)
         prepack_linears(model)
         backbone = Backbone(model)
         packed, packing = backbone.read(probes)

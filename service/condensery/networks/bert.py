@@ -76,9 +76,12 @@ class FusedAttention(nn.Module):
             output = attend_padded(packing, query, key, value, scale=scale, causal=False)
         return output.flatten(1)
 
-    def forward(self, hidden: Tensor, packing: Packing) -> Tensor:
-        """Pass (total, width) through it."""
-        out: Tensor = self.norm(self.output(self.attend(hidden, packing), residual=hidden))
+    def forward(self, hidden: Tensor, packing: Packing, rows: Tensor | None = None) -> Tensor:
+        """Pass (total, width) through it; returns ``rows`` of them, or all."""
+        attended = self.attend(hidden, packing)
+        if rows is not None:
+            attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
+        out: Tensor = self.norm(self.output(attended, residual=hidden))
         return out
 
 
@@ -114,10 +117,14 @@ class FusedLayer(nn.Module):
 
     Args:
         layer: transformers' ``BertLayer``, one of the same shape, or what is left of one.
+
+    Attributes:
+        last: Whether the rows that ``Packing.wanted`` doesn't name are read by nobody.
     """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
+        self.last = False
         attention, output = layer.attention, layer.output
         self.has_attention, self.has_mlp = hasattr(attention, "self"), hasattr(output, "dense")
         self.attention = (
@@ -136,6 +143,10 @@ class FusedLayer(nn.Module):
         """Pass (1, total, width) through the layer; the signature is ``BertLayer``'s."""
         assert attention_mask is None  # none is built for packed attention
         hidden = hidden_states[0]
-        hidden = self.attention(hidden, packing) if self.has_attention else self.attention(hidden)
-        out: Tensor = self.mlp(hidden)[None]
-        return out
+        rows = packing.wanted if self.last else None
+        if self.has_attention:
+            part = self.attention(hidden, packing, rows)
+        else:
+            part = self.attention(hidden if rows is None else hidden.index_select(0, rows))
+        out: Tensor = self.mlp(part)
+        return (out if rows is None else hidden.index_copy(0, rows, out))[None]

@@ -130,6 +130,7 @@ class Step:
         places: Where each row is written, (total,).
         last: Row of each span's last token, (spans,).
         visits: How many layers have called; a model whose attention is another one never does.
+        wanted: Rows whose last hidden states are read, (wanted,); None: all of them.
     """
 
     def __init__(self, cache: Cache, spans: Sequence[Span]) -> None:
@@ -139,6 +140,7 @@ class Step:
         self.cache = cache
         self.singles = singles
         self.visits = 0
+        self.wanted: Tensor | None = None
         self._spans = spans
         ends = np.cumsum([span.count for span in spans])
         self.total = int(ends[-1])

@@ -38,7 +38,8 @@ class Classifier(nn.Module):
             sequences: Token ids of each text or pair.
             token_types: Type of each token; of no effect on networks without types.
         """
-        hidden, packing = self.backbone.read(sequences, token_types if self.typed else None)
+        types = token_types if self.typed else None
+        hidden, packing = self.backbone.read(sequences, types, pooling=self.pooling)
         logits: Tensor = self.head(pool(hidden, packing, self.pooling))
         return logits
 

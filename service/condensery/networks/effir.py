@@ -41,10 +41,14 @@ class PrunedLayer(nn.Module):
         if self._attention is not None:
             norm, attention = map(self.get_submodule, self._attention)
             hidden_states = hidden_states + attention(norm(hidden_states), **options)[0]
-        if self._mlp is not None:
-            norm, mlp = map(self.get_submodule, self._mlp)
-            hidden_states = hidden_states + mlp(norm(hidden_states))
-        return hidden_states
+        return hidden_states if self._mlp is None else self.feed(hidden_states, **options)
+
+    def feed(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        """Add the MLP's part to (batch, length, hidden)."""
+        assert self._mlp is not None
+        norm, mlp = map(self.get_submodule, self._mlp)
+        out: Tensor = hidden_states + mlp(norm(hidden_states))
+        return out
 
 
 class PrunedBertLayer(nn.Module):

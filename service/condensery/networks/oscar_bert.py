@@ -11,6 +11,7 @@ from torch import Tensor
 
 from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
+from condensery.networks.last_layer import trim_last
 from condensery.networks.neutral import Neutral
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_compressor import Compressor
@@ -136,6 +137,7 @@ class BertHalf(Compressor):
         """Replace parts by those that infer fast, on packed input; it can't train then."""
         self.backbone.set_attn_implementation(PACKED)
         fuse_layers(self.backbone)
+        trim_last(self.backbone)
 
     def cost(self, reading: Reading) -> int:
         """Return the positions a reading takes, slots included."""
@@ -158,6 +160,7 @@ def _compress(
         compressor.slot_positions,
         dtype=slots.dtype,
         device=slots.device,
+        pointing=compressor.pointer is not None,
     )
     out = compressor(given, words)
     counts = (compressor.shape.memory_tokens,) * len(readings)

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from condensery.networks.attention import PACKED
 from condensery.networks.backbone import CPU_ROW_MULTIPLE
+from condensery.networks.last_layer import trim_last
 from condensery.networks.oscar_causal_shape import CompressorShape
 from condensery.networks.oscar_interface import Memories, Reading
 from condensery.networks.packing import Packing
@@ -69,6 +70,7 @@ class CausalCompressor(nn.Module):
     def make_ready(self) -> None:
         """Read packed input."""
         self.backbone.set_attn_implementation(PACKED)
+        trim_last(self.backbone)
 
     def cost(self, reading: Reading) -> int:
         """Return the positions a reading takes, memory and rerank tokens included."""
@@ -99,6 +101,7 @@ class CausalCompressor(nn.Module):
         at = torch.from_numpy(np.concatenate(slots_at)).to(device)
         embeds = words(torch.from_numpy(ids).to(device))
         embeds[at] = self.slots(torch.from_numpy(np.concatenate(slot_ids)).to(device))
+        packing.wanted = at
         hidden = self.backbone(
             inputs_embeds=embeds[None],
             position_ids=torch.from_numpy(places).to(device)[None],

@@ -18,6 +18,7 @@ from transformers import BertConfig, PretrainedConfig
 
 from condensery.networks.accounting import CausalPairCost, DecoderShape, PairCost, ReadingCosts
 from condensery.networks.decoders import read_config
+from condensery.networks.last_layer import trims
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_bert import BertHalf, BertReadings, BertTexts
 from condensery.networks.oscar_causal import CPU, HALVES, CausalPair
@@ -124,12 +125,12 @@ def cost_of(pair: OscarPair | CausalPair) -> ReadingCosts:
         return PairCost.of(
             pair.shape, **_bert_sizes(pair.compressor), vocabulary=len(pair.generator.words)
         )
-    generator = DecoderShape.from_config(pair.generator.network.config.to_dict())
+    generator = _decoder(pair.generator.network.config)
     if isinstance(pair.compressor, BertHalf):
         return PairCost.beside(pair.compressor.shape, generator, **_bert_sizes(pair.compressor))
     shape = pair.compressor.shape
     return CausalPairCost.of(
-        DecoderShape.from_config(pair.compressor.backbone.config.to_dict()),
+        _decoder(pair.compressor.backbone.config),
         generator,
         memory_tokens=shape.memory_tokens,
         memory_rate=shape.memory_rate,
@@ -138,6 +139,10 @@ def cost_of(pair: OscarPair | CausalPair) -> ReadingCosts:
         specials=shape.specials,
         question=shape.question,
     )
+
+
+def _decoder(config: PretrainedConfig) -> DecoderShape:
+    return DecoderShape.from_config(config.to_dict(), trimmed=trims(config.model_type))
 
 
 def _bert_sizes(compressor: Compressor) -> dict[str, int]:

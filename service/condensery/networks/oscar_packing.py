@@ -54,8 +54,12 @@ def pack(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    pointing: bool = True,
 ) -> CompressorInput:
-    """Lay ``[CLS] question [SEP] passage [SEP] M0..RR`` of each pairing out in one row."""
+    """Lay ``[CLS] question [SEP] passage [SEP] M0..RR`` of each pairing out in one row.
+
+    Without a pointer (``pointing``) the slots' last hidden states are all that is read.
+    """
     lengths = [length(pairing, shape) for pairing in pairings]
     multiple = CPU_ROW_MULTIPLE if device.type == "cpu" else 1
     packing = Packing.of(lengths, dtype=dtype, device=device, total_multiple=multiple)
@@ -83,12 +87,14 @@ def pack(
     row_ids, row_types, row_places, row_slots = (
         torch.from_numpy(a).to(device)[None] for a in (ids, types, places, slots)
     )
+    at_slots = torch.from_numpy(slots_at).to(device)
+    packing.wanted = None if pointing else at_slots.flatten()
     return CompressorInput(
         input_ids=row_ids,
         token_type_ids=row_types,
         position_ids=row_places,
         slot_ids=row_slots,
         passage_at=torch.from_numpy(passage_at).to(device),
-        slots_at=torch.from_numpy(slots_at).to(device),
+        slots_at=at_slots,
         attention={"packing": packing},
     )

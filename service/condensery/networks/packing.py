@@ -47,6 +47,8 @@ class Packing:
         lengths: Tokens of each sequence, in the row's order.
         total: Length of the row: the sequences, then filler that no sequence sees.
         dtype: Of the forward pass (the padding mask is added to its scores).
+        wanted: Rows whose last hidden states are read, (wanted,); None: all of them. Others may
+            hold anything (``networks.last_layer``).
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Packing:
         self.total = total
         self.device = device
         self.dtype = dtype
+        self.wanted: Tensor | None = None
         self._lengths = np.asarray(lengths, dtype=np.int64)
         self._ends = np.cumsum(self._lengths)
         self._starts = self._ends - self._lengths

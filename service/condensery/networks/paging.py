@@ -32,7 +32,10 @@ class Tokens:
         table: Blocks that each row's sequence has, in order, (rows, blocks), int32.
         ends: Positions that each row sees, its own included, (rows,), int32.
         visits: How many layers have called.
+        wanted: None: every row is read (as ``Step.wanted``).
     """
+
+    wanted: None = None
 
     def __init__(self, cache: Cache, rows: int, longest: int) -> None:
         self.cache = cache

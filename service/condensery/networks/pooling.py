@@ -22,14 +22,20 @@ def pool(hidden: Tensor, packing: Packing, pooling: Pooling) -> Tensor:
     Returns:
         (sequences, width), float32.
     """
-    if pooling == "cls":
-        return hidden.index_select(0, packing.starts).float()
-    if pooling == "last":
-        return hidden.index_select(0, packing.ends).float()
+    rows = rows_read(packing, pooling)
+    if rows is not None:
+        return hidden.index_select(0, rows).float()
     ids = packing.sequence_ids
     sums = torch.zeros(len(packing.lengths), hidden.shape[1], device=hidden.device)
     sums.index_add_(0, ids, hidden[: len(ids)].float())
     return sums / torch.diff(packing.cu_seqlens)[:, None]
+
+
+def rows_read(packing: Packing, pooling: Pooling) -> Tensor | None:
+    """Return the rows that ``pool`` reads, one a sequence; None if all of them."""
+    if pooling == "cls":
+        return packing.starts
+    return packing.ends if pooling == "last" else None
 
 
 def normalise(vectors: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from condensery.errors import CorruptModel
 from condensery.networks.cached_attention import CACHED
 from condensery.networks.caching import Cache, Span, Step
 from condensery.networks.decoding import AGREEMENT, Decoder
+from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar_interface import GeneratorNetwork
 from condensery.networks.paging import Tokens
@@ -119,6 +120,7 @@ class Stepper:
         backbone.set_attn_implementation("sdpa")
         wanted = [self._network(one[None], use_cache=False).last_hidden_state[0] for one in probes]
         backbone.set_attn_implementation(CACHED)
+        trim_last(backbone)
         cache = self.cache(48)
         places = [np.arange(start, start + 24) for start in (24, 0)]
         found: list[list[Tensor]] = [[], []]

@@ -55,7 +55,10 @@ class Network:
 
         A text has its vector (dims,); those that are wanted whole have one a token, (tokens, dims).
         """
-        hidden, packing = self.backbone.read([text.ids for text in texts])
+        every = any(text.whole for text in texts)
+        hidden, packing = self.backbone.read(
+            [text.ids for text in texts], pooling="mean" if every else self.pooling
+        )
         vectors = pool(hidden, packing, self.pooling)
         scaled = [text.normalise for text in texts]
         if all(scaled):
@@ -68,7 +71,7 @@ class Network:
         found: list[Floats | CondenseryError] = [
             row if good else self._fault() for row, good in zip(array, finite, strict=True)
         ]
-        if any(text.whole for text in texts):
+        if every:
             first = 0
             for place, text in enumerate(texts):
                 if text.whole:

@@ -16,6 +16,7 @@ from condensery.errors import CorruptModel
 from condensery.networks.accounting import ReadingCosts
 from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
+from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_bert import BertCompressor
@@ -212,6 +213,7 @@ def make_ready(pair: OscarPair) -> OscarPair:
     """Replace a pair's parts by those that infer fast, on packed input; it can't train then."""
     pair.compressor.backbone.set_attn_implementation(PACKED)
     fuse_layers(pair.compressor.backbone)
+    trim_last(pair.compressor.backbone)
     pair.generator.backbone.set_attn_implementation("sdpa")
     prepack_linears(pair)
     return pair

@@ -78,11 +78,10 @@ def _scores(
         if scores is not None:
             return scores
     step = Step(cache, spans)
+    last = step.last if len(choosing) == len(members) else step.last[list(choosing)]
+    step.wanted = last
     hidden = stepper.run(rows, step)
-    if not choosing:
-        return None
-    last = step.last if len(choosing) == len(members) else step.last[choosing]
-    return stepper.logits(hidden.index_select(0, last))
+    return stepper.logits(hidden.index_select(0, last)) if choosing else None
 
 
 def _prepare(stepper: Stepper, member: Member, model: str) -> CondenseryError | None:

@@ -1,13 +1,19 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
-from tiny_pair import VOCABULARY, padded, tiny_pair
+from tiny_pair import VOCABULARY, tiny_pair
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from condensery.networks.accounting import LayerCost, PairCost
+from condensery.networks.last_layer import trim_last
 from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_packing import Pairing
+from condensery.networks.oscar_bert import BertCompressor
+from condensery.networks.oscar_interface import Reading
+from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape
+from condensery.runtime.pair import make_ready
 
 SMALL = OscarShape(memory_tokens=2, mapping_size=5, generator_layers=3, generator_mlp_size=7)
 
@@ -29,12 +35,21 @@ def test_a_causal_token_sees_itself_and_those_before() -> None:
     assert LayerCost(10, 2, 4).causal(3, 1) == LayerCost(10, 2, 4).causal(3, 0)
 
 
+def test_what_nothing_reads_costs_less_in_the_last_layer() -> None:
+    # 6 of the last layer's weights are not multiplied for 2 of 3 tokens.
+    whole, trimmed = LayerCost(10, 2, 4), LayerCost(10, 2, 4, trimmed=6)
+    assert trimmed.sequence(3) == whole.sequence(3)
+    assert trimmed.sequence(3, unused=2) == whole.sequence(3) - 2 * 6 * 2
+    assert trimmed.causal(3, 2, unused=2) == whole.causal(3, 2) - 2 * 6 * 2
+
+
 def test_a_pair_costs_what_its_matrices_say() -> None:
     cost = PairCost.of(SMALL, hidden_size=4, mlp_size=6, layers=2, vocabulary=11)
     assert cost.compressor == LayerCost(4 * 16 + 2 * 24, 2, 4)
-    assert cost.generator == LayerCost(4 * 16 + 3 * 28, 3, 4)
+    assert cost.generator == LayerCost(4 * 16 + 3 * 28, 3, 4, 3 * 28)
     assert cost.token == 2 * (16 + 44)
-    assert cost.generate(3, 2) == 3 * (2 * 148 * 4 + 4 * 4 * 10) + 2 * 120
+    unread = 2 * 84 * 2  # of a prompt of 3, the last position is read
+    assert cost.generate(3, 2) == 3 * (2 * 148 * 4 + 4 * 4 * 10) - unread + 2 * 120
     # A question of 1 and a passage of 2: 9 positions with 3 special tokens and 3 slots.
     layers = 2 * (2 * 112 * 9 + 4 * 4 * 81)
     mapping, rerank = 2 * 2 * (4 * 5 + 5 * 4), 2 * 4
@@ -45,30 +60,38 @@ def test_a_pair_costs_what_its_matrices_say() -> None:
 def test_without_the_copy_path_no_pointer_is_counted() -> None:
     shape = OscarShape(memory_tokens=2, mapping_size=5, copy=False)
     cost = PairCost.of(shape, hidden_size=4, mlp_size=6, layers=2, vocabulary=11)
-    assert cost.compress(1, 2) == cost.compressor.sequence(9) + 2 * 2 * (20 + 20) + 2 * 4
+    assert cost.compressor.trimmed == 16 + 2 * 24  # all but queries, keys and values
+    read = cost.compressor.sequence(9, unused=6)  # 3 slots are used
+    assert cost.compress(1, 2) == read + 2 * 2 * (20 + 20) + 2 * 4
 
 
 @pytest.mark.parametrize("shape", [{}, {"walk": True}, {"copy": False}], ids=str)
 def test_the_compressors_figure_is_what_torch_counts(shape: dict[str, bool]) -> None:
     pair = tiny_pair(**shape)
-    pair.compressor.backbone.set_attn_implementation("eager")  # its products are counted, all
     question, passage = 8, 17  # 8 + 17 + 3 and 4 slots: a row of 32 without padding
-    pairing = Pairing(range(5, 5 + question), range(5, 5 + passage))
-    given = padded([pairing], pair.shape)
-    assert given.input_ids.shape == (1, 32)
+    ids = list(range(5, 5 + question + passage))
+    ids = [2, *ids[:question], 3, *ids[question:], 3]
+    reading = Reading(ids, head=question + 2, tail=1, memory=3, start=0, end=0)
+    network = BertCompressor(make_ready(pair), Specials(2, 3))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        pair.compressor(given, pair.generator.words)
-    assert cost_of(pair).compress(question, passage) == counter.get_total_flops()
+        network.compress([reading])
+    assert network.cost(reading) == 32
+    # The counter sees no fused attention: scores, and their use, of 2 layers 32 wide.
+    scores = 2 * 4 * 32 * 32 * 32
+    assert cost_of(pair).compress(question, passage) == counter.get_total_flops() + scores
 
 
 def test_the_generators_figure_is_what_torch_counts_but_for_masked_scores() -> None:
     pair = tiny_pair()
-    pair.generator.backbone.set_attn_implementation("eager")
+    backbone = pair.generator.backbone
+    backbone.set_attn_implementation("eager")  # its products are counted, all
+    trim_last(backbone)
     prompt, generated = 7, 4
     embeds, cache = torch.randn(1, prompt, 32), DynamicCache()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         for _ in range(generated):
-            out = pair.generator(embeds, past_key_values=cache, use_cache=True)
+            step = SimpleNamespace(wanted=torch.tensor([embeds.shape[1] - 1]))
+            out = pair.generator(embeds, past_key_values=cache, use_cache=True, step=step)
             pair.generator.logits(out.last_hidden_state[:, -1])
             embeds = torch.randn(1, 1, 32)
     # torch computes the whole square of the prompt's scores, half of which the mask then hides.

@@ -182,10 +182,11 @@ def test_a_shape_survives_json_and_says_its_rates() -> None:
 def test_a_pairs_cost_is_that_of_its_own_dimensions() -> None:
     pair, _ = tiny_bert_causal()
     cost = cost_of(pair)
-    bert = LayerCost(4 * 32 * 32 + 2 * 32 * 48, 2, 32)
+    bert = LayerCost(4 * 32 * 32 + 2 * 32 * 48, 2, 32, 32 * 32 + 2 * 32 * 48)
     mapping, rerank = 2 * 3 * 40 * (32 + 64), 2 * 32
-    assert cost.compress(5, 9) == bert.sequence(5 + 9 + 3 + 4) + mapping + rerank
-    generator = DecoderShape.from_config(pair.generator.network.config.to_dict())
+    assert cost.compress(5, 9) == bert.sequence(5 + 9 + 3 + 4, unused=17) + mapping + rerank
+    config = pair.generator.network.config.to_dict()
+    generator = DecoderShape.from_config(config, trimmed=True)
     causal = CausalPairCost.of(generator, generator, memory_tokens=3)
     assert cost.generate(40, 7) == causal.generate(40, 7)
 

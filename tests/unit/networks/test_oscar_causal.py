@@ -229,7 +229,7 @@ def test_a_compressor_that_shares_the_generators_weights_adapts_its_own_copy() -
 def test_a_pairs_cost_is_that_of_its_own_dimensions() -> None:
     pair, _ = tiny_causal(layers=2, wide=True, mapping_size=40, rerank=True)
     small, large = (
-        DecoderShape(32, layers, 4, 2, size, 48, words)
+        DecoderShape(32, layers, 4, 2, size, 48, words, trimmed=True)
         for layers, size, words in ((2, 8, 422), (4, 16, 262))
     )
     large = replace(large, hidden_size=64)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -126,6 +128,23 @@ def test_a_causal_pair_costs_what_torch_counts_but_for_masked_scores(
         model.model(inputs_embeds=torch.randn(1, tokens, 32), use_cache=False)
     expected = counter.get_total_flops() - masked(tokens) - count_rotations(model, [tokens])
     assert cost.compress(question, passage) == expected + 2 * 32
+
+
+def test_a_trimmed_shape_costs_less_by_its_last_mlp_over_what_nothing_reads() -> None:
+    whole = DecoderShape(8, 3, 2, 2, 4, 6, 9)
+    mlp = 3 * 8 * 6
+    assert whole.layer_weights == 4 * 8 * 8 + mlp
+    trimmed = replace(whole, trimmed=True)
+    costs = [
+        CausalPairCost.of(one, one, memory_tokens=3, rerank=True, specials=2)
+        for one in (whole, trimmed)
+    ]
+    text = 5 + 11 + 2
+    assert costs[0].compress(5, 11) - costs[1].compress(5, 11) == 2 * mlp * text
+    assert costs[0].generate(7, 4) - costs[1].generate(7, 4) == 2 * mlp * 6
+    assert costs[1].generate(7, 4) - costs[1].generate(7, 3) == (
+        costs[0].generate(7, 4) - costs[0].generate(7, 3)
+    )
 
 
 def count_rotations(model: LlamaForCausalLM, lengths: list[int]) -> int:
