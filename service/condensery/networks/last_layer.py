@@ -32,7 +32,8 @@ class LastLayer(PrunedLayer):
 
     def feed(self, hidden_states: Tensor, **options: Any) -> Tensor:
         """Add the MLP's part to (1, total, hidden) where it is wanted."""
-        rows: Tensor | None = (options.get("packing") or options["step"]).wanted
+        given = options.get("packing") or options.get("step")
+        rows: Tensor | None = None if given is None else given.wanted
         if rows is None:
             return super().feed(hidden_states)
         if not len(rows):
