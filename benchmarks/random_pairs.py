@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig
 
 from condensery.networks.accounting import DecoderShape
-from condensery.networks.attention import PACKED
 from condensery.networks.decoders import build, fill_buffers, headless, put
 from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar_causal import CausalGenerator
@@ -84,7 +83,7 @@ def random_compressor(
         half = CausalCompressor(backbone, shape, written)
     fill(half, device, dtype)
     fill_buffers(half.backbone, device)
-    half.backbone.set_attn_implementation(PACKED)
+    half.make_ready()
     prepack_linears(half)
     return half.eval()
 
