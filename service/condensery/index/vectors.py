@@ -3,7 +3,8 @@
 import json
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +26,21 @@ FEW_FACTOR = 1000
 # Share of tombstones past which the cache is compacted, and the number under which it never is.
 MAX_DEAD_SHARE = 0.2
 MIN_DEAD = 1000
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let FAISS compute in the calling thread alone: more would fight torch's for the cores.
+
+    OpenMP keeps the setting for each thread that calls, and torch in that thread has the same one:
+    a training that goes on there would be left with one core.
+    """
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 class CacheUnusable(Exception):
@@ -88,8 +104,8 @@ class VectorCache:
         cls, kind: str, metric: str, dims: int, options: Options, rows: int, sample: Floats
     ) -> Self:
         """Return an empty IVF-PQ cache for ``rows`` vectors, trained on a sample of them."""
-        _one_thread()
-        index = making.train(metric, dims, options, rows, sample)
+        with _one_thread():
+            index = making.train(metric, dims, options, rows, sample)
         return cls(kind, metric, dims, options, faiss.IndexIDMap(index))
 
     @property
@@ -143,8 +159,8 @@ class VectorCache:
 
     def add(self, rows: Rows, vectors: Floats) -> None:
         """Add vectors (rows, dims) under new row ids."""
-        _one_thread()
-        self._index.add_with_ids(np.ascontiguousarray(vectors), rows)
+        with _one_thread():
+            self._index.add_with_ids(np.ascontiguousarray(vectors), rows)
 
     def discard(self, rows: Iterable[int]) -> None:
         """Make tombstones of rows that are there."""
@@ -159,6 +175,7 @@ class VectorCache:
             self._dead.clear()
             self._alive_only = None
 
+    @_one_thread()
     def search(
         self, vector: Floats, k: int, allowed: Rows | None = None
     ) -> tuple[list[int], list[float]]:
@@ -173,7 +190,6 @@ class VectorCache:
             Rows, and scores where more is nearer: inner products, or minus squared distances; if
             it ``approximates``, those of codes.
         """
-        _one_thread()
         k = min(k, self.live if allowed is None else len(allowed))
         if k == 0:
             return [], []
@@ -324,9 +340,3 @@ class VectorCache:
         """Return what FAISS found by rows, where it went by their places, and scores as ours."""
         rows = self.rows()[found] if by_place else found
         return rows.tolist(), (scores if self.metric == "ip" else -scores).tolist()
-
-
-def _one_thread() -> None:
-    # OpenMP keeps this setting for each thread that calls, so that a worker thread must ask too;
-    # more threads would fight torch's for the cores
-    faiss.omp_set_num_threads(1)

@@ -1,7 +1,7 @@
 import json
-import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -169,19 +169,34 @@ def test_a_missing_file_is_unusable(tmp_path: Path) -> None:
         VectorCache.load(tmp_path / "c", "flat", "ip", DIMS)
 
 
-def test_faiss_uses_one_thread_in_whichever_thread_searches(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.DEBUG)
+class Watched:
+    """A FAISS index that notes how many threads it may use when it is called."""
+
+    def __init__(self, index: Any) -> None:
+        self.index, self.threads = index, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.index, name)
+        if name not in ("search", "add_with_ids"):
+            return value
+        self.threads.append(faiss.omp_get_max_threads())
+        return value
+
+
+def test_faiss_uses_one_thread_and_leaves_the_callers_own_as_they_were() -> None:
     cache = fill("flat", "ip", make_vectors(5))
-    seen = []
+    watched = Watched(cache._index)
+    cache._index = watched
+    after = []
 
-    def search() -> None:
+    def work() -> None:
         faiss.omp_set_num_threads(2)
+        cache.add(np.array([77]), make_vectors(1))
         cache.search(make_vectors(1)[0], 1)
-        seen.append(faiss.omp_get_max_threads())
+        after.append(faiss.omp_get_max_threads())  # torch has the same setting
 
-    thread = threading.Thread(target=search)
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [1]
+    assert watched.threads == [1, 1]
+    assert after == [2]
