@@ -180,20 +180,6 @@ def render(table: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def matmul_rate(dtype: str) -> float:
-    """Return the FLOPs a second of one large product on all cores, the best of ten."""
-    import torch
-
-    size = 3072
-    one = torch.randn(size, size).to(getattr(torch, dtype))
-    seconds = []
-    for _ in range(11):  # the first one warms up
-        started = time.perf_counter()
-        torch.mm(one, one)
-        seconds.append(time.perf_counter() - started)
-    return 2 * size**3 / min(seconds)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -207,6 +193,9 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a small random pair: a trial")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
+    import torch
+    from effir_gpu import matmul_rate
+
     from condensery.store.importing import import_minilm
     from condensery.store.store import ModelStore
 
@@ -223,7 +212,7 @@ def main() -> int:
             stack.callback(process.join, 20)
             stack.callback(pipes[name].send, None)
             sizes, costs = pipes[name].recv()
-        rate = matmul_rate(args.dtype)
+        rate = matmul_rate(torch.device("cpu"), getattr(torch, args.dtype), 3072)
         rounds = Rounds(args, pipes, costs, rate)
         pairs = [rounds.run(m, c, PAIR) for m in args.models for c in args.concurrency]
         engines = [

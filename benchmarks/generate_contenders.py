@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,15 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
 
     kind, cpu = getattr(torch, dtype), torch.device("cpu")
     # Six layers of MiniLM's width, and eight times their weights.
-    small = DecoderShape(384, 6, 6, 6, 64, 1024, 32_000, trimmed=True)
-    large = DecoderShape(768, 12, 12, 12, 64, 2048, 32_000, tied=True, trimmed=True)
+    small = DecoderShape(384, 6, 6, 6, 64, 1024, 32_000)
+    large = DecoderShape(768, 12, 12, 12, 64, 2048, 32_000, tied=True)
     if tiny:
-        small = DecoderShape(32, 2, 2, 2, 16, 64, 500, trimmed=True)
-        large = DecoderShape(64, 4, 4, 4, 16, 128, 500, tied=True, trimmed=True)
+        small = DecoderShape(32, 2, 2, 2, 16, 64, 500)
+        large = DecoderShape(64, 4, 4, 4, 16, 128, 500, tied=True)
     ours, theirs = (random_generator(config_of(large), cpu, kind) for _ in range(2))
     compressor = random_compressor(config_of(small), large.hidden_size, cpu, kind, mapping=512)
-    cost = CausalPairCost.of(small, large, memory_tokens=MEMORY, mapping_size=512)
+    shapes = (replace(shape, trimmed=True) for shape in (small, large))
+    cost = CausalPairCost.of(*shapes, memory_tokens=MEMORY, mapping_size=512)
     found = {"random": Model(cost, compressor, ours, theirs.network, False)}
     shelf = ModelStore(ROOT / "model_store", store)
     stored = shelf.open("oscar-mini")

@@ -78,7 +78,7 @@ def _scores(
         if scores is not None:
             return scores
     step = Step(cache, spans)
-    last = step.last if len(choosing) == len(members) else step.last[list(choosing)]
+    last = step.last if len(choosing) == len(members) else step.last[choosing]
     step.wanted = last
     hidden = stepper.run(rows, step)
     return stepper.logits(hidden.index_select(0, last)) if choosing else None

@@ -16,7 +16,7 @@ from condensery.networks.bert import FusedLayer
 from condensery.networks.effir import prune
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.last_layer import LastLayer, trim_last, trims
-from condensery.networks.pooling import pool
+from condensery.networks.pooling import Pooling, pool
 from condensery.networks.sublayers import family_of, layers_of
 
 DRAW = torch.Generator().manual_seed(3)
@@ -58,15 +58,17 @@ def test_the_states_that_are_read_are_those_of_the_whole_model(kind: str, gone: 
     prune(model, GONE[gone])
     first, last = alone(model, 0), alone(model, -1)
     backbone = run_packed(model)
-    for pooling, wanted in (("last", last), ("cls", first)):
-        hidden, packing = backbone.read(SEQUENCES, pooling=pooling)  # type: ignore[arg-type]
-        found = pool(hidden, packing, pooling)  # type: ignore[arg-type]
+    expected: dict[Pooling, Tensor] = {"last": last, "cls": first}
+    for pooling, wanted in expected.items():
+        hidden, packing = backbone.read(SEQUENCES, pooling=pooling)
+        found = pool(hidden, packing, pooling)
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_last_mlp_reads_the_rows_that_are_wanted_alone(kind: str) -> None:
-    backbone = run_packed(model_of(kind))  # type: ignore[arg-type]
+    model: Any = model_of(kind)
+    backbone = run_packed(model)
     with seen(backbone.model) as rows:
         backbone.read(SEQUENCES, pooling="last")
         backbone.read(SEQUENCES, pooling="mean")
@@ -121,7 +123,7 @@ def test_no_row_at_all_may_be_wanted() -> None:
     packing = backbone.pack([5])
     packing.wanted = torch.zeros(0, dtype=torch.int64)
     with seen(model) as rows, torch.inference_mode():
-        hidden = backbone(packing.row(range(3, 8)), packing)  # type: ignore[arg-type]
+        hidden = backbone(packing.row([*range(3, 8)]), packing)
     assert hidden.shape == (packing.total, 32)
     assert not rows
 
