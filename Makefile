@@ -77,7 +77,7 @@ check: install ## Format, lint, types, import contracts, stubs, size of the tree
 		END { printf "%.1f MiB\n", bytes / 2^20; exit bytes > $(LIMIT_MIB) * 2^20 }'
 
 test: install ## The tests, but for those marked slow or gpu (ARGS for pytest)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not gpu" $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m "not slow and not gpu" $(ARGS)
 
 proto: install ## Make service/condensery/stubs/ from proto/
 	$(PROTOC) --python_out=service --pyi_out=service --grpc_python_out=service $(PROTOS)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from tests.conftest import wait_for
 from tests.unit.index.conftest import SETTINGS, Disk, assert_agrees, make_batch, read_truth
-from tests.unit.index.lives import Say, live
+from tests.unit.index.lives import Life, Say, live
 
 from condensery.client.rest import Client
 from condensery.errors import CondenseryError
@@ -119,7 +119,9 @@ def expected(state: State, written: dict[int, list[str]]) -> dict[str, bytes]:
     return truth
 
 
-def kill_indexes(data_dir: Path, kills: int, seed: int = 1) -> Counter[str]:
+def kill_indexes(
+    data_dir: Path, kills: int, seed: int = 1, life: Life = write_for_ever
+) -> Counter[str]:
     """Kill a process that writes indexes so many times; returns what happened how often.
 
     Raises:
@@ -132,9 +134,9 @@ def kill_indexes(data_dir: Path, kills: int, seed: int = 1) -> Counter[str]:
     states: dict[str, State] = {kind: {} for kind in KINDS}
     written: dict[int, list[str]] = {}
     seen: Counter[str] = Counter()
-    for life in range(kills):
+    for number in range(kills):
         lines = live(
-            *(write_for_ever, data_dir, seed * 1000 + life),
+            *(life, data_dir, seed * 1000 + number),
             after=draw.randint(1, 30),
             wait=draw.uniform(0, 0.01),
         )
@@ -143,7 +145,7 @@ def kill_indexes(data_dir: Path, kills: int, seed: int = 1) -> Counter[str]:
             verb, *rest = line.split()
             seen[verb] += 1
             if verb == "done":
-                assert rest == ["synced"], f"life {life}: acknowledged and not synced: {doubt}"
+                assert rest == ["synced"], f"life {number}: acknowledged and not synced: {doubt}"
                 assert doubt is not None
                 name, *change = doubt
                 states[name] = follow(states[name], *change)  # type: ignore[arg-type]
@@ -161,7 +163,7 @@ def kill_indexes(data_dir: Path, kills: int, seed: int = 1) -> Counter[str]:
                     wanted.append(follow(states[kind], *doubt[1:]))
                 truth = {one: row.tobytes() for one, row in read_truth(data_dir, kind).items()}
                 fits = [one for one in wanted if expected(one, written) == truth]
-                assert fits, f"life {life}, {kind}: what is there is not what was acknowledged"
+                assert fits, f"life {number}, {kind}: what is there is not what was acknowledged"
                 states[kind] = fits[-1]
                 # each passage once in FAISS and in the words, and none that is gone
                 assert_agrees(store, data_dir, kind, queries=1)

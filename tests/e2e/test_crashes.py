@@ -1,11 +1,13 @@
 """What ``crashes.py`` does at length, in short."""
 
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.crashes import kill_indexes, kill_servers
+from tests.e2e.crashes import kill_indexes, kill_servers, write_for_ever
+from tests.unit.index.lives import Say
 
 from condensery.index import database
 from condensery.index.index import Index
@@ -30,24 +32,18 @@ def test_a_server_that_is_killed_loses_nothing_that_was_acknowledged(
     assert seen["done"] > 4
 
 
-def test_a_writer_that_does_not_sync_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_carelessly(data_dir: Path, say: Say, seed: int) -> None:
     prepare = database._prepare
 
     def careless(connection: sqlite3.Connection) -> None:
         prepare(connection)
         connection.execute("PRAGMA synchronous = OFF")
 
-    monkeypatch.setattr(database, "_prepare", careless)
-    with pytest.raises(AssertionError, match="acknowledged and not synced"):
-        kill_indexes(tmp_path / "data", 3)
+    database._prepare = careless
+    write_for_ever(data_dir, say, seed)
 
 
-@pytest.mark.parametrize("verb", ["upsert", "delete"])
-def test_a_write_that_is_acknowledged_and_not_made_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+def write_forgetfully(verb: str, data_dir: Path, say: Say, seed: int) -> None:
     real, count = getattr(Index, verb), 0
 
     def forgetful(*args: Any, **kwargs: Any) -> Any:
@@ -55,6 +51,16 @@ def test_a_write_that_is_acknowledged_and_not_made_is_noticed(
         count += 1
         return real(*args, **kwargs) if count % 4 else 0
 
-    monkeypatch.setattr(Index, verb, forgetful)
+    setattr(Index, verb, forgetful)
+    write_for_ever(data_dir, say, seed)
+
+
+def test_a_writer_that_does_not_sync_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="acknowledged and not synced"):
+        kill_indexes(tmp_path / "data", 3, life=write_carelessly)
+
+
+@pytest.mark.parametrize("verb", ["upsert", "delete"])
+def test_a_write_that_is_acknowledged_and_not_made_is_noticed(tmp_path: Path, verb: str) -> None:
     with pytest.raises(AssertionError, match=r"not what was acknowledged|not synced"):
-        kill_indexes(tmp_path / "data", 20)
+        kill_indexes(tmp_path / "data", 20, life=partial(write_forgetfully, verb))

@@ -1,60 +1,67 @@
-"""Processes that are killed: each a fork of this one, which need not import everything again."""
+"""Processes that are killed.
 
-import os
+Each is a fork of one that has imported what most of them need, so that it starts at once, and that
+runs no threads: a fork of the tests' own process, amid the threads that earlier tests left there,
+may wait for ever for a lock that one of them held.
+"""
+
+import multiprocessing
 import signal
-import sys
-import time
-import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 Say = Callable[..., None]
+Life = Callable[[Path, Say, Any], None]
+
+PATIENCE = 60  # seconds without a word
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["pytest", "condensery.index.store", "condensery.jobs.rebuild"])
 
 
-def live(
-    life: Callable[[Path, Say, Any], None],
-    data_dir: Path,
-    argument: Any,
-    *,
-    after: int,
-    wait: float = 0,
-) -> list[str]:
+def live(life: Life, data_dir: Path, argument: Any, *, after: int, wait: float = 0) -> list[str]:
     """Run ``life`` in a process until ``after`` lines "done", and ``wait`` seconds; then kill it.
 
-    Nothing of the directory may be open here. Returns the lines that it said. One write a line:
-    a kill can't cut it.
+    Args:
+        life: A module's function: the process finds it by its name, and unpatched. It is given the
+            directory, a function that says a line, and ``argument``.
+        data_dir: Nothing of it may be open here.
+
+    Returns:
+        The lines that it said, all that were sent before it was killed.
     """
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
+    reading, writing = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=_run, args=(life, data_dir, writing, argument))
+    child.start()
+    writing.close()
+    said: list[str] = []
+    with reading:
         try:
-            os.close(reading)
-            life(
-                data_dir,
-                lambda *words: os.write(writing, (" ".join(map(str, words)) + "\n").encode()),
-                argument,
-            )
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        else:
-            status = 0
+            while after and _hear(reading, said):
+                after -= said[-1].startswith("done")
+            child.join(wait)
         finally:
-            os._exit(status)
-    os.close(writing)
-    said = b""
+            child.kill()
+        while _hear(reading, said):
+            pass
+    child.join()
+    assert child.exitcode == -signal.SIGKILL, f"it ended with {child.exitcode}:\n{said[-20:]}"
+    return said
+
+
+def _hear(reading: Connection, said: list[str]) -> bool:
+    """Wait for the next line; False if there is none."""
+    assert reading.poll(PATIENCE), f"silent for {PATIENCE} s after:\n{said[-20:]}"
     try:
-        with os.fdopen(reading, "rb", buffering=0) as pipe:
-            while said.count(b"\ndone") < after and (chunk := pipe.read(65536)):
-                said += chunk
-            time.sleep(wait)
-            os.kill(child, signal.SIGKILL)
-            while chunk := pipe.read(65536):
-                said += chunk
-    finally:
-        _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), f"it ended by itself:\n{said.decode()[-2000:]}"
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    return said.decode().splitlines()
+        said.append(reading.recv_bytes().decode())
+    except EOFError:
+        return False
+    return True
+
+
+def _run(life: Life, data_dir: Path, writing: Connection, argument: Any) -> None:
+    def say(*words: Any) -> None:  # one write a line: a kill can't cut it
+        writing.send_bytes(" ".join(map(str, words)).encode())
+
+    life(data_dir, say, argument)
