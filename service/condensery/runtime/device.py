@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from condensery.errors import SettingError
+from condensery.runtime.wide import have_threads
 
 DTypeSetting = Literal["auto", "float32", "bfloat16"]
 
@@ -112,5 +113,5 @@ def prepare_process() -> None:
     The main thread must hold one OMP thread first: where it has ever run with more, the workers'
     pools come on top of its own and every parallel region is 40 % slower.
     """
-    torch.set_num_threads(1)
+    have_threads(1)
     tune_allocator()

@@ -4,6 +4,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+import torch
+
 from condensery.callers import current
 from condensery.errors import CondenseryError, InputError, ModelFault, Unavailable
 from condensery.networks.caching import BLOCK
@@ -12,7 +14,7 @@ from condensery.runtime.blocks import Blocks, blocks_for, places_of
 from condensery.runtime.engine_gauges import EngineGauges
 from condensery.runtime.faults import run_in_halves
 from condensery.runtime.fixed import FixedSteps
-from condensery.runtime.grouping import Ready, gather
+from condensery.runtime.grouping import Flight, Ready, gather
 from condensery.runtime.lanes import Lane, Ticket
 from condensery.runtime.limits import SHORT_TOKENS, Limits, default_limits
 from condensery.runtime.pace import Pace
@@ -20,6 +22,7 @@ from condensery.runtime.refusing import refuse_overload
 from condensery.runtime.room import Room, default_room
 from condensery.runtime.sequences import Generation, Member, News, Order, send_home
 from condensery.runtime.steps import Outcome, run_step
+from condensery.runtime.widening import Width
 from condensery.runtime.workers import Job, Workers
 
 if TYPE_CHECKING:
@@ -32,8 +35,9 @@ class Engine:
     """Generates for many callers, a token of each at a step.
 
     A sequence reserves room for its prompt and all its tokens when it begins, so that nothing
-    that has begun is ever sent back; until there is room it waits its turn (``Lane``). A step
-    takes every sequence that is ready; with several idle workers, each takes a part of them.
+    that has begun is ever sent back; until there is room it waits its turn (``Lane``). One worker
+    takes all sequences that wait for a token, the others read prompts; where these have nothing
+    to do, it computes with their threads as well.
 
     Args:
         stepper: The model.
@@ -68,9 +72,10 @@ class Engine:
         self._waiting: set[Generation] = set()
         self._running: set[Generation] = set()
         self._ready: deque[Generation] = deque()  # running, and in no step at the moment
-        # When each step under way began, by the identity of its members.
-        self._flights: dict[int, float] = {}
+        # The steps under way, by the identity of their members.
+        self._flights: dict[int, Flight] = {}
         self._pace = Pace()
+        self._width = Width(self._pace)
         self._fixed: FixedSteps | None = None
         if stepper.device.type == "cuda" if fixed is None else fixed:
             self._fixed = FixedSteps(
@@ -174,15 +179,20 @@ class Engine:
             self._ready.remove(member.generation)
             member.generation.flying = True
             prompt += member.count if member.generation.reading else 0
-        self._flights[id(members)] = time.monotonic()
+        tokens = _tokens(members)
+        likely = self._pace.estimates(tokens, prompt)
+        self._flights[id(members)] = Flight(time.monotonic(), likely, tokens)
         if self._ready and idle > 1:
             self._workers.changed.notify()  # another worker takes the rest
-        seconds = self._pace.expects(_tokens(members), prompt)
+        alone = not (express or self._ready or self._lane.items)
+        threads = self._width.threads(idle, tokens, prompt) if alone else 1
+        seconds = self._pace.expects(tokens, prompt)
         return Job(
             run=lambda: self._run(members, prompt),
             fail=lambda reason: self._abandon(members, reason),
             long=prompt > SHORT_TOKENS or seconds > LONG_SECONDS,
             seconds=seconds,
+            threads=threads,
         )
 
     def _drop_expired(self) -> None:
@@ -216,7 +226,7 @@ class Engine:
 
     def _gather(self, idle: int, *, express: bool) -> list[Member]:
         return gather(
-            Ready(self._ready, len(self._running), self._flights, self._pace),
+            Ready(self._ready, len(self._running), self._flights.values(), self._pace),
             *(idle, self._room.step_tokens, self._limits.batch_tokens),
             express=express,
         )
@@ -228,7 +238,8 @@ class Engine:
         try:
             outcomes = self._outcomes(members)
         finally:  # a thread that dies here gives back what it held; its watchdog tells the callers
-            self._land(members, outcomes, prompt, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._land(members, outcomes, prompt, seconds)
 
     def _land(
         self, members: list[Member], outcomes: list[Outcome], prompt: int, seconds: float
@@ -237,7 +248,7 @@ class Engine:
         news: list[tuple[Generation, News]] = []
         with self._workers.changed:
             self._flights.pop(id(members), None)
-            self._pace.ran(_tokens(members), prompt, seconds)
+            self._width.ran(torch.get_num_threads(), _tokens(members), prompt, seconds)
             for member in members:
                 member.generation.flying = False
                 if member.generation.over:  # it left meanwhile, or the step was given up

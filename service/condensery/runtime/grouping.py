@@ -1,20 +1,29 @@
-"""Which sequences go into the next step, and whether a second worker takes a part of them."""
+"""Which sequences go into the next step."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from condensery.runtime.pace import Pace
 from condensery.runtime.sequences import Generation, Member
 
-# Fewer sequences than this are not worth a second worker: both would read all weights.
-LEAST_GROUP = 4
-# A step that is shorter is one worker's. Two workers that run short steps spend more on handing
-# the interpreter to and fro than they gain: four tokens each of a small model took 9.8 ms side by
-# side, eight on one worker 7.9 ms, and the other worker had its hands free.
-LEAST_SPLIT_SECONDS = 0.012
-# So short a step is waited for by what could join the next one; no longer, since it may hang.
+# A step that has taken so many times what it should is not waited for: it may hang.
 PATIENCE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step under way.
+
+    Attributes:
+        began: When, seconds of ``time.monotonic``.
+        seconds: How long it should take; 0 if too little is known.
+        tokens: Of its positions, those that are a sequence's newest token.
+    """
+
+    began: float
+    seconds: float
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +33,13 @@ class Ready:
     Attributes:
         ready: Sequences that run, and are in no step at the moment.
         running: All that run.
-        flights: When each step under way began, seconds of ``time.monotonic``.
+        flights: The steps under way.
         pace: How long steps take.
     """
 
     ready: Sequence[Generation]
     running: int
-    flights: Mapping[int, float]
+    flights: Collection[Flight]
     pace: Pace
 
 
@@ -38,6 +47,9 @@ def gather(
     given: Ready, idle: int, step_tokens: int, batch_tokens: int, *, express: bool
 ) -> list[Member]:
     """Choose a step's members: those that wait for a token, then pieces of prompts.
+
+    A step reads all weights, for one sequence or for ten. So one worker takes the single tokens,
+    and what is ready while it is at it joins its next step; the others read prompts.
 
     Args:
         given: From what.
@@ -50,17 +62,11 @@ def gather(
         None of them where all are to join the next step of a worker that is busy.
     """
     reading = [one for one in given.ready if one.reading]
-    prompt = min(step_tokens, sum(one.size - one.done for one in reading))
-    expected = given.pace.estimates(given.running, prompt)
-    short = 0 < expected < LEAST_SPLIT_SECONDS
-    now = time.monotonic()
-    if short and any(now - began < PATIENCE * expected for began in given.flights.values()):
-        return []
-    teams = 1 if short else max(1, idle) + len(given.flights)
-    teams = max(1, min(teams, given.running // LEAST_GROUP))
-    most = -(-given.running // teams)
-    members = [Member(one, 1) for one in given.ready if not one.reading][:most]
-    if express:
+    writing = [one for one in given.ready if not one.reading]
+    if _lands_soon(given):
+        writing = []
+    members = [Member(one, 1) for one in writing]
+    if express or (members and idle > 1):  # another one reads the prompts
         return members
     left = (step_tokens if members else batch_tokens) - len(members)
     for one in reading[: -(-len(reading) // max(1, idle))]:
@@ -69,3 +75,14 @@ def gather(
         members.append(Member(one, min(one.size - one.done, left)))
         left -= members[-1].count
     return members
+
+
+def _lands_soon(given: Ready) -> bool:
+    """Tell whether a step with single tokens is under way that is worth waiting for."""
+    now, own = time.monotonic(), given.pace.estimates(given.running, 0)
+    return any(
+        flight.tokens
+        and flight.began + flight.seconds - now <= own
+        and now - flight.began < PATIENCE * flight.seconds
+        for flight in given.flights
+    )

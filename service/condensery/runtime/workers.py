@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from condensery.errors import SettingError
+from condensery.runtime.wide import WideThread, have_threads
 
 
 def worker_count(device: torch.device | str) -> int:
@@ -38,12 +39,14 @@ class Job:
         fail: Tells those who wait for it why it will not be done; may be called beside ``run``.
         long: Whether it may take much longer than a short request should wait.
         seconds: How long it should take; 0 if nothing is known yet.
+        threads: How many it should compute with, where other workers are idle; it may get one.
     """
 
     run: Callable[[], None]
     fail: Callable[[str], None]
     long: bool = False
     seconds: float = 0.0
+    threads: int = 1
 
 
 def step_back() -> None:
@@ -75,6 +78,7 @@ class Worker:
         job: What it is doing.
         began: When it began that, seconds of ``time.monotonic``.
         abandoned: It hangs and was replaced: what it still brings home is dropped.
+        source: Where its last job came from.
     """
 
     name: str
@@ -82,6 +86,7 @@ class Worker:
     job: Job | None = None
     began: float = 0.0
     abandoned: bool = False
+    source: Source | None = None
     thread: threading.Thread | None = None
 
 
@@ -112,6 +117,7 @@ class Workers:
         self._idle = 0
         self._closed = False
         self._team: list[Worker] = []
+        self._wide = WideThread(step_back)
         for number in range(self.count):
             self._start(Worker(f"device-worker-{number}"))
         if self.device.type == "cpu":
@@ -147,6 +153,10 @@ class Workers:
             self._team.remove(worker)
             worker.abandoned = True
             job = worker.job
+            if job is not None and job.threads > 1:
+                self._wide.close()
+                self._wide = WideThread(step_back)
+                self.changed.notify_all()
             self._start(Worker(worker.name, worker.express))
         if job is not None:
             job.fail(reason)
@@ -160,6 +170,7 @@ class Workers:
         with self.changed:
             self._closed = True
             self._wake_all()
+            self._wide.close()
             team = list(self._team)
         until = time.monotonic() + seconds
         for worker in team:
@@ -180,18 +191,21 @@ class Workers:
 
     def _work(self, worker: Worker) -> None:
         if self.device.type == "cpu":
-            torch.set_num_threads(1)
+            have_threads(1)
             if not worker.express:
                 step_back()
         while (job := self._next(worker)) is not None:
-            job.run()
+            if job.threads == 1 or not self._wide.run(job.run, job.threads):
+                job.run()
             # Else the last batch's tensors live on until the next one comes.
             del job
 
     def _next(self, worker: Worker) -> Job | None:
         bell = self._express if worker.express else self.changed
         with self._lock:
-            if worker.express and worker.job is not None:
+            if worker.job is not None and worker.job.threads > 1:
+                self.changed.notify_all()  # those whose threads it had
+            elif worker.job is not None and worker.express:
                 # What its job has left may be another's to go on with, who waits by now: it found
                 # nothing while the job ran.
                 self.changed.notify()
@@ -212,18 +226,26 @@ class Workers:
                     self._idle -= 1
 
     def _find(self, worker: Worker) -> Job | None:
-        if worker.express and not self._all_on_long_work():
+        free = self._idle - self._lent
+        if not (self._all_on_long_work() if worker.express else free):
             return None
         for _ in range(len(self._sources)):
             source = self._sources[0]
             self._sources.rotate(-1)
-            if (job := source.take(self._idle, express=worker.express)) is not None:
+            if (job := source.take(free, express=worker.express)) is not None:
+                if worker.source is not source:
+                    # Others may have left work of the source before to this worker.
+                    self.changed.notify()
+                worker.source = source
                 return job
         return None
 
+    @property
+    def _lent(self) -> int:
+        """Idle workers whose threads another one's job has."""
+        return sum(worker.job.threads - 1 for worker in self._team if worker.job is not None)
+
     def _all_on_long_work(self) -> bool:
-        return all(
-            worker.job is not None and worker.job.long
-            for worker in self._team
-            if not worker.express
-        )
+        others = [worker.job for worker in self._team if not worker.express]
+        busy = [job for job in others if job is not None]
+        return len(busy) + self._lent == len(others) and all(job.long for job in busy)

@@ -605,9 +605,7 @@ async def test_a_worker_that_dies_gives_back_the_room_it_held() -> None:
         served.close()
 
 
-async def test_idle_workers_share_the_sequences_and_a_busy_one_leaves_them_all(
-    served: Served,
-) -> None:
+async def test_one_worker_takes_the_tokens_and_others_the_prompts(served: Served) -> None:
     sizes: list[int] = []
 
     def steps(*idle: int) -> list[int]:
@@ -623,13 +621,14 @@ async def test_idle_workers_share_the_sequences_and_a_busy_one_leaves_them_all(
         served.before_each_step(lambda rows: sizes.append(len(rows))),
         served.workers.changed,  # no worker takes them meanwhile
     ):
-        asked = [served.begin(prompt_of(i, 10), 20) for i in range(9)]
+        for i in range(9):
+            served.begin(prompt_of(i, 10), 20)
         assert steps(2, 1) == [50, 40], "prompts"
-        assert steps(2, 1, 1) == [5, 4]
-        assert steps(1, 1) == [9], "the other one is busy elsewhere"
-        for one in asked[7:]:
-            served.engine.leave(one)
-        assert steps(2, 1) == [7], "too few to read all weights twice"
+        assert steps(2, 1) == [9]
+        served.begin(prompt_of(9, 10), 20)
+        assert steps(2, 1, 1) == [9, 10]
+        served.begin(prompt_of(10, 10), 20)
+        assert steps(1, 1) == [20], "the other one is busy elsewhere"
 
 
 async def test_an_idle_worker_is_woken_for_what_the_first_one_leaves(
@@ -646,10 +645,29 @@ async def test_an_idle_worker_is_woken_for_what_the_first_one_leaves(
         prompts.run()
         with served.before_each_step(lambda _: both.wait(WAIT)):
             with served.workers.changed:
-                served.workers.changed.notify()  # one of them
+                asked.append(served.begin(prompt_of(8), 1))  # which wakes one of them
             await asyncio.gather(*map(served.rest, asked))
     finally:
         both.abort()
+        served.close()
+
+
+async def test_a_long_step_beside_idle_workers_has_their_threads_and_says_the_same() -> None:
+    served = Served(workers=2)
+    threads: list[int] = []
+
+    def slow(_: Tensor) -> None:
+        threads.append(torch.get_num_threads())
+        time.sleep(0.04 if threads[-1] == 1 else 0.01)
+
+    try:
+        with served.before_each_step(slow):
+            found = await served.answer(prompt_of(1, 20), 12)
+        assert found == ANSWER(prompt_of(1, 20), 12)
+        assert threads.count(2) > 5
+        await asyncio.to_thread(lambda: threads.append(torch.get_num_threads()))
+        assert threads[-1] == 1, "no other thread has got more"
+    finally:
         served.close()
 
 

@@ -3,7 +3,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 import torch
@@ -27,8 +27,8 @@ class Queue:
         return None
 
 
-def job(run: Callable[[], object], *, long: bool = False) -> Job:
-    return Job(run=lambda: run() and None, fail=lambda reason: None, long=long)
+def job(run: Callable[[], object], *, long: bool = False, threads: int = 1) -> Job:
+    return Job(run=lambda: run() and None, fail=lambda reason: None, long=long, threads=threads)
 
 
 def test_every_worker_holds_one_thread() -> None:
@@ -201,3 +201,99 @@ def test_who_runs_batches_lets_the_loop_and_the_express_worker_go_first() -> Non
         "device-worker-express": own,
         "device-worker-0": min(19, own + BATCH_NICENESS),
     }
+
+
+def test_a_wide_job_has_the_idle_workers_threads_and_they_wait_for_its_end() -> None:
+    seen: list[tuple[str, int]] = []
+    begun, finish, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def wide() -> None:
+        begun.set()
+        finish.wait(WAIT)
+        seen.append(("wide", torch.get_num_threads()))
+
+    def narrow() -> None:
+        seen.append(("narrow", torch.get_num_threads()))
+        ended.set()
+
+    workers, queue = Workers(2), Queue([job(wide, threads=2)])
+    workers.add(queue)
+    assert begun.wait(WAIT)
+    with workers.changed:
+        queue.jobs.append(job(narrow))
+        workers.wake(1, short=True)
+    assert not ended.wait(0.1), "it is not long: the express worker waits for its end as well"
+    finish.set()
+    assert ended.wait(WAIT)
+    workers.close()
+    assert seen == [("wide", 2), ("narrow", 1)]
+
+
+def test_short_work_overtakes_a_long_wide_job() -> None:
+    begun, finish, ended = threading.Event(), threading.Event(), threading.Event()
+    workers = Workers(2)
+    queue = Queue([job(lambda: begun.set() or finish.wait(WAIT), long=True, threads=2)])
+    workers.add(queue)
+    try:
+        assert begun.wait(WAIT)
+        with workers.changed:
+            queue.jobs.append(job(ended.set))
+            workers.wake(1, short=True)
+        assert ended.wait(WAIT)
+    finally:
+        finish.set()
+        workers.close()
+
+
+def test_a_wide_job_that_hangs_leaves_the_threads_to_others() -> None:
+    begun, finish, ended = threading.Event(), threading.Event(), threading.Event()
+    workers = Workers(2)
+    queue = Queue([job(lambda: begun.set() or finish.wait(WAIT), long=True, threads=2)])
+    workers.add(queue)
+    try:
+        assert begun.wait(WAIT)
+        (stuck,) = [one for one in workers.team() if one.job is not None]
+        workers.replace(stuck, "it hung")
+        threads: list[int] = []
+        with workers.changed:
+            run = lambda: threads.append(torch.get_num_threads()) or ended.set()  # noqa: E731
+            queue.jobs.append(job(run, threads=2))
+            workers.wake(1, short=False)
+        assert ended.wait(WAIT)
+        assert threads == [2]
+    finally:
+        finish.set()
+        workers.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_wide_job_that_raises_ends_its_worker_as_any_other() -> None:
+    def die() -> None:
+        raise SystemExit
+
+    workers, queue = Workers(2), Queue([job(die, threads=2)])
+    workers.add(queue)
+    until = time.monotonic() + WAIT
+    while all(one.thread and one.thread.is_alive() for one in workers.team()):
+        assert time.monotonic() < until, "the worker lives on"
+        time.sleep(0.005)
+    workers.close()
+
+
+async def test_a_worker_that_goes_to_another_source_wakes_one_for_what_it_leaves(
+    asleep: Callable[[Workers], Awaitable[None]],
+) -> None:
+    workers, both = Workers(2), threading.Barrier(3)
+    sources = [Queue([]), Queue([])]
+    for source in sources:
+        workers.add(source)
+    try:
+        await asleep(workers)
+        with workers.changed:
+            for source in sources:
+                source.jobs.append(job(lambda: both.wait(WAIT)))
+            workers.changed.notify()  # one of them
+        await asyncio.to_thread(both.wait, WAIT)
+    finally:
+        both.abort()
+        workers.close()

@@ -1,0 +1,62 @@
+from condensery.runtime.pace import Pace
+from condensery.runtime.widening import EVERY, LEAST_SECONDS, TRIES, Width
+
+SLOW = 10 * LEAST_SECONDS
+
+
+def width(narrow: float) -> Width:
+    """One that has seen steps on one thread."""
+    found = Width(Pace())
+    for _ in range(20):
+        found.ran(1, 8, 0, narrow)
+    return found
+
+
+def run(given: Width, steps: int, wide: float, narrow: float = SLOW, idle: int = 2) -> list[int]:
+    """Run steps of 8 tokens, which take so long on several threads or on one."""
+    chosen = []
+    for _ in range(steps):
+        chosen.append(given.threads(idle, 8, 0))
+        given.ran(chosen[-1], 8, 0, wide if chosen[-1] > 1 else narrow)
+    return chosen
+
+
+def test_what_is_faster_is_taken_and_the_other_tried_now_and_then() -> None:
+    faster = run(width(SLOW), 10 * EVERY, wide=SLOW / 2)
+    assert 10 * (TRIES - 1) <= faster.count(1) <= 10 * TRIES
+    slower = run(width(SLOW), 10 * EVERY, wide=SLOW * 2)
+    assert 10 * (TRIES - 1) <= slower.count(2) <= 10 * TRIES
+    assert slower[0] == 2, "nothing is known of it before"
+
+
+def test_a_little_faster_is_not_worth_it() -> None:
+    assert run(width(SLOW), 4 * EVERY, wide=SLOW * 0.97).count(2) <= 4 * TRIES
+
+
+def test_it_follows_what_the_machine_does() -> None:
+    given = width(SLOW)
+    assert run(given, EVERY, wide=SLOW / 2).count(2) > EVERY / 2
+    assert run(given, EVERY, wide=SLOW * 5).count(2) < EVERY / 4, "a neighbour has the other core"
+    run(given, 8 * EVERY, wide=SLOW / 2)
+    assert run(given, EVERY, wide=SLOW / 2).count(2) > EVERY / 2, "and gives it back"
+
+
+def test_it_is_all_idle_workers_threads_and_none_else() -> None:
+    assert width(SLOW).threads(5, 8, 0) == 5
+    assert width(SLOW).threads(1, 8, 0) == 1
+
+
+def test_short_steps_and_what_nothing_is_known_of_have_one() -> None:
+    assert run(width(LEAST_SECONDS / 2), 2 * EVERY, wide=0, narrow=LEAST_SECONDS / 2).count(2) == 0
+    assert Width(Pace()).threads(2, 8, 0) == 1
+
+
+def test_prompts_are_told_apart_from_single_tokens() -> None:
+    given = width(SLOW)
+    run(given, EVERY, wide=SLOW * 2)
+    for _ in range(20):
+        given.ran(1, 0, 100, SLOW + 1.0)
+        given.ran(2, 0, 100, SLOW + 0.5)
+    given._steps = TRIES
+    assert given.threads(2, 0, 100) == 2
+    assert given.threads(2, 8, 0) == 1
