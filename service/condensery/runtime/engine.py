@@ -23,7 +23,7 @@ from condensery.runtime.room import Room, default_room
 from condensery.runtime.sequences import Generation, Member, News, Order, send_home
 from condensery.runtime.steps import Outcome, run_step
 from condensery.runtime.widening import Width
-from condensery.runtime.workers import Job, Workers
+from condensery.runtime.workers import Job, Workers, worker_count
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -76,6 +76,7 @@ class Engine:
         self._flights: dict[int, Flight] = {}
         self._pace = Pace()
         self._width = Width(self._pace)
+        self._cores = worker_count(workers.device)
         self._fixed: FixedSteps | None = None
         if stepper.device.type == "cuda" if fixed is None else fixed:
             self._fixed = FixedSteps(
@@ -185,7 +186,8 @@ class Engine:
         if self._ready and idle > 1:
             self._workers.changed.notify()  # another worker takes the rest
         alone = not (express or self._ready or self._lane.items)
-        threads = self._width.threads(idle, tokens, prompt) if alone else 1
+        most = min(idle, self._cores) if alone else 1
+        threads = self._width.threads(most, tokens, prompt)
         seconds = self._pace.expects(tokens, prompt)
         return Job(
             run=lambda: self._run(members, prompt),

@@ -24,17 +24,17 @@ class Width:
         self._wide = Pace()
         self._steps = 0
 
-    def threads(self, idle: int, tokens: int, prompt: int) -> int:
-        """Return how many threads a step is to have, while ``idle`` workers are free."""
+    def threads(self, most: int, tokens: int, prompt: int) -> int:
+        """Return how many threads a step is to have: one, or the ``most`` there are for it."""
         narrow = self._narrow.estimates(tokens, prompt)
-        if idle < 2 or narrow < LEAST_SECONDS:
+        if most < 2 or narrow < LEAST_SECONDS:
             return 1
         wide = self._wide.estimates(tokens, prompt)
         faster = wide * LEAST_GAIN < narrow  # as it is thought to be while nothing is known
         if wide and self._steps % EVERY < TRIES:
             faster = not faster
         self._steps += 1
-        return idle if faster else 1
+        return most if faster else 1
 
     def ran(self, threads: int, tokens: int, prompt: int, seconds: float) -> None:
         """Note how long a step took."""

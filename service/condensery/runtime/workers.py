@@ -48,6 +48,11 @@ class Job:
     seconds: float = 0.0
     threads: int = 1
 
+    @property
+    def blocks(self) -> bool:
+        """Whether a short request should overtake it, where no worker is free."""
+        return self.long or self.threads > 1
+
 
 def step_back() -> None:
     """Let the event loop and the express worker go first; costs nothing while they are idle."""
@@ -97,8 +102,9 @@ class Workers:
     does not leave the device idle.
 
     On a CPU there is one more thread than cores, the express worker. It runs only while all
-    others run long batches, and only short requests: the kernel gives a thread that wakes its
-    turn at once, so a query overtakes a batch that is running already.
+    others run long batches, or have lent another one their threads, and only short requests: the
+    kernel gives a thread that wakes its turn at once, so a query overtakes a batch that is
+    running already.
 
     Attributes:
         changed: Guards every source's queue.
@@ -216,7 +222,7 @@ class Workers:
                 while not self._closed and not worker.abandoned:
                     if (job := self._find(worker)) is not None:
                         worker.job, worker.began = job, time.monotonic()
-                        if job.long and not worker.express:
+                        if job.blocks and not worker.express:
                             self._express.notify()  # it may be the last that was free
                         return job
                     bell.wait()
@@ -227,7 +233,7 @@ class Workers:
 
     def _find(self, worker: Worker) -> Job | None:
         free = self._idle - self._lent
-        if not (self._all_on_long_work() if worker.express else free):
+        if not (self._all_blocked() if worker.express else free):
             return None
         for _ in range(len(self._sources)):
             source = self._sources[0]
@@ -245,7 +251,7 @@ class Workers:
         """Idle workers whose threads another one's job has."""
         return sum(worker.job.threads - 1 for worker in self._team if worker.job is not None)
 
-    def _all_on_long_work(self) -> bool:
+    def _all_blocked(self) -> bool:
         others = [worker.job for worker in self._team if not worker.express]
         busy = [job for job in others if job is not None]
-        return len(busy) + self._lent == len(others) and all(job.long for job in busy)
+        return len(busy) + self._lent == len(others) and all(job.blocks for job in busy)

@@ -12,11 +12,11 @@ def width(narrow: float) -> Width:
     return found
 
 
-def run(given: Width, steps: int, wide: float, narrow: float = SLOW, idle: int = 2) -> list[int]:
+def run(given: Width, steps: int, wide: float, narrow: float = SLOW) -> list[int]:
     """Run steps of 8 tokens, which take so long on several threads or on one."""
     chosen = []
     for _ in range(steps):
-        chosen.append(given.threads(idle, 8, 0))
+        chosen.append(given.threads(2, 8, 0))
         given.ran(chosen[-1], 8, 0, wide if chosen[-1] > 1 else narrow)
     return chosen
 
@@ -41,7 +41,7 @@ def test_it_follows_what_the_machine_does() -> None:
     assert run(given, EVERY, wide=SLOW / 2).count(2) > EVERY / 2, "and gives it back"
 
 
-def test_it_is_all_idle_workers_threads_and_none_else() -> None:
+def test_it_is_all_there_are_or_one() -> None:
     assert width(SLOW).threads(5, 8, 0) == 5
     assert width(SLOW).threads(1, 8, 0) == 1
 
