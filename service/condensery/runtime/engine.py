@@ -190,7 +190,7 @@ class Engine:
         threads = self._width.threads(most, tokens, prompt)
         seconds = self._pace.expects(tokens, prompt)
         return Job(
-            run=lambda: self._run(members, prompt),
+            run=lambda: self._run(members, prompt, threads),
             fail=lambda reason: self._abandon(members, reason),
             long=prompt > SHORT_TOKENS or seconds > LONG_SECONDS,
             seconds=seconds,
@@ -233,7 +233,7 @@ class Engine:
             express=express,
         )
 
-    def _run(self, members: list[Member], prompt: int) -> None:
+    def _run(self, members: list[Member], prompt: int, threads: int) -> None:
         """Run a step in a worker's thread and send what it gives home."""
         started = time.perf_counter()
         outcomes: list[Outcome] = []
@@ -241,36 +241,35 @@ class Engine:
             outcomes = self._outcomes(members)
         finally:  # a thread that dies here gives back what it held; its watchdog tells the callers
             seconds = time.perf_counter() - started
-            self._land(members, outcomes, prompt, seconds)
+            threads = min(threads, torch.get_num_threads())  # or it did not get them
+            with self._workers.changed:
+                self._width.ran(threads, _tokens(members), prompt, seconds)
+                self._land(members, outcomes)
 
-    def _land(
-        self, members: list[Member], outcomes: list[Outcome], prompt: int, seconds: float
-    ) -> None:
-        """Note what a step has given, and send it home."""
+    def _land(self, members: list[Member], outcomes: list[Outcome]) -> None:
+        """Note what a step has given, and send it home; the caller holds ``changed``."""
         news: list[tuple[Generation, News]] = []
-        with self._workers.changed:
-            self._flights.pop(id(members), None)
-            self._width.ran(torch.get_num_threads(), _tokens(members), prompt, seconds)
-            for member in members:
-                member.generation.flying = False
-                if member.generation.over:  # it left meanwhile, or the step was given up
-                    self._release(member.generation)
-            for member, outcome in zip(members, outcomes, strict=False):
-                generation = member.generation
-                if generation.over:
-                    continue
-                told = member.settle(outcome)
-                if told is not None:
-                    news.append((generation, told))
-                    self._gauges.chosen(generation)
-                if isinstance(told, CondenseryError) or (told is not None and told.finish):
-                    self._end(generation)
-                else:
-                    self._ready.append(generation)
-            self._gauges.ran(sum(member.count for member in members))
-            self._tell()
-            # Before another worker can take the next step, whose tokens would else overtake these.
-            send_home(news)
+        self._flights.pop(id(members), None)
+        for member in members:
+            member.generation.flying = False
+            if member.generation.over:  # it left meanwhile, or the step was given up
+                self._release(member.generation)
+        for member, outcome in zip(members, outcomes, strict=False):
+            generation = member.generation
+            if generation.over:
+                continue
+            told = member.settle(outcome)
+            if told is not None:
+                news.append((generation, told))
+                self._gauges.chosen(generation)
+            if isinstance(told, CondenseryError) or (told is not None and told.finish):
+                self._end(generation)
+            else:
+                self._ready.append(generation)
+        self._gauges.ran(sum(member.count for member in members))
+        self._tell()
+        # Before another worker can take the next step, whose tokens would else overtake these.
+        send_home(news)
 
     def _abandon(self, members: list[Member], reason: str) -> None:
         """Fail a step whose worker is lost. It may write on: it keeps its room until it lands."""

@@ -232,7 +232,7 @@ class Workers:
                     self._idle -= 1
 
     def _find(self, worker: Worker) -> Job | None:
-        free = self._idle - self._lent
+        free = max(0, self._idle - self._lent)
         if not (self._all_blocked() if worker.express else free):
             return None
         for _ in range(len(self._sources)):

@@ -652,6 +652,23 @@ async def test_an_idle_worker_is_woken_for_what_the_first_one_leaves(
         served.close()
 
 
+async def test_a_step_is_one_threads_where_it_was_to_be_however_many_torch_has_there(
+    served: Served,
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)  # as in a worker of a GPU
+    try:
+        with served.workers.changed:
+            served.begin(prompt_of(0, 10), 5)
+            for _ in range(3):
+                job = served.engine.take(1, express=False)
+                assert job is not None
+                job.run()
+    finally:
+        torch.set_num_threads(before)
+    assert served.engine._pace.estimates(1, 0) > 0
+
+
 async def test_a_long_step_beside_idle_workers_has_their_threads_and_says_the_same() -> None:
     served = Served(workers=2)
     threads: list[int] = []
