@@ -176,12 +176,12 @@ class Workers:
         with self.changed:
             self._closed = True
             self._wake_all()
-            self._wide.close()
             team = list(self._team)
         until = time.monotonic() + seconds
         for worker in team:
             assert worker.thread is not None
             worker.thread.join(max(0.0, until - time.monotonic()))
+        self._wide.close()  # not before: what is in hand may be for it
         return not any(worker.thread and worker.thread.is_alive() for worker in team)
 
     def _start(self, worker: Worker) -> None:
