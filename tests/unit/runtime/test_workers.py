@@ -255,8 +255,12 @@ def test_a_wide_job_that_hangs_leaves_the_threads_to_others() -> None:
         (stuck,) = [one for one in workers.team() if one.job is not None]
         workers.replace(stuck, "it hung")
         threads: list[int] = []
+
+        def run() -> None:
+            threads.append(torch.get_num_threads())
+            ended.set()
+
         with workers.changed:
-            run = lambda: threads.append(torch.get_num_threads()) or ended.set()  # noqa: E731
             queue.jobs.append(job(run, threads=2))
             workers.wake(1, short=False)
         assert ended.wait(WAIT)
