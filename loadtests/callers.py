@@ -15,7 +15,9 @@ Outcome = Literal[
     "right",  # the reply that it should be
     "refused",  # too much load, or not ready; says when to come back
     "own fault",  # failed because of a fault in its own text
-    "worker",  # failed because the worker that ran it was lost
+    # Failed because the worker that ran it was lost; or answered otherwise, and said so, because
+    # the worker that compressed a passage was.
+    "worker",
     "expired",  # its deadline, too short, had passed
     "left",  # the caller went before the reply
     "failed",  # anything else, a wrong reply among them: must be 0
@@ -176,6 +178,8 @@ class Callers:
             if spoiled:
                 return "failed", "a spoiled text got a vector"
             fault = self.known.fault(ask, said)
+            if fault and said.uncompressed:
+                return "worker", said.uncompressed
             return ("failed", fault) if fault else ("right", "")
         if said.verdict == "expired" and ask.seconds is not None:
             return "expired", ""

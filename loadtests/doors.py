@@ -17,6 +17,9 @@ Job = Literal["embed", "rerank", "answer", "stream"]
 Verdict = Literal["ok", "refused", "expired", "fault", "other", "lost"]
 REPLY_SECONDS = 60.0  # after which a reply counts as lost
 
+# What compression says of itself where it failed for a passage.
+LESSENED = ("partial", "fallback")
+
 REST_VERDICTS: dict[int, Verdict] = {
     200: "ok",
     408: "expired",
@@ -61,6 +64,7 @@ class Said:
         scores: By the passage's place in the request, of rerank.
         text: Of an answer; a streamed one's by its last event.
         deltas: What a stream's pieces join to.
+        uncompressed: Why an answer's passages were not all compressed, as the reply owns.
     """
 
     verdict: Verdict
@@ -70,6 +74,7 @@ class Said:
     scores: dict[int, float] = field(default_factory=dict)
     text: str = ""
     deltas: str | None = None
+    uncompressed: str = ""
 
 
 class RestDoor:
@@ -125,19 +130,26 @@ def _read_rest(ask: Ask, reply: httpx.Response) -> Said:
     if ask.job == "rerank":
         return Said("ok", "200", scores={one["index"]: one["score"] for one in reply.json()})
     if ask.job == "answer":
-        return Said("ok", "200", text=reply.json()["answer"])
-    deltas, final = "", None
+        said = reply.json()
+        return Said("ok", "200", text=said["answer"], uncompressed=_why(said["compression"]))
+    deltas, final, why = "", None, ""
     for event in reply.text.split("\n\n"):
         name, _, data = event.partition("\ndata: ")
         if name == "event: message":
             deltas += json.loads(data)["delta"]["content"][0]["payload"]["value"]
+        elif name == "event: compression":
+            why = _why(json.loads(data))
         elif name == "event: final_answer":
             final = json.loads(data)["generated_answer"]
         elif name == "event: error":
             return _read_error(json.loads(data)["error"])
     if final is None:
         return Said("lost", "200", "the stream ended before its answer")
-    return Said("ok", "200", text=final, deltas=deltas)
+    return Said("ok", "200", text=final, deltas=deltas, uncompressed=why)
+
+
+def _why(compression: dict[str, Any]) -> str:
+    return str(compression["reason"]) if compression["status"] in LESSENED else ""
 
 
 def _read_error(error: dict[str, Any]) -> Said:
@@ -196,16 +208,16 @@ class GrpcDoor:
         asked = pb.AnswerRequest(query=ask.query, documents=documents, max_tokens=8)
         if ask.job == "answer":
             answer = await self.rag.Answer(asked, timeout=timeout)
-            return Said("ok", "OK", text=answer.answer)
-        deltas, final = "", None
+            return Said("ok", "OK", text=answer.answer, uncompressed=_why_grpc(answer))
+        deltas, final, why = "", None, ""
         async for event in self.rag.AnswerStream(asked, timeout=timeout):
             if event.HasField("delta"):
                 deltas += event.delta
             elif event.HasField("final"):
-                final = event.final.answer
+                final, why = event.final.answer, _why_grpc(event.final)
         if final is None:
             return Said("lost", "OK", "the stream ended before its answer")
-        return Said("ok", "OK", text=final, deltas=deltas)
+        return Said("ok", "OK", text=final, deltas=deltas, uncompressed=why)
 
     async def ready(self) -> bool:
         try:
@@ -216,6 +228,11 @@ class GrpcDoor:
 
     async def close(self) -> None:
         await self.channel.close()
+
+
+def _why_grpc(answer: pb.AnswerResponse) -> str:
+    compression = answer.compression
+    return compression.reason if compression.status in LESSENED else ""
 
 
 Door = RestDoor | GrpcDoor
