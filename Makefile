@@ -33,7 +33,7 @@ CALM := sed -uE \
 	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^Processing .*\/([^\/-]+)-.*/    \1/' \
 	-e 's/^(Successfully installed .{0,60}).*/    \1 .../'
 
-.PHONY: help install check test proto serve load faults bench image lock
+.PHONY: help install check test test-slow proto serve load faults bench image lock
 
 help: ## List the chores
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
@@ -78,6 +78,13 @@ check: install ## Format, lint, types, import contracts, stubs, size of the tree
 
 test: install ## The tests, but for those marked slow or gpu (ARGS for pytest)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m "not slow and not gpu" $(ARGS)
+
+test-slow: install ## The slow tests: two at a time; then one by one those that fill the machine
+	@status=0; \
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --max-worker-restart 0 --durations 10 \
+		-m "slow and not gpu and not alone" || status=$$?; \
+	$(BIN)/pytest --durations 5 -m "slow and alone" || status=$$?; \
+	exit $$status
 
 proto: install ## Make service/condensery/stubs/ from proto/
 	$(PROTOC) --python_out=service --pyi_out=service --grpc_python_out=service $(PROTOS)
