@@ -169,7 +169,7 @@ def switch(store: IndexStore, rows: Floats, queries: Floats) -> None:
     """Print what walking the graph and scoring one by one take, by how many rows are allowed."""
     chance = np.random.default_rng(2)
     fill(store, "hnsw", rows, [{}] * len(rows))
-    cache = store._index("hnsw")._cache
+    cache = store.find("hnsw")._nearest.cache
     print("| allowed | their square / passages | ms, walked | recall | ms, scored |")
     print("|---|---|---|---|---|")
     for share in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5):

@@ -18,20 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
-from condensery.errors import CondenseryError, EncoderMismatch, IndexClosed
-from condensery.index import checks, database, kinds, passages, recovery, selecting, words
+from condensery.errors import EncoderMismatch, IndexClosed
+from condensery.index import checks, database, passages, selecting, words
 from condensery.index.database import storage_errors, transaction
 from condensery.index.filters import Filter
-from condensery.index.passages import Rows, Stamp
+from condensery.index.nearest import Nearest
+from condensery.index.passages import Stamp
 from condensery.index.selecting import Wanted
 from condensery.index.sharing import SharedLock
 from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage
 
 DATABASE = "index.sqlite3"
 CACHE = "vectors.faiss"
-
-# Vectors added to FAISS between two chances for queries: an HNSW insert takes about 1 ms.
-_ADD_BLOCK = 64
 
 _log = logging.getLogger(__name__)
 
@@ -53,10 +51,7 @@ class Index:
         self.name = name
         self.directory = directory
         self._database = directory / DATABASE
-        self._cache_file = directory / CACHE
-        self._cache_every = cache_every
         self._writing = threading.Lock()
-        self._sharing = SharedLock()  # over FAISS
         self._reading = SharedLock()  # what needs no FAISS; held alone to close the files
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
@@ -65,14 +60,12 @@ class Index:
             try:
                 self.settings = database.read_settings(self._writer)
                 self._counts = passages.count(self._writer)
-                self._written = passages.latest_write(self._writer)
-                restored = recovery.restore(
-                    self._writer, self.settings, self._cache_file, self._report
+                self._nearest = Nearest(
+                    *(self._writer, self.settings, directory / CACHE),
+                    every=cache_every,
+                    report=self._report,
                 )
-                self._cache = restored.cache
-                self._saved = restored.saved  # sequence number of the cache file
-                self._unsaved = restored.unsaved  # passages changed since
-                self._next_row = self._first_free_row()
+                self._next_row = 1 + max(passages.last_row(self._writer), self._nearest.last_row())
             except BaseException:
                 self._writer.close()
                 raise
@@ -82,6 +75,7 @@ class Index:
         """What the index is and holds."""
         own = self.settings
         documents, pieces = self._counts
+        cache = self._nearest.cache
         return IndexInfo(
             name=self.name,
             encoder=own.encoder,
@@ -92,9 +86,9 @@ class Index:
             documents=documents,
             passages=pieces,
             options=own.given,
-            searched_as=self._cache.searched_as,
-            trains_at=self._cache.trains_at,
-            tombstones=self._cache.tombstones,
+            searched_as=cache.searched_as,
+            trains_at=cache.trains_at,
+            tombstones=cache.tombstones,
         )
 
     @property
@@ -143,10 +137,10 @@ class Index:
                     gone = passages.document_rows(self._writer, [one.id for one in documents])
                     old = passages.remove(self._writer, gone)
                     passages.insert(self._writer, with_json, pieces_with_json, vectors, rows)
-                    stamp = passages.record_write(self._writer, self._saved)
-                    self._add_to_cache(rows, vectors)
+                    stamp = passages.record_write(self._writer, self._nearest.saved)
+                    self._nearest.add(rows, vectors)
             except BaseException:
-                self._discard(set(self._cache.rows().tolist()).intersection(rows.tolist()))
+                self._nearest.take_back(rows)
                 raise
             self._settle(stamp, len(documents) - len(gone), len(pieces), old)
 
@@ -183,12 +177,12 @@ class Index:
         if fingerprint is not None:
             self._check_fingerprint(fingerprint)
         checks.check_query(vector, self.settings.dims, top_k)
-        with storage_errors(self._database), self._sharing.shared(), self._reader() as reader:
+        with storage_errors(self._database), self._nearest.unchanged(), self._reader() as reader:
             reader.execute("BEGIN")  # one snapshot for all that follows, fixed by the first read
             allowed = None if chosen is None else selecting.passage_rows(reader, chosen)
             wanted = top_k
             while True:
-                rows, scores, more = self._search(reader, vector, wanted, allowed)
+                rows, scores, more = self._nearest.search(reader, vector, wanted, allowed)
                 found = passages.fetch(reader, rows)
                 # short of hits because some are of a write in progress: look further
                 if len(found) >= top_k or not more:
@@ -289,31 +283,16 @@ class Index:
         with self._writing:
             if self._closed:
                 return
-            if keep_cache and self._unsaved:
-                self._save_cache()
+            if keep_cache:
+                self._nearest.save()
             self._close()
 
     def _close(self) -> None:
-        with self._sharing.exclusive(), self._reading.exclusive():
+        with self._nearest.alone(), self._reading.exclusive():
             self._closed = True
             for reader in self._idle:
                 reader.close()
             self._writer.close()
-
-    def _search(
-        self, reader: sqlite3.Connection, vector: Floats, k: int, allowed: Rows | None
-    ) -> tuple[list[int], list[float], bool]:
-        """Return the nearest rows, their scores, and whether there may be more."""
-        if not self._cache.approximates:
-            rows, scores = self._cache.search(vector, k, allowed)
-            return rows, scores, len(rows) == k
-        count = kinds.candidates_for(k)
-        if allowed is not None and len(allowed) <= count:
-            near = allowed.tolist()
-        else:
-            near, _ = self._cache.search(vector, count, allowed)
-        rows, scores = passages.rank(reader, near, vector, self.settings.metric)
-        return rows[:k], scores[:k], len(near) == count
 
     def _delete(self, find: Callable[[], list[int]]) -> int:
         """Delete the documents whose rows ``find`` gives; returns how many."""
@@ -323,7 +302,7 @@ class Index:
                 if not documents:
                     return 0
                 old = passages.remove(self._writer, documents)
-                stamp = passages.record_write(self._writer, self._saved)
+                stamp = passages.record_write(self._writer, self._nearest.saved)
             self._settle(stamp, -len(documents), 0, old)
         return len(documents)
 
@@ -365,61 +344,10 @@ class Index:
                 f"Index {self.name!r} was dropped or closed.", field="index", value=self.name
             )
 
-    def _add_to_cache(self, rows: Rows, vectors: Floats) -> None:
-        for start in range(0, len(rows), _ADD_BLOCK):
-            block = slice(start, start + _ADD_BLOCK)
-            with self._sharing.exclusive():
-                self._cache.add(rows[block], vectors[block])
-
-    def _discard(self, rows: Sequence[int] | set[int]) -> None:
-        if rows:
-            with self._sharing.exclusive():
-                self._cache.discard(rows)
-
     def _settle(self, stamp: Stamp, documents: int, added: int, old: Sequence[int]) -> None:
         """Bring memory in line with what was just committed. Must not fail: it is acknowledged."""
-        self._discard(old)
-        self._written = stamp
         self._counts = (self._counts[0] + documents, self._counts[1] + added - len(old))
-        self._unsaved += added + len(old)
-        try:
-            if self._cache.needs_training:
-                self._rebuild()
-            elif self._cache.needs_compaction:
-                self._compact()
-            if self._unsaved >= max(self._cache_every, self._counts[1] // 4):
-                self._save_cache()
-        except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
-            self._report("index_cache_upkeep_failed", reason=str(error))
-
-    def _compact(self) -> None:
-        if self._cache.searched_as == "flat":
-            with self._sharing.exclusive():
-                self._cache.compact()
-            return
-        self._rebuild()
-
-    def _rebuild(self) -> None:
-        # beside the old one, which goes on answering
-        fresh = recovery.build(self._writer, self.settings)
-        with self._sharing.exclusive():
-            self._cache = fresh
-
-    def _save_cache(self) -> None:
-        try:
-            if self._cache.searched_as == "flat":
-                with self._sharing.exclusive():
-                    self._cache.compact()
-            self._cache.save(self._cache_file, self._written)
-        except (OSError, MemoryError, RuntimeError) as error:
-            self._report("index_cache_not_saved", reason=str(error))
-        else:
-            self._saved = self._written.sequence
-        self._unsaved = 0  # also after a failure: try again after as many changes, not at each
-
-    def _first_free_row(self) -> int:
-        held = self._cache.rows()
-        return 1 + max(passages.last_row(self._writer), int(held.max()) if len(held) else 0)
+        self._nearest.settle(self._writer, stamp, added, old)
 
     def _report(self, event: str, **fields: object) -> None:
         _log.warning(event, extra={"index": self.name, **fields})

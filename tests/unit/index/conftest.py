@@ -89,7 +89,7 @@ def assert_agrees(store: IndexStore, data_dir: Path, name: str = "kb", queries: 
     """FAISS and SQLite hold the same: every passage is found, with brute force's scores."""
     truth = read_truth(data_dir, name)
     metric = store.info(name).metric
-    assert store.count(name)[1] == store.find(name)._cache.live == len(truth)
+    assert store.count(name)[1] == store.find(name)._nearest.cache.live == len(truth)
     for vector in make_vectors(queries, seed=99):
         # more than there are, so that a vector left behind in FAISS would show as well
         top_k = len(truth) + 10

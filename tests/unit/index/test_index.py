@@ -109,7 +109,7 @@ def test_many_replacements_compact_the_cache(store: IndexStore, data_dir: Path, 
     ids = [f"d{n}" for n in range(100)]
     for seed in range(12):
         make_batch(ids, seed=seed).upsert(store, "other")
-    cache = store.find("other")._cache
+    cache = store.find("other")._nearest.cache
     assert len(cache.rows()) < 2400 - 1000  # of 2,400 ever added, 200 live
     assert_agrees(store, data_dir, "other")
 

@@ -98,7 +98,7 @@ def test_ivf_pq_is_flat_until_it_has_enough_to_be_trained_on_and_says_so(
         write(store, range(LEAST - 1, LEAST))
         info = store.info("pq")
         assert (info.kind, info.searched_as, info.trains_at) == ("ivf_pq", "ivf_pq", None)
-        assert store.find("pq")._cache._cells.nlist == 16
+        assert store.find("pq")._nearest.cache._cells.nlist == 16
         assert recall(store, data_dir) > 0.95
         write(store, range(LEAST, 1500))
         assert recall(store, data_dir) > 0.95
@@ -172,7 +172,7 @@ def test_cells_grow_with_the_index_unless_they_were_given(data_dir: Path) -> Non
         for start in range(0, 6000, 1000):
             write(store, range(start, start + 1000))
             rows = start + 1000
-            cells = store.find("pq")._cache._cells.nlist
+            cells = store.find("pq")._nearest.cache._cells.nlist
             assert cells <= kinds.cells_for(rows) < 2 * cells
         assert cells == 128
         assert recall(store, data_dir) > 0.95
@@ -185,7 +185,7 @@ def test_hnsw_is_built_as_it_is_told(data_dir: Path) -> None:
         assert store.info("graph").options == options
     with open_store(data_dir) as store:
         assert store.info("graph").options == options
-        cache = store.find("graph")._cache
+        cache = store.find("graph")._nearest.cache
         import faiss
 
         graph = faiss.downcast_index(cache._index.index).hnsw

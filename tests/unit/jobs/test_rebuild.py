@@ -72,7 +72,7 @@ def assert_whole(services: Services, wanted: dict[str, str], name: str = "kb") -
     assert len(rows) == index.info.passages >= len(wanted)
     for text, start, end, vector in rows:
         np.testing.assert_array_equal(np.frombuffer(vector, "<f4"), vector_of(text[start:end]))
-    assert index._cache.live == len(rows)
+    assert index._nearest.cache.live == len(rows)
 
 
 def texts_of(*documents: Document) -> dict[str, str]:
@@ -427,7 +427,7 @@ def test_kills_lose_no_write_and_leave_one_index_or_the_other(tmp_path: Path) ->
             wanted = [state] if doubt is None else [state, after(state, doubt)]
             assert found in wanted, f"life {seed}"
             state = found
-            assert store.count("kb") == (len(state), store.find("kb")._cache.live)
+            assert store.count("kb") == (len(state), store.find("kb")._nearest.cache.live)
     assert turns > 3
     assert writes > 20
 
