@@ -12,6 +12,7 @@ import argparse
 import json
 import random
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,7 @@ from tests.unit.index.lives import Life, Say, live
 
 from condensery.client.rest import Client
 from condensery.errors import CondenseryError
-from condensery.index import index, vectors
+from condensery.index import nearest, vectors
 from condensery.index.store import IndexStore
 from condensery.values import Document
 
@@ -70,14 +71,14 @@ class Watch(Disk):
 def write_for_ever(data_dir: Path, say: Say, seed: int) -> None:
     """Write, delete and compact in both kinds of index; what is done was synced, or it says so."""
     vectors.MIN_DEAD = 20  # compact often
-    compact = index.Index._compact
+    compact = nearest.Nearest._compact
 
-    def told(self: index.Index) -> None:
+    def told(self: nearest.Nearest, connection: sqlite3.Connection) -> None:
         say("compacting")
-        compact(self)
+        compact(self, connection)
         say("compacted")
 
-    index.Index._compact = told  # type: ignore[method-assign]
+    nearest.Nearest._compact = told  # type: ignore[method-assign]
     draw = random.Random(seed)
     watch = Watch(data_dir, data_dir / "none")
     for _ in watch.watch():
