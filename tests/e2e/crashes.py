@@ -12,7 +12,6 @@ import argparse
 import json
 import random
 import re
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -73,9 +72,9 @@ def write_for_ever(data_dir: Path, say: Say, seed: int) -> None:
     vectors.MIN_DEAD = 20  # compact often
     compact = nearest.Nearest._compact
 
-    def told(self: nearest.Nearest, connection: sqlite3.Connection) -> None:
+    def told(self: nearest.Nearest) -> None:
         say("compacting")
-        compact(self, connection)
+        compact(self)
         say("compacted")
 
     nearest.Nearest._compact = told  # type: ignore[method-assign]

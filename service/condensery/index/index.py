@@ -347,7 +347,7 @@ class Index:
     def _settle(self, stamp: Stamp, documents: int, added: int, old: Sequence[int]) -> None:
         """Bring memory in line with what was just committed. Must not fail: it is acknowledged."""
         self._counts = (self._counts[0] + documents, self._counts[1] + added - len(old))
-        self._nearest.settle(self._writer, stamp, added, old)
+        self._nearest.settle(stamp, added, old)
 
     def _report(self, event: str, **fields: object) -> None:
         _log.warning(event, extra={"index": self.name, **fields})

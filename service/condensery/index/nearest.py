@@ -23,7 +23,7 @@ class Nearest:
     """Finds the rows nearest to a vector. Whoever changes it holds the index's writing lock.
 
     Args:
-        connection: Of the index's SQLite file, which it is brought in line with.
+        connection: That writes the index's SQLite file, which it is kept in line with.
         settings: Of the index.
         file: Where it is saved.
         every: Changed passages after which it is; a quarter of the index if that is more.
@@ -47,6 +47,7 @@ class Nearest:
         every: int,
         report: Report,
     ) -> None:
+        self._connection = connection
         self._settings = settings
         self._file = file
         self._every = every
@@ -100,13 +101,10 @@ class Nearest:
         """Bury those of the rows that were added."""
         self._discard(np.intersect1d(self.cache.rows(), rows).tolist())
 
-    def settle(
-        self, connection: sqlite3.Connection, stamp: Stamp, added: int, gone: Sequence[int]
-    ) -> None:
+    def settle(self, stamp: Stamp, added: int, gone: Sequence[int]) -> None:
         """Follow a write that was committed, and do what is due. Never fails: it is acknowledged.
 
         Args:
-            connection: Of the SQLite file.
             stamp: The write's.
             added: How many rows it added.
             gone: Those it removed.
@@ -116,9 +114,9 @@ class Nearest:
         self._unsaved += added + len(gone)
         try:
             if self.cache.needs_training:
-                self._rebuild(connection)
+                self._rebuild()
             elif self.cache.needs_compaction:
-                self._compact(connection)
+                self._compact()
             if self._unsaved >= max(self._every, self.cache.live // 4):
                 self.save()
         except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
@@ -144,15 +142,15 @@ class Nearest:
             with self.alone():
                 self.cache.discard(rows)
 
-    def _compact(self, connection: sqlite3.Connection) -> None:
+    def _compact(self) -> None:
         if self.cache.searched_as == "flat":
             with self.alone():
                 self.cache.compact()
             return
-        self._rebuild(connection)
+        self._rebuild()
 
-    def _rebuild(self, connection: sqlite3.Connection) -> None:
+    def _rebuild(self) -> None:
         # beside the old one, which goes on answering
-        fresh = recovery.build(connection, self._settings)
+        fresh = recovery.build(self._connection, self._settings)
         with self.alone():
             self.cache = fresh
