@@ -306,5 +306,16 @@ def test_the_shipped_store_is_that_of_the_wheel_else_of_the_checkout(
     assert shipped_store() == package / "model_store"
 
 
+def test_no_shipped_model_read_what_is_kept_for_measuring() -> None:
+    shipped = shipped_store()
+    assert shipped is not None
+    models = ModelStore(shipped, shipped / "none").list()
+    assert models
+    for model in models:
+        said = [model.manifest.provenance.command, *model.manifest.provenance.data]
+        said += [path.read_text() for path in model.path.glob("data.json")]
+        assert not [one for one in said if "msmarco" in one.lower()], model.name
+
+
 def test_publishing_stamps_the_time(store: ModelStore, publish: Publish) -> None:
     assert abs(publish(store).manifest.created - time.time()) < 60

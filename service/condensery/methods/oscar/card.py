@@ -11,7 +11,7 @@ from condensery.methods.oscar import tables
 from condensery.methods.oscar.choosing import wrong_at
 from condensery.methods.oscar.measured import Report
 from condensery.methods.oscar.shapes import what_it_cannot, what_it_is
-from condensery.methods.oscar.sources import COUNTS, SHARE_ALIKE, Source
+from condensery.methods.oscar.sources import COUNTS, SHARE_ALIKE, Source, family
 from condensery.store.manifest import Manifest
 
 PLOTS = {
@@ -21,6 +21,13 @@ PLOTS = {
     "abstention": "what a least relevance keeps and stops",
 }
 WALL = "wall clock "
+# What sets.load_sets keeps out, whatever the questions are.
+KEPT_OUT = (
+    "Kept out by each run: questions that SQuAD's dev set asks too or that are of its articles,",
+    "passages that share ten words in a row with its paragraphs, Wikipedia passages of its titles;",
+    "and the same for the articles of SQuAD's train part, drawn by the run's seed, that the run is",
+    "validated on. What else is measured on is compared with nothing that it read.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +60,21 @@ def card(made: Made, report: Report | None, plots: Sequence[str] = ()) -> str:
     manifest = made.manifest
     parts = [f"# {manifest.name}", "", *what_it_is(manifest), ""]
     if report is not None:
-        parts += measured(report, plots, manifest)
+        parts += measured(report, plots, manifest, made.sources)
     parts += [*_limits(manifest, report), *_made(made)]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def measured(report: Report, plots: Sequence[str], manifest: Manifest) -> list[str]:
+def measured(
+    report: Report, plots: Sequence[str], manifest: Manifest, sources: Sequence[Source] = ()
+) -> list[str]:
     """Return the lines that say how well a pair answers, of any kind of pair.
 
     Args:
         report: What was measured.
         plots: Names of the pictures that lie in ``plots/`` beside the card.
         manifest: What the store says of it: its defaults are told.
+        sources: What it was trained on, so that rankings of the same data are called so.
     """
     on = report.measured_on
     about = [f"{on.questions} questions" + (f" of `{on.file}`" if on.file else "")]
@@ -105,8 +115,22 @@ def measured(report: Report, plots: Sequence[str], manifest: Manifest) -> list[s
         parts += ["questions with the same passages.", "", *tables.baseline(report, name)]
     if report.rerank:
         parts += ["### Reranking", "", "nDCG@10 of what BM25 found, reordered by each.", ""]
-        parts += [*tables.rerank(report), *tables.rerank_differences(report)]
+        parts += [*tables.rerank(report), *_in_domain(report, sources)]
+        parts += tables.rerank_differences(report)
     return [*parts, *_behaviour(report, plots, manifest)]
+
+
+def _in_domain(report: Report, sources: Sequence[Source]) -> list[str]:
+    """Say of which measured sets training read a part."""
+    lines = []
+    for name in report.rerank:
+        read = [one for one in sources if family(name) in one.families]
+        for one in read:
+            told = ", ".join(f"{one.counts[n]:,} {n}" for n in COUNTS if n in one.counts)
+            lines.append(f"- `{name}` is in-domain: training read {told} of {one.title}.")
+        if sources and not read:
+            lines.append(f"- `{name}`: nothing of this data set was trained on here.")
+    return [*lines, ""] if lines else []
 
 
 def _legend(report: Report) -> str:
@@ -139,6 +163,7 @@ def _behaviour(report: Report, plots: Sequence[str], manifest: Manifest) -> list
             "Percent of questions, by the score under which nothing is answered (`min_relevance`):",
             f"by default {'none' if default is None else f'{default:.4g}'}.",
             *([f"The report's {threshold:.4g} is, {rule}."] if rule and threshold else []),
+            *(["It was chosen on the questions that it is reported for."] if threshold else []),
             "",
             *tables.abstention(report.abstention.curve),
             *_pictures(plots, "abstention"),
@@ -193,8 +218,12 @@ def _measured_limits(report: Report, min_relevance: float | None) -> list[str]:
             f"By default it still says something to {wrong:.1f}% of the questions whose passages "
             "do not hold the answer."
         )
-    on = report.measured_on.file
-    lines.append(f"All figures are of {on or 'one file'}; on other text they may be others.")
+    on = [f"answers of {report.measured_on.file or 'one file'}"]
+    if report.rerank:
+        on.append(f"rankings of {', '.join(report.rerank)}")
+    if report.training:
+        on.append("figures against training of questions that its run was validated on")
+    lines.append(f"Measured were {'; '.join(on)}; on other text the figures may be others.")
     return lines
 
 
@@ -204,8 +233,8 @@ def _made(made: Made) -> list[str]:
     parts += tables.table(
         ("data", "licence", *COUNTS, "left out"), [_counted(one) for one in made.sources], left=2
     )
-    if any(source.left_out for source in made.sources):
-        parts += ["Left out too: what shares ten words in a row with text that is measured on.", ""]
+    if made.sources:
+        parts += [*KEPT_OUT, ""]
     if made.others:
         told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in made.others.items())
         parts += [f"Also: {told}.", ""]

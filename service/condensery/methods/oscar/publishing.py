@@ -5,12 +5,14 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from condensery.errors import InputError
 from condensery.methods.oscar.card import Made, card
+from condensery.methods.oscar.evaluating.parts import read_parts
 from condensery.methods.oscar.measured import Report, check_report, read_report
 from condensery.methods.oscar.reporting import add_report
 from condensery.methods.oscar.sources import licence_of, read_sources
@@ -19,7 +21,8 @@ from condensery.methods.trainer.checkpoints import Checkpoint, latest
 from condensery.methods.trainer.commands import without_folders
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.importing import import_minilm
-from condensery.store.manifest import CARD, Manifest, Provenance, StoredModel
+from condensery.store.manifest import CARD, REPORT, Manifest, Provenance, StoredModel, plot_name
+from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore, check_name
 from condensery.store.weights import save_state
 
@@ -160,6 +163,83 @@ def publish(
         return store.publish(stored, manifest)
 
 
+def publish_again(
+    name: str,
+    store: ModelStore,
+    *,
+    parts: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> StoredModel:
+    """Publish a stored pair's next version: the same weights, and what is said of them anew.
+
+    Card, plots and the manifest's figures are made again from its report and ``data.json``.
+
+    Args:
+        name: The stored pair's.
+        store: Has it, in either root; its own root receives the version.
+        parts: Parts of a report (``read_parts``) that take the place of those it has.
+        notes: What else to say of how it was made, a sentence each.
+
+    Raises:
+        ReportNotFound: It was never measured.
+        InputError: It was not published by ``publish``, or a part is of another pair.
+        CorruptModel: A file is not the one that was published.
+        StoreError: The store refused.
+    """
+    stored = store.open(name)
+    if "data.json" not in stored.manifest.files:
+        raise InputError(
+            f"again: {name!r} has no data.json: condensery publish oscar did not make it",
+            field="again",
+            value=name,
+        )
+    report = {**StoredReport(stored).report().report, **(parts or {})}
+    _check_ranked(report, stored.manifest.fingerprint)
+    data = json.loads((stored.path / "data.json").read_text(encoding="utf-8"))
+    own = stored.manifest.provenance
+    sources, others = read_sources(data, _licences(data, own.data))
+    provenance = own.model_copy(update={"notes": (*own.notes, *notes)})
+    manifest = stored.manifest.model_copy(update={"provenance": provenance})
+    made_anew = {CARD, REPORT}
+    with tempfile.TemporaryDirectory() as folder:
+        files = {
+            file: stored.path / file
+            for file in manifest.files
+            if file not in made_anew and plot_name(file) is None
+        }
+        told = add_report(report, manifest, files, Path(folder))
+        base = store.open(manifest.base) if manifest.base else None
+        steps = json.loads((stored.path / "recipe.json").read_text()).get("steps_done")
+        licence = base.manifest.licence if base else ""
+        made = Made(told.manifest, sources, others, steps, licence)
+        text = Path(folder) / CARD
+        text.write_text(card(made, told.report, told.plots), encoding="utf-8")
+        return store.publish({**files, **told.files, CARD: text}, told.manifest)
+
+
+def _check_ranked(report: Mapping[str, Any], fingerprint: str) -> None:
+    """Refuse rankings by another pair."""
+    for name, ranking in report.get("rerank", {}).items():
+        by = ranking.get("pair", {}).get("fingerprint", fingerprint)
+        if by != fingerprint:
+            raise InputError(
+                f"part: rerank.{name} was ranked by {by}, and this pair is {fingerprint}",
+                field="part",
+                value=by,
+            )
+
+
+def _licences(data: Mapping[str, Any], lines: Sequence[str]) -> dict[str, str]:
+    """Return the licences that provenance tells of sets that are not known here."""
+    unknown = {source.name: source for source in read_sources(data)[0] if not source.is_known}
+    return {
+        name: line.removeprefix(f"{source.title} (").removesuffix(")")
+        for name, source in unknown.items()
+        for line in lines
+        if line.startswith(f"{source.title} (")
+    }
+
+
 def _wrong(folder: Path, why: str) -> InputError:
     return InputError(f"run: {str(folder)!r} {why}", field="run", value=str(folder))
 
@@ -191,9 +271,29 @@ def command(recipe: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery publish oscar``."""
     parser = argparse.ArgumentParser(prog="condensery publish oscar", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="the training run's folder")
-    parser.add_argument("--name", required=True, help="what the pair is called")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--run", type=Path, help="the training run's folder")
+    source.add_argument(
+        "--again",
+        metavar="NAME",
+        help="a stored pair: its weights as they are, what is said of them anew (--part, --note)",
+    )
+    parser.add_argument("--name", help="what the pair is called; with --run")
     parser.add_argument("--store", type=Path, required=True, help="root to publish into")
+    parser.add_argument(
+        "--part",
+        type=Path,
+        action="append",
+        default=[],
+        help="with --again: JSON of condensery eval rerank or extractive-reader; its part of the "
+        "report takes the stored one's place; may be given again",
+    )
+    parser.add_argument(
+        "--note",
+        action="append",
+        default=[],
+        help="with --again: what else to say of how it was made; may be given again",
+    )
     parser.add_argument("--base-store", type=Path, help="root of minilm-l6 (default: --store)")
     parser.add_argument("--report", type=Path, help="JSON of condensery eval oscar")
     parser.add_argument("--licence", help="of the weights (default: what the data sets ask for)")
@@ -210,6 +310,21 @@ def main(argv: list[str] | None = None) -> None:
         help="let a pointer that walks take the likeliest walk alone (all of them, mixed)",
     )
     args = parser.parse_args(argv)
+    if args.again is not None:
+        _refuse_others(
+            parser, args, "--again", ("name", "report", "licence", "data_licence", "sharp")
+        )
+        stored = publish_again(
+            args.again,
+            ModelStore(args.base_store, args.store),
+            parts=read_parts(args.part),
+            notes=args.note,
+        )
+        _say(stored)
+        return
+    _refuse_others(parser, args, "--run", ("part", "note"))
+    if args.name is None:
+        parser.error("--run needs --name")
     licences = dict(_pair(text) for text in args.data_licence)
     report = read_report(args.report)[1] if args.report else None
     base = import_minilm(ModelStore(None, args.base_store or args.store))
@@ -224,6 +339,18 @@ def main(argv: list[str] | None = None) -> None:
         licences=licences,
         sharp=args.sharp,
     )
+    _say(stored)
+
+
+def _refuse_others(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, given: str, names: Sequence[str]
+) -> None:
+    for name in names:
+        if getattr(args, name):
+            parser.error(f"--{name.replace('_', '-')} does not apply to {given}")
+
+
+def _say(stored: StoredModel) -> None:
     told = f"{stored.name} version {stored.version}: {stored.path}\n{stored.manifest.fingerprint}\n"
     sys.stdout.write(told)
 

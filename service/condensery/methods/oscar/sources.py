@@ -1,5 +1,6 @@
 """The data sets that a run names in ``data.json``: what they are, their licences, their counts."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +30,14 @@ class Source:
     """A data set.
 
     Attributes:
+        name: As the run calls it: its folder and file, ``rows/scifact``.
         title: What it is.
         licence: Its licence, in words.
         counts: How many of what (``COUNTS``).
         left_out: How many were left out, by the reason; "" is one that was not told.
     """
 
+    name: str
     title: str
     licence: str
     counts: Mapping[str, int]
@@ -44,6 +47,21 @@ class Source:
     def line(self) -> str:
         """As provenance has it."""
         return f"{self.title} ({self.licence})"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what it is, and its licence, stand in ``KNOWN``."""
+        return _known(self.name) is not None
+
+    @property
+    def families(self) -> frozenset[str]:
+        """First words of its folder's name and its own: ``squad`` of ``squad_v1/train_part``."""
+        return frozenset(family(part) for part in self.name.split("/"))
+
+
+def family(name: str) -> str:
+    """Return a data set's name without its version, split or part."""
+    return re.split(r"[_:.]", name, maxsplit=1)[0]
 
 
 def read_sources(
@@ -86,14 +104,19 @@ def read_sources(
 
 
 def _source(name: str, told: Mapping[str, Any], licence: str | None) -> Source:
-    known = KNOWN.get(name) or KNOWN.get(name.partition("/")[0]) or (name, UNKNOWN)
+    known = _known(name) or (name, UNKNOWN)
     left_out = told.get(LEFT_OUT, {})
     return Source(
+        name=name,
         title=known[0],
         licence=licence or known[1],
         counts={what: told[what] for what in COUNTS if isinstance(told.get(what), int)},
         left_out={"": left_out} if isinstance(left_out, int) else dict(left_out),
     )
+
+
+def _known(name: str) -> tuple[str, str] | None:
+    return KNOWN.get(name) or KNOWN.get(name.partition("/")[0])
 
 
 def licence_of(sources: list[Source]) -> str:

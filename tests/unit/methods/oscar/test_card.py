@@ -124,3 +124,24 @@ def test_what_it_was_made_from_is_told_with_licences_and_counts() -> None:
     assert card(Made(share_alike, sources, others), None).endswith(
         "cc-by-sa-4.0, as SQuAD v1.1, a part of train asks of work based on it.\n"
     )
+
+
+def test_a_ranked_set_that_training_read_a_part_of_is_called_in_domain() -> None:
+    ranking = {"queries": 3, "bm25": {"ndcg10": 0.5}}
+    names = ("scifact", "squad_dev_paragraphs", "msmarco_dl1920_pool")
+    report = check_report({**BARE, "rerank": dict.fromkeys(names, ranking)})
+    sources, _ = read_sources(
+        {
+            "sources": {
+                "rows/scifact": {"examples": 916, "passages": 3677},
+                "squad_v1/train_part": {"examples": 14688, "left_out": {}},
+            }
+        }
+    )
+    text = card(Made(made(OscarShape().to_dict()).manifest, sources, {}), report)
+    assert "`scifact` is in-domain: training read 916 examples, 3,677 passages of rows/" in text
+    assert "`squad_dev_paragraphs` is in-domain: training read 14,688 examples of SQuAD" in text
+    assert "`msmarco_dl1920_pool`: nothing of this data set was trained on" in text
+    assert "rankings of scifact, squad_dev_paragraphs, msmarco_dl1920_pool" in text
+    # What is said to be kept out is what sets.load_sets keeps out, left out or not.
+    assert "Kept out by each run: questions that SQuAD's dev set asks" in text

@@ -16,7 +16,7 @@ from tiny_report import tiny_report
 from condensery.answers import CompressedPassage
 from condensery.errors import InputError, ReportNotFound, StoreError
 from condensery.methods.oscar import publishing
-from condensery.methods.oscar.publishing import publish
+from condensery.methods.oscar.publishing import publish, publish_again
 from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_shape import OscarShape
@@ -293,6 +293,44 @@ def test_the_command_publishes_and_names_what_it_published(
     for wrong, says in (("mine", "'mine' is not SET=LICENCE"), ("x=CC0", "'x' is not one of")):
         with pytest.raises(InputError, match=says):
             publishing.main([*given, "--data-licence", wrong])
+
+
+def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
+    run: Path, base: StoredModel, store: ModelStore, tmp_path: Path
+) -> None:
+    (run / "data.json").write_text(json.dumps({"mine_examples": 2}))
+    first = publish(
+        run, base, store, name="tiny-pair", report=undrawn(), licences={"mine": "CC0, so to say"}
+    )
+    ranked = {"queries": 4, "pair": {"ndcg10": 0.25, "fingerprint": first.manifest.fingerprint}}
+    part = tmp_path / "rerank.json"
+    part.write_text(json.dumps({"rerank": {"afresh": ranked}}))
+    given = ["--again", "tiny-pair", "--store", str(store.own), "--part", str(part)]
+    publishing.main([*given, "--note", "The set afresh came late."])
+    again = store.open("tiny-pair")
+    assert (again.version, again.manifest.fingerprint) == ("2", first.manifest.fingerprint)
+    weights = [name for name in again.manifest.files if name.endswith(".safetensors")]
+    assert weights
+    for name in (*weights, "tokenizer.json", "recipe.json", "data.json"):
+        assert again.manifest.files[name] == first.manifest.files[name], name
+    read = StoredReport(again)
+    assert set(read.report().report["rerank"]) == {"afresh"}
+    assert read.report().report["settings"] == undrawn()["settings"]
+    text = read.card()
+    for said in ("| afresh | 4 |", "- The set afresh came late.", "| mine | CC0, so to say | 2 |"):
+        assert said in text, said
+    assert again.manifest.defaults == first.manifest.defaults
+    ranked["pair"] = {"ndcg10": 0.25, "fingerprint": "sha256:other"}
+    with pytest.raises(InputError, match="was ranked by sha256:other"):
+        publish_again("tiny-pair", store, parts={"rerank": {"afresh": ranked}})
+    store.publish(
+        {n: again.path / n for n in again.manifest.files if n != "data.json"},
+        again.manifest.model_copy(update={"name": "other"}),
+    )
+    with pytest.raises(InputError, match="has no data"):
+        publish_again("other", store)
+    with pytest.raises(SystemExit):
+        publishing.main([*given, "--licence", "mit"])
 
 
 def test_a_pair_of_the_real_size_fits_the_shipped_store(tmp_path: Path) -> None:
