@@ -177,7 +177,7 @@ def publish_again(
     Args:
         name: The stored pair's.
         store: Has it, in either root; its own root receives the version.
-        parts: Parts of a report (``read_parts``) that take the place of those it has.
+        parts: Parts of a report, or a whole one: they take the place of those it has.
         notes: What else to say of how it was made, a sentence each.
 
     Raises:
@@ -295,7 +295,11 @@ def main(argv: list[str] | None = None) -> None:
         help="with --again: what else to say of how it was made; may be given again",
     )
     parser.add_argument("--base-store", type=Path, help="root of minilm-l6 (default: --store)")
-    parser.add_argument("--report", type=Path, help="JSON of condensery eval oscar")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        help="JSON of condensery eval oscar; with --again the stored one has what it lacks",
+    )
     parser.add_argument("--licence", help="of the weights (default: what the data sets ask for)")
     parser.add_argument(
         "--data-licence",
@@ -310,14 +314,13 @@ def main(argv: list[str] | None = None) -> None:
         help="let a pointer that walks take the likeliest walk alone (all of them, mixed)",
     )
     args = parser.parse_args(argv)
+    report = read_report(args.report)[1] if args.report else None
     if args.again is not None:
-        _refuse_others(
-            parser, args, "--again", ("name", "report", "licence", "data_licence", "sharp")
-        )
+        _refuse_others(parser, args, "--again", ("name", "licence", "data_licence", "sharp"))
         stored = publish_again(
             args.again,
             ModelStore(args.base_store, args.store),
-            parts=read_parts(args.part),
+            parts={**(report or {}), **read_parts(args.part)},
             notes=args.note,
         )
         _say(stored)
@@ -326,7 +329,6 @@ def main(argv: list[str] | None = None) -> None:
     if args.name is None:
         parser.error("--run needs --name")
     licences = dict(_pair(text) for text in args.data_licence)
-    report = read_report(args.report)[1] if args.report else None
     base = import_minilm(ModelStore(None, args.base_store or args.store))
     store = ModelStore(base.root, args.store)
     stored = publish(
