@@ -76,32 +76,17 @@ class Batcher(Generic[Item, Result]):
         """Tokens a second, all workers together, lately; 0 before the first batch."""
         return self._rate * self._workers.count
 
-    async def submit(
-        self, items: Sequence[Item], tokens: Sequence[int], *, admitted: bool = False
-    ) -> list[Result]:
-        """Run every item; ``tokens[i]``, at least 1, is what item ``i`` costs. Order is kept.
+    async def submit_each(
+        self, items: Sequence[Item], tokens: Sequence[int]
+    ) -> list[Result | CondenseryError]:
+        """Run every item; one that fails has its error in its place. Order is kept.
 
         Items are queued all or none. If the caller is cancelled or its time runs out, those not
         yet begun never run.
 
         Args:
             items: What to run.
-            tokens: What each costs.
-            admitted: Part of something that was begun already, and is refused no more.
-
-        Raises:
-            Overloaded: Too much waits before it.
-            DeadlineExceeded: The caller's time ran out.
-            ModelFault: An item failed; its fellows' results are dropped.
-            Unavailable: Closed before the items ran.
-        """
-        parts = _whole(items, tokens)
-        return await self._submit(parts, len(items), sum(tokens), admitted=admitted)
-
-    async def submit_each(
-        self, items: Sequence[Item], tokens: Sequence[int]
-    ) -> list[Result | CondenseryError]:
-        """Run every item as ``submit`` does; one that fails has its error in its place.
+            tokens: What each costs, at least 1.
 
         Raises:
             Overloaded: Too much waits before it.
@@ -122,13 +107,18 @@ class Batcher(Generic[Item, Result]):
     ) -> list[Result]:
         """Run items that come part by part; the first run while the last are being made.
 
+        If the caller is cancelled or its time runs out, those not yet begun never run.
+
         Args:
             parts: Items, and what each costs, in order. An error in them is the request's.
             count: How many items there will be.
             cost: About what all of them will cost.
 
         Raises:
-            As ``submit``.
+            Overloaded: Too much waits before it.
+            DeadlineExceeded: The caller's time ran out.
+            ModelFault: An item failed; its fellows' results are dropped.
+            Unavailable: Closed before the items ran.
         """
         return await self._submit(parts, count, cost)
 
@@ -138,7 +128,6 @@ class Batcher(Generic[Item, Result]):
         count: int,
         cost: int,
         *,
-        admitted: bool = False,
         each: bool = False,
     ) -> list[Result]:
         if not count:
@@ -152,8 +141,7 @@ class Batcher(Generic[Item, Result]):
             *(loop.create_future(), call, [MISSING] * count, count), each=each
         )
         lane = self._short if cost <= SHORT_TOKENS else self._long
-        if not admitted:
-            self._admit(lane, call.caller, cost)
+        self._admit(lane, call.caller, cost)
         try:
             async with asyncio.timeout_at(_loop_time(loop, call)), aclosing(parts):
                 queued = 0
