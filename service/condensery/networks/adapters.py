@@ -1,6 +1,5 @@
 """LoRA adapters (arXiv:2106.09685), merged into the weights they adapt."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -63,8 +62,3 @@ class Adapters:
         """Return ``weight + scale * up @ down`` of an adapted layer, in the weight's dtype."""
         up, down = (t.to(weight.device, torch.float32) for t in (self.up[layer], self.down[layer]))
         return (weight.float() + scale * (up @ down)).to(weight.dtype)
-
-
-def adapter_names(tensors: Mapping[str, object]) -> frozenset[str]:
-    """Return which of these names are adapters'."""
-    return frozenset(name for name in tensors if name.endswith((DOWN, UP)))

@@ -176,22 +176,3 @@ def _put(layer: nn.Module, name: str, weight: Tensor, bias: Tensor | None) -> No
         linear.bias = nn.Parameter(bias.detach().contiguous(), requires_grad=bias.requires_grad)
     parent, _, own = name.rpartition(".")
     setattr(layer.get_submodule(parent), own, linear)
-
-
-def kept_weights(name: str, model: nn.Module, pruning: Pruning) -> bool:
-    """Tell whether a weight of the dense base model is one of what is left; names are its own.
-
-    Raises:
-        ValueError: The model is of no known family.
-    """
-    family = family_of(model)
-    head, found, rest = name.partition(f"{family.layers}.")
-    number, _, below = rest.partition(".")
-    if head or not found or not number.isdecimal():
-        return True
-    gone: tuple[str, ...] = ()
-    if int(number) in pruning.attention:
-        gone += family.attention_parts
-    if int(number) in pruning.mlp:
-        gone += family.mlp_parts
-    return not any(below == part or below.startswith(f"{part}.") for part in gone)

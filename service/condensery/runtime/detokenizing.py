@@ -44,9 +44,3 @@ class Detokenizer:
         if last in {"'", "’"} and before.endswith("s"):  # "the mongols ' army", "ross ' s"
             return piece in AFTER_APOSTROPHE
         return last in NO_SPACE_AFTER
-
-
-def detokenize(pieces: list[str]) -> str:
-    """Join word pieces to text."""
-    detokenizer = Detokenizer()
-    return "".join(detokenizer.push(piece) for piece in pieces)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from condensery.runtime.detokenizing import Detokenizer, detokenize
+from condensery.runtime.detokenizing import Detokenizer
 
 EXAMPLES = {
     "": "",
@@ -37,6 +37,10 @@ EXAMPLES = {
     "( etc . ) end": "(etc.) end",
     "what ? no !": "what? no!",
 }
+
+
+def detokenize(pieces: list[str]) -> str:
+    return "".join(map(Detokenizer().push, pieces))
 
 
 @pytest.mark.parametrize(("pieces", "text"), EXAMPLES.items())

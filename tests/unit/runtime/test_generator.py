@@ -18,7 +18,7 @@ from condensery.metrics import Metrics
 from condensery.networks.oscar import OscarPair
 from condensery.questions import Sampling
 from condensery.runtime.deltas import PieceDeltas
-from condensery.runtime.detokenizing import detokenize
+from condensery.runtime.detokenizing import Detokenizer
 from condensery.runtime.generator import Generator, Token
 from condensery.runtime.pair import make_ready
 from condensery.runtime.workers import Workers
@@ -99,7 +99,7 @@ def reference(prompt: Prompt, pair: OscarPair, count: int) -> list[int]:
 
 
 def text_of(ids: list[int]) -> str:
-    return detokenize([VOCABULARY[i] for i in ids])
+    return "".join(map(Detokenizer().push, (VOCABULARY[i] for i in ids)))
 
 
 async def collect(generator: Generator, prompt: Prompt, max_tokens: int) -> list[Token]:

@@ -8,7 +8,6 @@ from condensery.methods.oscar.tables import table
 from condensery.networks.effir_shape import Pruning
 
 FORMAT = 1
-PERCENT = 100
 
 
 def figures(
