@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_classifier import CONFIGS, LENGTH, as_sentence_transformers, reference, write_classifier
-from tiny_pair import text_of
+from tiny_pair import VOCABULARY, text_of
 
 from condensery.errors import CorruptModel, InputError, ModelFault
 from condensery.runtime.classifier import Classifier
@@ -117,6 +117,17 @@ def test_what_is_too_long_is_refused_where_nothing_may_be_cut(
     assert len(asyncio.run(model.classify(fits, truncate=False)).logits) == 2
 
 
+def test_a_ranking_in_which_nothing_may_be_cut_is_refused_too(
+    tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
+) -> None:
+    folder = write_classifier(tmp_path / "hf")
+    model = Classifier.load(stored(folder, tmp_path / "store"), workers, threads=threads)
+    for query, passages, place in (("mill", ["river", LONG], 1), (LONG, ["river"], 0)):
+        with pytest.raises(InputError, match=rf"documents\[{place}\] has \d+ tokens"):
+            asyncio.run(model.score(query, passages, truncate=False))
+    assert len(asyncio.run(model.score("mill", ["river", "town"], truncate=False)).scores) == 2
+
+
 def test_texts_that_are_no_texts_are_named(
     tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
 ) -> None:
@@ -130,29 +141,26 @@ def test_texts_that_are_no_texts_are_named(
         asyncio.run(model.score("\ud800", ["a"]))
 
 
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
 def test_a_score_that_is_not_finite_fails_its_own_text_only(
-    tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
+    spoilt: float, tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
 ) -> None:
     folder = write_classifier(tmp_path / "hf")
     model: Any = Classifier.load(stored(folder, tmp_path / "store"), workers, threads=threads)
-    whole = model._batcher._forward
+    words = model._batcher._forward.__self__._network.backbone.model.get_input_embeddings()
+    with torch.no_grad():
+        words.weight[VOCABULARY.index("0")] = spoilt
 
-    def spoilt(texts: Any) -> Any:
-        rows = whole(texts)
-        return [
-            ModelFault("judge: a score came out with NaN") if 30 in text.ids else row
-            for text, row in zip(texts, rows, strict=True)
-        ]
-
-    model._batcher._forward = spoilt
-
-    async def both() -> list[Any]:
-        calls = model.classify(["0"]), model.classify(["mill"])
+    async def together() -> list[Any]:
+        calls = model.classify(["0"]), model.classify(["mill"]), model.score("mill", ["a", "0"])
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    bad, good = asyncio.run(both())
-    assert isinstance(bad, ModelFault)
+    alone, good, one_of_two = asyncio.run(together())
+    for failed in (alone, one_of_two):
+        assert isinstance(failed, ModelFault)
+        assert "NaN or infinity" in failed.message
     assert good.logits.shape == (1, 1)
+    assert np.isfinite(good.logits).all()
 
 
 def test_a_manifest_that_disagrees_with_the_network_is_refused(

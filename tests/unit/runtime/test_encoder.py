@@ -244,17 +244,22 @@ async def test_a_non_finite_vector_fails_its_own_text_only(
     backbone = encoder._batcher._forward.__self__.backbone
     with torch.no_grad():
         backbone.model.get_input_embeddings().weight[4] = torch.nan  # the letter a
-    outcomes = await asyncio.gather(
-        *(encoder.embed([text]) for text in ("mill", "a mill", "b")), return_exceptions=True
-    )
-    assert [type(outcome).__name__ for outcome in outcomes] == [
-        "Embedded",
-        "ModelFault",
-        "Embedded",
+    # Pooled vectors and those of every token, side by side in one batch.
+    asked = [
+        (embed, text) for text in ("mill", "a mill", "b") for embed in ("embed", "embed_tokens")
     ]
-    assert "mill" not in str(outcomes[1])
-    with pytest.raises(ModelFault):
-        await encoder.embed(["b", "a"])
+    outcomes = await asyncio.gather(
+        *(getattr(encoder, embed)([text]) for embed, text in asked), return_exceptions=True
+    )
+    for (_, text), outcome in zip(asked, outcomes, strict=True):
+        if text == "a mill":
+            assert isinstance(outcome, ModelFault)
+            assert "mill" not in str(outcome)
+        else:
+            assert np.isfinite(outcome.vectors[0]).all()
+    for embed in (encoder.embed, encoder.embed_tokens):
+        with pytest.raises(ModelFault):
+            await embed(["b", "a"])
 
 
 async def test_bad_texts_are_input_errors(tiny: Callable[..., Any], two_workers: Workers) -> None:

@@ -102,6 +102,10 @@ async def test_a_text_that_may_not_be_cut_is_named_as_the_message_calls_it(
     error = await refused(stubs.EmbeddingStub(channel).EmbedBatch(asked))
     assert error.code() is StatusCode.INVALID_ARGUMENT
     assert trailer(error, "x-field") == "texts[1]"
+    ranked = pb.RerankRequest(query="q " * 20, passages=["a"], truncate=False)
+    error = await refused(stubs.RerankStub(channel).Rerank(ranked))
+    assert error.code() is StatusCode.INVALID_ARGUMENT
+    assert trailer(error, "x-field") == "query"
 
 
 def told(text: str, **metadata: Any) -> pb.Document:

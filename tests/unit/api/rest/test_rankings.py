@@ -24,6 +24,25 @@ async def test_nim_gets_logits(door):
     }
 
 
+async def test_a_ranking_s_query_is_not_cut_where_nothing_may_be(door):
+    long = "word " * 60
+    for path, texts in (
+        ("/rerank", "texts"),
+        ("/", "texts"),
+        ("/rerank", "documents"),
+        ("/v1/rerank", "documents"),
+        ("/v2/rerank", "documents"),
+    ):
+        body = {"query": long, texts: ["a"]}
+        assert (await door.post(path, json=body)).status_code == 200, path
+        assert (await door.post(path, json={**body, "truncate": True})).status_code == 200, path
+        refused = await door.post(path, json={**body, "truncate": False})
+        assert refused.status_code in (400, 422), (path, refused.text)  # by the family
+        assert "query" in refused.text, path
+        short = {**body, "query": "q", "truncate": False}
+        assert (await door.post(path, json=short)).status_code == 200, path
+
+
 async def test_nim_s_texts_are_cut_only_where_asked(door):
     body = {"query": {"text": "word " * 60}, "passages": [{"text": "a"}]}
     reply = await door.post("/v1/ranking", json=body)

@@ -66,6 +66,29 @@ def test_text_of_the_evaluation_set_is_left_out_everywhere(data_folder: Path) ->
     assert not names & answers
 
 
+def test_articles_of_the_evaluation_set_are_left_out_whatever_their_text(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    held = load_sets(data_folder, TOKENIZER, cloze=1, seed=3).validation[0]["title"]
+    rows = [
+        # Neither question nor text is held out: the title alone says whose article it is.
+        {"question": f"who keeps mill {number}?", "context": f"bread {number} is old",
+         "answers": [str(number)], "answer_start": [6], "title": title}
+        for number, title in enumerate(
+            ("Dev_article", "dev article", held, held.replace("_", " ").upper(), "Some other", "")
+        )
+    ]  # fmt: skip
+    path = tmp_path / "more.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sets = load_sets(data_folder, TOKENIZER, cloze=1, seed=3, sources=[Source(path, 1.0)])
+    name = f"{tmp_path.name}/more"
+    assert sets.report["sources"][name]["left_out"] == {"question or article is held out": 4}
+    (data, _), _cloze = sets.sets
+    assert {tuple(passage.tolist()) for passage in data.passages} == {
+        tuple(ids_of(f"bread {number} is old")) for number in (4, 5)
+    }
+
+
 def test_the_same_seed_gives_the_same_sets(data_folder: Path) -> None:
     first, again = (load_sets(data_folder, TOKENIZER, cloze=10, seed=3) for _ in range(2))
     for (a, _), (b, _) in zip(first.sets, again.sets, strict=True):

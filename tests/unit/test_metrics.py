@@ -1,0 +1,62 @@
+"""Every line that a dashboard may draw is there, at zero, before the first event."""
+
+import itertools
+
+from condensery.metrics import Metrics
+
+# Label sets by metric; what is told of a model at its start or of an index is not among them.
+STAGES = ("queue", "forward", "compress", "generate")
+AT_ZERO = {
+    "condensery_cancelled_total": {"stage": STAGES, "cause": ("client", "deadline")},
+    "condensery_compressed_docs_total": {"status": ("applied", "fallback", "left_out")},
+    "condensery_compression_fallback_total": {"reason": ("timeout", "fault")},
+    "condensery_oom_total": {"action": ("split", "failed")},
+    "condensery_sequences": {"state": ("running", "waiting")},
+    "condensery_cache_positions": {"state": ("used", "limit")},
+    "condensery_requests_total": {
+        "task": ("embed", "rerank", "classify", "compress", "answer", "compare", "index"),
+        "protocol": ("rest", "grpc"),
+        "code": ("ok",),
+    },
+    "condensery_stage_duration_seconds_count": {
+        "stage": (*STAGES, "tokenize", "index", "serialize")
+    },
+}
+LIMITS = ("queue_tokens", "queue_seconds", "requests", "bytes", "connections", "context_bytes")
+# Told of a model once it serves, is loaded or changes; not counted from zero.
+OTHERWISE = {
+    *("condensery_index_passages", "condensery_model_state"),
+    *("condensery_model_load_seconds", "condensery_model_memory_bytes"),
+}
+
+
+def test_every_label_set_of_a_model_is_there_at_zero() -> None:
+    metrics = Metrics()
+    metrics.prepare_model("m")
+    for name, labels in AT_ZERO.items():
+        for values in itertools.product(*labels.values()):
+            given = {"model": "m", **dict(zip(labels, values, strict=True))}
+            assert metrics.registry.get_sample_value(name, given) == 0, (name, given)
+
+
+def test_no_metric_of_a_model_waits_for_its_first_event() -> None:
+    metrics = Metrics()
+    metrics.prepare_model("m")
+    names = [name for name in vars(metrics).values() if "model" in getattr(name, "_labelnames", ())]
+    assert len(names) > 20
+    for family in names:
+        (collected,) = family.collect()
+        if f"{collected.name}" in OTHERWISE:
+            continue
+        of_model = [one for one in collected.samples if one.labels.get("model") == "m"]
+        assert of_model, f"{collected.name} is not there before its first event"
+        assert not any(one.value for one in of_model if not one.name.endswith("_created")), (
+            collected.name
+        )
+
+
+def test_every_limit_that_refuses_is_there_at_zero_before_any_model() -> None:
+    metrics = Metrics()
+    for reason in LIMITS:
+        found = metrics.registry.get_sample_value("condensery_rejected_total", {"reason": reason})
+        assert found == 0, reason
