@@ -24,6 +24,7 @@ from condensery.networks.packing import Packing
 
 LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=9)
 FP32 = torch.float32
+LOCAL = ["sliding_attention"] * 2  # no layer that sees all, and would hide a wrong window
 
 
 def random_rows(total: int, heads: int, size: int = 8, seed: int = 0) -> Tensor:
@@ -189,6 +190,40 @@ def test_a_model_with_windows_gives_packed_what_it_gives_alone(config: Pretraine
             packing=packing,
         ).last_hidden_state[0]
     torch.testing.assert_close(packed, torch.cat(alone), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["mistral", "modernbert"])
+def test_a_window_reaches_exactly_as_far_as_transformers_has_it(family: str) -> None:
+    """Also where it is about as long as a sequence, or as the 16 that sequences are padded to."""
+    lengths = (15, 16, 17, 32)
+    for window in (1, 2, 13, 14, 15, 16, 17, 31, 32, 33):
+        config: PretrainedConfig = (
+            MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=window)
+            if family == "mistral"
+            else ModernBertConfig(
+                **SIZES, pad_token_id=0, local_attention=2 * window, layer_types=LOCAL
+            )
+        )
+        torch.manual_seed(0)
+        model = sharpen(AutoModel.from_config(config, attn_implementation="eager"))
+        tokens = [torch.randint(2, 300, (1, length)) for length in lengths]
+        with torch.inference_mode():
+            wanted = [model(input_ids=ids).last_hidden_state[0] for ids in tokens]
+            model.set_attn_implementation(PACKED)
+            for some in ([0], [1], [2], [3], [0, 1, 2, 3]):  # alone, and beside longer ones
+                packing = Packing.of([lengths[one] for one in some], dtype=FP32)
+                found = model(
+                    input_ids=packing.row(torch.cat([tokens[i] for i in some], 1)[0].numpy()),
+                    position_ids=packing.position_ids,
+                    packing=packing,
+                ).last_hidden_state[0]
+                torch.testing.assert_close(
+                    found[: packing.starts[-1] + lengths[some[-1]]],
+                    torch.cat([wanted[one] for one in some]),
+                    atol=5e-5,
+                    rtol=1e-4,
+                    msg=lambda said, window=window, some=some: f"{window}, {some}: {said}",
+                )
 
 
 def test_embeddings_can_be_packed_in_place_of_ids(bert: PreTrainedModel) -> None:

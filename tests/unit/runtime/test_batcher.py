@@ -1,4 +1,5 @@
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
@@ -625,6 +626,77 @@ async def test_who_would_wait_too_long_is_refused_and_others_are_not(
     gate.set()
     assert all(isinstance(outcome, list) for outcome in await settled(tasks))
     assert sampler(metrics)("rejected_total", reason="queue_seconds") == 1
+
+
+@pytest.mark.parametrize(
+    ("long", "seconds"),
+    [
+        (0, 1.5),  # all that waits goes before it
+        (600, 2.1),  # every second token is the long request's, until it has none left
+        (5000, 3.0),  # and never more than every second one
+    ],
+)
+async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_work(
+    worker: Workers, gate: threading.Event, clock: Clock, long: int, seconds: float
+) -> None:
+    entered = threading.Event()
+
+    def forward(batch: list[str]) -> list[str]:
+        if "held" in batch:
+            entered.set()
+            assert gate.wait(WAIT)
+        else:
+            clock.now += 0.1
+        return batch
+
+    for limit, fits in ((seconds - 0.05, False), (seconds + 0.05, True)):
+        gate.clear()
+        entered.clear()
+        batcher = Batcher(forward, worker, limits=Limits(queue_seconds=limit))
+        await batcher.submit(["measured"], [100])  # 1,000 tokens a second
+        tasks = [await started(batcher.submit(["held"], [1]))]  # short: the express worker rests
+        assert await asyncio.to_thread(entered.wait, WAIT)
+        costs = [500] * 3 + [long] * bool(long)
+        waiting = [batcher.submit(["waits"], [cost], admitted=True) for cost in costs]
+        tasks += [await started(one) for one in waiting]
+        last = await started(batcher.submit(["last"], [500]))
+        await asyncio.sleep(0)
+        assert last.done() != fits
+        gate.set()
+        outcomes = await settled([*tasks, last])
+        assert isinstance(outcomes.pop(), list if fits else Overloaded)
+        assert all(isinstance(one, list) for one in outcomes)
+
+
+async def test_lanes_share_by_tokens_and_not_by_batches_and_owe_each_other_nothing_afterwards(
+    device: Device, worker: Workers
+) -> None:
+    limits = Limits(batch_tokens=600, batch_items=1, queue_seconds=math.inf)
+    batcher = Batcher(device.forward, worker, limits=limits)
+    tasks = [await device.held(batcher)]
+
+    def take(count: int) -> list[int]:
+        """Return the tokens of the next batches, which are left to themselves."""
+        with worker.changed:
+            jobs = [batcher.take(1, express=False) for _ in range(count)]
+        runs.extend(job.run for job in jobs if job is not None)
+        return [round(job.seconds) for job in jobs if job is not None]
+
+    runs: list[Callable[[], None]] = []
+    batcher._rate = 1.0  # so that a job's seconds are its tokens
+    tasks += [await started(batcher.submit(["short"], [150])) for _ in range(8)]
+    tasks.append(await started(batcher.submit(["long"] * 2, [600, 600])))
+    # A long batch for as many tokens of short ones, and not a batch for a batch.
+    assert take(6) == [150, 600, 150, 150, 150, 150]
+    assert take(2) == [600, 150], "long ones have had 600, short ones 750: it is their turn"
+    assert take(2) == [150, 150]  # nobody waits beside them: that counts for nothing
+    tasks.append(await started(batcher.submit(["long"] * 2, [600, 600])))
+    tasks += [await started(batcher.submit(["short"], [150])) for _ in range(2)]
+    assert take(2) == [150, 600], "what was handed out before they met is forgotten"
+    device.free.set()
+    for run in runs:
+        run()
+    await settled(tasks)
 
 
 async def test_a_batch_that_runs_out_of_memory_is_split_and_tried_again(worker: Workers) -> None:

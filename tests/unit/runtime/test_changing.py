@@ -357,6 +357,42 @@ async def test_a_model_unloads_once_its_last_request_is_done_and_is_freed(
     assert (await vector(pool, OTHER)).shape == found.shape
 
 
+async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded(
+    store: ModelStore, pool: RunningModels
+) -> None:
+    class Circle:
+        """What only a collection frees, as part of giving back."""
+
+    def circle() -> "weakref.ref[Circle]":
+        one: Any = Circle()
+        one.itself = one
+        return weakref.ref(one)
+
+    async def unload() -> None:
+        await pool.changing.unload(OTHER, allow)
+
+    async def replace() -> None:
+        await pool.changing.load(ENCODER)
+
+    async def fail() -> None:
+        with pytest.raises(ModelNotLoaded):
+            await pool.changing.load(OTHER)
+
+    encoder(store, ENCODER, seed=7)
+    gc.collect()
+    gc.disable()
+    try:
+        for change in (unload, replace, fail):
+            if change is fail:
+                corrupt(store)
+            garbage = circle()
+            await change()
+            await until(lambda: not pool.changing._tasks)
+            assert garbage() is None, f"nothing was given back after {change.__name__}"
+    finally:
+        gc.enable()
+
+
 async def test_what_speaks_against_an_unload_is_heard_at_the_last_moment(
     pool: RunningModels,
 ) -> None:
