@@ -16,13 +16,11 @@ import argparse
 import json
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from service import describe_machine
+from recording import Recording, tell_machine, tell_others, tell_versions
 
 from condensery.durable import write_whole
 from condensery.methods.effir.command import main as build
@@ -44,7 +42,8 @@ WIDTH = 0.3
 SAME = 0.003  # nDCG@10 of one model on one sample, on two machines or in two dtypes
 PAGE = """# EffiR on `{model}`
 
-Made on {date} by `{command}`; on {machine[cpu]}, {machine[cores]} cores;
+On {machine}.
+Made on {date} by `{command}`;
 {versions}.
 
 nDCG@10, difference from the parent as it came with 95% intervals (paired bootstrap over
@@ -54,7 +53,8 @@ queries); the command of each row is in the JSON. {searched}
 {quality}
 
 Speed-up in process over the parent, all shapes by turns, medians of {rounds} rounds; in brackets
-the speed-up that the parent's own profile predicts, and the share of it that is reached:
+the speed-up that the parent's own profile predicts, and the share of it that is reached. Timed on
+{timed_on}; {others}:
 
 {speed}
 """
@@ -201,29 +201,41 @@ def main(argv: Sequence[str] | None = None) -> None:
     part.add_argument("--time-only", action="store_true", help="make nothing; time what is there")
     part.add_argument("--page-only", action="store_true", help="make and time nothing; write both")
     args, rest = parser.parse_known_args(given)
+    command = without_folders(f"python benchmarks/effir.py {shlex.join(given)}")
+    packages = ("condensery", "torch", "transformers")
+    recording = Recording("benchmarks/effir.py", *packages, command=command)
     made = make(args, rest)
     kept = args.work / "speed.json"
     if not (args.make_only or args.page_only):
-        write_whole(kept, json.dumps(timing(args, made), indent=1) + "\n")
+        timer = Recording("benchmarks/effir.py", *packages, command=command)  # its own neighbours
+        timed = timing(args, made)
+        found = {"speed": timed, "timed": timer.about() | {"rounds": args.rounds}}
+        write_whole(kept, json.dumps(found, indent=1) + "\n")
     record = args.out.with_suffix(".json")
     earlier = json.loads(record.read_text()) if record.is_file() else {"quality": {}, "speed": {}}
-    timed = json.loads(kept.read_text()) if kept.is_file() else earlier["speed"]
+    # What was timed says on which machine that was: making the page again moves nothing.
+    last = json.loads(kept.read_text()) if kept.is_file() else earlier
+    timed = last.get("speed", last)  # alone in the file, in older ones
+    on = last.get("timed") or {key: earlier[key] for key in ("machine", "rounds") if key in earlier}
     new = {name: StoredReport(one).report().report for name, one in made.items()}
     known = comparable(earlier["quality"], new) | new
     reports = {name: known[name] for name, _ in variants(tuned=True) if name in known}
     about = {
+        **recording.about(),
         "model": args.model,
-        "date": time.strftime("%Y-%m-%d"),
-        "command": without_folders(f"python benchmarks/effir.py {shlex.join(given)}"),
-        "versions": ", ".join(f"{one} {version(one)}" for one in ("torch", "transformers")),
-        "machine": describe_machine(),
-        "rounds": args.rounds,
+        "rounds": on.get("rounds", args.rounds),
         "searched": say_searched(rest),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    whole = {**about, "quality": reports, "speed": timed}
+    whole = {**about, "quality": reports, "speed": timed, "timed": on}
     record.write_text(json.dumps(whole, indent=1) + "\n")
-    page = PAGE.format(**about, quality=quality_table(reports), speed=speed_table(timed))
+    told = {
+        "machine": tell_machine(about),
+        "versions": tell_versions(about),
+        "timed_on": tell_machine(on) if "machine" in on else "a machine that was not noted",
+        "others": tell_others(on),
+    }
+    page = PAGE.format(**(about | told), quality=quality_table(reports), speed=speed_table(timed))
     args.out.with_suffix(".md").write_text(page)
     sys.stdout.write(page)
 

@@ -16,13 +16,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import torch
 from random_pairs import config_of, fill
+from recording import Recording, tell_command, tell_machine, tell_versions
 from transformers import MistralConfig, PreTrainedModel
 
 from condensery.methods.effir.speed import batches
@@ -47,15 +47,16 @@ WAYS = ("packed", "compiled")
 Texts = list[list[int]]
 PAGE = """# EffiR's speed-ups on a GPU
 
-On {device}, {dtype}, random weights of the size of {size}; {texts} texts of each kind, medians of
-{rounds} rounds in turns. Paper: its Table 3 (one H100, transformers, torch.compile).
+On {device} beside {machine}, {dtype},
+random weights of the size of {size}; {texts} texts of each kind, medians of {rounds} rounds in
+turns. Paper: its Table 3 (one H100, transformers, torch.compile).
 
 {tables}
 - Packed: padding-free batches through `networks/backbone.py`, as the service runs them. Compiled:
   transformers' own model under torch.compile, padded batches.
 - Tokens are real ones, padding not counted; the share is of the {rate:.3g} TFLOP/s that this device
   reaches in one large product.
-- {named}, Python {python}. Made on {date} by `{command}`; all rounds are in `effir_gpu.json`.
+- {named}. Made on {date} by `{command}`; all rounds are in `effir_gpu.json`.
 """
 
 
@@ -236,6 +237,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="try it at small size, on any machine")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    recording = Recording(
+        "benchmarks/effir_gpu.py",
+        *("torch", "transformers"),
+        command=f"python benchmarks/effir_gpu.py {tell_command(given)}".strip(),
+    )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     shape = TINY if args.tiny else MISTRAL_7B
@@ -244,23 +251,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "a CPU",
         "dtype": str(dtype).removeprefix("torch."),
         "matmul": rate,
-        "versions": {one: version(one) for one in ("torch", "transformers")},
-        "python": sys.version.split()[0],
-        "command": f"python benchmarks/effir_gpu.py {' '.join(argv or sys.argv[1:])}".strip(),
-        "date": time.strftime("%Y-%m-%d"),
     }
     args.out.mkdir(parents=True, exist_ok=True)
     page = ""
     for timed_so_far in measure(shape, device, dtype, args.texts, args.rounds, args.ways):
-        result = timed_so_far | about
+        result = timed_so_far | about | recording.about()
         page = PAGE.format(
-            **about,
+            **{key: result[key] for key in ("device", "dtype", "date", "command")},
+            machine=tell_machine(result),
             size="a tiny model" if args.tiny else "Mistral-7B",
             texts=args.texts,
             rounds=args.rounds,
             tables=tables(result),
             rate=rate / 1e12,
-            named=", ".join(f"{one} {number}" for one, number in about["versions"].items()),
+            named=tell_versions(result),
         )
         # As it goes: a run that its time cuts short leaves what it has.
         (args.out / "effir_gpu.json").write_text(json.dumps(result, indent=1) + "\n")

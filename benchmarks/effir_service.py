@@ -16,13 +16,12 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from service import Server, describe_machine, find_port, load, serve
+from recording import Recording, tell_command, tell_machine, tell_others, tell_versions
+from service import Server, find_port, load, serve
 
 from condensery.methods.distil.retrieval import whole
 from condensery.methods.ranking.sets import parse_set, read_set
@@ -32,9 +31,10 @@ LIST = 16  # passages a request
 CONNECTIONS = {"queries": 32, "passages": 8}
 PAGE = """# Pruned retrievers over REST
 
-Made on {date} by `{command}`, {rounds} rounds of {seconds:g} s, on {cpu}, {cores} cores;
+On {machine}. Texts a second, medians of {rounds} rounds of {seconds:g} s;
+in brackets the ratio to the parent. Meanwhile {others}.
+Made on {date} by `{command}`;
 {versions}.
-Texts a second, medians; in brackets the ratio to the parent.
 
 | model | queries | passages, in lists of {list} |
 | --- | ---: | ---: |
@@ -86,9 +86,12 @@ def table(report: dict[str, Any]) -> str:
             for kind in CONNECTIONS
         ]
         lines.append(f"| {model} | {' | '.join(cells)} |")
-    about = report | report["machine"]
-    about["versions"] = ", ".join(f"{key} {value}" for key, value in report["versions"].items())
-    return PAGE.format(**about, list=LIST, lines="\n".join(lines))
+    told = {
+        "machine": tell_machine(report),
+        "others": tell_others(report),
+        "versions": tell_versions(report),
+    }
+    return PAGE.format(**(report | told), list=LIST, lines="\n".join(lines))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -102,6 +105,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--out", type=Path, required=True, help="without its ending")
     args = parser.parse_args(given)
+    recording = Recording(
+        "benchmarks/effir_service.py",
+        *("condensery", "torch", "transformers"),
+        command=f"python benchmarks/effir_service.py {tell_command(given)}",
+    )
     texts = read_set(*parse_set(args.set, split="test"))
     sample = {
         "queries": list(texts.queries.values())[:TEXTS],
@@ -120,16 +128,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         server = stack.enter_context(serve("condensery", command, port, folder / "log"))
         for kind, model, rate in rounds(server, bodies, args.rounds, args.seconds):
             rates[model][kind].append(rate)
+        about = recording.about()
     report = {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(
-            [
-                "python benchmarks/effir_service.py",
-                *("/".join(Path(word).parts[-2:]) if "/" in word else word for word in given),
-            ]
-        ),
-        "machine": describe_machine(),
-        "versions": {name: version(name) for name in ("condensery", "torch", "transformers")},
+        **about,
         "rounds": args.rounds,
         "seconds": args.seconds,
         "models": {

@@ -15,13 +15,15 @@ is asked three ways, in turn:
 
 Vectors are drawn around 200 centres, unless `--vectors` names an array (rows, dims), whose last
 `--queries` rows are the queries: `--embed FILE.jsonl.gz --vectors FILE.npy` makes one of the texts
-in a file (`{"text"}` a line) with minilm-l6. Prints tables.
+in a file (`{"text"}` a line) with minilm-l6. Prints tables; `--out FILE.json` keeps every row
+there, beside those of an earlier run of the other kind, and makes the page FILE.md of both.
 """
 
 import argparse
 import asyncio
 import gzip
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from recording import Recording, tell_machine, tell_others, tell_versions
 
 from condensery.index import checks, vectors
 from condensery.index.filters import Filter, read_filter
@@ -40,6 +43,39 @@ from condensery.values import Document, Floats, Passage
 SHARES = (0.01, 0.1)
 WRITE = 1000
 TOP_K = 10
+SHARES_WALKED = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+PAGE = """# Finding under a filter, by each kind of index
+{parts}"""
+FOUND = """
+On {machine}; {threads}.
+{passages:,} passages of {dims} dimensions ({vectors}), {queries} more as queries, the {top_k}
+nearest. Times are medians of the queries, in milliseconds; those of a row are taken in turn.
+"Before" is what the service does; "after" finds the {top_k} / share nearest and drops what is not
+allowed; numpy scores the vectors that are allowed, which it is handed. Recall is that of brute
+force. `scattered` documents are allowed whatever their vectors, those that lie `together` are the
+nearest to one of them.
+
+{rows}
+
+Made on {date} by `{command}`; {versions}; {others}.
+"""
+WALKED = """
+## Where HNSW's walk meets scoring all that is allowed
+
+On {machine}; {threads}.
+{passages:,} passages of {dims} dimensions ({vectors}), {queries} queries.
+
+{rows}
+
+Made on {date} by `{command}`; {versions}; {others}.
+"""
+HEADS = {
+    "found": (
+        *("kind", "filter", "share", "recall, before", "ms"),
+        *("recall, after", "ms", "ms, numpy"),
+    ),
+    "walked": ("allowed", "their square / passages", "ms, walked", "recall", "ms, scored"),
+}
 
 
 def draw(rows: int, dims: int, chance: np.random.Generator) -> Floats:
@@ -109,7 +145,7 @@ def timed(work: Callable[[], Any], times: list[float]) -> Any:
 
 def measure(
     store: IndexStore, kind: str, rows: Floats, queries: Floats, allowed: Any, asked: Filter | None
-) -> list[str]:
+) -> dict[str, float]:
     share = allowed.mean()
     before: list[float] = []
     after: list[float] = []
@@ -134,45 +170,46 @@ def measure(
         found, dropped, true = timed(search, before), timed(drop, after), timed(score, brute)
         for each, recall in zip((found, dropped), recalls, strict=True):
             recall.append(len(each & true) / len(true))
-    cells = [f"{statistics.mean(recall):.3f}" for recall in recalls]
-    cells += [f"{statistics.median(each):.2f}" for each in (before, after, brute)]
-    return [cells[0], cells[2], cells[1], cells[3], cells[4]]
+    return {
+        "recall_before": statistics.mean(recalls[0]),
+        "before_ms": statistics.median(before),
+        "recall_after": statistics.mean(recalls[1]),
+        "after_ms": statistics.median(after),
+        "numpy_ms": statistics.median(brute),
+    }
 
 
 def numbers(hits: Sequence[Any]) -> set[int]:
     return {int(hit.passage.document_id[1:]) for hit in hits}
 
 
-def compare(args: argparse.Namespace, store: IndexStore, rows: Floats, queries: Floats) -> None:
+def compare(
+    kinds: Sequence[str], store: IndexStore, rows: Floats, queries: Floats
+) -> list[dict[str, Any]]:
+    """Measure each kind of index without a filter and with each; returns the rows."""
     metadata = describe(rows, np.random.default_rng(2))
-    print(
-        f"{len(rows)} passages, {rows.shape[1]} dimensions, {len(queries)} queries, top {TOP_K}\n"
-    )
-    print(
-        "| kind | filter | share | recall | ms | recall, filtered after | ms, after | ms, numpy |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for kind in args.kinds:
+    measured: list[dict[str, Any]] = []
+    for kind in kinds:
         fill(store, kind, rows, metadata)
-        cells = measure(store, kind, rows, queries, np.ones(len(rows), bool), None)
-        print(f"| {kind} | none | 100% | {' | '.join(cells)} |", flush=True)
-        for name in ("scattered", "together"):
-            for share in SHARES:
-                asked = read_filter({"must": {"key": name, "range": {"lt": share}}})
-                assert asked is not None
-                allowed = np.array([one[name] < share for one in metadata])
-                cells = measure(store, kind, rows, queries, allowed, asked)
-                print(f"| {kind} | {name} | {share:.0%} | {' | '.join(cells)} |", flush=True)
+        asked: list[tuple[str, float]] = [("none", 1.0)]
+        asked += [(name, share) for name in ("scattered", "together") for share in SHARES]
+        for name, share in asked:
+            limit: Any = {"must": {"key": name, "range": {"lt": share}}}
+            chosen = None if name == "none" else read_filter(limit)
+            allowed = np.array([name == "none" or one[name] < share for one in metadata])
+            cells = measure(store, kind, rows, queries, allowed, chosen)
+            measured.append({"kind": kind, "filter": name, "share": share, **cells})
+            print(json.dumps(measured[-1]), flush=True)
+    return measured
 
 
-def switch(store: IndexStore, rows: Floats, queries: Floats) -> None:
-    """Print what walking the graph and scoring one by one take, by how many rows are allowed."""
+def switch(store: IndexStore, rows: Floats, queries: Floats) -> list[dict[str, Any]]:
+    """Measure walking the graph and scoring one by one, by how many rows are allowed."""
     chance = np.random.default_rng(2)
     fill(store, "hnsw", rows, [{}] * len(rows))
     cache = store.find("hnsw")._nearest.cache
-    print("| allowed | their square / passages | ms, walked | recall | ms, scored |")
-    print("|---|---|---|---|---|")
-    for share in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5):
+    usual, measured = vectors.FEW_FACTOR, []
+    for share in SHARES_WALKED:
         places = np.sort(chance.permutation(len(rows))[: round(share * len(rows))])
         allowed = cache.rows()[places]
         times: dict[float, list[float]] = {0: [], float("inf"): []}
@@ -187,9 +224,42 @@ def switch(store: IndexStore, rows: Floats, queries: Floats) -> None:
                 found.append(set(nearest[0]))
             same += len(found[0] & found[1])
         walked, scored = (statistics.median(each) for each in times.values())
-        square = len(places) ** 2 / len(rows)
-        recall = same / TOP_K / len(queries)
-        print(f"| {len(places)} | {square:.0f} | {walked:.2f} | {recall:.3f} | {scored:.2f} |")
+        row = {"allowed": len(places), "square": len(places) ** 2 / len(rows), "walked_ms": walked}
+        measured.append({**row, "recall": same / TOP_K / len(queries), "scored_ms": scored})
+        print(json.dumps(measured[-1]), flush=True)
+    vectors.FEW_FACTOR = usual
+    return measured
+
+
+def table(part: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Write the rows of a part."""
+    lines = [f"| {' | '.join(HEADS[part])} |", "|---" * len(HEADS[part]) + "|"]
+    for row in rows:
+        if part == "found":
+            cells = [row["kind"], row["filter"], f"{row['share']:.0%}"]
+            for when in ("before", "after"):
+                cells += [f"{row[f'recall_{when}']:.3f}", f"{row[f'{when}_ms']:.2f}"]
+            cells.append(f"{row['numpy_ms']:.2f}")
+        else:
+            cells = [str(row["allowed"]), f"{row['square']:.0f}", f"{row['walked_ms']:.2f}"]
+            cells += [f"{row['recall']:.3f}", f"{row['scored_ms']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def render(report: dict[str, Any]) -> str:
+    """Write the page of the parts that were measured."""
+    parts = []
+    for part, text in (("found", FOUND), ("walked", WALKED)):
+        if (told := report.get(part)) is not None:
+            words = {
+                "machine": tell_machine(told),
+                "others": tell_others(told),
+                "versions": tell_versions(told),
+                "rows": table(part, told["rows"]),
+            }
+            parts.append(text.format(**(told | words), top_k=TOP_K))
+    return PAGE.format(parts="".join(parts))
 
 
 def main() -> None:
@@ -201,10 +271,15 @@ def main() -> None:
     parser.add_argument("--vectors", type=Path)
     parser.add_argument("--embed", type=Path)
     parser.add_argument("--switch", action="store_true")
+    parser.add_argument("--note", help="what the vectors are of, for the page")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.json", help="keep every row; makes a page"
+    )
     args = parser.parse_args()
     if args.embed:
         embed(args.embed, args.vectors, args.passages + args.queries)
         return
+    recording = Recording("benchmarks/filters.py", "condensery", "faiss-cpu", "numpy")
     if args.vectors:
         found = unit(np.load(args.vectors).astype(np.float32))
     else:
@@ -212,9 +287,27 @@ def main() -> None:
     rows, queries = found[: -args.queries][: args.passages], found[-args.queries :]
     with tempfile.TemporaryDirectory() as folder, IndexStore(Path(folder)) as store:
         if args.switch:
-            switch(store, rows, queries)
+            part, measured = "walked", switch(store, rows, queries)
         else:
-            compare(args, store, rows, queries)
+            part, measured = "found", compare(args.kinds, store, rows, queries)
+    threads = os.environ.get("OMP_NUM_THREADS")
+    told = {
+        **recording.about(),
+        "passages": len(rows),
+        "dims": rows.shape[1],
+        "queries": len(queries),
+        "vectors": args.note or (args.vectors.name if args.vectors else "drawn round 200 centres"),
+        "threads": f"OMP_NUM_THREADS={threads}" if threads else "OMP_NUM_THREADS not set",
+        "rows": measured,
+    }
+    report = {part: told}
+    if args.out and args.out.exists():
+        report = json.loads(args.out.read_text()) | report
+    print(f"\n{render({part: told})}")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        args.out.with_suffix(".md").write_text(render(report))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,8 @@ import multiprocessing
 import os
 import random
 import statistics
-import sys
 import tempfile
-import time
 from contextlib import ExitStack
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -41,7 +38,7 @@ from generate_contenders import (
     Task,
     contend,
 )
-from service import describe_machine
+from recording import Recording, tell_machine, tell_others, tell_versions
 
 from condensery.networks.accounting import ReadingCosts
 
@@ -52,9 +49,9 @@ CONCURRENCY = (1, 8, 32)
 WARM_UP = 2  # questions
 PAGE = """# Generating answers in process
 
-On {cores} cores of {cpu}, {dtype}; transformers with {threads} threads. Medians of {rounds} rounds,
-the contenders interleaved. "First" is the time from asking to the answer's first token, "whole" to
-its last, milliseconds.
+On {machine}, {dtype}; transformers with {threads} threads.
+Medians of {rounds} rounds, the contenders interleaved. "First" is the time from asking to the
+answer's first token, "whole" to its last, milliseconds. Meanwhile {others}.
 
 ## Compressed against plain
 
@@ -75,7 +72,7 @@ large product ({rate:.0f} GFLOP/s, the best of ten).
 
 {engines}
 
-{versions}, Python {python}. Made on {date} by `{command}`; all rounds are in `generate.json`.
+{versions}. Made on {date} by `{command}`; all rounds are in `generate.json`.
 """
 
 
@@ -193,6 +190,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a small random pair: a trial")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
+    recording = Recording("benchmarks/generate.py", "torch", "transformers")
     import torch
     from effir_gpu import matmul_rate
 
@@ -218,8 +216,9 @@ def main() -> int:
         engines = [
             rounds.run(m, c, ENGINES) for m in args.models for c in args.concurrency if c > 1
         ]
+        about = recording.about()  # while the contenders live, whose time is ours
     report = {
-        **describe_machine(),
+        **about,
         "dtype": args.dtype,
         "threads": args.threads,
         "rounds": args.rounds,
@@ -231,16 +230,19 @@ def main() -> int:
         "compressor": sizes[0],
         "generator": sizes[1],
         "rate": rate / 1e9,
-        "versions": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")),
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", "benchmarks/generate.py", *sys.argv[1:]]),
     }
     args.out.mkdir(parents=True, exist_ok=True)
     whole = json.dumps({**report, "pairs": pairs, "engines": engines}, indent=1)
     (args.out / "generate.json").write_text(whole + "\n")
     tables = {"pairs": pairs, "engines": engines}
+    told = {
+        "machine": tell_machine(report),
+        "others": tell_others(report),
+        "versions": tell_versions(report),
+    }
     page = PAGE.format(
-        **report, **{key: "\n\n".join(map(render, found)) for key, found in tables.items()}
+        **(report | told),
+        **{key: "\n\n".join(map(render, found)) for key, found in tables.items()},
     )
     (args.out / "generate.md").write_text(page)
     return 0

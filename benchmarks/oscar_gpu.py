@@ -17,16 +17,15 @@ import gc
 import json
 import random
 import statistics
-import sys
 import time
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from oscar_gpu_report import PAGE, PEAK_BATCH, render, render_memory
 from random_pairs import compress_all, config_of, random_compressor, random_generator, reading_of
+from recording import Recording, tell_machine, tell_versions
 from transformers import LlamaConfig, MistralConfig
 
 from condensery.networks.accounting import CausalPairCost, DecoderShape
@@ -294,6 +293,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="small dimensions: a trial, anywhere")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
+    recording = Recording("benchmarks/oscar_gpu.py", "torch", "transformers")
     cuda = torch.cuda.is_available()
     if not cuda and not args.tiny:
         parser.error("no CUDA device: --tiny runs the same code anywhere")
@@ -317,13 +317,11 @@ def main() -> int:
         "peak": peak / 1e12,
         "peak_batch": PEAK_BATCH,
         "graphs": cells[0]["graphs"],
-        "versions": ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers")),
-        "python": sys.version.split()[0],
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", "benchmarks/oscar_gpu.py", *sys.argv[1:]]),
+        **recording.about(),
     }
     tables = "\n\n".join(render(cells, batch, peak) for batch in asked)
-    page = PAGE.format(**report, tables=tables, memory=render_memory(cells))
+    told = {"machine": tell_machine(report), "versions": tell_versions(report)}
+    page = PAGE.format(**(report | told), tables=tables, memory=render_memory(cells))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "oscar_gpu.json").write_text(
         json.dumps({**report, "cells": cells}, indent=1) + "\n"

@@ -14,8 +14,9 @@ PAGE = """# OSCAR's own setting on a GPU
 
 A question of {question} tokens, {passages} passages of {passage}, {answer} tokens out.
 
-On {device}, {dtype}, random weights{tiny}. Milliseconds a question, medians of {rounds} rounds; the
-paper's figures are of its Table 5 (Hugging Face, batch 256, its GPU not named in the table).
+On {device} beside {machine}, {dtype}, random weights{tiny}.
+Milliseconds a question, medians of {rounds} rounds; the paper's figures are of its Table 5 (Hugging
+Face, batch 256, its GPU not named in the table).
 
 {tables}
 
@@ -32,7 +33,7 @@ GB at batch {peak_batch}, weights, cache and activations.
 - The paper's figures have no question in the compressor's input: compare them with the rows that
   leave it out.
 - Steps of single tokens ran as {graphs} captured graphs at the largest batch.
-- {versions}, Python {python}. Made on {date} by `{command}`; all rounds are in `oscar_gpu.json`.
+- {versions}. Made on {date} by `{command}`; all rounds are in `oscar_gpu.json`.
 """
 
 

@@ -5,9 +5,11 @@ passages of 128 tokens), asks each judged query in each mode for as many passage
 may, and takes a document's best passage for its place. nDCG@10 has the judgements as gains, by
 trec_eval itself; means over the queries that have a relevant document.
 
-    python benchmarks/retrieval.py --data FOLDER [--index FOLDER] [--queries N]
+    python benchmarks/retrieval.py --data FOLDER [--index FOLDER] [--queries N] [--out FILE.json]
 
-Prints a table. ``--index`` keeps the index, so that a second run need not embed again.
+Prints a table. ``--index`` keeps the index, so that a second run need not embed again. With
+``--out`` the figures, each query's too, are kept in FILE.json beside those of other sets, and
+FILE.md is made of all.
 """
 
 import argparse
@@ -22,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from recording import Recording, tell_machine, tell_others, tell_versions
+
 from condensery.index.store import IndexStore
 from condensery.jobs import indexes, search
 from condensery.jobs.services import Services
@@ -35,6 +39,21 @@ from condensery.store.store import ModelStore
 from condensery.values import Document
 
 MODES = ("dense", "bm25", "hybrid")
+PAGE = """# Finding by vectors, by words, and by both
+{parts}"""
+PART = """
+## {name}
+
+On {machine}; minilm-l6 in {dtype}.
+{documents:,} documents in {passages:,} passages of 128 tokens, {queries} queries, {top_k} passages
+asked for; a document's best passage counts.
+
+| | nDCG@10 | recall@10 | ms a query, median |
+|---|---|---|---|
+{rows}
+
+Made on {date} by `{command}`; {versions}; {others}.
+"""
 BATCH = 64
 
 
@@ -83,7 +102,8 @@ async def fill(services: Services, documents: Sequence[dict[str, Any]]) -> None:
 
 async def measure(
     services: Services, queries: Mapping[str, str], judged: Judgements, mode: Any
-) -> list[float]:
+) -> dict[str, Any]:
+    """Ask every judged query; returns the means, and what each query had."""
     orders: dict[str, list[str]] = {}
     times = []
     for query in judged:
@@ -93,12 +113,40 @@ async def measure(
         times.append(1000 * (time.perf_counter() - started))
         found = list(dict.fromkeys(hit.passage.document_id for hit in hits))
         orders[query] = found
-    recalls = [recall(orders[query], grades) for query, grades in judged.items()]
-    means = [statistics.mean(each) for each in (ndcg(orders, judged).values(), recalls)]
-    return [*means, statistics.median(times)]
+    recalls = {query: recall(orders[query], grades) for query, grades in judged.items()}
+    gains = ndcg(orders, judged)
+    return {
+        "ndcg@10": statistics.mean(gains.values()),
+        "recall@10": statistics.mean(recalls.values()),
+        "median_ms": statistics.median(times),
+        "each": {
+            query: {"ndcg@10": gains[query], "recall@10": recalls[query], "ms": ms}
+            for query, ms in zip(judged, times, strict=True)
+        },
+    }
 
 
-async def compare(args: argparse.Namespace, folder: Path) -> None:
+def render(report: dict[str, Any]) -> str:
+    """Write the page of all sets that were measured."""
+    parts = []
+    for name, told in report.items():
+        rows = [
+            f"| {mode} | {one['ndcg@10']:.4f} | {one['recall@10']:.4f} | {one['median_ms']:.1f} |"
+            for mode, one in told["modes"].items()
+        ]
+        words = {
+            "machine": tell_machine(told),
+            "others": tell_others(told),
+            "versions": tell_versions(told),
+        }
+        parts.append(PART.format(**(told | words), name=name, rows="\n".join(rows)))
+    return PAGE.format(parts="".join(parts))
+
+
+async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Index the set and ask it in every mode."""
+    packages = ("condensery", "torch", "transformers", "faiss-cpu", "pytrec-eval-terrier")
+    recording = Recording("benchmarks/retrieval.py", *packages)
     prepare_process()
     workers = Workers()
     store = ModelStore(None, folder / "models")
@@ -113,15 +161,18 @@ async def compare(args: argparse.Namespace, folder: Path) -> None:
         judged = dict(list(judged.items())[: args.queries])
         queries = {one["_id"]: one["text"] for one in read_lines(args.data / "queries.jsonl.gz")}
         documents, passages = await indexes.count(services, "set")
-        print(
-            f"{args.data.name}: {documents} documents, {passages} passages, {len(judged)} queries"
-        )
-        print("\n| | nDCG@10 | recall@10 | ms a query |\n|---|---|---|---|")
-        for mode in MODES:
-            *quality, ms = await measure(services, queries, judged, mode)
-            print(f"| {mode} | {' | '.join(f'{one:.4f}' for one in quality)} | {ms:.1f} |")
+        modes = {mode: await measure(services, queries, judged, mode) for mode in MODES}
     encoder.close()
     workers.close(1)
+    return {
+        **recording.about(),
+        "dtype": encoder.info.dtype,
+        "documents": documents,
+        "passages": passages,
+        "queries": len(judged),
+        "top_k": services.limits.max_top_k,
+        "modes": modes,
+    }
 
 
 def main() -> None:
@@ -129,9 +180,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of a set in BEIR's form")
     parser.add_argument("--index", type=Path, help="keep the index there")
     parser.add_argument("--queries", type=int, help="only so many, the first")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="keep all; makes a page")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as aside:
-        asyncio.run(compare(args, args.index or Path(aside)))
+        report = {args.data.name: asyncio.run(compare(args, args.index or Path(aside)))}
+    print(render(report))
+    if args.out:
+        if args.out.exists():
+            report = json.loads(args.out.read_text()) | report
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        args.out.with_suffix(".md").write_text(render(report))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ Passages of 40 to 119 words drawn by Zipf's law from 50,000 (seeded), indexed th
 one document each, 8-dimensional vectors, 256 a write. Questions are ten words drawn likewise, so
 that common words are in them as in real ones.
 
-    python benchmarks/search.py [--passages 100000]
+    python benchmarks/search.py [--passages 100000] [--out FILE.json]
 
-Prints a table.
+Prints a table; with --out every figure is kept in FILE.json, and FILE.md is made of it.
 """
 
 import argparse
+import json
 import sqlite3
 import statistics
 import sys
@@ -17,8 +18,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from recording import Recording, tell_machine, tell_others, tell_versions
 
 from condensery.index import words
 from condensery.index.store import IndexStore
@@ -28,6 +31,22 @@ VOCABULARY = 50_000
 QUESTIONS = 100
 WRITE = 256
 DIMS = 8
+PAGE = """# Finding passages by their words: what it costs
+
+On {machine}, SQLite {sqlite}.
+{passages:,} passages of 40 to 119 words drawn by Zipf's law, {megabytes:.1f} MB of text; questions
+of ten words drawn likewise, {questions} of them.
+
+| | |
+|---|---|
+| written in all, {write} passages a write | {written_seconds:.1f} s |
+| of that words alone, in one write (a migration) | {words_seconds:.1f} s |
+| the file without words | {without_mb:.1f} MB |
+| words | {words_mb:.1f} MB |
+| a question, top 50: median / p95 | {median_ms:.0f} / {p95_ms:.0f} ms |
+
+Made on {date} by `{command}`; {versions}; {others}.
+"""
 
 
 def make_texts(count: int, least: int, most: int, chance: np.random.Generator) -> Iterator[str]:
@@ -72,10 +91,21 @@ def migrate(path: Path) -> tuple[float, int, int]:
     return seconds, without, path.stat().st_size
 
 
+def render(report: dict[str, Any]) -> str:
+    told = {
+        "machine": tell_machine(report),
+        "others": tell_others(report),
+        "versions": tell_versions(report),
+    }
+    return PAGE.format(**(report | told))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passages", type=int, default=100_000)
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="keep all; makes a page")
     args = parser.parse_args()
+    recording = Recording("benchmarks/search.py", "condensery", "numpy")
     chance = np.random.default_rng(7)
     texts = list(make_texts(args.passages, 40, 119, chance))
     questions = list(make_texts(QUESTIONS, 10, 10, chance))
@@ -88,14 +118,27 @@ def main() -> None:
                 store.match("kb", question, top_k=50)
                 times.append(1000 * (time.perf_counter() - began))
         seconds, without, bytes_ = migrate(Path(folder) / "indexes" / "kb" / "index.sqlite3")
-    print(f"{args.passages} passages, {sum(map(len, texts)) / 1e6:.1f} MB of text\n")
-    print("| | |\n|---|---|")
-    print(f"| written in all, {WRITE} passages a write | {written:.1f} s |")
-    print(f"| of that words alone, in one write (a migration) | {seconds:.1f} s |")
-    print(f"| the file without words | {without / 1e6:.1f} MB |")
-    print(f"| words | {(bytes_ - without) / 1e6:.1f} MB |")
     *_, p95 = statistics.quantiles(times, n=20)
-    print(f"| a question, top 50: median / p95 | {statistics.median(times):.0f} / {p95:.0f} ms |")
+    report = {
+        **recording.about(),
+        "sqlite": sqlite3.sqlite_version,
+        "passages": args.passages,
+        "questions": QUESTIONS,
+        "write": WRITE,
+        "megabytes": sum(map(len, texts)) / 1e6,
+        "written_seconds": written,
+        "words_seconds": seconds,
+        "without_mb": without / 1e6,
+        "words_mb": (bytes_ - without) / 1e6,
+        "median_ms": statistics.median(times),
+        "p95_ms": p95,
+        "each_ms": times,
+    }
+    print(render(report))
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        args.out.with_suffix(".md").write_text(render(report))
 
 
 if __name__ == "__main__":

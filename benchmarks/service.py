@@ -13,8 +13,6 @@ Writes docs/benchmarks/service.json and service.md.
 import argparse
 import contextlib
 import json
-import os
-import platform
 import signal
 import socket
 import statistics
@@ -30,15 +28,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from recording import Recording, busy_seconds, cpu_seconds
 from service_report import render
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTIONS = ROOT / "service" / "condensery" / "samples" / "questions.jsonl"
 RESULTS = ROOT / "docs" / "benchmarks"
-TICKS = os.sysconf("SC_CLK_TCK")
 COMPARED = 64  # texts whose vectors are compared
 COSINE = 0.999  # bf16 beside fp32
 START_SECONDS = 180
+PACKAGES = ("torch", "transformers", "sentence-transformers", "fastapi", "uvicorn")
 
 
 @dataclass(frozen=True)
@@ -82,20 +81,6 @@ def is_ready(port: int) -> bool:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return what a process and its threads used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def busy_seconds() -> float:
-    """Return what all processes of the machine used so far, all cores together."""
-    user, nice, system, _, _, irq, softirq, *_ = map(
-        int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    )
-    return (user + nice + system + irq + softirq) / TICKS
 
 
 def load(
@@ -174,7 +159,7 @@ def measure(args: argparse.Namespace, servers: Sequence[Server], bodies: Path) -
 
 
 def summarise(connections: int, cells: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return medians over the rounds, their range, and the ratio of the medians."""
+    """Return medians over the rounds, their range, and the ratios: of the medians, of rounds."""
     row: dict[str, Any] = {"concurrency": connections}
     for name, rounds in cells.items():
         rates = [cell["requests_per_second"] for cell in rounds]
@@ -183,30 +168,13 @@ def summarise(connections: int, cells: dict[str, list[dict[str, Any]]]) -> dict[
             for key in ("requests_per_second", "p50_ms", "p95_ms", "server_cores", "foreign_cores")
         } | {"lowest": min(rates), "highest": max(rates), "rounds": rounds}
     row["ratio"] = row["condensery"]["requests_per_second"] / row["naive"]["requests_per_second"]
+    # Round by round, in which the two took turns: a median hides that a peer has two speeds.
+    ratios = [
+        ours["requests_per_second"] / theirs["requests_per_second"]
+        for ours, theirs in zip(cells["condensery"], cells["naive"], strict=True)
+    ]
+    row |= {"ratio_lowest": min(ratios), "ratio_highest": max(ratios)}
     return row
-
-
-def describe_machine() -> dict[str, Any]:
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }
-
-
-def versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    names = ("torch", "transformers", "sentence-transformers", "fastapi", "uvicorn")
-    return {name: version(name) for name in names}
 
 
 def test_generator() -> dict[str, Any]:
@@ -229,6 +197,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
 
+    recording = Recording("benchmarks/service.py", *PACKAGES)
     generator = test_generator()
     print(f"load generator: {generator['requests_per_second']:,} req/s", flush=True)
     questions = [json.loads(line)["question"] for line in QUESTIONS.read_text().splitlines()]
@@ -246,16 +215,14 @@ def main() -> int:
             stack.enter_context(serve("condensery", ours, ports[0], scratch / "ours.log")),
             stack.enter_context(serve("naive", naive, ports[2], scratch / "naive.log")),
         ]
+        measured = measure(args, servers, bodies)
         report = {
-            "date": time.strftime("%Y-%m-%d"),
-            "command": " ".join(["python", "benchmarks/service.py", *sys.argv[1:]]),
-            "machine": describe_machine(),
-            "versions": versions(),
+            **recording.about(),
             "rounds": args.rounds,
             "seconds": args.seconds,
             "queries": len(questions),
             "generator": generator,
-            **measure(args, servers, bodies),
+            **measured,
         }
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "service.json").write_text(json.dumps(report, indent=1) + "\n")

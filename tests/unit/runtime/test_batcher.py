@@ -629,15 +629,22 @@ async def test_who_would_wait_too_long_is_refused_and_others_are_not(
 
 
 @pytest.mark.parametrize(
-    ("long", "seconds"),
+    ("caller", "long", "seconds"),
     [
-        (0, 1.5),  # all that waits goes before it
-        (600, 2.1),  # every second token is the long request's, until it has none left
-        (5000, 3.0),  # and never more than every second one
+        ("one", 0, 1.5),  # all that waits goes before it
+        ("one", 600, 2.1),  # every second token is the long request's, until it has none left
+        ("one", 5000, 3.0),  # and never more than every second one
+        ("other", 0, 0.512),  # one turn of the caller before
+        ("other", 5000, 1.024),
     ],
 )
 async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_work(
-    worker: Workers, gate: threading.Event, clock: Clock, long: int, seconds: float
+    worker: Workers,
+    gate: threading.Event,
+    clock: Clock,
+    caller: str,
+    long: int,
+    seconds: float,
 ) -> None:
     entered = threading.Event()
 
@@ -649,7 +656,7 @@ async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_
             clock.now += 0.1
         return batch
 
-    for limit, fits in ((seconds - 0.05, False), (seconds + 0.05, True)):
+    for limit, fits in ((seconds - 0.01, False), (seconds + 0.01, True)):
         gate.clear()
         entered.clear()
         batcher = Batcher(forward, worker, limits=Limits(queue_seconds=limit))
@@ -658,8 +665,8 @@ async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_
         assert await asyncio.to_thread(entered.wait, WAIT)
         costs = [500] * 3 + [long] * bool(long)
         waiting = [batcher.submit(["waits"], [cost], admitted=True) for cost in costs]
-        tasks += [await started(one) for one in waiting]
-        last = await started(batcher.submit(["last"], [500]))
+        tasks += [await started(under(Call(caller="one"), one)) for one in waiting]
+        last = await started(under(Call(caller=caller), batcher.submit(["last"], [500])))
         await asyncio.sleep(0)
         assert last.done() != fits
         gate.set()
