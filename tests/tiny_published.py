@@ -240,8 +240,8 @@ class Cocom:
         together = [f"\nQuery:\n{question}Document:\n{d}" if asked else d for d in documents]
         if self.kind == "small":
             pair = ([question] * len(documents), documents) if asked else (documents,)
-            how = "only_second" if asked else True
-            found = self.reader(*pair, truncation=how, max_length=length + 3, **pad)
+            how, room = ("only_second", 3) if asked else (True, 2)
+            found = self.reader(*pair, truncation=how, max_length=length + room, **pad)
         elif self.kind == "trimmed":
             room = 8 if asked else 2
             found = self.reader(together, truncation=True, max_length=length + room, **pad)

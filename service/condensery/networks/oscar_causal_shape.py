@@ -86,7 +86,7 @@ class CompressorShape:
         """About how many tokens of a text are neither question nor passage."""
         if self.question:
             return 3 if self.layout == "pair" else 8
-        return 2 if self.layout == "joined" else 3
+        return 2 if self.layout in ("pair", "joined") else 3
 
     @property
     def positions(self) -> int:

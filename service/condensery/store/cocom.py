@@ -220,7 +220,8 @@ class _Cocom:
         name = self.config["compr_model_name"]
         base = base_of(self.options.compressor_base, name, "compressor_base", self.path.parent)
         layers = configuration(base.config).num_hidden_layers
-        return self._own(self._shape("pair", 3), base, base.config, range(layers))
+        room = 3 if self.options.questions else 2  # so many special tokens may join the texts
+        return self._own(self._shape("pair", room), base, base.config, range(layers))
 
     def _own(
         self, shape: CompressorShape, base: LanguageModel, config: dict[str, Any], kept: range

@@ -95,6 +95,7 @@ def test_rates_are_tokens_of_a_full_window_a_vector() -> None:
         ("pair", 195, True),
         ("joined", 200, True),
         ("enclosed", 200, True),
+        ("pair", 130, False),
         ("joined", 130, False),
         ("enclosed", 131, False),
     ):

@@ -302,16 +302,28 @@ def test_a_rerank_head_beside_the_compressor_is_taken(
     assert found.relevance[0].item() == pytest.approx(wanted.item(), abs=2e-4)
 
 
+@pytest.mark.parametrize("asked", [True, False], ids=["with the question", "without it"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a small model for Mistral",
+        "the first two layers",
+        "every second layer, padded on the right",
+    ],
+)
 def test_a_long_passages_first_window_is_what_the_published_code_reads_of_it(
-    small: Cocom, store: ModelStore
+    bases: dict[str, Path], store: ModelStore, tmp_path: Path, kind: str, asked: bool
 ) -> None:
-    long = " ".join(PASSAGES * 12)
-    opened = open_pair(import_as(store, small.path, max_length=128))
+    decoder, compressor, form, changes = KINDS[kind]
+    published = Cocom(tmp_path / "naver", (bases[decoder], bases[compressor]), form, **changes)
+    long = " ".join(PASSAGES * 20)
+    opened = open_pair(import_as(store, published.path, questions=asked, max_length=128))
     (windows,) = opened[1].readings(QUESTION, [long])
     assert len(windows) > 2
     with torch.inference_mode():
         found = opened[0].compressor.compress(windows).split()
-    assert close(found[0], small.compress(QUESTION, [long], 128)[0])
+    wanted = published.compress(QUESTION if asked else None, [long], 128)[0]
+    assert close(found[0], wanted)
 
 
 def test_frequencies_are_rounded_only_where_that_is_asked_for(
