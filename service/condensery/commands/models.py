@@ -78,6 +78,13 @@ def add_parser(parsers: Parsers) -> None:
         metavar="TOKENS",
         help="longest input (default: what network and tokenizer allow; 512 of a LoRA directory)",
     )
+    retrievers.add_argument(
+        "--add-eos",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="end each text with the end token where the tokenizer does not (default: no for a LoRA"
+        " directory, as the published code reads it; else where the last token is the vector)",
+    )
     pairs = take.add_argument_group("published OSCAR pairs")
     for half in ("generator", "compressor"):
         pairs.add_argument(
@@ -202,7 +209,7 @@ def run_import(args: argparse.Namespace) -> int:
             max_length=args.max_length,
             rounded_rope=args.rounded_rope,
         ),
-        retriever=RetrieverOptions(args.base, args.query_prompt, args.max_tokens),
+        retriever=RetrieverOptions(args.base, args.query_prompt, args.max_tokens, args.add_eos),
     )
     print(f"{stored.name} version {stored.version} ({stored.manifest.kind}): {stored.path}")
     for note in stored.manifest.provenance.notes:

@@ -121,8 +121,8 @@ class TextTokenizer:
             field: The request's field that holds the texts, for messages.
 
         Raises:
-            InputError: A text is over the limits, no valid Unicode, or too long and
-                ``truncate`` is false.
+            InputError: A text is over the limits, no valid Unicode, too long and ``truncate`` is
+                false, or without any token.
         """
         self.check(texts, field)
         return self._encode(texts, prompt, truncate, side, field)
@@ -204,6 +204,14 @@ class TextTokenizer:
             encoding = self.tokenizer.encode(text) if len(text) > cut else next(encodings)
             ids: list[int] = encoding.ids
             over = len(ids) > self.max_tokens
+            if not ids:  # a language model's tokenizer may add neither a first nor a last token
+                where = f"{field}[{first + place}]"
+                raise InputError(
+                    f"{where} {shorten(text)} has no tokens, and this model's tokenizer adds none "
+                    "of its own",
+                    field=where,
+                    value=shorten(text),
+                )
             if over and not truncate:
                 where = f"{field}[{first + place}]"
                 raise InputError(

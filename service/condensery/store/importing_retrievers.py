@@ -21,9 +21,9 @@ from condensery.errors import CorruptModel, StoreError
 from condensery.networks.adapters import Adapters
 from condensery.networks.effir_opening import build_pruned, own_name
 from condensery.networks.effir_shape import KEYS, Pruning
-from condensery.store.language_models import LanguageModel, end_texts
+from condensery.store.language_models import LanguageModel, end_texts, ends_texts
 from condensery.store.layouts import longest_input, prose_of, read_licence
-from condensery.store.manifest import Manifest, Pooling, Provenance, StoredModel
+from condensery.store.manifest import EndToken, Manifest, Pooling, Provenance, StoredModel
 from condensery.store.pickles import read_module_weight
 from condensery.store.published_adapters import read_adapters
 from condensery.store.refusals import MisshapenTensors, MissingTensors, listed
@@ -61,14 +61,14 @@ def import_retriever(
         StoreError: A file is missing, or asks for what we don't do; named.
         CorruptModel: Weights are missing, of another shape, or not finite; named.
     """
-    found = _Retriever(path, options or RetrieverOptions())
+    told = options or RetrieverOptions()
+    found = _Retriever(path, told)
     chosen: Pooling = pooling or ("last" if found.causal else "mean")
     if pooling is None:
         found.notes.append(f"The directory declares no pooling; {chosen} was taken.")
     if normalize is None:
         found.notes.append("The directory declares no normalisation; vectors are normalised.")
-    if chosen == "last" and end_texts(found.tokenizer, found.end):
-        found.notes.append("The tokenizer did not end texts; its end token was added.")
+    end_token = found.end_texts(chosen, told.add_eos)
     aside = store.own / f".{name}-{secrets.token_hex(4)}.partial"
     try:
         aside.mkdir(parents=True)
@@ -81,6 +81,7 @@ def import_retriever(
             pooling=chosen,
             normalize=True if normalize is None else normalize,
             max_tokens=found.max_tokens,
+            end_token=end_token,
             dtype=found.dtype,
             shape=found.shape,
             licence=found.licence,
@@ -115,6 +116,8 @@ class _Retriever:
             self.network: PreTrainedModel = build_pruned(self.config, self.pruning)
         except (ValueError, TypeError) as error:
             raise StoreError(f"{self.base.path.name}/config.json: {error}") from error
+        own = (path / "tokenizer.json").is_file()
+        self.words = LanguageModel(path, "path") if own else self.base
         self.tokenizer = self._tokenizer()
         if self.adapted:
             self.adapters, self.scale = read_adapters(path, f"{self.network.base_model_prefix}.")
@@ -153,6 +156,37 @@ class _Retriever:
             if token is None:
                 raise
             return str(token)
+
+    def end_texts(self, pooling: Pooling, asked: bool | None) -> EndToken:
+        """Have texts end with the end token, or leave them as the tokenizer does it.
+
+        Args:
+            pooling: The import's.
+            asked: Its ``add_eos``.
+
+        Raises:
+            StoreError: The token is to be added, and the directory names none that there is.
+        """
+        wanted = asked if asked is not None else pooling == "last" and not self.adapted
+        try:
+            end = self.end
+        except StoreError:
+            if wanted:
+                raise
+            return "none"
+        if ends_texts(self.tokenizer, end):
+            return "tokenizer"
+        if wanted:
+            end_texts(self.tokenizer, end)
+            self.notes.append("The tokenizer did not end texts; its end token was added.")
+            return "added"
+        self.notes.append(f"The tokenizer ends no text with {end}, and none was added.")
+        if self.words.says_add_eos and asked is None:
+            self.notes.append(
+                f"{self.words.path.name}/tokenizer_config.json says add_eos_token true, which "
+                "transformers 5 ignores beside a tokenizer.json; --add-eos does as it says."
+            )
+        return "none"
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -258,8 +292,8 @@ class _Retriever:
         return values
 
     def _tokenizer(self) -> Tokenizer:
-        own = self.path if (self.path / "tokenizer.json").is_file() else self.base.path
-        tokenizer = LanguageModel(own, "path").tokenizer()
+        own = self.words.path
+        tokenizer = self.words.tokenizer()
         tokens, rows = tokenizer.get_vocab_size(with_added_tokens=True), self.config.vocab_size
         if tokens > rows:
             raise StoreError(

@@ -91,6 +91,14 @@ class LanguageModel:
         return text
 
     @property
+    def says_add_eos(self) -> bool:
+        """Whether ``tokenizer_config.json`` says that texts end with the end token.
+
+        transformers 4 made some tokenizers do so; 5 goes by ``tokenizer.json`` alone.
+        """
+        return self._tokenizer_config.get("add_eos_token") is True
+
+    @property
     def pads_left(self) -> bool:
         """Whether its tokenizer pads on the left."""
         side = self._tokenizer_config.get("padding_side")
@@ -214,12 +222,22 @@ class LanguageModel:
         return [self.path / name for name in names]
 
 
-def end_texts(tokenizer: Tokenizer, end: str) -> bool:
-    """Make a tokenizer end each text with this token; returns whether it did not before."""
+def ends_texts(tokenizer: Tokenizer, end: str) -> bool:
+    """Tell whether a tokenizer ends each text with this token by itself."""
+    encoded = tokenizer.encode("a")
+    return bool(encoded.special_tokens_mask[-1]) and encoded.tokens[-1] == end
+
+
+def end_texts(tokenizer: Tokenizer, end: str) -> None:
+    """Make a tokenizer that ends no text end each with this token.
+
+    Raises:
+        StoreError: It has no such token.
+    """
+    if tokenizer.token_to_id(end) is None:
+        raise StoreError(f"the end token {end!r} is not among the tokens of tokenizer.json")
     encoded = tokenizer.encode("a")
     mask = encoded.special_tokens_mask
-    if mask[-1] and encoded.tokens[-1] == end:
-        return False
     before = [token for token, special in zip(encoded.tokens, mask, strict=True) if special]
     marks = list(dict.fromkeys([*before, end]))
     tokenizer.post_processor = TemplateProcessing(
@@ -227,7 +245,6 @@ def end_texts(tokenizer: Tokenizer, end: str) -> bool:
         pair=[*before, "$A", "$B:1", f"{end}:1"],
         special_tokens=[(mark, tokenizer.token_to_id(mark)) for mark in marks],
     )
-    return True
 
 
 def _is_weight(name: str) -> bool:

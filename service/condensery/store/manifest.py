@@ -38,6 +38,7 @@ VERSION_PATTERN = r"^[1-9][0-9]{0,8}$"
 
 Method = Literal["none", "effir", "shrp", "llm2comp", "oscar"]
 Pooling = Literal["mean", "cls", "last"]
+EndToken = Literal["tokenizer", "added", "none"]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 
@@ -118,6 +119,9 @@ class Manifest(BaseModel):
         prompts: Text put before an input, by the prompt's name.
         default_prompt: Name of the prompt used when the caller names none.
         max_tokens: Longest input, tokens, special ones included.
+        end_token: Of a retriever made of a language model, what ends a text: the end token that
+            its published tokenizer adds, the one that its import made it add, or none. None is
+            not said. It only tells: ``tokenizer.json`` does it, and is in the fingerprint.
         dtype: Of the stored weights (most of their elements).
         shape: The method's dimensions: dropped layers, widths, experts, memory tokens.
         defaults: What a pair does where nothing is asked for; see ``Defaults``.
@@ -141,6 +145,7 @@ class Manifest(BaseModel):
     pooling: Pooling | None = None
     normalize: bool = False
     max_tokens: int = Field(ge=1)
+    end_token: EndToken | None = None
     dtype: str = "float32"
     shape: dict[str, JsonValue] = {}
     defaults: Defaults = Defaults()

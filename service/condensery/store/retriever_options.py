@@ -19,11 +19,16 @@ class RetrieverOptions:
             and none for others.
         max_tokens: Longest input, tokens; None is as many as network and tokenizer allow, of a LoRA
             directory at most the 512 that the published retrievers read.
+        add_eos: Whether each text gets the end token where the tokenizer adds none. None is as
+            the published code does it: not for a LoRA directory, which is read as its tokenizer
+            does; for others, which no code of theirs says how to read, where the vector is the
+            last token's.
     """
 
     base: Path | None = None
     query_prompt: str | None = None
     max_tokens: int | None = None
+    add_eos: bool | None = None
 
 
 def is_retriever(path: Path) -> bool:

@@ -56,6 +56,14 @@ def test_the_empty_text_is_the_special_tokens_alone(tokenizer: TextTokenizer) ->
     assert tokenizer.special_tokens == 2
 
 
+def test_a_text_without_any_token_is_refused_by_its_place() -> None:
+    bare = plain()
+    bare.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    with pytest.raises(InputError, match=r"texts\[1\] ' ' has no tokens") as caught:
+        TextTokenizer(bare, 10).encode(["mill", " "], field="texts")
+    assert caught.value.field == "texts[1]"
+
+
 def test_padding_and_truncation_in_the_file_are_switched_off() -> None:
     stored = plain()
     stored.enable_padding(length=20)

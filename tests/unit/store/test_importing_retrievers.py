@@ -1,6 +1,7 @@
 """LLM-Drop's directories and LoRA directories, against transformers and PEFT themselves."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_causal import bpe, decoder_config
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from condensery.errors import CorruptModel, StoreError
 from condensery.networks.backbone import load_backbone
@@ -19,6 +20,7 @@ from condensery.networks.pooling import normalise, pool
 from condensery.runtime.tokenizing import TextTokenizer
 from condensery.store.importing import import_model
 from condensery.store.importing_retrievers import QUERY_PROMPT
+from condensery.store.language_models import end_texts
 from condensery.store.manifest import StoredModel
 from condensery.store.refusals import MisshapenTensors, MissingTensors, PickledCode
 from condensery.store.retriever_options import RetrieverOptions
@@ -54,15 +56,25 @@ def language_model(folder: Path, kind: str = "mistral", **lists: object) -> PreT
 
 
 @torch.inference_mode()
-def reference(model: nn.Module, folder: Path, kind: str, texts: list[str]) -> Tensor:
-    """Embed as the published code does: last hidden state of the last token, an end token."""
-    tokenizer = bpe(kind)
+def reference(model: nn.Module, texts: list[str], tokenizer: Callable[[str], list[int]]) -> Tensor:
+    """Embed as the published code does: the last hidden state of the last token, scaled."""
     rows = []
     for text in texts:
-        ids = [*tokenizer.encode(text).ids, tokenizer.token_to_id(END[kind])]
-        found: Any = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+        found: Any = model(input_ids=torch.tensor([tokenizer(text)]), output_hidden_states=True)
         rows.append(found.hidden_states[-1][0, -1])
     return F.normalize(torch.stack(rows).float(), dim=1)
+
+
+def ended(kind: str) -> Callable[[str], list[int]]:
+    """Return a tokenizer that ends each text with the end token."""
+    tokenizer = bpe(kind)
+    return lambda text: [*tokenizer.encode(text).ids, tokenizer.token_to_id(END[kind])]
+
+
+def published(folder: Path) -> Callable[[str], list[int]]:
+    """Return the tokenizer that EffiR's own evaluation reads with: the base model's, as it is."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return lambda text: list(tokenizer(text)["input_ids"])
 
 
 @torch.inference_mode()
@@ -104,7 +116,7 @@ def test_an_llm_drop_directory_becomes_an_encoder_without_what_is_dropped(
     assert about.shape["drop_mlp_list"] == [0, 2]
     assert about.prompts == {}
     zero(model, [], [0, 2])
-    assert (embed(stored, TEXTS) - reference(model, folder, kind, TEXTS)).abs().max() < 5e-5
+    assert (embed(stored, TEXTS) - reference(model, TEXTS, ended(kind))).abs().max() < 5e-5
     names = load_file(stored.path / "model.safetensors").keys()
     assert not [name for name in names if ".0.mlp" in name or "lm_head" in name]
     assert "layers.0.self_attn.q_proj.weight" in names
@@ -121,7 +133,7 @@ def test_a_whole_language_model_s_last_token_is_its_vector(
     assert stored.manifest.method == "none"
     assert stored.manifest.prompts == {"query": "query: ", "document": ""}
     assert any("its end token was added" in note for note in stored.manifest.provenance.notes)
-    wanted = reference(model, tmp_path / "lm", "llama", TEXTS)
+    wanted = reference(model, TEXTS, ended("llama"))
     assert (embed(stored, TEXTS) - wanted).abs().max() < 5e-5
 
 
@@ -162,7 +174,7 @@ def test_a_lora_directory_with_pickled_embeddings_is_merged_as_peft_merges_it(
     whole = whole.merge_and_unload()
     whole.set_input_embeddings(table)
     stored = import_model(store, folder, "tuned", retriever=RetrieverOptions(base=base))
-    wanted = reference(whole, folder, "mistral", TEXTS)
+    wanted = reference(whole, TEXTS, published(base))
     assert (embed(stored, TEXTS) - wanted).abs().max() < 5e-5
     assert stored.manifest.prompts == {"query": QUERY_PROMPT, "document": ""}
     assert stored.manifest.max_tokens == 512
@@ -181,8 +193,80 @@ def test_a_lora_directory_on_a_base_with_dropped_layers_leaves_them_dropped(
     whole: Any = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tmp_path / "zeroed"), folder
     )
-    wanted = reference(whole.merge_and_unload(), folder, "mistral", TEXTS)
+    wanted = reference(whole.merge_and_unload(), TEXTS, published(base))
     assert (embed(stored, TEXTS) - wanted).abs().max() < 5e-5
+
+
+@pytest.mark.parametrize("kind", ["mistral", "llama", "qwen2"])
+def test_a_lora_directory_reads_texts_as_its_base_s_tokenizer_does_unless_told(
+    kind: str, tmp_path: Path, store: ModelStore
+) -> None:
+    base, folder = tmp_path / "base", tmp_path / "lora"
+    language_model(base, kind)
+    adapter(folder, base)
+    whole: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    whole = whole.merge_and_unload()
+    plain, with_end = reference(whole, TEXTS, published(base)), reference(whole, TEXTS, ended(kind))
+    assert (plain - with_end).abs().max() > 0.1
+
+    def run(**told: Any) -> tuple[Tensor, str | None]:
+        stored = import_model(store, folder, "tuned", retriever=RetrieverOptions(**told))
+        return embed(store.open("tuned"), TEXTS), stored.manifest.end_token
+
+    for told, wanted, end_token in (
+        ({}, plain, "none"),
+        ({"add_eos": False}, plain, "none"),
+        ({"add_eos": True}, with_end, "added"),
+    ):
+        found, said = run(**told)
+        assert (found - wanted).abs().max() < 5e-5
+        assert said == end_token
+    # Said beside a tokenizer that does not do it, transformers ignores it; the import tells.
+    tell(base / "tokenizer_config.json", add_eos_token=True)
+    assert published(base)("delta") != ended(kind)("delta")
+    notes = import_model(store, folder, "tuned").manifest.provenance.notes
+    assert any("add_eos_token true" in note for note in notes)
+    # A base whose tokenizer ends texts is read so, whatever the flag.
+    tokenizer = bpe(kind)
+    end_texts(tokenizer, END[kind])
+    tokenizer.save(str(base / "tokenizer.json"))
+    assert published(base)("delta") == ended(kind)("delta")
+    for told in ({}, {"add_eos": False}, {"add_eos": True}):
+        found, said = run(**told)
+        assert (found - with_end).abs().max() < 5e-5
+        assert said == "tokenizer"
+
+
+def test_a_retriever_of_an_earlier_release_reads_as_it_was_imported(
+    tmp_path: Path, store: ModelStore
+) -> None:
+    base, folder = tmp_path / "base", tmp_path / "lora"
+    language_model(base)
+    adapter(folder, base)
+    there = import_model(store, folder, "tuned", retriever=RetrieverOptions(add_eos=True))
+    manifest = json.loads((there.path / "model.json").read_text())
+    del manifest["end_token"]  # which earlier releases did not write; their tokenizer ends texts
+    (there.path / "model.json").write_text(json.dumps(manifest))
+    old = store.verify("tuned")
+    assert isinstance(old, StoredModel)
+    assert (old.manifest.end_token, old.manifest.fingerprint) == (None, there.manifest.fingerprint)
+    again = import_model(store, old.path, "again")  # a stored model keeps what it is
+    assert again.manifest.end_token is None
+    for stored in (old, again):
+        ids = TextTokenizer.load(stored.path, 512).encode(["delta"])[0].ids
+        assert list(ids) == ended("mistral")("delta")
+
+
+def test_an_end_token_that_is_to_be_added_and_is_not_there_is_named(
+    tmp_path: Path, store: ModelStore
+) -> None:
+    base, folder = tmp_path / "base", tmp_path / "lora"
+    language_model(base)
+    adapter(folder, base)
+    tell(base / "tokenizer_config.json", eos_token="<stop>")
+    assert import_model(store, folder, "tuned").manifest.end_token == "none"
+    with pytest.raises(StoreError, match="'<stop>' is not among the tokens"):
+        import_model(store, folder, "tuned", retriever=RetrieverOptions(add_eos=True))
 
 
 def test_an_adapter_for_a_sub_layer_that_is_gone_is_refused(
@@ -279,5 +363,5 @@ def test_a_large_model_is_written_in_several_files_with_an_index(
     monkeypatch.setattr("condensery.store.sharding.SHARD_BYTES", 40_000)
     stored = import_model(store, tmp_path / "lm", "lm")
     assert len(stored.weights) > 3
-    wanted = reference(model, tmp_path / "lm", "llama", TEXTS)
+    wanted = reference(model, TEXTS, ended("llama"))
     assert (embed(stored, TEXTS) - wanted).abs().max() < 5e-5
