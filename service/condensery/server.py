@@ -24,6 +24,7 @@ from condensery.errors import CondenseryError, StartError
 from condensery.index.store import IndexStore
 from condensery.jobs.admission import Admission
 from condensery.jobs.contexts import Contexts
+from condensery.jobs.index_vectors import report_prompts
 from condensery.jobs.models import follow
 from condensery.jobs.rebuild import resume_rebuilds
 from condensery.jobs.samples import NAME as SAMPLES
@@ -162,6 +163,7 @@ class Server:
         self._watch(stack, pool, metrics)
         stack.push_async_callback(services.rebuilds.close)
         await resume_rebuilds(services)
+        report_prompts(services)
         if settings.samples and any(info.kind == "encoder" for info in pool.models()):
             try:
                 await ensure_samples(services, say)

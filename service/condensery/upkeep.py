@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from condensery.values import IndexPrompts
+
 AliasVerb = Literal["create", "delete", "rename"]
 RebuildState = Literal["running", "done", "failed"]
 ALIAS_VERBS: tuple[AliasVerb, ...] = get_args(AliasVerb)
@@ -86,6 +88,7 @@ class RebuildPlan:
         options: The kind's that were given.
         documents: How many there were when it began.
         began: When, seconds since 1970.
+        prompts: That its passages are embedded with; None if it was begun before they were kept.
     """
 
     index: str
@@ -96,6 +99,7 @@ class RebuildPlan:
     options: Mapping[str, int]
     documents: int
     began: float
+    prompts: IndexPrompts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,10 +273,22 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexPrompts:
+    """What an index puts before a text that is looked for, and before each of its passages."""
+
+    query: str
+    passage: str
+
+
+@dataclass(frozen=True, slots=True)
 class IndexInfo:
     """An index and what it holds.
 
     Attributes:
+        prompts: Those that its passages were embedded with; "" is none. None where nobody knows:
+            of an index from before they were kept whose encoder does not run.
+        prompts_outdated: Its encoder has others for an index that is made today, so that a rebuild
+            would embed its passages otherwise.
         options: Its kind's, those that were given.
         searched_as: The kind; ``flat`` of one that waits for enough passages to be trained on.
         trains_at: How many that is; None if it does not wait.
@@ -295,6 +307,8 @@ class IndexInfo:
     searched_as: str = ""
     trains_at: int | None = None
     tombstones: int = 0
+    prompts: IndexPrompts | None = None
+    prompts_outdated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from condensery.values import (
     Floats,
     Hit,
     IndexInfo,
+    IndexPrompts,
     ModelInfo,
     ModelReport,
     Page,
@@ -130,6 +131,7 @@ def read_event(reply: pb.AnswerEvent) -> list[AnswerEvent]:
 
 def read_index(reply: pb.IndexInfo) -> IndexInfo:
     """Return what describes one index."""
+    own = reply.prompts
     return IndexInfo(
         name=reply.name,
         encoder=reply.encoder,
@@ -143,6 +145,8 @@ def read_index(reply: pb.IndexInfo) -> IndexInfo:
         searched_as=reply.searched_as,
         trains_at=reply.trains_at if reply.HasField("trains_at") else None,
         tombstones=reply.tombstones,
+        prompts=IndexPrompts(own.query, own.passage) if reply.HasField("prompts") else None,
+        prompts_outdated=reply.prompts_outdated,
     )
 
 

@@ -27,6 +27,7 @@ from condensery.values import (
     Document,
     Hit,
     IndexInfo,
+    IndexPrompts,
     ModelInfo,
     ModelReport,
     Page,
@@ -99,12 +100,14 @@ def read_compressed(reply: Any) -> Compressed:
 
 def read_index(reply: Any) -> IndexInfo:
     """Read what describes one index."""
-    return build(IndexInfo, reply)
+    prompts = reply.get("prompts")  # an older server says nothing of them
+    own = None if prompts is None else build(IndexPrompts, prompts)
+    return build(IndexInfo, {**reply, "prompts": own})
 
 
 def read_indexes(reply: Any) -> list[IndexInfo]:
     """Read a list of indexes."""
-    return [build(IndexInfo, item) for item in reply["data"]]
+    return [read_index(item) for item in reply["data"]]
 
 
 def read_upserted(reply: Any) -> Upserted:

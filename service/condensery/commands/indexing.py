@@ -132,6 +132,7 @@ def run_create(args: argparse.Namespace) -> int:
             options=dict(args.option) or None,
         )
     print(f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}")
+    upkeep.warn_of_prompts([info])
     return 0
 
 
@@ -314,6 +315,7 @@ def run_list(args: argparse.Namespace) -> int:
         for i in found
     ]
     print(table([("NAME", "DOCUMENTS", "PASSAGES", "KIND", "METRIC", "ENCODER"), *rows]))
+    upkeep.warn_of_prompts(found)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tqdm import tqdm
 
@@ -10,6 +10,7 @@ from condensery.commands.connecting import Connection, add_server, connect
 from condensery.commands.printing import Parsers, say, table
 from condensery.errors import CondenseryError, InputError, shorten
 from condensery.upkeep import AliasAction, Rebuild
+from condensery.values import IndexInfo
 
 POLL_SECONDS = 0.5
 
@@ -166,7 +167,19 @@ def run_restore(args: argparse.Namespace) -> int:
             snapshot = found[0].id
         made = client.restore_snapshot(args.name, snapshot, into=args.into)
     print(f"{made.name}: restored from {snapshot}, {made.documents} documents")
+    warn_of_prompts([made])
     return 0
+
+
+def warn_of_prompts(found: Iterable[IndexInfo]) -> None:
+    """Say which indexes were embedded without prompts that their encoder has."""
+    for one in found:
+        if one.prompts_outdated:
+            say(
+                f"{one.name}: an older version made it without all of the prompts of {one.encoder},"
+                " and it is asked and written without them; "
+                f"`condensery index rebuild {one.name}` takes them"
+            )
 
 
 def run_rebuild(args: argparse.Namespace) -> int:

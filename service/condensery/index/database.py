@@ -8,11 +8,12 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from condensery.errors import StorageError, StorageFull, StorageReadOnly
 from condensery.index import fields, words
+from condensery.values import IndexPrompts
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -24,8 +25,22 @@ def _add_options(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE settings ADD COLUMN options TEXT NOT NULL DEFAULT '{}'")
 
 
+def _add_prompts(connection: sqlite3.Connection) -> None:
+    """Let settings hold the prompts: from format 4 to format 5.
+
+    They stay unknown (NULL) of an index that is there: what the texts were depends on its encoder.
+    """
+    for name in ("query_prompt", "passage_prompt"):
+        connection.execute(f"ALTER TABLE settings ADD COLUMN {name} TEXT")
+
+
 # MIGRATIONS[i] brings a file from format i + 1 to i + 2, inside a transaction.
-MIGRATIONS: tuple[Migration, ...] = (words.create, fields.create, _add_options)
+MIGRATIONS: tuple[Migration, ...] = (
+    words.create,
+    fields.create,
+    _add_options,
+    _add_prompts,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +84,14 @@ INSERT INTO writes (stamp) VALUES (random());
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an index is made with and keeps for life; ``options`` are its kind's, as JSON."""
+    """What an index is made with and keeps for life.
+
+    Attributes:
+        options: Its kind's, as JSON.
+        query_prompt: Put before texts that are looked for. None as of an index from before it was
+            kept.
+        passage_prompt: Put before passages; likewise.
+    """
 
     encoder: str
     fingerprint: str
@@ -77,6 +99,19 @@ class Settings:
     metric: str
     kind: str
     options: str = "{}"
+    query_prompt: str | None = None
+    passage_prompt: str | None = None
+
+    @property
+    def prompts(self) -> IndexPrompts | None:
+        """Both prompts; None where they were not kept."""
+        if self.query_prompt is None or self.passage_prompt is None:
+            return None
+        return IndexPrompts(self.query_prompt, self.passage_prompt)
+
+    def with_prompts_of(self, other: "Settings") -> "Settings":
+        """Return them with another's prompts, which are nothing that a caller sets."""
+        return replace(self, query_prompt=other.query_prompt, passage_prompt=other.passage_prompt)
 
     @property
     def given(self) -> dict[str, int]:
@@ -96,10 +131,12 @@ def create(path: Path, settings: Settings) -> None:
             connection.execute("PRAGMA user_version = 1")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            *first, options = astuple(settings)
+            first, later = astuple(settings)[:5], astuple(settings)[5:]
             connection.execute("INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?)", first)
         _migrate(connection, path, MIGRATIONS)
-        connection.execute("UPDATE settings SET options = ?", (options,))
+        connection.execute(
+            "UPDATE settings SET options = ?, query_prompt = ?, passage_prompt = ?", later
+        )
     finally:
         connection.close()
 
@@ -136,7 +173,8 @@ def open_reader(path: Path) -> sqlite3.Connection:
 def read_settings(connection: sqlite3.Connection) -> Settings:
     """Read what the index was made with."""
     row = connection.execute(
-        "SELECT encoder, fingerprint, dims, metric, kind, options FROM settings"
+        "SELECT encoder, fingerprint, dims, metric, kind, options, query_prompt, passage_prompt "
+        "FROM settings"
     ).fetchone()
     return Settings(*row)
 

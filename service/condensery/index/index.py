@@ -89,6 +89,7 @@ class Index:
             searched_as=cache.searched_as,
             trains_at=cache.trains_at,
             tombstones=cache.tombstones,
+            prompts=own.prompts,
         )
 
     @property
@@ -103,6 +104,7 @@ class Index:
         vectors: Floats,
         *,
         fingerprint: str,
+        embedded_for: IndexInfo | None = None,
     ) -> None:
         """Write documents with their passages and vectors, in one transaction, synced on return.
 
@@ -111,13 +113,16 @@ class Index:
             pieces: The documents' passages, at least one each.
             vectors: One for each passage, (passages, dims), float32.
             fingerprint: Of the encoder that made the vectors.
+            embedded_for: The index as it was when the passages were embedded with its prompts;
+                None where the vectors are a caller's own.
 
         Raises:
             InputError: Malformed documents, passages or vectors; nothing is written.
-            EncoderMismatch: Another encoder's vectors.
+            EncoderMismatch: Another encoder's vectors, or embedded for an index of other prompts.
             StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is written.
         """
         self._check_fingerprint(fingerprint)
+        self._check_prompts(embedded_for)
         checks.check_documents(documents, pieces)
         checks.check_vectors(vectors, len(pieces), self.settings.dims)
         with_json = [
@@ -160,6 +165,7 @@ class Index:
         *,
         top_k: int,
         fingerprint: str | None = None,
+        embedded_for: IndexInfo | None = None,
         chosen: Filter | None = None,
     ) -> list[Hit]:
         """Return the nearest passages, best first; of equal ones the older first.
@@ -168,14 +174,17 @@ class Index:
             vector: (dims,), float32.
             top_k: Most passages to return.
             fingerprint: Of the encoder that made the vector, if the caller knows.
+            embedded_for: The index as it was when the vector was made with its prompt; None where
+                it is a caller's own.
             chosen: Only passages of the documents it chooses are looked at.
 
         Raises:
             InputError: A malformed vector or ``top_k``.
-            EncoderMismatch: Another encoder's vector.
+            EncoderMismatch: Another encoder's vector, or embedded for an index of other prompts.
         """
         if fingerprint is not None:
             self._check_fingerprint(fingerprint)
+        self._check_prompts(embedded_for)
         checks.check_query(vector, self.settings.dims, top_k)
         with storage_errors(self._database), self._nearest.unchanged(), self._reader() as reader:
             reader.execute("BEGIN")  # one snapshot for all that follows, fixed by the first read
@@ -314,6 +323,15 @@ class Index:
                 f"{own.fingerprint}, not {fingerprint}.",
                 field="fingerprint",
                 value=fingerprint,
+            )
+
+    def _check_prompts(self, embedded_for: IndexInfo | None) -> None:
+        if embedded_for is not None and embedded_for.prompts != self.settings.prompts:
+            raise EncoderMismatch(
+                f"Index {self.name!r} was replaced by one with other prompts while texts were "
+                "embedded for it; ask again.",
+                field="index",
+                value=self.name,
             )
 
     @contextmanager

@@ -19,7 +19,7 @@ from condensery.index.rebuilding import Rebuilding
 from condensery.index.snapshots import Snapshots
 from condensery.metrics import Metrics
 from condensery.upkeep import RebuildPlan, Snapshot, SnapshotList
-from condensery.values import IndexInfo
+from condensery.values import IndexInfo, IndexPrompts
 
 if TYPE_CHECKING:
     from condensery.index.store import IndexStore
@@ -118,10 +118,12 @@ class Keeping:
         metric: str,
         kind: str,
         options: Options | None = None,
+        prompts: IndexPrompts | None = None,
     ) -> Rebuilding:
         """Begin to make an index anew for another encoder, or go on where that was begun.
 
-        Options of the old one's kind stay; another kind begins with none.
+        Options of the old one's kind stay; another kind begins with none. What was begun keeps
+        the prompts that it was begun with.
 
         Raises:
             RebuildRunning: It was begun with other settings.
@@ -137,7 +139,8 @@ class Keeping:
             if options is None and kind == old.settings.kind:
                 options = old.settings.given
             settings = Settings(
-                encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
+                *(encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)),
+                *((None, None) if prompts is None else (prompts.query, prompts.passage)),
             )
             rebuilding.clear(folder, old)
 

@@ -68,6 +68,7 @@ class Plan:
             options=self.settings.given,
             documents=self.documents,
             began=self.began,
+            prompts=self.settings.prompts,
         )
 
 
@@ -122,7 +123,8 @@ class Rebuilding:
     Args:
         folder: The index's.
         old: The index as it serves.
-        settings: Of the new one. Where another was begun with the same, it goes on.
+        settings: Of the new one. Where another was begun with the same, it goes on, with the
+            prompts that it was begun with.
         swap: Lets an index take the old one's place, once what it is given finds nothing wrong,
             and forgets the plan.
         cache_every: As an index's.
@@ -141,7 +143,7 @@ class Rebuilding:
         self._swap = swap
         with storage_errors(folder):
             plan = read_plan(folder)
-            if plan is not None and plan.settings != settings:
+            if plan is not None and plan.settings != settings.with_prompts_of(plan.settings):
                 raise RebuildRunning(
                     f"Index {old.name!r} is being rebuilt for encoder {plan.settings.encoder!r} "
                     "with other settings; let it finish, or cancel it.",

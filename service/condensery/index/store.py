@@ -33,7 +33,7 @@ from condensery.index.names import Names
 from condensery.index.selecting import Wanted
 from condensery.metrics import Metrics
 from condensery.upkeep import Alias, AliasAction
-from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage
+from condensery.values import Document, Floats, Hit, IndexInfo, IndexPrompts, Page, Passage
 
 # named here, since within the class `list` is the method
 Hits = list[Hit]
@@ -100,6 +100,7 @@ class IndexStore:
         metric: str,
         kind: str,
         options: Options | None = None,
+        prompts: IndexPrompts | None = None,
     ) -> IndexInfo:
         """Create an index, synced on return; the same settings again return it as it is.
 
@@ -111,6 +112,8 @@ class IndexStore:
             metric: ``ip`` (inner product) or ``l2`` (minus squared distance).
             kind: ``flat`` (exact), ``hnsw`` or ``ivf_pq`` (approximate).
             options: The kind's (``kinds.OPTIONS``); what is left out follows from the size.
+            prompts: Put before its texts, for life. An index that is there keeps its own: as the
+                fingerprint is the same, they differ only where it is from before they were kept.
 
         Raises:
             InputError: A malformed name or setting.
@@ -120,7 +123,8 @@ class IndexStore:
         checks.check_new_name(name)
         checks.check_settings(encoder, fingerprint, dims, metric, kind)
         settings = Settings(
-            encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)
+            *(encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)),
+            *((None, None) if prompts is None else (prompts.query, prompts.passage)),
         )
         with self.changing:
             self._check_open()
@@ -194,10 +198,13 @@ class IndexStore:
         vectors: Floats,
         *,
         fingerprint: str,
+        embedded_for: IndexInfo | None = None,
     ) -> None:
         """Write documents with their passages and vectors; see ``Index.upsert``."""
         found = self.find(name)
-        found.upsert(documents, passages, vectors, fingerprint=fingerprint)
+        found.upsert(
+            documents, passages, vectors, fingerprint=fingerprint, embedded_for=embedded_for
+        )
         self._measure(found)
 
     def delete(self, name: str, ids: Sequence[str]) -> int:
@@ -223,11 +230,17 @@ class IndexStore:
         *,
         top_k: int,
         fingerprint: str | None = None,
+        embedded_for: IndexInfo | None = None,
         chosen: Filter | None = None,
     ) -> Hits:
         """Return the nearest passages, best first; see ``Index.query``."""
-        found = self.find(name)
-        return found.query(vector, top_k=top_k, fingerprint=fingerprint, chosen=chosen)
+        return self.find(name).query(
+            vector,
+            top_k=top_k,
+            fingerprint=fingerprint,
+            embedded_for=embedded_for,
+            chosen=chosen,
+        )
 
     def match(self, name: str, words: str, *, top_k: int, chosen: Filter | None = None) -> Hits:
         """Return the passages that share most words with a text; see ``Index.match``."""
@@ -362,6 +375,7 @@ class IndexStore:
 
     def _existing(self, name: str, settings: Settings) -> IndexInfo:
         found = self.find(name)
+        settings = settings.with_prompts_of(found.settings)
         differ = [
             f"{one.name} is {getattr(found.settings, one.name)!r}, "
             f"not {getattr(settings, one.name)!r}"

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from condensery.index.filters import Filter
 from condensery.index.selecting import Wanted
 from condensery.upkeep import Alias, AliasAction, RebuildPlan, Snapshot, SnapshotList
-from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage
+from condensery.values import Document, Floats, Hit, IndexInfo, IndexPrompts, Page, Passage
 
 JsonObject = Mapping[str, Any]
 
@@ -96,6 +96,7 @@ class Keeping(Protocol):
         metric: str,
         kind: str,
         options: Mapping[str, int] | None = None,
+        prompts: IndexPrompts | None = None,
     ) -> Rebuilding:
         """Begin to make an index anew, or go on; RebuildRunning, TextsMissing."""
         ...
@@ -131,6 +132,7 @@ class Indexes(Protocol):
         metric: str,
         kind: str,
         options: Mapping[str, int] | None = None,
+        prompts: IndexPrompts | None = None,
     ) -> IndexInfo:
         """Create an index; the same settings again return it as it is (IndexExists else)."""
         ...
@@ -163,8 +165,18 @@ class Indexes(Protocol):
         vectors: Floats,
         *,
         fingerprint: str,
+        embedded_for: IndexInfo | None = None,
     ) -> None:
         """Write documents with their passages and vectors, replacing those ids. Synced on return.
+
+        Args:
+            name: The index.
+            documents: They replace those of the same ids.
+            passages: Theirs.
+            vectors: Theirs, (passages, dims).
+            fingerprint: Of the encoder that made them.
+            embedded_for: What ``info`` said when the prompts of the passages were chosen; None
+                where the vectors are a caller's own.
 
         Raises:
             IndexNotFound, EncoderMismatch, InputError (dims, NaN), StorageFull, StorageReadOnly.
@@ -182,9 +194,13 @@ class Indexes(Protocol):
         *,
         top_k: int,
         fingerprint: str | None = None,
+        embedded_for: IndexInfo | None = None,
         chosen: Filter | None = None,
     ) -> Hits:
-        """Return the nearest passages of the documents chosen, best first."""
+        """Return the nearest passages of the documents chosen, best first.
+
+        ``embedded_for`` is as of ``upsert``; EncoderMismatch if the index has other prompts now.
+        """
         ...
 
     def match(self, name: str, words: str, *, top_k: int, chosen: Filter | None = None) -> Hits:

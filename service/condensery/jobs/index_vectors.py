@@ -1,15 +1,19 @@
-"""Vectors that an index takes: whose encoder made them, and whether they are whole."""
+"""Vectors that an index takes: whose encoder made them, with which prompts, and are they whole."""
 
-from collections.abc import Sequence
+import logging
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from condensery.errors import EncoderMismatch, InputError, ModelNotFound, shorten
 from condensery.jobs.ports import Encoder
-from condensery.jobs.prompts import find_prompt
 from condensery.jobs.services import Services
-from condensery.values import Floats, IndexInfo
+from condensery.prompts import index_prompts, older_index_prompts
+from condensery.upkeep import RebuildPlan
+from condensery.values import Floats, IndexInfo, IndexPrompts
+
+_log = logging.getLogger(__name__)
 
 
 def encoder_of(services: Services, index: IndexInfo) -> Encoder:
@@ -35,6 +39,50 @@ def encoder_of(services: Services, index: IndexInfo) -> Encoder:
             value=index.name,
         )
     return encoder
+
+
+def prompts_of(encoder: Encoder, index: IndexInfo | RebuildPlan) -> IndexPrompts:
+    """Return what goes before an index's texts: what went before its passages, and their queries.
+
+    Args:
+        encoder: The index's, as ``encoder_of`` returns it.
+        index: An index, or what is being made of one.
+    """
+    return older_index_prompts(encoder) if index.prompts is None else index.prompts
+
+
+def describe(services: Services, index: IndexInfo) -> IndexInfo:
+    """Return an index's description with its prompts, as far as its encoder runs."""
+    try:
+        encoder = encoder_of(services, index)
+    except EncoderMismatch:
+        return index
+    own = prompts_of(encoder, index)
+    return replace(index, prompts=own, prompts_outdated=own != index_prompts(encoder))
+
+
+def report_prompts(
+    services: Services, *, encoder: str | None = None, index: str | None = None
+) -> None:
+    """Log which indexes were embedded without prompts that their encoder has.
+
+    Args:
+        services: The running parts.
+        encoder: Only the indexes of this one; None is of all.
+        index: Only this one.
+    """
+    for one in services.indexes.list():
+        asked = encoder in (None, one.encoder) and index in (None, one.name)
+        if asked and describe(services, one).prompts_outdated:
+            _log.warning(
+                "index_prompts_outdated",
+                extra={
+                    "index": one.name,
+                    "model": one.encoder,
+                    "reason": "an older version made it without all of its encoder's prompts, and "
+                    "it is asked and written without them; a rebuild takes them",
+                },
+            )
 
 
 def check_vectors(
@@ -78,8 +126,3 @@ def check_vectors(
 
 def _vector_names(rows: int) -> list[str]:
     return [f"documents[{row}].vector" for row in range(rows)]
-
-
-def first_prompt(encoder: Encoder, names: Sequence[str]) -> str:
-    """Return the first of the prompts that the model has, "" if it has none."""
-    return next((find_prompt(encoder, name) for name in names if name in encoder.prompts), "")

@@ -10,14 +10,13 @@ from condensery.index.selecting import Wanted
 from condensery.index.splitting import split
 from condensery.jobs.checks import check_choice, check_count, check_range, check_text
 from condensery.jobs.index_ports import JsonObject
-from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
+from condensery.jobs.index_vectors import check_vectors, describe, encoder_of, prompts_of
 from condensery.jobs.ports import Encoder
 from condensery.jobs.services import Limits, Services
 from condensery.jobs.swapping import across_swaps
+from condensery.prompts import index_prompts
 from condensery.values import Document, Floats, IndexInfo, Page, Passage, Upserted
 
-# What sentence-transformers models call the texts that are searched.
-DOCUMENT_PROMPTS = ("document", "passage")
 # A passage's id is its document's, "#" and its number: kept under the index's limit of 512.
 MAX_DOCUMENT_ID_CHARS = 500
 METRICS = ("ip", "l2")
@@ -52,7 +51,8 @@ async def create_index(
     """
     check_choice(metric, "metric", METRICS)
     check_choice(kind, "kind", KINDS)
-    info = services.pool.encoder(encoder).info
+    running = services.pool.encoder(encoder)
+    info = running.info
     if info.dims is None:
         raise InputError(f"encoder: {info.name} gives no vectors.", field="encoder", value=encoder)
     if dims is not None and dims != info.dims:
@@ -61,7 +61,7 @@ async def create_index(
             field="dims",
             value=dims,
         )
-    return await asyncio.to_thread(
+    made = await asyncio.to_thread(
         services.indexes.create,
         name,
         encoder=info.name,
@@ -70,17 +70,19 @@ async def create_index(
         metric=metric,
         kind=kind,
         options=options,
+        prompts=index_prompts(running),
     )
+    return describe(services, made)
 
 
 async def list_indexes(services: Services) -> list[IndexInfo]:
     """List every index."""
-    return services.indexes.list()
+    return [describe(services, one) for one in services.indexes.list()]
 
 
 async def index_info(services: Services, name: str) -> IndexInfo:
     """Return what the index is and holds."""
-    return services.indexes.info(name)
+    return describe(services, services.indexes.info(name))
 
 
 async def drop_index(services: Services, name: str) -> None:
@@ -122,21 +124,25 @@ async def upsert(
     check_count(documents, "documents", services.limits.max_items)
     for place, document in enumerate(documents):
         _check_document(document, f"documents[{place}]", services.limits)
-    tokens = 0
+    tokens, embedded_for = 0, None
     if vectors is None:
         encoder = encoder_of(services, info)
         passages = await asyncio.to_thread(split_documents, encoder, documents, services.limits)
         embedded = await encoder.embed(
-            [passage.text for passage in passages], prompt=first_prompt(encoder, DOCUMENT_PROMPTS)
+            [passage.text for passage in passages], prompt=prompts_of(encoder, info).passage
         )
         vectors, tokens, fingerprint = embedded.vectors, embedded.tokens, embedded.fingerprint
+        embedded_for = info
     else:
         fingerprint = check_vectors(info, vectors, fingerprint, "documents")
         passages = [_whole(document) for document in documents]
     await services.rebuilds.passing(info.name)
     with services.metrics.stage(info.encoder, "index"):
         await asyncio.to_thread(
-            services.indexes.upsert, name, documents, passages, vectors, fingerprint=fingerprint
+            services.indexes.upsert,
+            *(name, documents, passages, vectors),
+            fingerprint=fingerprint,
+            embedded_for=embedded_for,
         )
     return Upserted(documents=len(documents), passages=len(passages), tokens=tokens)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from condensery.errors import ModelInUse
+from condensery.jobs.index_vectors import report_prompts
 from condensery.jobs.services import Services
 from condensery.values import ModelInfo, ModelLoad, ModelUnload, ModelVersion
 
@@ -75,6 +76,7 @@ async def load_model(
     """
     loaded = await services.pool.changing.load(name, version, again=again)
     fingerprint = loaded.info.fingerprint
+    report_prompts(services, encoder=name)
     return replace(loaded, stranded_indexes=_stranded(services, name, fingerprint))
 
 

@@ -2,15 +2,8 @@
 
 from condensery.errors import InputError, shorten
 from condensery.jobs.ports import Encoder
+from condensery.prompts import PURPOSES, name_prompt
 
-# What texts are for, in the words of clients, and what models call their prompt for it; the first
-# that a model has. A model without one reads such a text as any other.
-PURPOSES: dict[str, tuple[str, ...]] = {
-    "search_query": ("query", "search_query"),
-    "search_document": ("document", "passage", "corpus", "search_document"),
-    "classification": ("classification", "Classification"),
-    "clustering": ("clustering", "Clustering"),
-}
 OTHER_WORDS = {
     "query": "search_query",
     "document": "search_document",
@@ -40,8 +33,7 @@ def choose_prompt(encoder: Encoder, name: str | None, input_type: str | None) ->
             field="input_type",
             value=input_type,
         )
-    names = PURPOSES[OTHER_WORDS.get(input_type, input_type)]
-    return find_prompt(encoder, next((one for one in names if one in encoder.prompts), None))
+    return find_prompt(encoder, name_prompt(encoder, OTHER_WORDS.get(input_type, input_type)))
 
 
 def find_prompt(encoder: Encoder, name: str | None) -> str:

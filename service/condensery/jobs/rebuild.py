@@ -20,12 +20,12 @@ from condensery.errors import (
 from condensery.index.kinds import KINDS
 from condensery.jobs.checks import check_choice
 from condensery.jobs.index_ports import JsonObject, Rebuilding, RebuildStep
-from condensery.jobs.index_vectors import encoder_of, first_prompt
-from condensery.jobs.indexes import DOCUMENT_PROMPTS, METRICS, split_documents
+from condensery.jobs.index_vectors import encoder_of, prompts_of
+from condensery.jobs.indexes import METRICS, split_documents
 from condensery.jobs.ports import Encoder
 from condensery.jobs.rebuilds import Run
-from condensery.jobs.search import QUERY_PROMPTS
 from condensery.jobs.services import Services
+from condensery.prompts import index_prompts
 from condensery.upkeep import Rebuild, RebuildPlan
 from condensery.values import Document, Floats, Passage
 
@@ -57,7 +57,8 @@ async def rebuild_index(
 ) -> Rebuild:
     """Begin to make an index anew for another encoder, or go on where that stopped.
 
-    The old one serves, and is written, until the new one holds all that it holds.
+    The old one serves, and is written, until the new one holds all that it holds. The new one is
+    embedded with the prompts that an index made today gets, though the encoder is the same.
 
     Args:
         services: The running parts.
@@ -79,7 +80,8 @@ async def rebuild_index(
     metric, kind = metric or info.metric, kind or info.kind
     check_choice(metric, "metric", METRICS)
     check_choice(kind, "kind", KINDS)
-    target = services.pool.encoder(encoder or info.encoder).info
+    running = services.pool.encoder(encoder or info.encoder)
+    target = running.info
     if target.dims is None:
         raise InputError(
             f"encoder: {target.name} gives no vectors.", field="encoder", value=encoder
@@ -93,18 +95,19 @@ async def rebuild_index(
         metric=metric,
         kind=kind,
         options=options,
+        prompts=index_prompts(running),
     )
-    return await services.rebuilds.whole(_begin(services, info.name, wanted))
+    return await services.rebuilds.whole(_begin(services, info.name, running, wanted))
 
 
-async def _begin(services: Services, name: str, begin: "partial[Rebuilding]") -> Rebuild:
+async def _begin(
+    services: Services, name: str, encoder: Encoder, begin: "partial[Rebuilding]"
+) -> Rebuild:
     async with services.rebuilds.beginning:
         run = services.rebuilds.runs.get(name)
         if run is not None and run.state == "running":
-            now, asked = run.plan, begin.keywords
-            same = asked["options"] is None or asked["options"] == now.options
-            said = ("encoder", "fingerprint", "metric", "kind")
-            if not same or any(getattr(now, one) != asked[one] for one in said):
+            now = run.plan
+            if not _is_as_asked(now, begin.keywords):
                 raise RebuildRunning(
                     f"Index {name!r} is being rebuilt for encoder {now.encoder!r}, "
                     f"{now.kind}, {now.metric}; let it finish, or cancel it.",
@@ -112,6 +115,7 @@ async def _begin(services: Services, name: str, begin: "partial[Rebuilding]") ->
                     value=name,
                 )
             return run.told()
+        await asyncio.to_thread(_give_up_older, services, name, encoder, begin)
         rebuilding = await asyncio.to_thread(begin)
         run = Run(rebuilding.plan, rebuilding, pending=await asyncio.to_thread(rebuilding.pending))
         run.open.set()
@@ -120,6 +124,24 @@ async def _begin(services: Services, name: str, begin: "partial[Rebuilding]") ->
         run.task = asyncio.create_task(_work(services, run), context=contextvars.Context())
         _log.info("rebuild_began", extra={"index": name, "model": run.plan.encoder})
         return run.told()
+
+
+def _give_up_older(
+    services: Services, name: str, encoder: Encoder, begin: "partial[Rebuilding]"
+) -> None:
+    """Forget what an older version made of an index without prompts that it gets today."""
+    keeping, asked = services.indexes.keeping, begin.keywords
+    for plan in keeping.unfinished_rebuilds():
+        same = plan.index == name and _is_as_asked(plan, asked)
+        if same and prompts_of(encoder, plan) != asked["prompts"]:
+            _log.warning("rebuild_begun_anew", extra={"index": name, "model": plan.encoder})
+            keeping.cancel_rebuild(name)
+
+
+def _is_as_asked(plan: RebuildPlan, asked: JsonObject) -> bool:
+    said = ("encoder", "fingerprint", "metric", "kind")
+    same = asked["options"] is None or asked["options"] == plan.options
+    return same and all(getattr(plan, one) == asked[one] for one in said)
 
 
 async def rebuild_status(services: Services, name: str) -> Rebuild:
@@ -232,7 +254,7 @@ async def _embed(services: Services, run: Run, documents: Sequence[Document]) ->
                 texts = [piece.text for piece in pieces]
                 if not texts:
                     return NOTHING
-                prompt = first_prompt(encoder, DOCUMENT_PROMPTS)
+                prompt = prompts_of(encoder, run.plan).passage
                 return pieces, (await encoder.embed(texts, prompt=prompt)).vectors
         except Overloaded as error:  # who asks for himself goes first
             run.open.set()  # and waits for nothing that waits itself
@@ -248,12 +270,13 @@ async def _overlap(services: Services, run: Run) -> float | None:
         return None
     try:
         with calling(Call(caller=CALLER)):
+            index = services.indexes.info(run.plan.index)
             both = (
-                encoder_of(services, services.indexes.info(run.plan.index)),
-                _encoder(services, run.plan),
+                (encoder_of(services, index), index),
+                (_encoder(services, run.plan), run.plan),
             )
             before, after = await asyncio.gather(
-                *(one.embed(texts, prompt=first_prompt(one, QUERY_PROMPTS)) for one in both)
+                *(one.embed(texts, prompt=prompts_of(one, of).query) for one, of in both)
             )
     except CondenseryError:  # it is only a figure
         return None

@@ -8,14 +8,12 @@ from condensery.index.filters import Filter, read_filter
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.jobs.checks import check_choice, check_range, check_text
 from condensery.jobs.index_ports import JsonObject
-from condensery.jobs.index_vectors import check_vectors, encoder_of, first_prompt
+from condensery.jobs.index_vectors import check_vectors, encoder_of, prompts_of
 from condensery.jobs.services import Services
 from condensery.jobs.swapping import across_swaps
 from condensery.questions import SearchMode
 from condensery.values import Floats, Hit, IndexInfo
 
-# What sentence-transformers models call the texts that are looked for.
-QUERY_PROMPTS = ("query",)
 MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 # Characters of a query that is looked for by its words alone, so that no encoder limits it.
 MAX_WORDS_CHARS = 100_000
@@ -65,6 +63,7 @@ async def query(
     if search is not None:
         check_choice(search, "search", MODES)
     chosen = read_filter(filter, filter_field)
+    embedded_for = None
     if text is not None:
         mode = search or services.search
         if mode == "bm25":
@@ -75,8 +74,8 @@ async def query(
                 )
         encoder = encoder_of(services, info)
         check_text(text, "query", encoder.info.max_tokens * services.limits.chars_per_token)
-        embedded = await encoder.embed([text], prompt=first_prompt(encoder, QUERY_PROMPTS))
-        vector, fingerprint = embedded.vectors[0], embedded.fingerprint
+        embedded = await encoder.embed([text], prompt=prompts_of(encoder, info).query)
+        vector, fingerprint, embedded_for = embedded.vectors[0], embedded.fingerprint, info
         if mode == "hybrid":
             with services.metrics.stage(info.encoder, "index"):
                 return await _query_both(services, info, text, vector, fingerprint, top_k, chosen)
@@ -96,6 +95,7 @@ async def query(
             vector,
             top_k=top_k,
             fingerprint=fingerprint,
+            embedded_for=embedded_for,
             chosen=chosen,
         )
 
@@ -110,13 +110,15 @@ async def _query_both(
     chosen: Filter | None,
 ) -> list[Hit]:
     most: dict[str, Any] = {"top_k": max(top_k, LEAST_CANDIDATES), "chosen": chosen}
+    made: dict[str, Any] = {"fingerprint": fingerprint, "embedded_for": info}
     indexes = services.indexes
     near, alike = await asyncio.gather(
-        asyncio.to_thread(indexes.query, info.name, vector, fingerprint=fingerprint, **most),
+        asyncio.to_thread(indexes.query, info.name, vector, **made, **most),
         asyncio.to_thread(indexes.match, info.name, text, **most),
     )
     now = indexes.info(info.name)
-    if now.fingerprint != fingerprint:  # else passages of two indexes, split in two ways, would mix
+    # else passages of two indexes, split in two ways, would mix
+    if (now.fingerprint, now.prompts) != (fingerprint, info.prompts):
         raise EncoderMismatch(
             f"Index {now.name!r} was made anew by encoder {now.encoder!r} with fingerprint "
             f"{now.fingerprint} while it was asked.",

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from condensery.jobs.index_vectors import describe, report_prompts
 from condensery.jobs.services import Services
 from condensery.jobs.swapping import across_swaps
 from condensery.upkeep import Snapshot, SnapshotList
@@ -55,4 +56,6 @@ async def restore_snapshot(
         InputError: A malformed name; NameTaken if it is an alias.
         StorageFull, StorageReadOnly: The disk refused.
     """
-    return await asyncio.to_thread(services.indexes.keeping.restore, name, snapshot, into)
+    made = await asyncio.to_thread(services.indexes.keeping.restore, name, snapshot, into)
+    report_prompts(services, index=made.name)
+    return describe(services, made)

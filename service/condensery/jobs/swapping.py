@@ -12,6 +12,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SOON = 0.005  # seconds
+# What a text is embedded for, of an index's description.
+EMBEDDED_FOR = ("name", "fingerprint", "prompts")
 
 Job = Callable[Concatenate[Services, str, P], Coroutine[Any, Any, T]]
 
@@ -19,8 +21,9 @@ Job = Callable[Concatenate[Services, str, P], Coroutine[Any, Any, T]]
 def across_swaps(job: Job[P, T]) -> Job[P, T]:
     """Do a job again where its index was replaced under it: by an alias, a restore, a rebuild.
 
-    What a text was embedded for may be an index of another encoder by the time that it is asked,
-    or be gone; the caller named neither. A job that failed for that has done nothing yet.
+    What a text was embedded for may be an index of another encoder, or of other prompts, by the
+    time that it is asked, or be gone; the caller named neither. A job that failed for that has
+    done nothing yet.
     """
 
     @functools.wraps(job)
@@ -34,7 +37,7 @@ def across_swaps(job: Job[P, T]) -> Job[P, T]:
                 await asyncio.sleep(SOON)  # it is about to be: closed, and not gone yet
             except (EncoderMismatch, IndexNotFound):
                 after = services.indexes.info(name)
-                if (after.name, after.fingerprint) == (before.name, before.fingerprint):
+                if all(getattr(after, one) == getattr(before, one) for one in EMBEDDED_FOR):
                     raise
 
     return steady

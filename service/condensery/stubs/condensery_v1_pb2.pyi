@@ -113,7 +113,7 @@ class CreateIndexRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., metric: _Optional[str] = ..., kind: _Optional[str] = ..., dims: _Optional[int] = ..., options: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class IndexInfo(_message.Message):
-    __slots__ = ("name", "encoder", "fingerprint", "dims", "kind", "metric", "documents", "passages", "options", "searched_as", "trains_at", "tombstones")
+    __slots__ = ("name", "encoder", "fingerprint", "dims", "kind", "metric", "documents", "passages", "options", "searched_as", "trains_at", "tombstones", "prompts", "prompts_outdated")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,8 @@ class IndexInfo(_message.Message):
     SEARCHED_AS_FIELD_NUMBER: _ClassVar[int]
     TRAINS_AT_FIELD_NUMBER: _ClassVar[int]
     TOMBSTONES_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_OUTDATED_FIELD_NUMBER: _ClassVar[int]
     name: str
     encoder: str
     fingerprint: str
@@ -145,7 +147,17 @@ class IndexInfo(_message.Message):
     searched_as: str
     trains_at: int
     tombstones: int
-    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., kind: _Optional[str] = ..., metric: _Optional[str] = ..., documents: _Optional[int] = ..., passages: _Optional[int] = ..., options: _Optional[_Mapping[str, int]] = ..., searched_as: _Optional[str] = ..., trains_at: _Optional[int] = ..., tombstones: _Optional[int] = ...) -> None: ...
+    prompts: IndexPrompts
+    prompts_outdated: bool
+    def __init__(self, name: _Optional[str] = ..., encoder: _Optional[str] = ..., fingerprint: _Optional[str] = ..., dims: _Optional[int] = ..., kind: _Optional[str] = ..., metric: _Optional[str] = ..., documents: _Optional[int] = ..., passages: _Optional[int] = ..., options: _Optional[_Mapping[str, int]] = ..., searched_as: _Optional[str] = ..., trains_at: _Optional[int] = ..., tombstones: _Optional[int] = ..., prompts: _Optional[_Union[IndexPrompts, _Mapping]] = ..., prompts_outdated: bool = ...) -> None: ...
+
+class IndexPrompts(_message.Message):
+    __slots__ = ("query", "passage")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    PASSAGE_FIELD_NUMBER: _ClassVar[int]
+    query: str
+    passage: str
+    def __init__(self, query: _Optional[str] = ..., passage: _Optional[str] = ...) -> None: ...
 
 class ListIndexesRequest(_message.Message):
     __slots__ = ()

@@ -182,6 +182,7 @@ def reranked(found: values.Reranked, *, with_text: bool) -> pb.RerankResponse:
 
 def index_info(info: values.IndexInfo) -> pb.IndexInfo:
     """Write what an index is and holds."""
+    own = info.prompts
     return pb.IndexInfo(
         name=info.name,
         encoder=info.encoder,
@@ -195,6 +196,8 @@ def index_info(info: values.IndexInfo) -> pb.IndexInfo:
         searched_as=info.searched_as,
         trains_at=info.trains_at,
         tombstones=info.tombstones,
+        prompts=None if own is None else pb.IndexPrompts(query=own.query, passage=own.passage),
+        prompts_outdated=info.prompts_outdated,
     )
 
 

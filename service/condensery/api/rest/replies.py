@@ -179,6 +179,13 @@ AnyRanking = list[TeiRank] | Ranking
 Anything = Vectors | Cosines | list[TeiRank]
 
 
+class IndexPrompts(Reply):
+    """What an index puts before the texts that it embeds; "" is nothing."""
+
+    query: str = Field(description="Before a text that is looked for.")
+    passage: str = Field(description="Before each passage.")
+
+
 class Index(Reply):
     """An index and what it holds."""
 
@@ -196,6 +203,13 @@ class Index(Reply):
     )
     trains_at: int | None = Field(description="How many that is; null if it does not wait.")
     tombstones: int = Field(description="Deleted or replaced passages that searches pass over.")
+    prompts: IndexPrompts | None = Field(
+        description="Those that its passages were embedded with; null of an index that an older "
+        "version made, while its encoder does not run."
+    )
+    prompts_outdated: bool = Field(
+        description="Its encoder has others for an index that is made today; a rebuild takes them."
+    )
 
 
 class Indexes(Reply):

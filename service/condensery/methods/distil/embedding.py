@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BLOCK = 256  # texts embedded at once
-# The prompts that the service takes where a model has them (jobs.search, jobs.indexes).
-QUERY_PROMPTS, PASSAGE_PROMPTS = ("query",), ("document", "passage")
 
 
 @contextmanager
@@ -46,19 +44,17 @@ def running(
         workers.close()
 
 
-def embed(encoder: Encoder, texts: Sequence[str], prompts: Sequence[str] = ()) -> Floats:
-    """Embed texts with the first of these prompts that the encoder has.
+def embed(encoder: Encoder, texts: Sequence[str], prompt: str = "") -> Floats:
+    """Embed texts with a prompt before each.
 
     Args:
         encoder: That runs; what is too long for it is cut.
         texts: At least one.
-        prompts: By name; without any of them, none is put before.
+        prompt: Its text (``condensery.prompts``).
 
     Returns:
         (texts, dims).
     """
-    has = encoder.prompts
-    prompt = next((has[name] for name in prompts if name in has), "")
     most = encoder.info.max_tokens * CHARACTERS_PER_TOKEN
     parts: list[Floats] = []
     for start in range(0, len(texts), BLOCK):

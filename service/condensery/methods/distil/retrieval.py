@@ -15,8 +15,9 @@ from condensery.durable import write_whole
 from condensery.errors import EmptyInput, InputError, shorten
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.index.store import IndexStore
-from condensery.methods.distil.embedding import PASSAGE_PROMPTS, QUERY_PROMPTS, embed
-from condensery.values import Document, Floats, Hit, Passage
+from condensery.methods.distil.embedding import embed
+from condensery.prompts import index_prompts, older_index_prompts
+from condensery.values import Document, Floats, Hit, IndexPrompts, Passage
 
 if TYPE_CHECKING:
     from condensery.runtime.encoder import Encoder
@@ -65,9 +66,10 @@ class Retriever:
     long for it; BM25 reads all of it. Vectors are compared one by one (no approximation).
     """
 
-    def __init__(self, store: IndexStore, encoder: "Encoder | None") -> None:
+    def __init__(self, store: IndexStore, encoder: "Encoder | None", prompts: IndexPrompts) -> None:
         self._store = store
         self._encoder = encoder
+        self._prompts = prompts
 
     @classmethod
     def build(
@@ -99,15 +101,19 @@ class Retriever:
         store = IndexStore(folder)  # which locks the folder
         try:
             _claim(folder, about, taken=bool(store.list() or store.broken))
-            store.create(
+            prompts = index_prompts(encoder) if encoder else IndexPrompts("", "")
+            info = store.create(
                 INDEX,
                 encoder=encoder.info.name if encoder else "none",
                 fingerprint=_vectors_of(encoder),
                 dims=(encoder.info.dims or 1) if encoder else 1,
                 metric="ip",
                 kind="flat",
+                prompts=prompts,
             )
-            made = cls(store, encoder)
+            if info.prompts is None and encoder:  # from before indexes kept them
+                prompts = older_index_prompts(encoder)
+            made = cls(store, encoder, prompts)
             made._fill(passages)
         except BaseException:
             store.close()
@@ -168,7 +174,7 @@ class Retriever:
         return self._store.match(INDEX, query, top_k=k)
 
     def _near(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        vectors = self._embed(queries, QUERY_PROMPTS)
+        vectors = self._embed(queries, self._prompts.query)
         own = _vectors_of(self._encoder)
         return [self._store.query(INDEX, one, top_k=k, fingerprint=own) for one in vectors]
 
@@ -185,16 +191,16 @@ class Retriever:
                     Passage(one.id, one.id, text, 0, len(text))
                     for one, text in zip(block, texts, strict=True)
                 ],
-                self._embed(texts, PASSAGE_PROMPTS),
+                self._embed(texts, self._prompts.passage),
                 fingerprint=_vectors_of(self._encoder),
             )
             log.info("%d of %d passages are indexed", start + len(block), len(passages))
 
-    def _embed(self, texts: Sequence[str], prompts: Sequence[str]) -> Floats:
+    def _embed(self, texts: Sequence[str], prompt: str) -> Floats:
         """Make the vectors of texts, (texts, dims); without an encoder, zeros of one feature."""
         if self._encoder is None:
             return np.zeros((len(texts), 1), np.float32)
-        return embed(self._encoder, texts, prompts)
+        return embed(self._encoder, texts, prompt)
 
 
 def fingerprint(passages: Sequence[Entry]) -> str:

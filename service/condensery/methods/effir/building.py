@@ -33,6 +33,7 @@ from condensery.networks.effir import prune
 from condensery.networks.effir_opening import check_finite, pruning_of
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import family_named
+from condensery.prompts import index_prompts
 from condensery.runtime.tokenizing import TextTokenizer
 from condensery.store.checking import sha256_of
 from condensery.store.manifest import Manifest, Provenance, StoredModel
@@ -236,13 +237,13 @@ def _batches(parent: StoredModel, recipe: RetrieverRecipe, rows: Sequence[Path])
     if not rows:
         return None
     tokenizer = TextTokenizer.load(parent.path, min(recipe.length, parent.manifest.max_tokens))
-    prompts = parent.manifest.prompts
+    prompts = index_prompts(parent.manifest)
     return Batches(
         read_examples(rows),
         tokenizer,
         recipe,
-        query_prompt=prompts.get("query", ""),
-        passage_prompt=prompts.get("document", prompts.get("passage", "")),
+        query_prompt=prompts.query,
+        passage_prompt=prompts.passage,
     )
 
 

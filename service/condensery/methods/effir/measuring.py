@@ -21,6 +21,7 @@ from condensery.methods.ranking.sets import RankingSet
 from condensery.networks.backbone import load_backbone, load_transformer
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import family_of, layers_of
+from condensery.prompts import index_prompts
 from condensery.runtime.tokenizing import TextTokenizer
 from condensery.store.manifest import StoredModel
 
@@ -224,8 +225,8 @@ def timed_texts(parent: StoredModel, sets: Sequence[RankingSet]) -> dict[str, Te
     share = max(1, TIMED // max(1, len(sets)))
     queries = [text for one in sets for text in list(one.queries.values())[:share]]
     passages = [whole(p) for one in sets for p in one.passages[:share]]
-    prompt = parent.manifest.prompts.get("query", "")
+    prompts = index_prompts(parent.manifest)
     return {
-        "queries": [one.ids for one in tokenizer.encode(queries, prompt=prompt)],
-        "passages": [one.ids for one in tokenizer.encode(passages)],
+        "queries": [one.ids for one in tokenizer.encode(queries, prompt=prompts.query)],
+        "passages": [one.ids for one in tokenizer.encode(passages, prompt=prompts.passage)],
     }

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from condensery.encodings import BITS, ENCODINGS, Encoding, decode, encode, int8_range, width
 from condensery.errors import InputError, ReportNotFound
-from condensery.methods.distil.embedding import PASSAGE_PROMPTS, QUERY_PROMPTS, embed, running
+from condensery.methods.distil.embedding import embed, running
 from condensery.methods.distil.retrieval import whole
 from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.parts import check_out, command_line, write_part
 from condensery.methods.ranking.sets import RankingSet, read_sets
+from condensery.prompts import index_prompts
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.store.manifest import REPORT, StoredModel
@@ -67,8 +68,9 @@ def vectors_of(encoder: Encoder, given: RankingSet) -> tuple[Floats, Floats]:
 
     Passages are read with their titles; what is too long is cut.
     """
-    queries = embed(encoder, list(given.queries.values()), QUERY_PROMPTS)
-    passages = embed(encoder, [whole(one) for one in given.passages], PASSAGE_PROMPTS)
+    prompts = index_prompts(encoder)
+    queries = embed(encoder, list(given.queries.values()), prompts.query)
+    passages = embed(encoder, [whole(one) for one in given.passages], prompts.passage)
     return _unit(queries), _unit(passages)
 
 

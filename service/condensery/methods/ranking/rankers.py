@@ -8,8 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from condensery.errors import ModelFault
-from condensery.methods.distil.embedding import PASSAGE_PROMPTS, QUERY_PROMPTS, embed
+from condensery.methods.distil.embedding import embed
 from condensery.methods.rerank.scoring import CrossEncoder
+from condensery.prompts import index_prompts
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.reader import Reader
 from condensery.values import Floats
@@ -53,14 +54,14 @@ class EncoderRanker:
         began = time.perf_counter()
         new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
         if new:
-            vectors = embed(self._encoder, new, PASSAGE_PROMPTS)
+            vectors = embed(self._encoder, new, index_prompts(self._encoder).passage)
             self._vectors.update(zip(new, vectors, strict=True))
         return time.perf_counter() - began
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Return the query's inner product with each passage."""
         self.prepare(texts)
-        (vector,) = embed(self._encoder, [query], QUERY_PROMPTS)
+        (vector,) = embed(self._encoder, [query], index_prompts(self._encoder).query)
         return [float(self._vectors[text] @ vector) for text in texts]
 
 

@@ -22,6 +22,7 @@ from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sets import RankingSets
 from condensery.methods.rerank.sources import Answers, Query
 from condensery.methods.trainer.trainer import differences
+from condensery.prompts import index_prompts
 from condensery.runtime.encoder import Encoder
 from condensery.store.importing import import_model
 from condensery.store.store import ModelStore
@@ -142,7 +143,9 @@ def _candidates(
         return candidates, []
     numbers = sorted(set(chain.from_iterable(candidates)))
     place = {number: row for row, number in enumerate(numbers)}
-    asked, read = embed(encoder, texts), embed(encoder, [sets.passages[n] for n in numbers])
+    prompts = index_prompts(encoder)
+    asked = embed(encoder, texts, prompts.query)
+    read = embed(encoder, [sets.passages[n] for n in numbers], prompts.passage)
     return candidates, [
         (read[[place[n] for n in some]] @ vector).tolist()
         for vector, some in zip(asked, candidates, strict=True)

@@ -30,6 +30,7 @@ class Watched:
         self.encoder = encoder
         self.info = encoder.info
         self.prompts = encoder.prompts
+        self.default_prompt = encoder.default_prompt
         self.asked: list[str] = []
         self.fails_at: str | None = None
 

@@ -31,6 +31,7 @@ class Vectors:
             name="v", fingerprint="sha256:v", dtype="float32", max_tokens=64
         )
         self.prompts = prompts
+        self.default_prompt: str | None = None
         self.embedded: list[str] = []
 
     async def embed(self, texts: Sequence[str], *, prompt: str = "") -> Embedded:
