@@ -1,0 +1,241 @@
+"""The benchmarks, small: what they keep beside their figures, and the pages that are made of it.
+
+Nothing here says how fast anything is.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+SPIN = """
+import sys, time
+ends = time.process_time() + float(sys.argv[1])
+while time.process_time() < ends:
+    pass
+"""
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that imports a benchmark as one beside it does."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+def run(script: str, *argv: str, seconds: float = 110) -> str:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), *argv],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def assert_recorded(about: dict[str, Any], script: str) -> None:
+    """See that a raw file says where and beside what it was made."""
+    assert about["command"].startswith(f"python benchmarks/{script}")
+    assert about["machine"]["kind"]
+    assert about["machine"]["cores"] >= 1
+    assert about["versions"]
+    assert about["others"]["seconds"] > 0
+    assert about["others"]["cores"] >= 0
+    assert about["others"]["load_after"] >= 0
+
+
+def test_a_cpus_kind_is_told_by_what_it_multiplies_with(benchmark: Any) -> None:
+    recording = benchmark("recording")
+    for flags, kind in (
+        ("sse2 avx2 fma avx512f avx512_bf16 amx_bf16 amx_tile", "AMX"),
+        ("avx2 avx512f avx512_bf16", "AVX512-bf16"),
+        ("avx2 avx512f", "AVX512"),
+        ("fma avx2", "AVX2"),
+    ):
+        told = f"processor : 0\nmodel name : A CPU: the best\nflags : {flags}\n\nflags : avx2\n"
+        name, found = recording.read_cpu(told)
+        assert (name, recording.kind_of(found)) == ("A CPU: the best", kind)
+    assert recording.kind_of(frozenset()) not in recording.KINDS.values()
+
+
+def test_what_others_use_is_told_apart_from_what_we_started(benchmark: Any) -> None:
+    recording = benchmark("recording")
+    before = recording.tree_seconds(), recording.busy_seconds()
+    # A child that ended, one that lives, and a grandchild that is nobody's any more.
+    subprocess.run([sys.executable, "-c", SPIN, "0.5"], check=True)
+    alive = subprocess.Popen(
+        [sys.executable, "-c", SPIN + "print(flush=True); sys.stdin.read()", "0.5"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert alive.stdout
+    alive.stdout.readline()
+    orphan = (
+        "import os, subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {SPIN!r} + 'print()', '0.5'])\n"
+        "os._exit(0)\n"
+    )
+    read, write = os.pipe()
+    subprocess.run([sys.executable, "-c", orphan], check=True, stdout=write)
+    os.close(write)
+    with os.fdopen(read) as done:
+        done.read()  # until the orphan has ended
+    ours = recording.tree_seconds() - before[0]
+    busy = recording.busy_seconds() - before[1]
+    alive.communicate()
+    assert ours >= 1.0
+    assert busy - ours >= 0.4, "what is none of ours counts as others'"
+
+
+def test_folders_of_one_machine_are_not_told(benchmark: Any) -> None:
+    told = benchmark("recording").tell_command(["--data", "/home/me/sets/scifact", "--rounds", "3"])
+    assert told == "--data scifact --rounds 3"
+    told = benchmark("recording").tell_command(["--out", "/home/me/out/index.json", "docs/x.json"])
+    assert told == "--out out/index.json docs/x.json"
+
+
+ABOUT: dict[str, Any] = {
+    "date": "2026-01-01",
+    "command": "python benchmarks/some.py",
+    "machine": {"cpu": "A CPU", "kind": "AVX512", "flags": [], "cores": 2, "python": "3.11.7"},
+    "versions": {"torch": "2.13.0"},
+    "others": {"seconds": 9, "load_before": 1, "load_after": 2, "cpu_seconds": 1, "cores": 0.11},
+}
+FIRST_LINES = "2 cores of A CPU (AVX512)"
+
+
+def test_encoders_are_compared_in_equal_dtypes(benchmark: Any) -> None:
+    encode = benchmark("encode")
+    assert (
+        *("sentence-transformers fp32", "condensery fp32"),
+        *("sentence-transformers bf16", "condensery bf16"),
+    ) == encode.CONTENDERS
+    rates = dict(zip(encode.CONTENDERS, (100.0, 120.0, 300.0, 600.0), strict=True))
+    rows = [
+        {
+            "name": name,
+            "tokens_per_second": rate,
+            "lowest": rate - 1,
+            "highest": rate + 1,
+            "texts_per_second": rate / 10,
+            "cosine_least": 0.9999,
+            "cosine_mean": 0.99995,
+            "cores": 1.9,
+            "foreign_cores": 0.01,
+            "rounds": [],
+        }
+        for name, rate in rates.items()
+    ]
+    encode.add_ratios(rows)
+    assert [row["same_dtype"] for row in rows] == pytest.approx([1, 1.2, 1, 2])
+    assert [row["to_fp32"] for row in rows] == pytest.approx([1, 1.2, 3, 6])
+    table = {"title": "Passages", "texts": 8, "mean": 9, "shortest": 3, "longest": 12}
+    page = encode.render(
+        {
+            **ABOUT,
+            "rounds": 4,
+            "contenders": {
+                name: {"workers": 2, "threads": 2, "chosen": "float32"} for name in rates
+            },
+            "tables": [{**table, "results": rows}],
+        }
+    )
+    assert FIRST_LINES in "\n".join(page.splitlines()[:4])
+    assert "| condensery bf16 | 600 (599 to 601) | 60 | 2.00 | 6.00 | 0.99990 / 0.99995 |" in page
+    assert "other processes used 0.11 cores" in page
+    assert "chooses fp32 by itself" in page
+
+
+def test_every_round_of_a_service_is_told_and_uneven_ones_by_name(benchmark: Any) -> None:
+    service, report = benchmark("service"), benchmark("service_report")
+
+    def cells(*rates: float) -> list[dict[str, float]]:
+        others = dict.fromkeys(("p50_ms", "p95_ms", "server_cores", "foreign_cores"), 1.0)
+        return [{"requests_per_second": rate, **others} for rate in rates]
+
+    rows = [service.summarise(8, {"condensery": cells(200, 202, 198), "naive": cells(50, 100, 51)})]
+    page = report.render(
+        {
+            **ABOUT,
+            "rounds": 3,
+            "seconds": 5,
+            "results": rows,
+            "least_cosine": 0.9999,
+            "texts_compared": 64,
+            "generator": {"requests_per_second": 30000},
+        }
+    )
+    assert FIRST_LINES in "\n".join(page.splitlines()[:4])
+    assert "| clients | condensery req/s | p50 / p95 ms | naive req/s |" in page
+    assert "3.9x (2.0x-4.0x)" in page
+    assert "| 8 | naive | 50 | 100 | 51 | 50 / 51 / 100 |" in page
+    assert "| 8 | condensery | 200 | 202 | 198 | 198 / 200 / 202 |" in page
+    assert "naive with 8 clients (50 to 100)" in page
+    assert "condensery with 8 clients" not in page
+
+
+def test_searching_by_words_keeps_every_figure_and_makes_its_page(tmp_path: Path) -> None:
+    said = run("search.py", "--passages", "300", "--out", str(tmp_path / "words.json"))
+    report = json.loads((tmp_path / "words.json").read_text())
+    assert_recorded(report, "search.py")
+    assert len(report["each_ms"]) == report["questions"] == 100
+    page = (tmp_path / "words.md").read_text()
+    assert page.strip() == said.strip()
+    assert report["machine"]["kind"] in page.splitlines()[2]
+
+
+def test_filters_keep_every_row_and_two_runs_make_one_page(tmp_path: Path) -> None:
+    out = tmp_path / "index.json"
+    small = ("--passages", "600", "--dims", "8", "--queries", "3", "--out", str(out))
+    run("filters.py", *small, "--kinds", "flat", "hnsw")
+    run("filters.py", *small, "--switch")
+    report = json.loads(out.read_text())
+    assert report.keys() == {"found", "walked"}
+    for part in report.values():
+        assert_recorded(part, "filters.py")
+    assert [(row["kind"], row["filter"]) for row in report["found"]["rows"]] == [
+        (kind, name)
+        for kind in ("flat", "hnsw")
+        for name in ("none", "scattered", "scattered", "together", "together")
+    ]
+    assert all(row["recall_before"] == 1 for row in report["found"]["rows"][:5]), "flat is exact"
+    assert [row["allowed"] for row in report["walked"]["rows"]] == [3, 6, 12, 30, 60, 120, 300]
+    page = out.with_suffix(".md").read_text()
+    assert page.count("| flat |") == 5
+    assert "Where HNSW's walk meets" in page
+
+
+@pytest.mark.slow
+def test_retrieval_keeps_each_query_of_every_set(tmp_path: Path) -> None:
+    import gzip
+
+    out = tmp_path / "retrieval.json"
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        texts = {"d0": "The mill stands beside the river.", "d1": "Bread is baked of corn."}
+        asked = {"q0": "Where is the mill?", "q1": "What is bread made of?"}
+        for file, rows in (("corpus", texts), ("queries", asked)):
+            with gzip.open(folder / f"{file}.jsonl.gz", "wt") as lines:
+                lines.writelines(
+                    json.dumps({"_id": key, "text": text}) + "\n" for key, text in rows.items()
+                )
+        judged = "query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\td1\t1\n"
+        (folder / "qrels.test.tsv").write_text(judged)
+        run("retrieval.py", "--data", str(folder), "--out", str(out))
+    report = json.loads(out.read_text())
+    assert report.keys() == {"one", "two"}
+    for one in report.values():
+        assert_recorded(one, "retrieval.py")
+        assert one["modes"].keys() == {"dense", "bm25", "hybrid"}
+        assert one["modes"]["dense"]["ndcg@10"] == 1
+        assert one["modes"]["hybrid"]["each"].keys() == {"q0", "q1"}
+    assert out.with_suffix(".md").read_text().count("| hybrid |") == 2
