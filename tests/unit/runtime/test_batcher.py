@@ -166,6 +166,32 @@ async def test_a_lone_request_is_shared_between_idle_workers(
     assert sorted(map(len, device.batches)) == [2, 2]
 
 
+async def test_a_request_too_small_to_share_is_one_batch_however_many_workers_are_idle(
+    device: Device, workers: Workers, asleep: Callable[[Workers], Awaitable[None]]
+) -> None:
+    batcher = Batcher(device.forward, workers)
+    await asleep(workers)
+    await batcher.submit(list("abcd"), [10] * 4)
+    assert device.batches == [["a", "b", "c", "d"]]
+
+
+async def test_the_rate_is_that_of_all_workers_and_one_slow_batch_moves_it_little(
+    workers: Workers, clock: Clock
+) -> None:
+    seconds = {"usual": 0.125, "slow": 12.5}
+
+    def forward(batch: list[str]) -> list[str]:
+        clock.now += seconds[batch[0]]
+        return batch
+
+    batcher = Batcher(forward, workers)
+    assert batcher.rate == 0
+    await batcher.submit(["usual"], [100])
+    assert batcher.rate == pytest.approx(2 * 800), "two workers"
+    await batcher.submit(["slow"], [100])
+    assert 2 * 600 < batcher.rate < 2 * 700
+
+
 async def test_a_caller_who_has_gone_is_skipped(device: Device, worker: Workers) -> None:
     batcher = Batcher(device.forward, worker)
     held = await device.held(batcher)

@@ -426,6 +426,22 @@ async def test_too_much_waiting_is_refused_by_positions_and_by_time() -> None:
         served.close()
 
 
+async def test_a_step_that_takes_long_lets_short_requests_overtake_and_a_quick_one_does_not(
+    served: Served,
+) -> None:
+    for seconds, long in ((0.2, True), (0.0001, False)):
+        for _ in range(100):  # a rate is a mean of those before
+            served.engine._pace.ran(1, 0, seconds)
+            served.engine._pace.ran(0, 9, 2 * seconds)
+        with served.workers.changed:  # or a worker takes it first
+            generation = served.begin(prompt_of(1), 1)
+            job = served.engine.take(1, express=False)
+        assert job is not None
+        assert job.long == long
+        await asyncio.to_thread(job.run)
+        await served.rest(generation)
+
+
 async def test_what_there_is_room_for_is_not_refused_however_slowly_room_came_back(
     served: Served,
 ) -> None:

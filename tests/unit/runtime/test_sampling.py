@@ -41,6 +41,20 @@ def test_a_temperature_sharpens_or_flattens() -> None:
     assert frequencies(Sampling(temperature=1e-30), count=50) == [1, 0, 0, 0], "no overflow"
 
 
+def test_no_temperature_is_so_small_that_scores_overflow() -> None:
+    scores = torch.tensor([[300.0, 299.0, -300.0]])
+    assert frequencies(Sampling(temperature=1e-37), scores, count=50) == [1, 0, 0]
+
+
+def test_a_token_that_comes_once_top_p_is_reached_is_left_out_and_draws_part_at_the_edges() -> None:
+    scores = torch.tensor([[0.5, 0.25, 0.25]]).log()  # whose sums floats hold exactly
+    wish = Sampling(temperature=1.0, top_p=0.5)
+    assert choose(scores, [wish], [1 - 2**-24]) == [Choice(0)]
+    whole = Sampling(temperature=1.0)
+    for draw, token in ((0.0, 0), (0.49, 0), (0.5, 1), (0.75, 2)):
+        assert choose(scores, [whole], [draw]) == [Choice(token)], draw
+
+
 def test_top_p_keeps_the_likeliest_that_reach_it() -> None:
     assert frequencies(Sampling(temperature=1.0, top_p=0.79)) == pytest.approx(
         [0.625, 0.375, 0, 0], abs=0.03

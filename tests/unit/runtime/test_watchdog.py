@@ -162,6 +162,35 @@ async def test_a_second_hang_is_fatal(service: Service, clock: Clock) -> None:
     second.cancel()
 
 
+async def test_a_second_hang_long_after_the_first_is_mended_as_that_was(
+    service: Service, clock: Clock
+) -> None:
+    for hangs in (1, 2):
+        task = await hanging(service, service.batcher)
+        clock.passed += 3 * STALL
+        with pytest.raises(ModelFault, match="hung"):
+            await asyncio.wait_for(task, WAIT)
+        assert await asyncio.wait_for(service.batcher.submit(["next"], [10]), WAIT) == ["next"]
+        assert service.sample("worker_restarts_total") == hangs
+        clock.passed += watching.WINDOW_SECONDS
+    assert service.fatal.empty()
+
+
+async def test_a_process_that_is_told_to_end_and_does_not_is_ended(
+    service: Service, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await test_a_second_hang_is_fatal(service, clock)
+    monkeypatch.setattr(watching, "LOOP_SECONDS", 100.0)
+    for _ in range(4):  # in steps that are no silence of the loop's
+        assert not service.ended.is_set()
+        clock.passed += 30
+        async with asyncio.timeout(WAIT):
+            # What is waited for has no event.
+            while service.watchdog._loop_seen < clock.monotonic() - 20:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(service.ended.wait, WAIT)
+
+
 async def test_a_long_batch_is_no_hang_where_it_should_be_long(
     service: Service, clock: Clock
 ) -> None:
