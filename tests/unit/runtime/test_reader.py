@@ -367,12 +367,18 @@ async def test_text_over_the_character_limit_is_refused_naming_its_field(reader:
         await join(reader.generate("\ud800", [], max_tokens=1))
 
 
+@pytest.mark.parametrize(
+    ("part", "spoilt"), [("memory", torch.nan), ("score", torch.nan), ("score", torch.inf)]
+)
 async def test_a_network_that_gives_nan_is_a_fault_not_a_memory(
-    tmp_path: Path, workers: Workers
+    part: str, spoilt: float, tmp_path: Path, workers: Workers
 ) -> None:
     pair = tiny_pair()
     with torch.no_grad():
-        pair.compressor.mapping[2].bias[5] = torch.nan
+        if part == "memory":
+            pair.compressor.mapping[2].bias[5] = spoilt
+        else:
+            pair.compressor.rerank.bias[0] = spoilt
     broken = read_with(make_ready(pair), tmp_path, workers)
     for found in await broken.compress(QUESTION, PASSAGES):
         assert isinstance(found, ModelFault)
@@ -381,6 +387,18 @@ async def test_a_network_that_gives_nan_is_a_fault_not_a_memory(
         await broken.score(QUESTION, PASSAGES)
     with pytest.raises(ModelFault, match="tiny: a memory vector"):
         await broken.warm_up()
+
+
+async def test_a_memory_that_is_kept_keeps_no_other_passages_memory_alive(
+    tmp_path: Path, workers: Workers
+) -> None:
+    reader = read_with(make_ready(tiny_pair()), tmp_path, workers)
+    found = await reader.compress(QUESTION, PASSAGES)
+    for one in found:
+        assert isinstance(one, CompressedPassage)
+        tensor = one.memory.base  # whose memory numpy shows
+        assert isinstance(tensor, torch.Tensor)
+        assert tensor.untyped_storage().nbytes() == one.memory.nbytes
 
 
 async def test_a_passage_one_of_whose_windows_fails_fails_whole_and_its_neighbours_do_not(
