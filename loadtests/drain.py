@@ -6,26 +6,24 @@ is not ready. In the middle the server gets SIGTERM. Not one request may be refu
 server must end with 0. Then the same with a second SIGTERM soon after the first, which ends the
 server sooner: then requests may be refused, and the table says what became of them.
 
-    python loadtests/drain.py [--rounds 5] [--rate 15] [--again 5] [--json OUT]
+    python loadtests/drain.py [--rounds 5] [--rate 15] [--again 5] [--out FILE.json]
 
 Exits with 1 if a promise is broken (docs/reliability.md).
 """
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from callers import Callers
 from doors import Door, GrpcDoor, RestDoor
 from mix import Known
-from servers import Server, serving, workplace
+from servers import Server, begin, keep, serving, take_out, workplace
 
 LOOK_SECONDS = 0.25
 SECOND_AFTER = 0.5  # seconds from the first SIGTERM to the second
@@ -128,9 +126,10 @@ def main() -> int:
     parser.add_argument("--again", type=int, default=5, help="rounds with a second SIGTERM")
     parser.add_argument("--rate", type=float, default=15.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=4.0, help="of load before SIGTERM")
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()
+    recording = begin("drain.py")
     rounds: dict[bool, list[Round]] = {False: [], True: []}
     with workplace() as folder:
         for number in range(args.rounds + args.again):
@@ -143,8 +142,7 @@ def main() -> int:
         "once": [vars(one) for one in rounds[False]],
         "twice": [vars(one) for one in rounds[True]],
     }
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+    keep(found, recording, args.out)
     for number, one in enumerate(rounds[True]):
         for bad in one.bad:
             print(f"SIGTERM twice, round {number + 1}: {bad}")

@@ -4,7 +4,7 @@ Queries come at a steady rate (open loop: none waits for another's reply), first
 a list of 2,000 passages is embedded: over REST, over gRPC, and two lists in a row, one over each.
 Each round does all of these, in an order that turns; figures are medians over the rounds.
 
-    python loadtests/fairness.py [--rounds 3] [--rate 20] [--texts 2000] [--json OUT]
+    python loadtests/fairness.py [--rounds 3] [--rate 20] [--texts 2000] [--out FILE.json]
 
 Prints the ratio of the p95s (the target is under 2) and what the queries cost the lists. Queries
 and lists come from one address, so that they are one caller's to the server; with --apart the
@@ -13,16 +13,14 @@ queries come from another.
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
-from servers import Neighbours, Server, serving, workplace
+from servers import Neighbours, Server, begin, keep, serving, take_out, workplace
 from texts import QUESTIONS, long_passages
 from wire import Grpc, Reply, Rest, percentile
 
@@ -167,15 +165,15 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=2000, help="passages in a list")
     parser.add_argument("--queries", choices=("rest", "grpc"), default="rest")
     parser.add_argument("--apart", action="store_true", help="REST queries from another address")
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()
+    recording = begin("fairness.py")
     with workplace() as folder, serving(folder, args.flags.split()) as server:
         cells = asyncio.run(measure(server, args))
     show(cells)
-    if args.json:
-        figures = {name: {"ratio": cell.ratio, **asdict(cell)} for name, cell in cells.items()}
-        args.json.write_text(json.dumps(figures, indent=1))
+    figures = {name: {"ratio": cell.ratio, **asdict(cell)} for name, cell in cells.items()}
+    keep(figures, recording, args.out)
     missed = [name for name, cell in cells.items() if not cell.ratio < TARGET]
     if missed:
         print(f"over the target of {TARGET:g}: {', '.join(missed)}")

@@ -9,27 +9,25 @@ against what the server said when all was well. Three parts, each before, during
     hang    a device worker hangs for ever; later a second one, which must end the process
     death   a device worker's thread dies
 
-    python loadtests/faults.py [--parts items hang death] [--seconds 40] [--rate 15] [--json OUT]
+    python loadtests/faults.py [--parts items hang death] [--seconds 40] [--out FILE.json]
 
 Exits with 1 if a promise is broken (docs/reliability.md).
 """
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from callers import OUTCOMES, Callers, Records
 from doors import GrpcDoor, RestDoor
 from mix import Known
-from servers import Neighbours, Server, serving, workplace
+from servers import Neighbours, Server, begin, keep, serving, take_out, workplace
 from tokenizers import Tokenizer
 from watching import HealthWatch
 
@@ -262,17 +260,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=40.0, help="of a part, about")
     parser.add_argument("--rate", type=float, default=15.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()
+    recording = begin("faults.py")
     parts = []
     with workplace() as folder:
         for name in args.parts:
             with serving(folder, args.flags.split(), faulty=True) as server:
                 parts.append(asyncio.run(run(server, name, args)))
             show(parts[-1])
-    if args.json:
-        args.json.write_text(json.dumps({part.name: summary(part) for part in parts}, indent=1))
+    keep({part.name: summary(part) for part in parts}, recording, args.out)
     return 1 if any(part.broken for part in parts) else 0
 
 

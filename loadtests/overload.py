@@ -5,7 +5,7 @@ reply), and its latencies without load (one caller). Then requests come at ten t
 open loop: none waits for another's reply. Every reply must be a vector, or a refusal that says when
 to come back (429 with Retry-After, RESOURCE_EXHAUSTED with a pushback), and memory must stay flat.
 
-    python loadtests/overload.py [--seconds 60] [--factor 10] [--texts 8] [--json OUT]
+    python loadtests/overload.py [--seconds 60] [--factor 10] [--texts 8] [--out FILE.json]
 
 A request embeds eight passages: of single queries, ten times the capacity would be more than a
 generator on the same two cores can send. It costs little (`wire.py`), and the table says how much.
@@ -15,16 +15,14 @@ Exits with 1 if a reply was anything else, none came, or memory grew by more tha
 import argparse
 import asyncio
 import itertools
-import json
 import statistics
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from servers import Neighbours, Server, own_cpu_seconds, serving, workplace
+from servers import Neighbours, Server, begin, keep, own_cpu_seconds, serving, take_out, workplace
 from texts import long_passages
 from wire import Grpc, Reply, Rest, percentile
 
@@ -216,15 +214,15 @@ def main() -> int:
     parser.add_argument("--find-seconds", type=float, default=8.0, help="to find the capacity")
     parser.add_argument("--warm-seconds", type=float, default=15.0, help="of overload, not counted")
     parser.add_argument("--growth-mib", type=float, default=16.0, help="that memory may grow")
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()
+    recording = begin("overload.py")
     with workplace() as folder, serving(folder, args.flags.split()) as server:
         found = asyncio.run(measure(server, args))
         status = stop(server)
     show(found)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+    keep(found, recording, args.out)
     promises = broken(found, args.growth_mib)
     if status != 0:
         promises.append(f"the server ended with {status}")

@@ -3,6 +3,7 @@
 And what they show beside their replies: memory, CPU time, metrics.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -21,6 +22,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "benchmarks"))  # what a run was made on is told as there
+
+from recording import Recording  # noqa: E402 - found by the line above
+
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -105,6 +110,26 @@ class Neighbours:
         user, nice, system, _, _, irq, softirq, *_ = map(int, line.split()[1:])
         busy = (user + nice + system + irq + softirq) / TICKS
         return busy - self.server.cpu_seconds() - own_cpu_seconds()
+
+
+def take_out(parser: argparse.ArgumentParser) -> None:
+    """Let a load keep its figures: all take the same flag."""
+    parser.add_argument(
+        *("--out", "--json"), dest="out", type=Path, metavar="FILE.json", help="keep the figures"
+    )
+
+
+def begin(script: str) -> Recording:
+    """Note what a load runs on, from now."""
+    return Recording(f"loadtests/{script}", "condensery", "torch", "transformers")
+
+
+def keep(figures: dict[str, Any], recording: Recording, out: Path | None) -> None:
+    """Write a load's figures, with what it ran on beside them under ``run``."""
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        told = {"run": recording.about(), **figures}
+        out.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def own_cpu_seconds() -> float:

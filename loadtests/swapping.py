@@ -30,7 +30,7 @@ import grpc
 import httpx
 import numpy as np
 from safetensors.numpy import load_file, save_file
-from servers import Server, serving, workplace
+from servers import Server, begin, keep, serving, take_out, workplace
 from texts import QUESTIONS
 
 from condensery.client.rest import AsyncClient
@@ -282,8 +282,9 @@ def main() -> int:
     parser.add_argument("--callers", type=int, default=4, help="on each door")
     parser.add_argument("--cycles", type=int, default=50)
     parser.add_argument("--flags", default="", help="for condensery serve")
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    take_out(parser)
     args = parser.parse_args()
+    recording = begin("swapping.py")
     with workplace() as folder:
         publish(ModelStore(None, folder / "models"), folder)
         with serving(folder, args.flags.split()) as server:
@@ -292,10 +293,8 @@ def main() -> int:
             except Exception:
                 print(server.log.read_text()[-4000:], file=sys.stderr)
                 raise
-    text = json.dumps(found, indent=2)
-    print(text)
-    if args.json:
-        args.json.write_text(text)
+    print(json.dumps(found, indent=2))
+    keep(found, recording, args.out)
     return 0 if all(one["kept"] for one in found.values()) else 1
 
 

@@ -301,8 +301,13 @@ def main() -> None:
     parser.add_argument("--server-kills", type=int, default=10, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--store", type=Path, help="models; default: as `condensery serve` has it")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument(
+        *("--out", "--json"), dest="out", type=Path, help="write the figures there too"
+    )
     args = parser.parse_args()
+    from benchmarks.recording import Recording  # as a command, run in the checkout's root
+
+    recording = Recording("tests/e2e/crashes.py", "condensery", "faiss-cpu")
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, run in (
@@ -313,8 +318,8 @@ def main() -> None:
             seen = run()
             figures[name] = dict(seen) | {"seconds": round(time.monotonic() - began)}
             print(f"{name}: {figures[name]}: none lost, none twice, none came back", flush=True)
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps({"run": recording.about(), **figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

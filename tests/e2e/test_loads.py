@@ -15,10 +15,15 @@ LOADS = Path(__file__).parents[2] / "loadtests"
 
 def load(name: str, out: Path, *flags: str, seconds: float = 115) -> tuple[int, str, Any]:
     """Run a load for at most so many seconds; returns its status, what it printed, its figures."""
-    command = [sys.executable, str(LOADS / name), "--json", str(out), *flags]
+    command = [sys.executable, str(LOADS / name), "--out", str(out), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
     assert out.exists(), done.stdout + done.stderr
-    return done.returncode, done.stdout + done.stderr, json.loads(out.read_text())
+    figures = json.loads(out.read_text())
+    run = figures.pop("run")  # what it ran on, and beside what
+    assert run["command"].startswith(f"python loadtests/{name}")
+    assert run["machine"]["kind"]
+    assert run["others"]["seconds"] > 0
+    return done.returncode, done.stdout + done.stderr, figures
 
 
 def test_nothing_is_lost_when_a_loaded_server_is_told_to_end(tmp_path: Path) -> None:
