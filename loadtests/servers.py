@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "benchmarks"))  # what a run was made on is told as there
 
-from recording import Recording  # noqa: E402 - found by the line above
+from recording import Recording, tell_machine, tell_others  # noqa: E402 - found by the line above
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
@@ -122,6 +122,11 @@ def take_out(parser: argparse.ArgumentParser) -> None:
 def begin(script: str) -> Recording:
     """Note what a load runs on, from now."""
     return Recording(f"loadtests/{script}", "condensery", "torch", "transformers")
+
+
+def tell_run(run: dict[str, Any]) -> str:
+    """Say where, when and beside what a load ran."""
+    return f"{run['date']}, {tell_machine(run)}; {tell_others(run)}"
 
 
 def keep(figures: dict[str, Any], recording: Recording, out: Path | None) -> None:

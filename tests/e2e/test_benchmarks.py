@@ -239,3 +239,80 @@ def test_retrieval_keeps_each_query_of_every_set(tmp_path: Path) -> None:
         assert one["modes"]["dense"]["ndcg@10"] == 1
         assert one["modes"]["hybrid"]["each"].keys() == {"q0", "q1"}
     assert out.with_suffix(".md").read_text().count("| hybrid |") == 2
+
+
+def test_the_measured_rows_of_reliability_are_made_from_what_loads_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = FOLDER.parent
+    monkeypatch.syspath_prepend(str(root / "loadtests"))
+    measured = importlib.import_module("measured")
+    page = (root / "docs" / "reliability.md").read_text(encoding="utf-8")
+    door = {
+        "sent": 50,
+        "accepted": 10,
+        "refused": 40,
+        "others": {},
+        "milliseconds": {"p50": 9000, "p95": 9500, "p99": 9900},
+    }
+    exit_ = {"outcomes": {"right": 55}, "unready": {"REST": 0.1}, "seconds": 5.3, "status": 0}
+    swaps = {
+        "replies": 2000,
+        "swaps": 6,
+        "wrong": {},
+        "seconds_a_swap": 0.5,
+        "callers": 6,
+        "flips_of_each_caller": [6, 6],
+    }
+    memory = {
+        "model": "swapped",
+        "model_mib": 43.0,
+        "cycles": 50,
+        "left_mib_a_cycle": 0.04,
+        "after_first_mib": 933.0,
+        "after_last_mib": 940.0,
+    }
+    part = {
+        "outcomes": {"right": 469, "own fault": 25},
+        "faults": {"nan": 14},
+        "notes": ["others used 1.5 cores"],
+        "broken": [],
+    }
+    kept: dict[str, Any] = {
+        "fairness": {
+            name: {"alone_p95": [13.3], "p95": [16.5], "ratio": 1.24, "queries": 700}
+            for name in ("a REST list", "a gRPC list")
+        },
+        "faults": {"items": part, "hang": part, "death": part},
+        "overload": {
+            "REST": door,
+            "gRPC": door,
+            "unloaded": door,
+            "after": door,
+            "goodput": 8.0,
+            "capacity": 10.0,
+            "memory_mib": [900.0, 950.0, 940.0],
+        },
+        "drain": {"once": [exit_], "twice": [{**exit_, "seconds": 0.8}]},
+        "swapping": {"versions": swaps, "memory of an encoder": memory},
+        "crashes": {
+            "index": {"kills": 320, "amid a write": 314, "done": 5118, "seconds": 152},
+            "server": {"kills": 12, "amid a write": 36, "done": 438, "seconds": 464},
+        },
+    }
+    assert kept.keys() == measured.MAKERS.keys()
+    written = measured.rewrite(page, {name: {"run": ABOUT, **one} for name, one in kept.items()})
+    before, after = page.splitlines(), written.splitlines()
+    assert len(before) == len(after)
+    changed = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert len(changed) == 9
+    for row in changed:
+        assert FIRST_LINES in row
+        assert "`python benchmarks/some.py` (" in row
+        assert row.count("|") == 5
+    joined = "\n".join(changed)
+    for figure in ("a REST list 13.3 and 16.5 ms (1.24 times)", "100 requests | 20 right, 80",
+                   "469 right, 25 own fault; 0 failed, 0 lost", "by one SIGTERM after 5.3 s",
+                   "swapped 933 and 940 MiB (0.04", "5,118 acknowledged"):  # fmt: skip
+        assert figure in joined, figure
+    assert measured.rewrite(written, {}) == written

@@ -1,0 +1,188 @@
+"""The measured rows of docs/reliability.md, made from what the loads kept.
+
+    python loadtests/measured.py docs/benchmarks/reliability/*.json
+
+Each file is what a load wrote with `--out`, named after it: fairness.json, faults.json,
+overload.json, drain.json, swapping.json, crashes.json (of `python -m tests.e2e.crashes`). A row of
+the page that begins as one of these does is replaced; the others stay as they are.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from servers import HERE, tell_run
+
+PAGE = HERE.parent / "docs" / "reliability.md"
+Row = tuple[str, str, str]  # how it begins, what was sent, the figure
+DEATH = "A worker whose thread dies"
+MAY_LACK = (DEATH,)  # rows that are made where the page has them
+
+
+def fairness(found: dict[str, Any]) -> Iterator[Row]:
+    cells = [
+        f"{name} {statistics.median(one['alone_p95']):.1f} and "
+        f"{statistics.median(one['p95']):.1f} ms ({one['ratio']:.2f} times)"
+        for name, one in found.items()
+    ]
+    queries = sum(one["queries"] for one in found.values())
+    sent = f"lists over REST, over gRPC, two in a row; {queries:,} queries beside them"
+    yield "Fairness", sent, f"p95 alone and beside, medians of rounds: {', '.join(cells)}"
+
+
+def faults(found: dict[str, Any]) -> Iterator[Row]:
+    for part, begins in (
+        ("items", "Faults:"),
+        ("hang", "A worker that hangs"),
+        ("death", DEATH),
+    ):
+        if (one := found.get(part)) is None:
+            continue
+        outcomes = Counter(one["outcomes"])
+        told = ", ".join(f"{count} {name}" for name, count in outcomes.items() if count)
+        notes = "; ".join([*one["notes"], *(f"BROKEN: {bad}" for bad in one["broken"])])
+        done = ", ".join(f"{count} {name}" for name, count in one["faults"].items())
+        zero = ", ".join(f"0 {name}" for name in ("failed", "lost") if not outcomes[name])
+        figure = "; ".join(filter(None, [told, zero, f"faults injected: {done}", notes]))
+        yield begins, f"{outcomes.total():,} requests", figure
+
+
+def overload(found: dict[str, Any]) -> Iterator[Row]:
+    doors = [found["REST"], found["gRPC"]]
+    sent, accepted, refused = (
+        sum(door[key] for door in doors) for key in ("sent", "accepted", "refused")
+    )
+    others = sum(sum(door["others"].values()) for door in doors)
+    memory = found["memory_mib"]
+    worst = {
+        p: max(door["milliseconds"][p] for door in doors) / 1000 for p in ("p50", "p95", "p99")
+    }
+    yield (
+        "Overload",
+        f"{sent:,} requests",
+        (
+            f"{accepted:,} right, {refused:,} refused with when to come back, {others} others; goodput "
+            f"{found['goodput']:.1f}/s of a capacity of {found['capacity']:.1f}/s "
+            f"({found['goodput'] / found['capacity']:.0%}); memory {memory[0]:.0f} to {memory[-1]:.0f} "
+            f"MiB, at most {max(memory):.0f}; accepted p50 {worst['p50']:.1f} s, p95 "
+            f"{worst['p95']:.1f} s, p99 {worst['p99']:.1f} s; unloaded p50 "
+            f"{found['unloaded']['milliseconds']['p50']:.0f} ms before, "
+            f"{found['after']['milliseconds']['p50']:.0f} ms after"
+        ),
+    )
+
+
+def drain(found: dict[str, Any]) -> Iterator[Row]:
+    rounds = [*found["once"], *found["twice"]]
+    outcomes: Counter[str] = sum((Counter(one["outcomes"]) for one in rounds), Counter())
+    told = ", ".join(f"{count} {name}" for name, count in outcomes.items() if count)
+    unready = max((max(one["unready"].values(), default=0) for one in rounds), default=0)
+    ends = [
+        f"{name} after {statistics.median(one['seconds'] for one in some):.1f} s"
+        for name, some in (("one SIGTERM", found["once"]), ("two", found["twice"]))
+        if some
+    ]
+    statuses = sorted({str(one["status"]) for one in rounds})
+    yield (
+        "Exit under load",
+        f"{outcomes.total():,} requests in {len(rounds)} rounds",
+        (
+            f"{told}; both doors unready after {unready:.1f} s at most; ended by {', by '.join(ends)}, "
+            f"status {', '.join(statuses)}"
+        ),
+    )
+
+
+def swapping(found: dict[str, Any]) -> Iterator[Row]:
+    swaps = [found[part] for part in ("versions", "alias") if part in found]
+    if swaps:
+        yield (
+            "Versions swapping under load",
+            ", ".join(f"{one['replies']:,} replies over {one['swaps']} swaps" for one in swaps),
+            "; ".join(
+                f"{sum(one['wrong'].values())} errors, {one['seconds_a_swap']:.2f} s a swap, "
+                f"{one['callers']} callers, each of which saw "
+                f"{' or '.join(map(str, sorted(set(one['flips_of_each_caller']))))} flips"
+                for one in swaps
+            ),
+        )
+    held = [one for name, one in found.items() if name.startswith("memory")]
+    if held:
+        yield (
+            "Memory over",
+            ", ".join(
+                f"{one['model']} of {one['model_mib']:.0f} MiB, {one['cycles']} times"
+                for one in held
+            ),
+            "resident set after the first unload and after the last: "
+            + "; ".join(
+                f"{one['model']} {one['after_first_mib']:.0f} and {one['after_last_mib']:.0f} MiB "
+                f"({one['left_mib_a_cycle']:.2f} MiB a time in the median)"
+                for one in held
+            ),
+        )
+
+
+def crashes(found: dict[str, Any]) -> Iterator[Row]:
+    for part, begins in (("index", "Crashes: an index"), ("server", "Crashes: the whole server")):
+        one = found[part]
+        yield (
+            begins,
+            (
+                f"{one.get('kills', 0)} kills, {one.get('amid a write', 0)} of them amid a write; "
+                f"{one.get('done', 0):,} acknowledged writes"
+            ),
+            f"0 lost, 0 twice, 0 come back; {one['seconds']} s",
+        )
+
+
+MAKERS: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
+    maker.__name__: maker for maker in (fairness, faults, overload, drain, swapping, crashes)
+}
+
+
+def rewrite(page: str, kept: dict[str, dict[str, Any]]) -> str:
+    """Return the page with the rows of these loads made anew.
+
+    Args:
+        page: As it is.
+        kept: What each load kept, by its name.
+
+    Raises:
+        SystemExit: The page has no row that begins as one of a load does.
+    """
+    for name, report in kept.items():
+        found = dict(report)
+        run = found.pop("run")
+        for begins, sent, figure in MAKERS[name](found):
+            begin = rf"^(\| {re.escape(begins)}[^|]*)"
+            pattern = re.compile(rf"{begin}\|[^|]*\|[^|]*\|.*\|$", re.MULTILINE)
+            command = f" `{run['command']}` ({name}.json) "
+            row = f"|{command}| {sent} | {figure} ({tell_run(run)}) |"
+            page, count = pattern.subn(lambda match, row=row: match[1] + row, page)
+            if not count and begins not in MAY_LACK:
+                sys.exit(f"{PAGE.name} has no row that begins with {begins!r}")
+    return page
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    args = parser.parse_args()
+    for file in args.files:
+        if file.stem not in MAKERS:
+            parser.error(f"{file}: not named after one of {', '.join(MAKERS)}")
+    kept = {file.stem: json.loads(file.read_text()) for file in args.files}
+    args.page.write_text(rewrite(args.page.read_text(encoding="utf-8"), kept), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
