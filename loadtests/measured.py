@@ -67,11 +67,11 @@ def overload(found: dict[str, Any]) -> Iterator[Row]:
         "Overload",
         f"{sent:,} requests",
         (
-            f"{accepted:,} right, {refused:,} refused with when to come back, {others} others; goodput "
-            f"{found['goodput']:.1f}/s of a capacity of {found['capacity']:.1f}/s "
-            f"({found['goodput'] / found['capacity']:.0%}); memory {memory[0]:.0f} to {memory[-1]:.0f} "
-            f"MiB, at most {max(memory):.0f}; accepted p50 {worst['p50']:.1f} s, p95 "
-            f"{worst['p95']:.1f} s, p99 {worst['p99']:.1f} s; unloaded p50 "
+            f"{accepted:,} right, {refused:,} refused with when to come back, {others} others; "
+            f"goodput {found['goodput']:.1f}/s of a capacity of {found['capacity']:.1f}/s "
+            f"({found['goodput'] / found['capacity']:.0%}); memory {memory[0]:.0f} to "
+            f"{memory[-1]:.0f} MiB, at most {max(memory):.0f}; accepted p50 {worst['p50']:.1f} s, "
+            f"p95 {worst['p95']:.1f} s, p99 {worst['p99']:.1f} s; unloaded p50 "
             f"{found['unloaded']['milliseconds']['p50']:.0f} ms before, "
             f"{found['after']['milliseconds']['p50']:.0f} ms after"
         ),
@@ -93,8 +93,8 @@ def drain(found: dict[str, Any]) -> Iterator[Row]:
         "Exit under load",
         f"{outcomes.total():,} requests in {len(rounds)} rounds",
         (
-            f"{told}; both doors unready after {unready:.1f} s at most; ended by {', by '.join(ends)}, "
-            f"status {', '.join(statuses)}"
+            f"{told}; both doors unready after {unready:.1f} s at most; ended by "
+            f"{', by '.join(ends)}, status {', '.join(statuses)}"
         ),
     )
 

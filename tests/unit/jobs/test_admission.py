@@ -95,6 +95,15 @@ def test_when_to_come_back_follows_how_fast_the_house_drains(
     assert refused(0.001) < 0.2
 
 
+def test_nobody_is_told_to_come_back_at_once_or_in_more_than_a_minute() -> None:
+    for rate, seconds in ((1e-6, 0.1), (1e6, 60)):
+        admission = Admission(max_requests=1)
+        admission._seconds_each = rate
+        with admission.enter(1), pytest.raises(Overloaded) as told, admission.enter(1):
+            pass
+        assert told.value.retry_after_seconds == seconds
+
+
 def test_an_idle_hour_does_not_count_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     admission = Admission(max_requests=1)
     now = time.monotonic()

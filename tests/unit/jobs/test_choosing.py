@@ -291,6 +291,24 @@ async def test_a_passage_without_a_score_may_hold_the_answer(services, reader):
     assert whole.finish_reason == "stop"
 
 
+async def test_a_passage_without_a_score_ranks_last_and_has_none_of_retrievals(services, reader):
+    documents = [Document("a", "where unreadable"), Document("b", "gold"), Document("c", "no")]
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", documents)
+    asked = Question("where?", index="kb", top_k=3)
+    found = (await answered(services, asked)).citations
+    assert {one.document_id for one in found} == {"a", "b", "c"}
+    reader.faults["where unreadable"] = ModelFault("broken")
+    whole = await answered(services, asked)
+    assert [one.document_id for one in whole.citations] == ["b", "c", "a"]
+    assert whole.citations[0].relevance_score == pytest.approx(1 / (1 + math.exp(-1)))
+    assert whole.citations[2].relevance_score == 0, "a cosine is on another scale"
+    for text in ("gold", "no"):
+        reader.faults[text] = ModelFault("broken")
+    whole = await answered(services, asked)
+    assert max(one.relevance_score for one in whole.citations) > 0, "of none scored, retrieval's"
+
+
 async def test_an_index_without_passages_does_not_hold_the_answer(services, reader):
     await indexes.create_index(services, "empty")
     whole = await answered(services, Question("where?", index="empty", min_relevance=0.1))

@@ -6,7 +6,7 @@ import pytest
 from condensery.errors import EmptyInput, EncoderMismatch, IndexExists, IndexNotFound, InputError
 from condensery.index.fusion import fuse
 from condensery.jobs import indexes, search
-from condensery.values import Document
+from condensery.values import Document, Passage
 
 
 @pytest.fixture
@@ -91,6 +91,33 @@ async def test_vectors_that_are_not_finite_or_too_short_are_named(services, inde
     with pytest.raises(InputError, match="vector: 5 numbers, but index 'kb' has 8 dimensions"):
         await search.query(services, index, vector=vectors[0, :5], fingerprint="sha256:words")
     assert await indexes.count(services, index) == (2, 2)
+
+
+async def test_hybrid_mixes_no_passages_of_two_indexes_that_took_turns_meanwhile(
+    services, index, monkeypatch
+):
+    """Replaced between its two searches, it is asked anew, by the new one's encoder."""
+    match, swaps = services.indexes.match, []
+
+    def swapped(name, text, **options):
+        found = match(name, text, **options)
+        if not swaps:
+            swaps.append(name)
+            services.indexes.drop(name)
+            settings = {"metric": "ip", "kind": "flat", "dims": 8}
+            services.indexes.create(name, encoder="other", fingerprint="sha256:other", **settings)
+            vector = np.ones((1, 8), np.float32)
+            services.indexes.upsert(
+                *(name, [Document("new", "alpha")]),
+                *([Passage("new#0", "new", "alpha", 0, 5)], vector),
+                fingerprint="sha256:other",
+            )
+        return found
+
+    monkeypatch.setattr(services.indexes, "match", swapped)
+    hits = await search.query(services, index, "alpha one", search="hybrid")
+    assert swaps == [index]
+    assert [hit.passage.document_id for hit in hits] == ["new"]
 
 
 async def test_an_index_of_an_encoder_that_has_changed_is_not_asked(services, index, pool):

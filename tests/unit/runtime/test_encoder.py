@@ -143,6 +143,14 @@ async def test_every_token_s_vector_is_transformers_own_beside_pooled_ones(
             assert cosines(found, wanted).min() > 0.99
 
 
+async def test_vectors_that_are_kept_keep_no_other_texts_vectors_alive(
+    tiny: Callable[..., Any], two_workers: Workers
+) -> None:
+    encoder = Encoder.load(tiny(), two_workers)
+    for rows in (await encoder.embed_tokens(["mill", "the old mill", "a"])).vectors:
+        assert rows.base is None
+
+
 async def test_a_call_knows_where_its_time_went(encoder: Encoder) -> None:
     with calling(Call()) as call:
         began = time.perf_counter()

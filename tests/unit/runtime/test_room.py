@@ -4,7 +4,14 @@ from tiny_generators import tiny_causal
 from condensery.errors import SettingError
 from condensery.networks.oscar_causal import CausalGenerator
 from condensery.networks.stepping import Stepper
-from condensery.runtime.room import LEAST_POSITIONS, Bounds, default_room, room_within
+from condensery.runtime.room import (
+    CACHE_BYTES,
+    LEAST_POSITIONS,
+    SPARE,
+    Bounds,
+    default_room,
+    room_within,
+)
 
 # Three layers of keys and values, 2 heads of 8 features, 4 bytes each.
 BYTES = 3 * 2 * 2 * 8 * 4
@@ -18,6 +25,14 @@ def stepper() -> Stepper:
 def test_without_bounds_room_is_what_suits(stepper: Stepper) -> None:
     assert stepper.bytes_per_position == BYTES
     assert room_within(stepper, Bounds()) == default_room(stepper)
+
+
+def test_one_sequence_of_the_longest_kind_fits_however_much_a_position_takes(
+    monkeypatch: pytest.MonkeyPatch, stepper: Stepper
+) -> None:
+    assert default_room(stepper).positions == CACHE_BYTES // BYTES
+    monkeypatch.setattr(Stepper, "bytes_per_position", CACHE_BYTES // 10)
+    assert default_room(stepper).positions == stepper.longest + SPARE
 
 
 def test_each_bound_holds_alone_and_both_together(stepper: Stepper) -> None:
