@@ -52,20 +52,24 @@ def add_parser(parsers: Parsers) -> None:
     take.add_argument("path", type=Path, metavar="PATH")
     take.add_argument("--name", required=True, help="the model's name in the store")
     take.add_argument(
-        "--pooling", choices=("mean", "cls", "last"), help="for a plain encoder (default: mean)"
+        "--pooling",
+        choices=("mean", "cls", "last"),
+        help="how tokens' vectors become a text's, of an encoder or language model whose directory"
+        " does not say (default: last of a causal language model, mean of others)",
     )
     take.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="for a plain encoder (default)",
+        help="scale vectors to length 1, likewise (default: yes)",
     )
     retrievers = take.add_argument_group("retrievers made of language models")
     retrievers.add_argument(
         "--base",
         type=Path,
         metavar="DIR",
-        help="a LoRA directory's base model (default: the directory that it names)",
+        help="a LoRA directory's base model (default: the directory that it names, looked for in"
+        " it, then from here, then beside it)",
     )
     retrievers.add_argument(
         "--query-prompt",
@@ -91,24 +95,27 @@ def add_parser(parsers: Parsers) -> None:
             f"--{half}-base",
             type=Path,
             metavar="DIR",
-            help=f"the {half}'s base model (default: the directory that config.json names)",
+            help=f"the {half}'s base model (default: the directory that config.json names,"
+            " looked for as for --base)",
         )
     pairs.add_argument(
         "--questions",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="whether the compressor reads the question (default)",
+        default=None,
+        help="whether the compressor reads the question (default: yes; naver/pisco-*'s do not)",
     )
     pairs.add_argument(
         "--max-length",
         type=int,
         metavar="TOKENS",
-        help="of question and passage together (default: 64 more than a passage; the published"
-        " code takes 128)",
+        help="of question and passage together, or of the passage where no question is read, beside"
+        " what the layout puts around them (default: a passage as in training, and 64 for the"
+        " question where it is read; the published code takes 128)",
     )
     pairs.add_argument(
         "--rounded-rope",
         action="store_true",
+        default=None,
         help="round the compressor's rotary frequencies to bf16, as the published code does",
     )
     take.set_defaults(run=run_import)

@@ -31,16 +31,17 @@ from condensery.store.published_pairs import (
     configuration,
     generator_tensors,
     is_tied,
+    lengths,
     positive,
     renamed,
     vocabulary,
 )
 from condensery.store.refusals import MissingTensors
-from condensery.store.writing import read_json
+from condensery.store.writing import name_of, read_json
 
 TRIMMED = "mistral_trimmed"  # the reference's name for the first layers of any backbone
 USER = f"Background:\n{CONTEXT}\n\nQuestion:{QUESTION}"
-QUESTION_ROOM = 64  # added to a passage's tokens where the question is read too
+ENDS, ADAPTERS = "decoder_first_last_layers.pth", "adapters.pth"
 RERANK = "<RR>"
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "compr_bidirectional": (False, None),
@@ -66,19 +67,29 @@ class _Cocom:
         self.config = config = read_json(path / "config.json")
         for name, allowed in UNSUPPORTED.items():
             if config.get(name) not in allowed:
-                raise StoreError(f"config.json: {name} {config[name]!r} is not supported")
-        self.passage = positive(config, "doc_max_length")
-        self.memory = self.passage // positive(config, "compr_rate")
+                raise StoreError(f"{self._config}: {name} {config[name]!r} is not supported")
+        self.passage = self._positive("doc_max_length")
+        self.memory = self.passage // self._positive("compr_rate")
         if not self.memory:
-            raise StoreError("config.json: compr_rate is larger than doc_max_length")
+            raise StoreError(
+                f"{self._config}: compr_rate is larger than doc_max_length: "
+                f"{config['compr_rate']} and {self.passage}"
+            )
         distinct = config.get("different_mem_tokens", True)
         self.names = tuple(f"<MEM{i}>" for i in range(self.memory)) if distinct else ("<MEM>",)
         self.base = base_of(
-            options.generator_base, config.get("decoder_model_name"), "generator_base", path.parent
+            options.generator_base, config, "decoder_model_name", "generator_base", path
         )
+        self.files = {  # by what tensors from there are named
+            "generator.": f"the generator's base {self.base.path.name}",
+            **dict.fromkeys(
+                ("generator.network.lm_head.", "generator.network.model.embed_tokens."), ENDS
+            ),
+            "lora.": ADAPTERS,
+        }
         extra = ("<AE>", "<ENC>", "<SEP>", *(["<KBTC>"] if config.get("kbtc_training") else []))
         self.tokenizer = self.base.tokenizer(*self.names, *extra)
-        self.adapters = read_pickle(path / "adapters.pth")
+        self.adapters = read_pickle(path / ADAPTERS)
         self.notes = [f"The generator's base was read from {self.base.path.resolve()}."]
         if config.get("quantization", "no") not in ("no", None):
             self.notes.append(
@@ -89,12 +100,16 @@ class _Cocom:
     def read(self) -> PublishedPair:
         ends = self._ends()
         generator = vocabulary(
-            self.base.config, len(ends[EMBED]), self.tokenizer, "decoder_first_last_layers.pth"
+            self.base.config,
+            self.base.path / "config.json",
+            len(ends[EMBED]),
+            self.tokenizer,
+            f"{ENDS}: {EMBED}",
         )
         decoder = self._adapter("decoder_adapter")
         tensors = [
-            generator_tensors(self.base, ends, tied=is_tied(generator)),
-            adapters_of(_only_adapters(decoder), "generator.network.", model=True),
+            generator_tensors(self.base, ends, ENDS, tied=is_tied(generator)),
+            adapters_of(_only_adapters(decoder), ADAPTERS, "generator.network.", model=True),
         ]
         name = self.config.get("compr_model_name")
         if name is None:
@@ -103,7 +118,7 @@ class _Cocom:
             compressor, config, tokenizer, own = self._trimmed()
         else:
             compressor, config, tokenizer, own = self._small()
-        rank = positive(self.config, "lora_r")
+        rank = self._positive("lora_r")
         prompt = self.base.prompt(SYSTEM, USER)
         shape = CausalShape(
             compressor,
@@ -128,7 +143,16 @@ class _Cocom:
             tensors=chain(*tensors, own),
             ranks=(adapted, rank),
             notes=tuple(self.notes),
+            files=self.files,
         )
+
+    @property
+    def _config(self) -> str:
+        """What messages call its ``config.json``."""
+        return name_of(self.path / "config.json")
+
+    def _positive(self, name: str) -> int:
+        return positive(self.path / "config.json", self.config, name)
 
     def _ends(self) -> dict[str, Tensor]:
         """Return the generator's embeddings and head, wherever they are."""
@@ -137,7 +161,7 @@ class _Cocom:
             for name, tensor in self._adapter("decoder_adapter").items()
             if name in (EMBED, "lm_head.weight")  # PEFT writes them after a resize
         }
-        path = self.path / "decoder_first_last_layers.pth"
+        path = self.path / ENDS
         ends = beside | read_tensors(path) if path.is_file() or not beside else beside
         if EMBED not in ends:
             raise MissingTensors(f"{path.name}: {EMBED} is missing")
@@ -146,22 +170,21 @@ class _Cocom:
     def _adapter(self, name: str) -> dict[str, Tensor]:
         found = self.adapters.get(name)
         if not isinstance(found, dict):
-            raise MissingTensors(f"adapters.pth: {name} is missing")
+            raise MissingTensors(f"{ADAPTERS}: {name} is missing")
         return found
 
     def _shape(self, layout: Any, room: int, **more: Any) -> CompressorShape:
         """Return a compressor's shape; ``room`` is what its text takes beside the two texts."""
-        asked = self.options.questions
-        length = self.options.max_length or self.passage + (QUESTION_ROOM if asked else 0)
+        length, query = lengths(self.options, self.passage)
         return CompressorShape(
             layout=layout,
-            question=asked,
-            query_tokens=min(QUESTION_ROOM, max(1, length // 3)),
+            question=self.options.asks,
+            query_tokens=query,
             text_tokens=length + room,
             memory_tokens=self.memory,
             memory_rows=len(self.names),
             rerank=bool(self.config.get("joint_reranking", False)),
-            rounded_rope=self.options.rounded_rope,
+            rounded_rope=bool(self.options.rounded_rope),
             **more,
         )
 
@@ -169,9 +192,17 @@ class _Cocom:
         self, table: Tensor, generator: dict[str, Any]
     ) -> tuple[CompressorShape, dict[str, Any], Tokenizer, Named]:
         """Take the decoder as its own compressor, with adapters of its own (PISCO)."""
+        if self.options.compressor_base is not None:
+            raise StoreError(
+                f"--compressor-base {self.options.compressor_base} does not apply: in "
+                f"{self._config} compr_model_name is null, so the generator is its own compressor",
+                field="compressor_base",
+                value=str(self.options.compressor_base),
+            )
+        self.files["compressor."] = ENDS
         shape = self._shape(
             "enclosed",
-            8 if self.options.questions else 3,
+            8 if self.options.asks else 3,
             text_before=f"<ENC>{self.base.special('bos_token')}",
             text_after=self.base.special("eos_token"),
             shared=True,
@@ -180,31 +211,33 @@ class _Cocom:
         encoder = _only_adapters(self._adapter("encoder_adapter"))
         tensors = chain(
             self._slots(table, self.tokenizer, shape),
-            adapters_of(encoder, "compressor.backbone.", model=False),
+            adapters_of(encoder, ADAPTERS, "compressor.backbone.", model=False),
             self._rerank(shape),
         )
         return shape, generator, self.tokenizer, tensors
 
     def _trimmed(self) -> tuple[CompressorShape, dict[str, Any], Tokenizer, Named]:
         """Take the first layers of a backbone, or every n-th, without its last norm."""
-        name = self.config.get("compr_base_model_name") or self.config.get("decoder_model_name")
+        key = "compr_base_model_name"
         given = self.options.compressor_base
-        if given is None and name == self.config.get("decoder_model_name"):
+        decoder = self.config.get("decoder_model_name")
+        if given is None and self.config.get(key) in (None, "", decoder):
             given = self.base.path
-        base = base_of(given, name, "compressor_base", self.path.parent)
+        base = base_of(given, self.config, key, "compressor_base", self.path)
+        file = base.path / "config.json"
         first, step = (self.config.get(f"compr_{n}") for n in ("n_layers", "every_n_layer"))
         if (first is None) == (step is None):
             raise StoreError(
-                "config.json: give one of compr_n_layers and compr_every_n_layer, not "
+                f"{self._config}: give one of compr_n_layers and compr_every_n_layer, not "
                 f"{first!r} and {step!r}"
             )
         if step is None:
-            kept = range(positive(self.config, "compr_n_layers"))
+            kept = range(self._positive("compr_n_layers"))
         else:
-            whole = configuration(base.config).num_hidden_layers
-            kept = range(0, whole, positive(self.config, "compr_every_n_layer"))
-        config = configuration(base.config, lambda whole: kept).to_dict()
-        room = 8 if self.options.questions else 2
+            whole = configuration(base.config, file).num_hidden_layers
+            kept = range(0, whole, self._positive("compr_every_n_layer"))
+        config = configuration(base.config, file, lambda whole: kept).to_dict()
+        room = 8 if self.options.asks else 2
         shape = self._shape("joined", room, final_norm=bool(self.config.get("compr_rms_norm")))
         if not base.pads_left:
             # Memory tokens stood behind the padding, in training and ever since.
@@ -217,10 +250,15 @@ class _Cocom:
 
     def _small(self) -> tuple[CompressorShape, dict[str, Any], Tokenizer, Named]:
         """Take another language model."""
-        name = self.config["compr_model_name"]
-        base = base_of(self.options.compressor_base, name, "compressor_base", self.path.parent)
-        layers = configuration(base.config).num_hidden_layers
-        room = 3 if self.options.questions else 2  # so many special tokens may join the texts
+        base = base_of(
+            self.options.compressor_base,
+            self.config,
+            "compr_model_name",
+            "compressor_base",
+            self.path,
+        )
+        layers = configuration(base.config, base.path / "config.json").num_hidden_layers
+        room = 3 if self.options.asks else 2  # so many special tokens may join the texts
         return self._own(self._shape("pair", room), base, base.config, range(layers))
 
     def _own(
@@ -235,24 +273,47 @@ class _Cocom:
             table = _only(read_tensors(folder / "first_layer.pth"), "embed_tokens.weight")
             adapters = read_pickle(folder / "compressor_adapters.pth")
             adapters = adapters.get("compr_adapter", adapters)
+            file = "compressor/first_layer.pth"
+            self.files |= {
+                "compressor.": f"the compressor's base {base.path.name}",
+                "compressor.backbone.embed_tokens.": file,
+                "lora.compressor.": "compressor/compressor_adapters.pth",
+            }
             weights = chain(
                 renamed((n, t) for n, t in _kept(base.tensors(), kept) if n != EMBED),
                 iter([("compressor.backbone.embed_tokens.weight", table)]),
-                adapters_of(_only_adapters(adapters), "compressor.backbone.", model=False),
+                adapters_of(
+                    _only_adapters(adapters),
+                    "compressor/compressor_adapters.pth",
+                    "compressor.backbone.",
+                    model=False,
+                ),
             )
         else:
+            file = "compressor/compressor.pth"
+            self.files["compressor."] = file
             found = dict(renamed(read_tensors(folder / "compressor.pth").items()))
             if "compressor.backbone.embed_tokens.weight" not in found:
-                raise MissingTensors("compressor.pth: embed_tokens.weight is missing")
+                raise MissingTensors(f"{file}: embed_tokens.weight is missing")
             table = found["compressor.backbone.embed_tokens.weight"]
             weights = iter(found.items())
         if not shape.final_norm:
             weights = ((n, t) for n, t in weights if n != "compressor.backbone.norm.weight")
-        config = vocabulary(config, len(table), tokenizer, "the compressor's embed_tokens.weight")
+        self.files |= {
+            "compressor.mapping.": "compressor/mlp.pth",
+            "compressor.rerank.": "compressor/ranking_head.pth",
+        }
+        config = vocabulary(
+            config,
+            base.path / "config.json",
+            len(table),
+            tokenizer,
+            f"{file}: embed_tokens.weight",
+        )
         mapping: dict[str, Tensor] = {}
         if self.config.get("compr_use_mlp", True):
             mapping = read_tensors(folder / "mlp.pth")
-            shape = replace(shape, mapping_size=positive(self.config, "compr_mlp_hidden_dim"))
+            shape = replace(shape, mapping_size=self._positive("compr_mlp_hidden_dim"))
         tensors = chain(
             weights,
             self._slots(table, tokenizer, shape),
@@ -288,5 +349,5 @@ def _only_adapters(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _only(tensors: dict[str, Tensor], end: str) -> Tensor:
     found = [tensor for name, tensor in tensors.items() if name.endswith(end) or name == "weight"]
     if len(found) != 1:
-        raise MissingTensors(f"first_layer.pth: {end} is missing")
+        raise MissingTensors(f"compressor/first_layer.pth: {end} is missing")
     return found[0]

@@ -3,7 +3,8 @@
 import importlib.util
 import math
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from condensery.store.manifest import (
     StoredModel,
 )
 from condensery.store.pair_options import Options
-from condensery.store.retriever_options import RetrieverOptions, is_retriever
+from condensery.store.retriever_options import ADAPTER, RetrieverOptions, is_retriever
 from condensery.store.store import ModelStore, check_name
 from condensery.store.writing import read_json
 
@@ -41,6 +42,18 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 # A config.json's model_type: naver/oscar-* and naver/pisco-*, and the code of naver/pisco.
 PAIR_LAYOUTS = ("COCOM", "PISCO")
+# What a directory turns out to be, and which options its import can be told; others are refused.
+ENCODERS = ("pooling", "normalize")
+RETRIEVERS = (*ENCODERS, "query_prompt", "max_tokens", "add_eos")
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "a stored model": (),
+    "a classifier": (),
+    "a sentence-transformers model": ENCODERS,
+    "a published pair": tuple(one.name for one in fields(Options)),
+    "a LoRA directory": (*RETRIEVERS, "base"),
+    "a language model": RETRIEVERS,
+    "a plain encoder": ENCODERS,
+}
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 
 
@@ -73,49 +86,88 @@ def import_model(
         retriever: Likewise for a retriever made of a language model.
 
     Raises:
-        StoreError: The layout is unknown, or something in it can't be served; it is named.
+        StoreError: The layout is unknown, an option is given that it has no use for, or something
+            in it can't be served; it is named.
         CorruptModel: A weight file is cut short, or a stored model is not whole.
     """
     check_name(name)
     if not path.is_dir():
         raise StoreError(f"{path} is not a directory", field="path", value=str(path))
-    if (path / MANIFEST).is_file():
+    found = kind_of(path)
+    options = {"pooling": pooling, "normalize": normalize}
+    for group in (pair, retriever):
+        options |= {} if group is None else asdict(group)
+    _check_options(path, found, options)
+    if found == "a stored model":
         stored = read_model(path)
         files = {file: path / file for file in stored.manifest.files}
         return store.publish(files, stored.manifest.model_copy(update={"name": name}))
-    if is_classifier(path):
-        if pooling is not None or normalize is not None:
-            raise StoreError("pooling and normalize are an encoder's; this is a classifier")
+    if found == "a classifier":
         published = read_classifier(path)
-    elif (path / "modules.json").is_file():
+    elif found == "a sentence-transformers model":
         published = read_sentence_transformers(path)
         if (pooling or published.pooling) != published.pooling:
             raise StoreError(f"pooling {pooling!r} is not the model's own, {published.pooling!r}")
         if normalize is not None and normalize != published.normalize:
             raise StoreError(f"normalize {normalize} is not the model's own")
-    elif (layout := _pair_layout(path)) is not None:
+    elif found == "a published pair":
         # Late: torch, and the networks, which no other import needs.
         from condensery.store.importing_pairs import import_pair
 
-        return import_pair(store, path, name, layout, pair or Options())
-    elif is_retriever(path):
+        return import_pair(store, path, name, str(_pair_layout(path)), pair or Options())
+    elif found in ("a LoRA directory", "a language model"):
         from condensery.store.importing_retrievers import import_retriever  # late, as above
 
         return import_retriever(
             store, path, name, pooling=pooling, normalize=normalize, options=retriever
         )
-    elif (path / "config.json").is_file():
-        published = _tell(read_encoder(path), pooling, normalize)
     else:
-        raise StoreError(
-            f"{path} holds no {MANIFEST}, modules.json or config.json, so it is no model we know"
-        )
+        published = _tell(read_encoder(path), pooling, normalize)
     licence = read_licence(path / "README.md")
     notes = published.notes
     if licence == "unknown":
         notes += ("No licence is stated in the model card's front matter.",)
     provenance = Provenance(source=str(path.resolve()), notes=notes)
     return _publish(store, name, published, licence, provenance)
+
+
+def kind_of(path: Path) -> str:
+    """Tell what a directory is, one of ``KINDS``.
+
+    Raises:
+        StoreError: It is no model we know, or its ``config.json`` can't be read.
+    """
+    if (path / MANIFEST).is_file():
+        return "a stored model"
+    if is_classifier(path):
+        return "a classifier"
+    if (path / "modules.json").is_file():
+        return "a sentence-transformers model"
+    if _pair_layout(path) is not None:
+        return "a published pair"
+    if is_retriever(path):
+        return "a LoRA directory" if (path / ADAPTER).is_file() else "a language model"
+    if (path / "config.json").is_file():
+        return "a plain encoder"
+    raise StoreError(
+        f"{path} holds no {MANIFEST}, modules.json or config.json, so it is no model we know"
+    )
+
+
+def _check_options(path: Path, found: str, options: Mapping[str, object]) -> None:
+    """Refuse options that were given and mean nothing for what was found."""
+    takes = KINDS[found]
+    for option, value in options.items():
+        if value is None or option in takes:
+            continue
+        flag = f"--{'no-' * (value is False)}{option.replace('_', '-')}"
+        known = ", ".join(f"--{one.replace('_', '-')}" for one in takes) or "nothing but its name"
+        raise StoreError(
+            f"{flag}{'' if isinstance(value, bool) else f' {value}'} does not apply: "
+            f"{path.name or path} is {found}, and its import can be told {known}",
+            field=option,
+            value=str(value),
+        )
 
 
 def import_minilm(store: ModelStore) -> StoredModel:

@@ -39,8 +39,9 @@ def import_pair(
         CorruptModel: A file can't be read, or its tensors are not the network's.
     """
     pair = READERS[layout](path, options)
+    _check_length(pair, options)
     notes = list(pair.notes)
-    if options.questions:
+    if options.asks:
         notes.append("The compressor reads the question with each passage.")
     licence = read_licence(path / "README.md")
     if licence == "unknown":
@@ -68,3 +69,16 @@ def import_pair(
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _check_length(pair: PublishedPair, options: Options) -> None:
+    """Refuse a ``max_length`` that the compressor has no positions for."""
+    most = pair.configs[0].get("max_position_embeddings")
+    needed = pair.shape.compressor.positions
+    if options.max_length is not None and isinstance(most, int) and needed > most:
+        raise StoreError(
+            f"--max-length {options.max_length} is too long: with what is read around it that "
+            f"takes {needed} positions, and the compressor has {most}",
+            field="max_length",
+            value=options.max_length,
+        )

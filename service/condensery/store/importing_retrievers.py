@@ -17,20 +17,25 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
-from condensery.errors import CorruptModel, StoreError
+from condensery.errors import CorruptModel, StoreError, shorten
 from condensery.networks.adapters import Adapters
 from condensery.networks.effir_opening import build_pruned, own_name
 from condensery.networks.effir_shape import KEYS, Pruning
-from condensery.store.language_models import LanguageModel, end_texts, ends_texts
+from condensery.store.language_models import (
+    LanguageModel,
+    end_texts,
+    ends_texts,
+    named_directory,
+)
 from condensery.store.layouts import longest_input, prose_of, read_licence
 from condensery.store.manifest import EndToken, Manifest, Pooling, Provenance, StoredModel
 from condensery.store.pickles import read_module_weight
-from condensery.store.published_adapters import read_adapters
+from condensery.store.published_adapters import find_weights, read_adapters
 from condensery.store.refusals import MisshapenTensors, MissingTensors, listed
 from condensery.store.retriever_options import ADAPTER, RetrieverOptions
 from condensery.store.sharding import write_weights
 from condensery.store.store import ModelStore
-from condensery.store.writing import read_json
+from condensery.store.writing import name_of, read_json
 
 # What the published EffiR retrievers read before a query; passages are read as they are.
 QUERY_PROMPT = "<instruct>Given a query, retrieve relevant passages that answer the query.\n<query>"
@@ -115,14 +120,16 @@ class _Retriever:
             self.pruning = Pruning.from_config(self.values)
             self.network: PreTrainedModel = build_pruned(self.config, self.pruning)
         except (ValueError, TypeError) as error:
-            raise StoreError(f"{self.base.path.name}/config.json: {error}") from error
+            raise StoreError(f"{self.told_by}: {error}") from error
         own = (path / "tokenizer.json").is_file()
         self.words = LanguageModel(path, "path") if own else self.base
         self.tokenizer = self._tokenizer()
         if self.adapted:
             self.adapters, self.scale = read_adapters(path, f"{self.network.base_model_prefix}.")
             if problems := self.adapters.problems(self.network):
-                raise MisshapenTensors(f"{path.name}: the adapter does not fit: {listed(problems)}")
+                raise MisshapenTensors(
+                    f"{name_of(find_weights(path))}: the adapter does not fit: {listed(problems)}"
+                )
         self.prompt = options.query_prompt
         if self.prompt is None and self.adapted:
             self.prompt = QUERY_PROMPT
@@ -133,6 +140,13 @@ class _Retriever:
             self.notes.append("No licence is stated in the model card's front matter.")
         told = path / "tokenizer_config.json"
         longest = longest_input(self.values, read_json(told) if told.is_file() else {})
+        if options.max_tokens is not None and options.max_tokens > longest:
+            raise StoreError(
+                f"--max-tokens {options.max_tokens} is too long: network and tokenizer allow "
+                f"{longest}",
+                field="max_tokens",
+                value=options.max_tokens,
+            )
         usual = PUBLISHED_TOKENS if self.adapted else longest
         self.max_tokens = min(longest, options.max_tokens or usual)
         self.parameters, self.dtype = 0, "float32"
@@ -220,21 +234,21 @@ class _Retriever:
             if own not in wanted:
                 continue  # the head, the pooler, what is dropped
             shape = wanted.pop(own)
-            weight = self.embedding if own == table and self.embedding is not None else tensor
+            weight, file = tensor, self.base.path.name
+            if own == table and self.embedding is not None:
+                weight, file = self.embedding, f"{self.path.name}/{INPUT}"
             if tuple(weight.shape) != shape:
-                wrong.append(f"{name} is {tuple(weight.shape)}, not {shape}")
+                wrong.append(f"{file}: {name} is {tuple(weight.shape)}, not {shape}")
                 continue
             if not bool(torch.isfinite(weight).all()):
-                raise CorruptModel(
-                    f"{self.base.path.name}: {name}: holds values that are not finite"
-                )
+                raise CorruptModel(f"{file}: {name}: holds values that are not finite")
             weight = self._merged(own, weight)
             self.parameters += weight.numel()
             dtype = str(weight.dtype).removeprefix("torch.")
             counts[dtype] = counts.get(dtype, 0) + weight.numel()
             yield own, weight
         if wrong:
-            raise MisshapenTensors(f"{self.base.path.name}: {listed(wrong)}")
+            raise MisshapenTensors(listed(wrong))
         if wanted:
             raise MissingTensors(f"{self.base.path.name}: {listed(sorted(wanted))} missing")
         self.dtype = max(counts, key=lambda dtype: counts[dtype])
@@ -245,18 +259,18 @@ class _Retriever:
             return weight
         down, up = self.adapters.down[layer], self.adapters.up[layer]
         if not bool(torch.isfinite(down).all() and torch.isfinite(up).all()):
-            raise CorruptModel(f"{self.path.name}: {layer}: its adapter is not finite")
+            file = name_of(find_weights(self.path))
+            raise CorruptModel(f"{file}: {layer}: its adapter is not finite")
         return self.adapters.merged(layer, weight, self.scale)
 
     def _base(self, given: Path | None) -> LanguageModel:
         named = read_json(self.path / ADAPTER).get("base_model_name_or_path")
-        if given is None and isinstance(named, str):
-            places = (Path(named), self.path.parent / named)
-            given = next((place for place in places if place.is_dir()), None)
+        given = given or named_directory(named, self.path)
         if given is None:
             raise StoreError(
-                f"{self.path.name}: is a LoRA adapter on {named!r}, which is not part of the "
-                "directory, and nothing is downloaded: name its own directory by --base",
+                f"{name_of(self.path / ADAPTER)}: base_model_name_or_path {shorten(named)} is a "
+                "base model that is neither in the directory nor beside it, and nothing is "
+                "downloaded: name its own directory by --base",
                 field="base",
                 value=named,
             )
@@ -285,8 +299,11 @@ class _Retriever:
                 "transformers has"
             )
         own = self.path / "config.json"
+        self.told_by = name_of(self.base.path / "config.json")
         if self.adapted and own.is_file():  # the lists may stand beside the adapter
-            values |= {k: v for k, v in read_json(own).items() if k in KEYS and v is not None}
+            lists = {k: v for k, v in read_json(own).items() if k in KEYS and v is not None}
+            self.told_by = f"{name_of(own)} on {self.told_by}" if lists else self.told_by
+            values |= lists
         if self.embedding is not None:
             values["vocab_size"] = len(self.embedding)
         return values
@@ -298,7 +315,7 @@ class _Retriever:
         if tokens > rows:
             raise StoreError(
                 f"{own.name}/tokenizer.json: has {tokens} tokens, but the embedding {rows} rows "
-                f"({'vocab_size' if self.embedding is None else INPUT})"
+                f"({f'vocab_size in {self.told_by}' if self.embedding is None else INPUT})"
             )
         return tokenizer
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from condensery.errors import CorruptModel, StoreError
 from condensery.store.layouts import read_licence
 from condensery.store.pickles import read_tensors
-from condensery.store.writing import read_json
+from condensery.store.writing import name_of, read_json
 
 # What an exporter may have written beside the weights: made anew from the configuration.
 NO_WEIGHTS = ("rotary_emb.inv_freq", "masked_bias", ".attn.bias")
@@ -72,7 +72,7 @@ class LanguageModel:
         try:
             found = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises nothing more precise
-            raise StoreError(f"{self.role}: tokenizer.json can't be read: {error}") from error
+            raise StoreError(f"{self.role}: {name_of(path)} can't be read: {error}") from error
         found.no_truncation()
         found.no_padding()
         found.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in extra])
@@ -87,7 +87,9 @@ class LanguageModel:
         value = self._tokenizer_config.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if not isinstance(text, str) or not text:
-            raise StoreError(f"{self.role}: tokenizer_config.json names no {name}")
+            raise StoreError(
+                f"{self.role}: {name_of(self.path / 'tokenizer_config.json')} names no {name}"
+            )
         return text
 
     @property
@@ -119,7 +121,10 @@ class LanguageModel:
         found = generation.get("eos_token_id", self.config.get("eos_token_id"))
         stop = tuple(found) if isinstance(found, list) else (found,)
         if not stop or not all(type(token) is int for token in stop):
-            raise StoreError(f"{self.role}: eos_token_id {found!r} is no token's id")
+            told = path if "eos_token_id" in generation else self.path / "config.json"
+            raise StoreError(
+                f"{self.role}: {name_of(told)}: eos_token_id {found!r} is no token's id"
+            )
         return stop
 
     def prompt(self, system: str, user: str) -> Prompt:
@@ -140,11 +145,16 @@ class LanguageModel:
             try:
                 chosen, text = together, self._render(together)
             except TemplateError as error:
-                raise StoreError(f"{self.role}: its chat template fails: {error}") from error
+                raise StoreError(
+                    f"{self.role}: {self.path.name}: its chat template fails: {error}"
+                ) from error
         before, _, rest = text.partition(CONTEXT)
         between, _, after = rest.partition(QUESTION)
         if text.count(CONTEXT) != 1 or text.count(QUESTION) != 1 or CONTEXT in before:
-            raise StoreError(f"{self.role}: its chat template does not hold the user's text once")
+            raise StoreError(
+                f"{self.role}: {self.path.name}: its chat template does not hold the user's text "
+                "once"
+            )
         spaced = [
             turn | {"content": turn["content"].replace(QUESTION, QUESTION + " \n")}
             for turn in chosen
@@ -168,7 +178,7 @@ class LanguageModel:
                         if _is_weight(name):
                             yield name, shard.get_tensor(name)
             except SafetensorError as error:
-                raise CorruptModel(f"{self.role}: {path.name}: {error}") from error
+                raise CorruptModel(f"{self.role}: {name_of(path)}: {error}") from error
 
     @cached_property
     def _tokenizer_config(self) -> dict[str, Any]:
@@ -214,12 +224,30 @@ class LanguageModel:
     def _shards(self, index: Path, content: Mapping[str, Any]) -> list[Path]:
         weight_map = content.get("weight_map")
         if not isinstance(weight_map, dict):
-            raise StoreError(f"{self.role}: {index.name} holds no weight_map")
+            raise StoreError(f"{self.role}: {name_of(index)} holds no weight_map")
         names = sorted({str(name) for name in weight_map.values()})
         for name in names:
             if Path(name).name != name or not (self.path / name).is_file():
-                raise StoreError(f"{self.role}: {index.name} names {name}, which is missing")
+                raise StoreError(f"{self.role}: {name_of(index)} names {name}, which is missing")
         return [self.path / name for name in names]
+
+
+def named_directory(named: object, directory: Path) -> Path | None:
+    """Find the base model that a published directory names.
+
+    Args:
+        named: A path or, where it was made, the name of a model on a hub.
+        directory: What names it: looked for in there, then as a path of its own, then beside it.
+    """
+    if not isinstance(named, str) or not named:
+        return None
+    for place in (directory / named, Path(named), directory.parent / named):
+        try:
+            if place.is_dir():
+                return place
+        except OSError:  # no path that this system could have
+            continue
+    return None
 
 
 def ends_texts(tokenizer: Tokenizer, end: str) -> bool:

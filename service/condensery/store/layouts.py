@@ -13,7 +13,7 @@ from typing import Any
 
 from condensery.errors import StoreError, shorten
 from condensery.store.manifest import WEIGHTS, Pooling, path_problem
-from condensery.store.writing import parse_json, read_json
+from condensery.store.writing import name_of, parse_json, read_json
 from condensery.values import Kind
 
 TOKENIZER_FILES = (
@@ -86,7 +86,10 @@ def read_sentence_transformers(path: Path) -> Published:
     pooled = read_json(folders["Pooling"] / "config.json")
     width = pooled.get("word_embedding_dimension", pooled.get("embedding_dimension"))
     if width not in (None, network.shape["dims"]):
-        raise StoreError(f"Pooling expects {width} dims, the network has {network.shape['dims']}")
+        raise StoreError(
+            f"{name_of(folders['Pooling'] / 'config.json')}: Pooling expects {width} dims, the "
+            f"network has {network.shape['dims']}"
+        )
     prompts = _prompts(about)
     if any(prompts.values()) and not pooled.get("include_prompt", True):
         raise StoreError("Pooling: include_prompt false (prompts left out of the mean) is refused")
@@ -97,7 +100,7 @@ def read_sentence_transformers(path: Path) -> Published:
         network,
         files=network.files | prose_of(path),
         max_tokens=min(network.max_tokens, settings.get("max_seq_length") or network.max_tokens),
-        pooling=_pooling(pooled),
+        pooling=_pooling(pooled, name_of(folders["Pooling"] / "config.json")),
         normalize="Normalize" in folders,
         prompts=prompts,
         default_prompt=default,
@@ -198,13 +201,13 @@ def read_modules(path: Path, orders: Sequence[tuple[str, ...]]) -> dict[str, Pat
     return folders
 
 
-def _pooling(config: Mapping[str, Any]) -> Pooling:
+def _pooling(config: Mapping[str, Any], file: str) -> Pooling:
     modes = [mode for flag, mode in FLAGS.items() if config.get(flag)]
     if declared := config.get("pooling_mode"):
         modes = [declared] if isinstance(declared, str) else list(declared)
     if len(modes) != 1 or modes[0] not in POOLING:
         raise StoreError(
-            f"Pooling: mode {' + '.join(map(str, modes)) or 'unknown'} is not supported; "
+            f"{file}: Pooling: mode {' + '.join(map(str, modes)) or 'unknown'} is not supported; "
             f"only {', '.join(POOLING)} are"
         )
     return POOLING[modes[0]]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from condensery.errors import CorruptModel, StoreError
 from condensery.store.refusals import PickledCode
+from condensery.store.writing import name_of
 
 # What torch.save itself writes beside storages, as "module name".
 HARMLESS = ("torch ", "torch._", "torch.storage ", "collections OrderedDict")
@@ -36,7 +37,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """
     content = _load(path)
     if not _only_tensors(content):
-        raise StoreError(f"{_name(path)}: holds something else than tensors by name")
+        raise StoreError(f"{name_of(path)}: holds something else than tensors by name")
     found: dict[str, Any] = content
     return found
 
@@ -45,7 +46,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a file that holds tensors by name, with no further nesting; raises as above."""
     content = read_pickle(path)
     if not all(isinstance(value, Tensor) for value in content.values()):
-        raise StoreError(f"{_name(path)}: holds more than tensors by name")
+        raise StoreError(f"{name_of(path)}: holds more than tensors by name")
     return content
 
 
@@ -64,14 +65,14 @@ def read_module_weight(path: Path) -> Tensor:
         module = _load(path, allowed=MODULES)
     weight = getattr(module, "_parameters", {}).get("weight") if type(module) in _KINDS else None
     if not isinstance(weight, Tensor) or weight.ndim != 2:
-        raise StoreError(f"{_name(path)}: holds no embedding or linear layer")
+        raise StoreError(f"{name_of(path)}: holds no embedding or linear layer")
     return weight.detach()
 
 
 def _load(path: Path, allowed: tuple[str, ...] = ()) -> Any:
     """Unpickle what torch lets pass; raises as ``read_pickle``."""
     if not path.is_file():
-        raise StoreError(f"{_name(path)}: there is no such file")
+        raise StoreError(f"{name_of(path)}: there is no such file")
     zipped = zipfile.is_zipfile(path)
     try:
         with warnings.catch_warnings():
@@ -80,9 +81,9 @@ def _load(path: Path, allowed: tuple[str, ...] = ()) -> Any:
     except Exception as error:  # a broken pickle can raise nearly anything
         if any(not name.startswith((*HARMLESS, *allowed)) for name in _named(path, zipped)):
             raise PickledCode(
-                f"{_name(path)}: names code beside tensors, which is never run"
+                f"{name_of(path)}: names code beside tensors, which is never run"
             ) from error
-        raise CorruptModel(f"{_name(path)}: can't be read: it is cut short or altered") from error
+        raise CorruptModel(f"{name_of(path)}: can't be read: it is cut short or altered") from error
 
 
 def _named(path: Path, zipped: bool) -> Iterator[str]:
@@ -107,7 +108,3 @@ def _only_tensors(content: object) -> bool:
         isinstance(name, str) and (isinstance(value, Tensor) or _only_tensors(value))
         for name, value in content.items()
     )
-
-
-def _name(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"

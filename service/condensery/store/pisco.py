@@ -26,6 +26,7 @@ from condensery.store.published_pairs import (
     chain,
     generator_tensors,
     is_tied,
+    lengths,
     plain,
     positive,
     renamed,
@@ -36,7 +37,8 @@ from condensery.store.writing import read_json
 
 MEMORY = "<MEM>"
 USER = f"\n\nBackground:{CONTEXT}\n Question: {QUESTION}"
-LENGTH = 192  # 128 of a passage and 64 of a question; the directory does not say
+STATE = "decoder_state.pt"
+PASSAGE = 128  # tokens; the directory does not say
 TABLE = "compressor.backbone.embed_tokens.weight"
 
 
@@ -47,39 +49,48 @@ def read_pisco(path: Path, options: Options) -> PublishedPair:
         StoreError: A file or the base model is missing, or a value is not one we know.
         CorruptModel: A file can't be read, or holds other tensors than it should.
     """
-    config = read_json(path / "config.json")
-    rate, rank = positive(config, "compr_rate"), positive(config, "lora_r_decoder", 64)
+    file = path / "config.json"
+    config = read_json(file)
+    if options.compressor_base is not None:
+        raise StoreError(
+            f"--compressor-base {options.compressor_base} does not apply: the compressor is whole "
+            f"in {path.name}/compressor",
+            field="compressor_base",
+            value=str(options.compressor_base),
+        )
+    rate = positive(file, config, "compr_rate")
+    rank = positive(file, config, "lora_r_decoder", 64)
     adapted = bool(config.get("lora_decoder", True))
-    base = base_of(
-        options.generator_base, config.get("decoder_model_name"), "generator_base", path.parent
-    )
+    base = base_of(options.generator_base, config, "decoder_model_name", "generator_base", path)
     decoder = LanguageModel(path / "decoder_tokenizer", "decoder_tokenizer")
     tokenizer = decoder.tokenizer()
-    state = read_tensors(path / "decoder_state.pt")
+    state = read_tensors(path / STATE)
     ends = _ends(state)
-    generator = vocabulary(base.config, len(ends[EMBED]), tokenizer, "decoder_state.pt")
+    generator = vocabulary(
+        base.config, base.path / "config.json", len(ends[EMBED]), tokenizer, f"{STATE}: {EMBED}"
+    )
     compressor = LanguageModel(path / "compressor", "compressor")
     reading = LanguageModel(path / "compressor_tokenizer", "compressor_tokenizer").tokenizer()
     slot = reading.token_to_id(MEMORY)
     if slot is None:
-        raise StoreError(f"compressor_tokenizer: has no {MEMORY}")
+        raise StoreError(f"compressor_tokenizer/tokenizer.json: has no {MEMORY}")
     weights = dict(renamed(compressor.tensors()))
     if TABLE not in weights:
         raise MissingTensors("compressor: embed_tokens.weight is missing")
     connector = read_tensors(path / "connector.pt")
-    length = options.max_length or LENGTH
+    length, query = lengths(options, PASSAGE)
     prompt = decoder.prompt(SYSTEM, USER)
     shape = CausalShape(
         CompressorShape(
             layout="lines",
-            question=options.questions,
-            text_tokens=length + 8,
-            query_tokens=max(1, length // 3),
+            question=options.asks,
+            text_tokens=length + (8 if options.asks else 3),  # the words around both, or none
+            query_tokens=query,
             memory_tokens=1,
             memory_rate=rate,
             memory_rows=1,
-            mapping_size=positive(config, "compressor_mlp_hidden_dim", 4096),
-            rounded_rope=options.rounded_rope,
+            mapping_size=positive(file, config, "compressor_mlp_hidden_dim", 4096),
+            rounded_rope=bool(options.rounded_rope),
         ),
         GeneratorShape(
             before=prompt.before,
@@ -97,7 +108,13 @@ def read_pisco(path: Path, options: Options) -> PublishedPair:
     return PublishedPair(
         shape=shape,
         configs=(
-            vocabulary(compressor.config, len(weights[TABLE]), reading, "compressor"),
+            vocabulary(
+                compressor.config,
+                compressor.path / "config.json",
+                len(weights[TABLE]),
+                reading,
+                "compressor: embed_tokens.weight",
+            ),
             generator,
         ),
         tokenizers=(reading, tokenizer),
@@ -105,11 +122,19 @@ def read_pisco(path: Path, options: Options) -> PublishedPair:
             iter(weights.items()),
             iter([("compressor.slots.weight", weights[TABLE][[slot]])]),
             ((f"compressor.mapping.{name}", tensor) for name, tensor in connector.items()),
-            generator_tensors(base, ends, tied=is_tied(generator)),
-            adapters_of(adapters, "generator.network.", model=True),
+            generator_tensors(base, ends, STATE, tied=is_tied(generator)),
+            adapters_of(adapters, STATE, "generator.network.", model=True),
         ),
         ranks=(0, rank if adapted else 0),
         notes=(f"The generator's base was read from {base.path.resolve()}.",),
+        files={
+            "generator.": f"the generator's base {base.path.name}",
+            "generator.network.model.embed_tokens.": STATE,
+            "generator.network.lm_head.": STATE,
+            "lora.": STATE,
+            "compressor.": "compressor",
+            "compressor.mapping.": "connector.pt",
+        },
     )
 
 
@@ -117,7 +142,7 @@ def _ends(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the generator's embeddings and head, as trained, by their own names."""
     found = dict(_trained(state))
     if EMBED not in found:
-        raise MissingTensors(f"decoder_state.pt: {EMBED} is missing")
+        raise MissingTensors(f"{STATE}: {EMBED} is missing")
     return found
 
 

@@ -15,7 +15,7 @@ from condensery.store.published_pairs import ADAPTER as TENSOR
 from condensery.store.published_pairs import plain, positive
 from condensery.store.refusals import UnknownTensors
 from condensery.store.retriever_options import ADAPTER as CONFIG
-from condensery.store.writing import read_json
+from condensery.store.writing import name_of, read_json
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # What changes how an adapter is applied, with the values that leave it as it is here.
@@ -46,33 +46,39 @@ def read_adapters(path: Path, prefix: str) -> tuple[Adapters, float]:
         UnknownTensors: A tensor is no adapter's.
         CorruptModel: The weights can't be read.
     """
-    config = read_json(path / CONFIG)
+    file = path / CONFIG
+    config = read_json(file)
     for key, allowed in UNSUPPORTED.items():
         if config.get(key) not in allowed:
-            raise StoreError(f"{CONFIG}: {key} {shorten(config[key])} is not supported")
-    rank = positive(config, "r")
+            raise StoreError(f"{name_of(file)}: {key} {shorten(config[key])} is not supported")
+    rank = positive(file, config, "r")
     alpha = config.get("lora_alpha", rank)
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise StoreError(f"{CONFIG}: lora_alpha {shorten(alpha)} is no number")
+        raise StoreError(f"{name_of(file)}: lora_alpha {shorten(alpha)} is no number")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     adapters = Adapters()
-    for name, tensor in _tensors(path):
+    weights = find_weights(path)
+    for name, tensor in _tensors(weights):
         found = TENSOR.match(plain(name))
         if found is None:
-            raise UnknownTensors(f"{name}: is no adapter's tensor")
+            raise UnknownTensors(f"{name_of(weights)}: {name}: is no adapter's tensor")
         layer = found[1].removeprefix(prefix)
         if not adapters.take(f"{layer}.lora_{found[2]}", tensor):
-            raise UnknownTensors(f"{name}: is no adapter's tensor")
+            raise UnknownTensors(f"{name_of(weights)}: {name}: is no adapter's tensor")
     if not adapters.layers:
-        raise StoreError(f"{path.name}: its adapter adapts nothing")
+        raise StoreError(f"{name_of(weights)}: its adapter adapts nothing")
     return adapters, scale
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def find_weights(path: Path) -> Path:
+    """Return the file that has a LoRA directory's weights; raises StoreError if none is there."""
     files = [path / name for name in WEIGHTS if (path / name).is_file()]
     if not files:
         raise StoreError(f"{path.name}: holds no {' or '.join(WEIGHTS)}")
-    file = files[0]
+    return files[0]
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     if file.suffix == ".bin":
         yield from read_tensors(file).items()
         return
@@ -81,4 +87,4 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
             for name in opened.keys():  # noqa: SIM118  # it can be iterated in no other way
                 yield name, opened.get_tensor(name)
     except SafetensorError as error:
-        raise CorruptModel(f"{file.name}: {error}") from error
+        raise CorruptModel(f"{name_of(file)}: {error}") from error

@@ -23,7 +23,8 @@ from condensery.networks.decoders import build, read_config, resized, with_layer
 from condensery.networks.oscar_causal import HALVES, CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape
 from condensery.networks.oscar_opening import read_configs
-from condensery.store.language_models import LanguageModel
+from condensery.store.language_models import LanguageModel, named_directory
+from condensery.store.pair_options import Options
 from condensery.store.refusals import (
     HalvesMismatch,
     MisshapenTensors,
@@ -32,6 +33,7 @@ from condensery.store.refusals import (
     listed,
 )
 from condensery.store.sharding import write_shards
+from condensery.store.writing import name_of
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SCALE = 2.0  # alpha is twice the rank wherever these were trained
@@ -40,6 +42,7 @@ SYSTEM = (
     "documents and to answer to questions as briefly as possible."
 )
 ADAPTER = re.compile(r"^(.+)\.lora_([AB])(?:\.[^.]+)?\.weight$")
+QUESTION_ROOM = 64  # tokens, beside a passage's, where the question is read too
 PREFIXES = ("base_model.model.", "custom_model.")
 
 Named = Iterator[tuple[str, Tensor]]
@@ -56,6 +59,8 @@ class PublishedPair:
         tensors: By the names that ``CausalPair`` has, adapters among them.
         ranks: Of the adapters that each half must have on every linear layer; 0 is none.
         notes: What was decided or ignored, one sentence each.
+        files: Where the tensors are from, for messages: a file, or a base model's directory, by
+            what their names begin with; adapters' by ``lora.`` and their half.
     """
 
     shape: CausalShape
@@ -64,6 +69,13 @@ class PublishedPair:
     tensors: Named
     ranks: tuple[int, int] = (0, 0)
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def place(self, name: str, *, adapter: bool = False) -> str:
+        """Return a tensor's name with the file that has it, or should have it."""
+        asked = f"lora.{name}" if adapter else name
+        found = max((start for start in self.files if asked.startswith(start)), key=len, default="")
+        return f"{self.files[found]}: {name}" if found else name
 
 
 @dataclass(slots=True)
@@ -119,30 +131,40 @@ def _checked(pair: PublishedPair, network: CausalPair, written: Written) -> Name
     misshapen, unknown = [], []
     for name, tensor in pair.tensors:
         if not bool(torch.isfinite(tensor).all()):
-            raise StoreError(f"{name}: holds values that are not finite")
+            where = pair.place(name, adapter=".lora_" in name)
+            raise StoreError(f"{where}: holds values that are not finite")
         half, _, rest = name.partition(".")
         if not adapters[half].take(rest, tensor):
             shape = expected.pop(name, None)
             if shape is None:
                 unknown.append(name)
             elif shape != tuple(tensor.shape):
-                misshapen.append(f"{name} is {tuple(tensor.shape)}, not {shape}")
+                misshapen.append(f"{pair.place(name)} is {tuple(tensor.shape)}, not {shape}")
         written.parameters += tensor.numel()
         written.dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
         yield name, tensor
-    missing = list(expected)
+    missing = [pair.place(name) for name in expected]
     for half, rank in zip(HALVES, pair.ranks, strict=True):
         found, module = adapters[half], network.get_submodule(half)
-        missing += [f"{half}.{layer}.lora_*" for layer in _lacking(found, module, rank)]
-        misshapen += [f"{half}.{problem}" for problem in found.problems(module)]
+        missing += [
+            pair.place(f"{half}.{layer}.lora_*", adapter=True)
+            for layer in _lacking(found, module, rank)
+        ]
         misshapen += [
-            f"{half}.{layer}.lora_A has rank {len(down)}, not {rank}"
+            pair.place(f"{half}.{problem}", adapter=True) for problem in found.problems(module)
+        ]
+        misshapen += [
+            pair.place(f"{half}.{layer}.lora_A", adapter=True)
+            + f" has rank {len(down)}, not {rank}"
             for layer, down in found.down.items()
             if len(down) != rank
         ]
     for kind, names in (
         (MisshapenTensors, misshapen),
-        (UnknownTensors, [f"{name}: the network has no place for it" for name in unknown]),
+        (
+            UnknownTensors,
+            [f"{pair.place(name)}: the network has no place for it" for name in unknown],
+        ),
         (MissingTensors, [f"{name} is missing" for name in missing]),
     ):
         if names:
@@ -162,33 +184,50 @@ def _lacking(adapters: Adapters, module: torch.nn.Module, rank: int) -> list[str
     ]
 
 
-def base_of(given: Path | None, named: object, field: str, beside: Path) -> LanguageModel:
+def base_of(
+    given: Path | None, config: Mapping[str, Any], key: str, field: str, directory: Path
+) -> LanguageModel:
     """Find a base model's directory: the one that was given, or the one the layout names.
+
+    Args:
+        given: By the import's flag, or None.
+        config: The layout's ``config.json``.
+        key: Of it, names the base model.
+        field: The flag's, and what the base is for.
+        directory: The layout's.
 
     Raises:
         StoreError: Neither is there.
     """
-    if given is None and isinstance(named, str):
-        for place in (Path(named), beside / named):
-            if place.is_dir():
-                given = place
-                break
+    given = given or named_directory(config.get(key), directory)
     if given is None:
         raise StoreError(
-            f"the base model {shorten(named)} is not part of the directory, and nothing is "
-            f"downloaded: name its own directory by --{field.replace('_', '-')}",
+            f"{name_of(directory / 'config.json')}: {key} {shorten(config.get(key))} is a base "
+            "model that is neither in the directory nor beside it, and nothing is downloaded: "
+            f"name its own directory by --{field.replace('_', '-')}",
             field=field,
-            value=named,
+            value=config.get(key),
         )
     return LanguageModel(given, field)
 
 
-def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a positive integer of a ``config.json``; raises StoreError if it is none."""
+def positive(file: Path, config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a positive integer of what ``file`` holds; raises StoreError if it is none."""
     value = config.get(name, default)
     if type(value) is not int or value < 1:  # True is an int too
-        raise StoreError(f"config.json: {name} {shorten(value)} is no positive integer")
+        raise StoreError(f"{name_of(file)}: {name} {shorten(value)} is no positive integer")
     return value
+
+
+def lengths(options: Options, passage: int) -> tuple[int, int]:
+    """Return the longest question and passage together, and the longest question, tokens.
+
+    Args:
+        options: The import's; its ``max_length`` means this of every layout.
+        passage: Tokens of a passage that the layout was trained on.
+    """
+    length = options.max_length or passage + (QUESTION_ROOM if options.asks else 0)
+    return length, min(QUESTION_ROOM, max(1, length // 3))
 
 
 def plain(name: str) -> str:
@@ -198,11 +237,14 @@ def plain(name: str) -> str:
     return name
 
 
-def adapters_of(content: Iterable[tuple[str, Any]], prefix: str, *, model: bool) -> Named:
+def adapters_of(
+    content: Iterable[tuple[str, Any]], file: str, prefix: str, *, model: bool
+) -> Named:
     """Yield adapters by our names, whatever their adapter was called.
 
     Args:
         content: A file's tensors.
+        file: Its name.
         prefix: Of the network they adapt.
         model: Whether that network's names begin with ``model.``.
 
@@ -212,7 +254,7 @@ def adapters_of(content: Iterable[tuple[str, Any]], prefix: str, *, model: bool)
     for name, tensor in content:
         found = ADAPTER.match(plain(name))
         if found is None:
-            raise UnknownTensors(f"{name}: is no adapter's tensor")
+            raise UnknownTensors(f"{file}: {name}: is no adapter's tensor")
         layer = found[1] if model else found[1].removeprefix("model.")
         yield f"{prefix}{layer}.lora_{found[2]}", tensor
 
@@ -225,15 +267,25 @@ def renamed(tensors: Iterable[tuple[str, Tensor]]) -> Named:
             yield f"compressor.backbone.{short}", tensor
 
 
-def generator_tensors(base: LanguageModel, ends: dict[str, Tensor], *, tied: bool) -> Named:
+def generator_tensors(
+    base: LanguageModel, ends: dict[str, Tensor], file: str, *, tied: bool
+) -> Named:
     """Yield the generator's weights: its base's, but for both ends, which were trained.
+
+    Args:
+        base: Its base model.
+        ends: Embeddings and head.
+        file: That has them.
+        tied: Whether the head is the embeddings.
 
     Raises:
         MissingTensors: The head is not tied to the embeddings, and not among the ends.
     """
     for name in (EMBED,) if tied else (EMBED, HEAD):
         if name not in ends:
-            raise MissingTensors(f"{name} is missing: the vocabulary has grown, and it with it")
+            raise MissingTensors(
+                f"{file}: {name} is missing: the vocabulary has grown, and it with it"
+            )
         yield f"generator.network.{name}", ends[name]
     for name, tensor in base.tensors():
         if name not in (EMBED, HEAD):
@@ -247,9 +299,16 @@ def chain(*streams: Named) -> Named:
 
 
 def vocabulary(
-    config: dict[str, Any], rows: int, tokenizer: Tokenizer, what: str
+    config: dict[str, Any], file: Path, rows: int, tokenizer: Tokenizer, what: str
 ) -> dict[str, Any]:
     """Return a configuration for a table of so many rows, which its tokenizer must fit.
+
+    Args:
+        config: The base model's.
+        file: Its ``config.json``.
+        rows: Of the table.
+        tokenizer: With the tokens that were added.
+        what: Which file has the table, and whose it is.
 
     Raises:
         MisshapenTensors: The tokenizer has another number of tokens.
@@ -260,17 +319,20 @@ def vocabulary(
         raise MisshapenTensors(
             f"{what} has {rows} rows, and its tokenizer {tokens} tokens with the added ones"
         )
-    values: dict[str, Any] = resized(configuration(config), rows).to_dict()
+    values: dict[str, Any] = resized(configuration(config, file), rows).to_dict()
     return values
 
 
 def configuration(
-    values: Mapping[str, Any], kept: Callable[[int], Sequence[int]] | None = None
+    values: Mapping[str, Any],
+    file: Path,
+    kept: Callable[[int], Sequence[int]] | None = None,
 ) -> PretrainedConfig:
     """Make a causal language model's configuration.
 
     Args:
         values: Its ``config.json``.
+        file: Which that is, for messages.
         kept: Which layers are left, told how many there are; None is all.
 
     Raises:
@@ -280,10 +342,10 @@ def configuration(
         config = read_config(values)
         return with_layers(config, (kept or range)(config.num_hidden_layers))
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise StoreError(f"config.json: {error}") from error
+        raise StoreError(f"{name_of(file)}: {error}") from error
 
 
 def is_tied(config: dict[str, Any]) -> bool:
     """Tell whether a network's head is its embedding table."""
-    model = build(configuration(config))
+    model = build(read_config(config))
     return model.get_output_embeddings().weight is model.get_input_embeddings().weight

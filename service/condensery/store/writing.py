@@ -58,7 +58,7 @@ def copy_files(files: Mapping[str, Path], directory: Path) -> dict[str, str]:
         if name.endswith(WEIGHTS):
             check_weights(target)
         elif name.endswith(".json"):
-            parse_json(target)
+            parse_json(target, name)
     return hashes
 
 
@@ -72,14 +72,28 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         sync(Path(folder))
 
 
-def parse_json(path: Path) -> Any:
-    """Read a JSON file; raises StoreError, which names it, if it can't be read or parsed."""
+def name_of(path: Path) -> str:
+    """Return a file's name with its directory's: there may be several of one name."""
+    return f"{path.absolute().parent.name}/{path.name}"
+
+
+def parse_json(path: Path, name: str | None = None) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: The file.
+        name: What messages call it; by default ``name_of`` it.
+
+    Raises:
+        StoreError: It can't be read or parsed; the message names it.
+    """
+    name = name or name_of(path)
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise StoreError(f"{path.name}: can't be read: {error.strerror or error}") from error
+        raise StoreError(f"{name}: can't be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path.name}: is not JSON: {error}") from error
+        raise StoreError(f"{name}: is not JSON: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -90,7 +104,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     content = parse_json(path)
     if not isinstance(content, dict):
-        raise StoreError(f"{path.name}: is not a JSON object")
+        raise StoreError(f"{name_of(path)}: is not a JSON object")
     return content
 
 

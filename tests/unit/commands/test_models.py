@@ -44,3 +44,23 @@ def test_a_missing_base_is_said_in_one_line_with_the_flag(
     assert "nowhere is not a directory" in line
     assert main(["models", "import", str(published), *own, "--max-length", "3"]) == 1
     assert "--max-length: 3 is not allowed" in capsys.readouterr().err
+
+
+def test_a_flag_that_means_nothing_for_a_directory_is_refused_by_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, published: Path
+) -> None:
+    own = ["--store", str(tmp_path / "own"), "--name", "pair"]
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    (encoder / "config.json").write_text('{"model_type": "bert"}')
+    for path, found, flags in (
+        (published, "a published pair", ["--pooling", "last"]),
+        (published, "a published pair", ["--no-add-eos"]),
+        (encoder, "a plain encoder", ["--questions"]),
+        (encoder, "a plain encoder", ["--rounded-rope"]),
+        (encoder, "a plain encoder", ["--base", "somewhere"]),
+    ):
+        assert main(["models", "import", str(path), *own, *flags]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{' '.join(flags)} does not apply: {path.name} is {found}" in line
+    assert not (tmp_path / "own").exists()

@@ -4,7 +4,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from condensery.errors import CorruptModel, StoreError
 from condensery.store import importing
 from condensery.store.importing import MINILM_SHA256, import_minilm, import_model
 from condensery.store.manifest import BrokenModel, StoredModel
+from condensery.store.pair_options import Options
+from condensery.store.retriever_options import RetrieverOptions
 from condensery.store.store import ModelStore
 from condensery.store.weights import load_state
 
@@ -165,6 +169,59 @@ def test_what_a_model_declares_is_not_overruled(store: ModelStore, sentence_bert
         import_model(store, sentence_bert, "mine", normalize=False)
     agreed = import_model(store, sentence_bert, "mine", pooling="mean", normalize=True)
     assert agreed.manifest.pooling == "mean"
+
+
+OPTIONS: dict[str, Any] = {
+    "pooling": "last",
+    "normalize": False,
+    "base": Path("base"),
+    "query_prompt": "q: ",
+    "max_tokens": 16,
+    "add_eos": True,
+    "generator_base": Path("g"),
+    "compressor_base": Path("c"),
+    "questions": False,
+    "max_length": 64,
+    "rounded_rope": True,
+}
+
+
+def told(option: str, value: Any) -> dict[str, Any]:
+    """Return what ``import_model`` is called with to be told one option."""
+    if option in ("pooling", "normalize"):
+        return {option: value}
+    if option in {field.name for field in fields(Options)}:
+        return {"pair": Options(**{option: value})}
+    return {"retriever": RetrieverOptions(**{option: value})}
+
+
+def test_an_option_that_means_nothing_for_a_directory_is_refused_by_its_flag(
+    store: ModelStore, sentence_bert: Path, change_json: ChangeJson, tmp_path: Path
+) -> None:
+    folders = {
+        found: Path(shutil.copytree(sentence_bert, tmp_path / found.replace(" ", "-")))
+        for found in importing.KINDS
+    }
+    for found, folder in folders.items():
+        if found != "a sentence-transformers model":
+            (folder / "modules.json").unlink()
+    folders["a stored model"] = import_model(store, folders["a plain encoder"], "stored").path
+    judge, causal = ["BertForSequenceClassification"], ["LlamaForCausalLM"]
+    change_json(folders["a classifier"] / "config.json", architectures=judge)
+    change_json(folders["a language model"] / "config.json", architectures=causal)
+    change_json(folders["a LoRA directory"] / "adapter_config.json", peft_type="LORA")
+    change_json(folders["a published pair"] / "config.json", model_type="COCOM")
+    assert set(OPTIONS) == {option for takes in importing.KINDS.values() for option in takes}
+    for found, folder in folders.items():
+        for option, value in OPTIONS.items():
+            if option in importing.KINDS[found]:
+                continue
+            flag = f"--{'no-' if value is False else ''}{option.replace('_', '-')}"
+            says = f"^{flag}.* does not apply: {folder.name} is {found}, and"
+            with pytest.raises(StoreError, match=says) as caught:
+                import_model(store, folder, "other", **told(option, value))
+            assert caught.value.field == option
+    assert [entry.name for entry in store.list()] == ["stored"]
 
 
 def test_most_weights_give_the_dtype(store: ModelStore, bert: Path) -> None:

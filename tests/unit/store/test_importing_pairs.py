@@ -1,3 +1,4 @@
+import io
 import json
 import pickle
 import shutil
@@ -14,7 +15,7 @@ from transformers import DynamicCache
 
 from condensery.errors import CorruptModel, StoreError
 from condensery.networks.oscar_causal import CausalPair
-from condensery.networks.oscar_causal_shape import CausalShape
+from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.networks.oscar_interface import PairTexts
 from condensery.networks.oscar_opening import open_networks, open_texts
 from condensery.store.importing import import_model
@@ -203,6 +204,116 @@ def test_a_base_model_is_taken_from_where_one_is_told(
         import_as(store, published, generator_base=bases["wide"])
     told = import_as(store, published, generator_base=bases["wide"], compressor_base=bases["llama"])
     assert told.version == "1"
+
+
+def test_a_base_is_looked_for_in_the_directory_that_names_it_first(
+    bases: dict[str, Path],
+    store: ModelStore,
+    published: Path,
+    change_json: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {"decoder_model_name": "bases/wide", "compr_model_name": "bases/llama"}
+    change_json(published / "config.json", **names)
+    for name in ("wide", "llama"):
+        shutil.copytree(bases[name], published / "bases" / name)
+        (tmp_path / "bases" / name).mkdir(parents=True)  # beside it, and from here: no models
+    monkeypatch.chdir(tmp_path)
+    notes = import_as(store, published).manifest.provenance.notes
+    for name in ("wide", "llama"):
+        assert any(note.endswith(f"{published / 'bases' / name}.") for note in notes)
+    pisco = Pisco(tmp_path / "pisco", bases["wide"], bases["llama"]).path
+    change_json(pisco / "config.json", decoder_model_name="bases/wide")
+    shutil.copytree(bases["wide"], pisco / "bases/wide")
+    (note, *_) = import_as(store, pisco).manifest.provenance.notes
+    assert note.endswith(f"{pisco / 'bases/wide'}.")
+
+
+def test_max_length_means_the_same_for_every_pair(
+    bases: dict[str, Path], store: ModelStore, tmp_path: Path
+) -> None:
+    def of(path: Path, **told: Any) -> tuple[int, int]:
+        shape = CausalShape.from_dict(import_as(store, path, **told).manifest.shape).compressor
+        assert isinstance(shape, CompressorShape)
+        return shape.text_tokens - shape.specials, shape.query_tokens
+
+    paths = [
+        Cocom(tmp_path / form, (bases[decoder], bases[compressor]), form).path
+        for decoder, compressor, form in (
+            ("wide", "llama", "small"),
+            ("mistral", "mistral", "trimmed"),
+            ("mistral", "mistral", "shared"),
+        )
+    ]
+    paths.append(Pisco(tmp_path / "rewritten", bases["wide"], bases["llama"]).path)
+    for told, wanted in (
+        ({}, (192, 64)),
+        ({"questions": False}, (128, 42)),
+        ({"max_length": 300}, (300, 64)),
+        ({"max_length": 90, "questions": False}, (90, 30)),
+    ):
+        assert {of(path, **told) for path in paths} == {wanted}
+    for path in paths:
+        with pytest.raises(StoreError, match="--max-length 4096 is too long") as caught:
+            import_as(store, path, max_length=4096)
+        assert caught.value.field == "max_length"
+
+
+def test_a_compressor_s_base_is_refused_where_the_directory_has_no_use_for_one(
+    bases: dict[str, Path], store: ModelStore, tmp_path: Path
+) -> None:
+    shared = Cocom(tmp_path / "shared", (bases["mistral"], bases["mistral"]), "shared").path
+    rewritten = Pisco(tmp_path / "rewritten", bases["wide"], bases["llama"]).path
+    for path, why in ((shared, "its own compressor"), (rewritten, "rewritten/compressor")):
+        says = f"^--compressor-base .*llama does not apply: .*{why}"
+        with pytest.raises(StoreError, match=says) as caught:
+            import_as(store, path, compressor_base=bases["llama"])
+        assert caught.value.field == "compressor_base"
+
+
+def test_a_message_names_the_file_that_is_at_fault(
+    bases: dict[str, Path], store: ModelStore, tmp_path: Path
+) -> None:
+    """Each file of each layout, empty, and those of tensors without one and with a wrong one."""
+    mistral, wide = bases["mistral"], bases["wide"]
+    adapted = {"lora_compressor": True}
+    layouts = {
+        "small": Cocom(tmp_path / "small", (wide, bases["llama"]), "small").path,
+        "adapted": Cocom(tmp_path / "adapted", (mistral, mistral), "trimmed", **adapted).path,
+        "shared": Cocom(tmp_path / "shared", (mistral, mistral), "shared").path,
+        "rewritten": Pisco(tmp_path / "rewritten", wide, bases["llama"]).path,
+    }
+    unread = {"README.md", "modelling_pisco.py", "generation_config.json", "chat_template.jinja"}
+
+    def refused(folder: Path) -> str:
+        try:
+            import_as(store, folder)
+        except StoreError as error:
+            return str(error)
+        return "nothing was wrong"
+
+    for name, folder in layouts.items():
+        assert refused(folder) == "nothing was wrong"
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            if path.name in unread or path.name.startswith("special_tokens"):
+                continue
+            before, inside = path.read_bytes(), path.relative_to(folder).as_posix()
+            named = inside if "/" in inside else f"{name}/{inside}"
+            path.write_bytes(b"")
+            if path.name != "tokenizer_config.json" or "decoder" in inside:
+                assert named in refused(folder), inside
+            if path.suffix in (".pt", ".pth"):
+                torch.save({}, path)
+                assert inside in refused(folder), inside
+                content = torch.load(io.BytesIO(before), weights_only=True)
+                tensors = next((v for v in content.values() if isinstance(v, dict)), content)
+                last = list(tensors)[-1]
+                for tensor in (torch.zeros(7, 7), torch.full_like(tensors[last], torch.nan)):
+                    tensors[last] = tensor
+                    torch.save(content, path)
+                    assert inside in refused(folder), inside
+            path.write_bytes(before)
 
 
 def test_a_base_in_shards_or_in_pickles_is_read_too(

@@ -1,6 +1,7 @@
 """LLM-Drop's directories and LoRA directories, against transformers and PEFT themselves."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,86 @@ def test_an_end_token_that_is_to_be_added_and_is_not_there_is_named(
     assert import_model(store, folder, "tuned").manifest.end_token == "none"
     with pytest.raises(StoreError, match="'<stop>' is not among the tokens"):
         import_model(store, folder, "tuned", retriever=RetrieverOptions(add_eos=True))
+
+
+def test_a_base_is_looked_for_in_the_directory_that_names_it_first(
+    tmp_path: Path, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, here = tmp_path / "published" / "lora", tmp_path / "here"
+    language_model(tmp_path / "base")
+    adapter(folder, tmp_path / "base")
+    tell(folder / "adapter_config.json", base_model_name_or_path="bases/mistral")
+    here.mkdir()
+    monkeypatch.chdir(here)
+    with pytest.raises(StoreError, match=r"lora/adapter_config\.json: .*'bases/mistral'.* --base"):
+        import_model(store, folder, "tuned")
+    # Each is found once there is none nearer; all but the nearest hold no model.
+    for place in (folder.parent, here, folder):
+        for other in (folder.parent, here, folder):
+            shutil.rmtree(other / "bases", ignore_errors=True)
+        shutil.copytree(tmp_path / "base", place / "bases/mistral")
+        if place != folder.parent:
+            (folder.parent / "bases/mistral").mkdir(parents=True)
+        if place == folder:
+            (here / "bases/mistral").mkdir(parents=True)
+        notes = import_model(store, folder, "tuned").manifest.provenance.notes
+        assert f"The adapter was merged into {place.resolve() / 'bases/mistral'}." in notes
+    for nothing in ("", "x" * 5000, None):
+        tell(folder / "adapter_config.json", base_model_name_or_path=nothing)
+        with pytest.raises(StoreError, match="name its own directory by --base"):
+            import_model(store, folder, "tuned")
+
+
+def test_more_tokens_than_the_network_has_positions_are_refused(
+    tmp_path: Path, store: ModelStore
+) -> None:
+    language_model(tmp_path / "lm")
+    assert (
+        import_model(
+            store, tmp_path / "lm", "lm", retriever=RetrieverOptions(max_tokens=4096)
+        ).manifest.max_tokens
+        == 4096
+    )
+    with pytest.raises(StoreError, match=r"--max-tokens 4097 is too long: .* allow 4096"):
+        import_model(store, tmp_path / "lm", "lm", retriever=RetrieverOptions(max_tokens=4097))
+
+
+def test_a_message_names_the_file_that_is_at_fault(tmp_path: Path, store: ModelStore) -> None:
+    base, folder = tmp_path / "base", tmp_path / "lora"
+    language_model(base)
+    adapter(folder, base)
+    new_embedding(folder, 430)
+    wrong = nn.Embedding(430, 16)
+    torch.save(wrong, tmp_path / "narrow.pth")
+    broken: list[tuple[str, bytes, str]] = [
+        ("base/config.json", b"{", "base/config.json"),
+        ("base/config.json", b'{"model_type": "none"}', "base/config.json"),
+        ("base/tokenizer.json", b"{", "base/tokenizer.json"),
+        ("base/model.safetensors", b"{", "base/model.safetensors"),
+        ("lora/adapter_config.json", b'{"r": 0', "lora/adapter_config.json"),
+        ("lora/adapter_model.safetensors", b"", "lora/adapter_model.safetensors"),
+        ("lora/config.json", b'{"drop_mlp_list": [9]}', "lora/config.json"),
+        ("lora/embedding/input_emb.pth", b"", "embedding/input_emb.pth"),
+        (
+            "lora/embedding/input_emb.pth",
+            (tmp_path / "narrow.pth").read_bytes(),
+            "lora/embedding/input_emb.pth",
+        ),
+    ]
+    for place, content, named in broken:
+        path = tmp_path / place
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes(content)
+        with pytest.raises(StoreError) as caught:
+            import_model(store, folder, "tuned", retriever=RetrieverOptions(base=base))
+        assert named in str(caught.value), (place, str(caught.value))
+        if before is None:
+            path.unlink()
+        else:
+            path.write_bytes(before)
+    tell(folder / "adapter_config.json", r=0)
+    with pytest.raises(StoreError, match=r"lora/adapter_config\.json: r 0 is no positive"):
+        import_model(store, folder, "tuned")
 
 
 def test_an_adapter_for_a_sub_layer_that_is_gone_is_refused(

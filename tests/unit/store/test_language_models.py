@@ -121,5 +121,5 @@ def test_buffers_among_the_weights_are_no_weights(base: Path) -> None:
     save_file(state, path, metadata={"format": "pt"})
     assert {name for name, _ in model(base).tensors()} == before
     path.write_bytes(b"no weights")
-    with pytest.raises(StoreError, match=r"generator_base: model.safetensors: "):
+    with pytest.raises(StoreError, match=r"generator_base: base/model.safetensors: "):
         list(model(base).tensors())
