@@ -67,6 +67,15 @@ def database_of(data_dir: Path, name: str = "kb") -> Path:
     return generations.current(data_dir / "indexes" / name) / "index.sqlite3"
 
 
+def to_format_4(file: Path) -> None:
+    """Make a closed index's file one of a version that did not keep prompts."""
+    connection = sqlite3.connect(file, isolation_level=None)
+    for column in ("query_prompt", "passage_prompt"):
+        connection.execute(f"ALTER TABLE settings DROP COLUMN {column}")
+    connection.execute("PRAGMA user_version = 4")
+    connection.close()
+
+
 def read_truth(data_dir: Path, name: str = "kb") -> dict[str, Floats]:
     """Every passage's vector, by id, straight from SQLite."""
     connection = sqlite3.connect(database_of(data_dir, name))

@@ -103,6 +103,7 @@ def test_an_index_of_format_1_is_found_by_its_words(
     vector = make_vectors(40)[6]
     with IndexStore(data_dir) as store:
         assert store.count("kb") == (20, 40)
+        assert store.info("kb").prompts is None  # which its encoder's fingerprint tells
         assert [hit.passage.id for hit in store.match("kb", "second d3", top_k=1)] == ["d3#1"]
         assert store.query("kb", vector, top_k=1)[0].passage.id == "d3#0"
         assert_agrees(store, data_dir)

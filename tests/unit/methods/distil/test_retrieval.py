@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.index.conftest import database_of, to_format_4
 
 from condensery.errors import DataDirTaken, EmptyInput, InputError
 from condensery.methods.distil import retrieval
@@ -80,6 +81,29 @@ def test_vectors_are_compared_one_by_one_and_prompts_are_the_models(
         )
         own = {one.id: scores[place] for place, one in enumerate(passages)}
         assert [own[one] for one in ids(hits)] == pytest.approx([s for _, s in hits], abs=1e-5)
+
+
+def test_a_nomic_models_prompts_are_taken_but_not_in_a_folder_from_before(
+    tmp_path: Path, encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "BLOCK", 8)
+    encoder.prompts = {"search_query": "old ", "search_document": "new "}
+    passages = corpus(12)
+    for older in (False, True):
+        asked, read = ("", "") if older else ("old ", "new ")
+        folder = tmp_path / f"older-{older}"
+        encoder.fails_at = passages[0 if older else 10].text
+        with pytest.raises(RuntimeError, match="killed"):
+            Retriever.build(passages, folder, encoder=encoder)
+        if older:
+            to_format_4(database_of(folder, retrieval.INDEX))
+        encoder.fails_at = None
+        for _ in range(2):
+            with Retriever.build(passages, folder, encoder=encoder) as retriever:
+                assert encoder.asked == [f"{read}{one.text}" for one in passages]
+                retriever.search(["a market"], 5, "dense")
+                assert encoder.asked.pop() == f"{asked}a market"
+        encoder.asked.clear()
 
 
 def test_a_passage_longer_than_the_service_takes_is_cut(tmp_path: Path, encoder: Any) -> None:

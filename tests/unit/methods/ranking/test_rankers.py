@@ -53,7 +53,10 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         workers.close()
 
 
-@pytest.mark.parametrize("prompts", [{}, {"query": "q: ", "passage": "p: "}])
+@pytest.mark.parametrize(
+    "prompts",
+    [{}, {"query": "q: ", "passage": "p: "}, {"search_query": "q: ", "search_document": "p: "}],
+)
 def test_an_encoder_scores_by_inner_products_and_reads_passages_once(
     prompts: dict[str, str],
 ) -> None:
@@ -64,8 +67,8 @@ def test_an_encoder_scores_by_inner_products_and_reads_passages_once(
     assert encoder.embedded == texts
     for query in ("one", "two"):
         wanted = [
-            vector_of(prompts.get("passage", "") + text)
-            @ vector_of(prompts.get("query", "") + query)
+            vector_of(("p: " if prompts else "") + text)
+            @ vector_of(("q: " if prompts else "") + query)
             for text in texts
         ]
         assert ranker.scores(query, texts) == pytest.approx([float(x) for x in wanted], abs=1e-5)
