@@ -86,7 +86,6 @@ def test_what_becomes_of_good_requests_that_are_meddled_with(live_server: Any) -
     print(dict(statuses))
     assert statuses.total() == MEDDLED
     assert {200, 400, 404, 405, 422} <= statuses.keys()
-    assert FROM_THE_SCHEMA + MEDDLED >= 20_000
 
 
 class Schemas:

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import pickle
 import shutil
 import zipfile
@@ -453,25 +454,31 @@ def test_frequencies_are_rounded_only_where_that_is_asked_for(
 
 
 class Evil:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        import os
+    """Who unpickles it makes a folder."""
 
-        return os.system, ("touch /tmp/condensery-was-run",)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self._folder),)
 
 
 @pytest.mark.parametrize("file", ["adapters.pth", "compressor/mlp.pth"])
 def test_a_pickle_that_names_code_is_refused_and_not_run(
-    store: ModelStore, published: Path, file: str
+    store: ModelStore, published: Path, file: str, tmp_path: Path
 ) -> None:
+    evil = Evil(tmp_path / "was_run")
     content = torch.load(published / file, weights_only=True)
-    torch.save(content | {"extra": Evil()}, published / file)
+    torch.save(content | {"extra": evil}, published / file)
     with pytest.raises(PickledCode, match=f"{Path(file).name}: names code"):
         import_as(store, published)
-    (published / file).write_bytes(pickle.dumps(Evil()))
+    (published / file).write_bytes(pickle.dumps(evil))
     with pytest.raises(PickledCode, match=f"{Path(file).name}: names code"):
         import_as(store, published)
-    assert not Path("/tmp/condensery-was-run").exists()
+    assert not (tmp_path / "was_run").exists()
     assert store.list() == []
+    pickle.loads(pickle.dumps(evil))
+    assert (tmp_path / "was_run").exists(), "it would have been seen"
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, -50])
