@@ -25,10 +25,6 @@ def operation_of(route: Any) -> Any:
     return DESCRIBED["paths"][route.template][route.method.lower()]
 
 
-def named(route: Any) -> str:
-    return f"{route.method} {route.template}"
-
-
 def test_the_file_is_what_the_app_describes():
     app = App(sections(), Limits())
     path = ROOT / "docs" / "openapi.json"
@@ -41,19 +37,20 @@ async def test_a_server_describes_its_own_limits(door, services):
     assert (texts["minItems"], texts["maxItems"]) == (1, services.limits.max_items)
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=named)
-def test_every_route_is_described_whole(route):
-    operation = operation_of(route)
-    assert operation["summary"].endswith(".")
-    assert ("requestBody" in operation) == (route.body is not None)
-    good = operation["responses"]["200"]
-    assert route.media in good["content"]
-    if route.media == "application/json":
-        assert good["content"][route.media]["schema"], "what the reply holds is not said"
-    names = [one.get("name", one.get("$ref")) for one in operation["parameters"]]
-    assert ("name" in names) == ("{name" in route.path)
-    needs = [row_of(kind).status(route.family) for kind in errors_of(route)]
-    assert {str(status) for status in needs} <= operation["responses"].keys()
+def test_every_route_is_described_whole(subtests):
+    for route in ROUTES:
+        with subtests.test(f"{route.method} {route.template}"):
+            operation = operation_of(route)
+            assert operation["summary"].endswith(".")
+            assert ("requestBody" in operation) == (route.body is not None)
+            good = operation["responses"]["200"]
+            assert route.media in good["content"]
+            if route.media == "application/json":
+                assert good["content"][route.media]["schema"], "what the reply holds is not said"
+            names = [one.get("name", one.get("$ref")) for one in operation["parameters"]]
+            assert ("name" in names) == ("{name" in route.path)
+            needs = [row_of(kind).status(route.family) for kind in errors_of(route)]
+            assert {str(status) for status in needs} <= operation["responses"].keys()
 
 
 def test_names_of_operations_are_unique():

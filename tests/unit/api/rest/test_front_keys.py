@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from itertools import product
 
 import pytest
 
@@ -57,38 +58,36 @@ def path_of(route):
     return route.template.replace("{name}", "kb")
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.template}")
-async def test_every_route_but_health_needs_a_key(line, keyed, route):
-    asked = await line(path_of(route), b"{}", method=route.method).run()
-    if route.template in OPEN:
-        assert asked.status == 200
-        return
-    assert asked.status == 401
-    assert asked.reply_headers["www-authenticate"] == "Bearer"
-    assert asked.received == 0, "the body was read before the key"
-    assert "x-request-id" in asked.reply_headers
-    wrong = {"authorization": "Bearer wrong"}
-    assert (
-        await line(path_of(route), b"{}", method=route.method, headers=wrong).run()
-    ).status == 401
+async def test_every_route_but_health_needs_a_key(line, keyed, subtests):
+    for route, headers in product(ROUTES, ({}, {"authorization": "Bearer wrong"})):
+        with subtests.test(f"{route.method} {route.template}", **headers):
+            path = path_of(route)
+            asked = await line(path, b"{}", method=route.method, headers=headers).run()
+            if route.template in OPEN:
+                assert asked.status == 200
+                continue
+            assert asked.status == 401
+            assert asked.reply_headers["www-authenticate"] == "Bearer"
+            assert asked.received == 0, "the body was read before the key"
+            assert "x-request-id" in asked.reply_headers
 
 
-@pytest.mark.parametrize("name", SCOPES)
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.template}")
-async def test_a_key_opens_what_its_scopes_name(line, keyed, route, name):
-    asked = line(path_of(route), b"{}", method=route.method, headers=bearer(name))
-    await asked.run()
-    needed = "index-write" if (route.method, route.template) in WRITES else "infer"
-    if (route.method, route.template) in CHANGES:
-        needed = "admin"
-    free = route.template in OPEN or route.template == "/metrics"
-    if free or name == "boss" or needed in SCOPES[name]:
-        assert asked.status not in (401, 403)
-    else:
-        assert asked.status == 403
-        assert name in asked.content.decode()
-        assert needed in asked.content.decode()
-        assert asked.received == 0, "the body was read before the key"
+async def test_a_key_opens_what_its_scopes_name(line, keyed, subtests):
+    for route, name in product(ROUTES, SCOPES):
+        with subtests.test(f"{route.method} {route.template}", key=name):
+            asked = line(path_of(route), b"{}", method=route.method, headers=bearer(name))
+            await asked.run()
+            needed = "index-write" if (route.method, route.template) in WRITES else "infer"
+            if (route.method, route.template) in CHANGES:
+                needed = "admin"
+            free = route.template in OPEN or route.template == "/metrics"
+            if free or name == "boss" or needed in SCOPES[name]:
+                assert asked.status not in (401, 403)
+            else:
+                assert asked.status == 403
+                assert name in asked.content.decode()
+                assert needed in asked.content.decode()
+                assert asked.received == 0, "the body was read before the key"
 
 
 def test_the_open_routes_are_those_of_health():
