@@ -30,13 +30,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, out, err
 
 
-@pytest.mark.parametrize("command", [[], *COMMANDS], ids=" ".join)
 def test_every_command_explains_itself(
-    capsys: pytest.CaptureFixture[str], command: list[str]
+    capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
-    status, out, err = run(capsys, *command, "--help")
-    assert (status, err) == (0, "")
-    assert " ".join(["usage: condensery", *command]) in out
+    for command in ([], *COMMANDS):
+        with subtests.test(" ".join(command)):
+            status, out, err = run(capsys, *command, "--help")
+            assert (status, err) == (0, "")
+            assert " ".join(["usage: condensery", *command]) in out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""No error is left out of gRPC's table."""
+"""Errors over gRPC: each has a code, the one that says what its REST status says."""
 
 import inspect
 
@@ -9,6 +9,7 @@ from grpc import StatusCode
 
 from condensery import errors
 from condensery.api.grpc.errors import CODES, code_of, trailers
+from condensery.api.rest.errors import render
 from condensery.errors import CondenseryError
 
 EVERY = [
@@ -18,9 +19,33 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
-def test_every_error_has_a_status_of_its_own(kind: type[CondenseryError]) -> None:
-    assert kind in CODES
+# REST's statuses, and the codes that say the same.
+SAME = {
+    400: {StatusCode.INVALID_ARGUMENT},
+    401: {StatusCode.UNAUTHENTICATED},
+    403: {StatusCode.PERMISSION_DENIED},
+    404: {StatusCode.NOT_FOUND},
+    408: {StatusCode.DEADLINE_EXCEEDED},
+    409: {StatusCode.FAILED_PRECONDITION, StatusCode.ALREADY_EXISTS},
+    410: {StatusCode.NOT_FOUND},
+    413: {StatusCode.INVALID_ARGUMENT},
+    424: {StatusCode.INTERNAL},
+    429: {StatusCode.RESOURCE_EXHAUSTED},
+    431: {StatusCode.INVALID_ARGUMENT},
+    500: {StatusCode.INTERNAL},
+    503: {StatusCode.UNAVAILABLE},
+    504: {StatusCode.DEADLINE_EXCEEDED},
+    507: {StatusCode.INTERNAL},
+}
+
+
+def test_every_error_has_the_code_that_says_what_its_rest_status_says(
+    subtests: pytest.Subtests,
+) -> None:
+    for kind in EVERY:
+        with subtests.test(kind.__name__):
+            assert kind in CODES, "it would take its ancestor's"
+            assert code_of(kind("no")) in SAME[render(kind("no"), "openai").status_code]
 
 
 def test_an_error_of_a_class_unknown_to_the_table_takes_its_ancestors_status() -> None:

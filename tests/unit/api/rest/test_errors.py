@@ -18,18 +18,21 @@ def test_no_error_is_left_out_of_the_table():
     assert set(ROWS) == {kind for kind in tree() if kind.__module__ == errors.__name__}
 
 
-@pytest.mark.parametrize("kind", ROWS)
-def test_every_error_has_a_body_in_each_family(kind):
-    tei = orjson.loads(render(make(kind), "tei").body)
-    nested = orjson.loads(render(make(kind), "openai").body)
-    ranked = orjson.loads(render(make(kind), "rerank").body)
-    assert set(tei) == {"error", "error_type"}
-    assert tei["error_type"] in {"Validation", "Empty", "Overloaded", "Backend", "Unhealthy"}
-    assert set(nested) == {"error"}
-    assert set(nested["error"]) == {"message", "type", "param", "code"}
-    assert nested["error"]["code"] == code_of(kind)
-    assert ranked["error"] == nested["error"]
-    assert tei["error"] == ranked["message"] == ranked["detail"] == nested["error"]["message"]
+def test_every_error_has_a_body_in_each_family(subtests):
+    for kind in ROWS:
+        with subtests.test(kind.__name__):
+            tei = orjson.loads(render(make(kind), "tei").body)
+            nested = orjson.loads(render(make(kind), "openai").body)
+            ranked = orjson.loads(render(make(kind), "rerank").body)
+            assert set(tei) == {"error", "error_type"}
+            types = {"Validation", "Empty", "Overloaded", "Backend", "Unhealthy"}
+            assert tei["error_type"] in types
+            assert set(nested) == {"error"}
+            assert set(nested["error"]) == {"message", "type", "param", "code"}
+            assert nested["error"]["code"] == code_of(kind)
+            assert ranked["error"] == nested["error"]
+            message = nested["error"]["message"]
+            assert tei["error"] == ranked["message"] == ranked["detail"] == message
 
 
 @pytest.mark.parametrize(
