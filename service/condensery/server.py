@@ -164,9 +164,10 @@ class Server:
         stack.push_async_callback(services.rebuilds.close)
         await resume_rebuilds(services)
         report_prompts(services)
+        samples = False
         if settings.samples and any(info.kind == "encoder" for info in pool.models()):
             try:
-                await ensure_samples(services, say)
+                samples = await ensure_samples(services, say)
             except CondenseryError as error:  # a full disk: searching what is there still works
                 say(f"index {SAMPLES}: not made: {error.message}")
         tls = None
@@ -185,7 +186,8 @@ class Server:
         )
         await self._rest.started()
         services.health.start()
-        self._greet(listener.getsockname()[1], time.perf_counter() - began, pool)
+        url = self._greet(listener.getsockname()[1], time.perf_counter() - began)
+        say(_example(url, pool, samples=samples, keyed=not keys.open))
 
     async def run(self) -> None:
         """Serve until told to end, or until something breaks that can't be mended; then end."""
@@ -263,19 +265,19 @@ class Server:
         reload(keys, path, key)
         self._signals.on_hangup(again)
 
-    def _greet(self, port: int, seconds: float, pool: "RunningModels") -> None:
+    def _greet(self, port: int, seconds: float) -> str:
+        """Say where it listens; returns the REST door's URL."""
         say, host = self._say, self._settings.host
         scheme = "https" if self._settings.tls_cert else "http"
         url = f"{scheme}://{_in_url(host)}:{port}"
         say(f"ready in {seconds:.1f} s")
         say(f"REST on {url} (description at {url}/docs, metrics at {url}/metrics)")
         say(f"gRPC on {host}:{self._grpc.port}")
-        keyed = not self._services.keys.open
-        if keyed:
+        if not self._services.keys.open:
             say("a key is needed for everything but health checks")
         elif host not in LOOPBACK:
             say(f"warning: no key is set, and whoever reaches {host} can use and change everything")
-        say(_example(url, pool, keyed=keyed))
+        return url
 
 
 def _limits(settings: Settings) -> Limits:
@@ -296,9 +298,12 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _example(url: str, pool: "RunningModels", *, keyed: bool) -> str:
+def _example(url: str, pool: "RunningModels", *, samples: bool, keyed: bool) -> str:
+    """Return a request that this server answers: of the sample index only where there is one."""
     if any(info.kind == "oscar-pair" for info in pool.models()):
-        body = '{"query": "How many traits did Mendel study?", "index": {"name": "samples"}}'
+        passages = '"documents": ["Mendel studied seven traits of peas."]'
+        passages = f'"index": {{"name": "{SAMPLES}"}}' if samples else passages
+        body = f'{{"query": "How many traits did Mendel study?", {passages}}}'
         path = "/v1/rag/answer"
     else:
         body, path = '{"input": "a text"}', "/v1/embeddings"

@@ -3,13 +3,14 @@
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,20 @@ def test_a_corrupt_model_leaves_the_rest_serving_and_sigterm_waits_for_who_is_se
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("samples", [True, False], ids=["samples", "no samples"])
+def test_what_a_server_suggests_is_answered(
+    samples: bool, live_server: Any, serve: Callable[..., Any]
+) -> None:
+    said = live_server.log.read_text() if samples else serve().said
+    (line,) = re.findall(r"condensery: try: (.+)", said)
+    curl, url, flag, body = shlex.split(line)
+    assert (curl, flag) == ("curl", "-d")
+    told = {"content-type": "application/x-www-form-urlencoded"}  # as curl sends -d
+    reply = httpx.post(url, content=body, headers=told, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert ("samples" in body) == samples
 
 
 def wait_for_queue(url: str) -> None:

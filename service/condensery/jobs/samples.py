@@ -24,23 +24,27 @@ def sample_documents() -> list[Document]:
     return documents
 
 
-async def ensure_samples(services: Services, say: Callable[[str], None]) -> None:
+async def ensure_samples(services: Services, say: Callable[[str], None]) -> bool:
     """Make the sample index, or bring it up to date; what is right already is left alone.
 
     An index of that name with other settings (another encoder's) is somebody's: it stays.
+
+    Returns:
+        Whether the sample index is there.
     """
     documents = sample_documents()
     try:
         info = await indexes.create_index(services, NAME)
     except IndexExists as error:
         say(f"index {NAME}: left as it is. {error.message}")
-        return
+        return False
     index_vectors.encoder_of(services, info)
     missing = await _missing(services, documents)
     for start in range(0, len(missing), BATCH):
         await indexes.upsert(services, NAME, missing[start : start + BATCH])
         done = min(start + BATCH, len(missing))
         say(f"index {NAME}: {done} of {len(missing)} passages")
+    return True
 
 
 async def _missing(services: Services, documents: list[Document]) -> list[Document]:

@@ -8,7 +8,7 @@ from condensery.values import Document
 async def test_the_sample_index_is_made_once_and_mended(services):
     services = replace(services, limits=Limits())
     said = []
-    await samples.ensure_samples(services, said.append)
+    assert await samples.ensure_samples(services, said.append)
     documents, _ = await indexes.count(services, samples.NAME)
     assert documents == len(samples.sample_documents()) >= 150
     assert said[-1] == f"index samples: {documents} of {documents} passages"
@@ -26,6 +26,6 @@ async def test_somebodys_index_of_that_name_stays(services):
     services = replace(services, limits=Limits())
     await indexes.create_index(services, samples.NAME, encoder="other")
     said = []
-    await samples.ensure_samples(services, said.append)
+    assert not await samples.ensure_samples(services, said.append)
     assert "left as it is" in said[0]
     assert await indexes.count(services, samples.NAME) == (0, 0)
