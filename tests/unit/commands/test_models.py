@@ -1,8 +1,10 @@
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
-from tiny_published import Cocom, write_base
+from tiny_published import Cocom, Pisco, write_base
 
 from condensery.cli import main
 
@@ -64,3 +66,33 @@ def test_a_flag_that_means_nothing_for_a_directory_is_refused_by_its_name(
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{' '.join(flags)} does not apply: {path.name} is {found}" in line
     assert not (tmp_path / "own").exists()
+
+
+DOCS = Path(__file__).parents[3] / "docs/models.md"
+
+
+def test_the_commands_of_the_page_import_each_published_kind(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    qwen2 = write_base(tmp_path / "Qwen2-7B-Instruct", "qwen2")
+    llama = write_base(tmp_path / "Llama-3.2-1B-Instruct", "llama")
+    mistral = write_base(tmp_path / "Mistral-7B-Instruct-v0.2", "mistral")
+    made = {
+        "oscar-qwen2-7B": Cocom(tmp_path / "oscar-qwen2-7B", (qwen2, llama), "small"),
+        "oscar-5-layers": Cocom(tmp_path / "oscar-5-layers", (mistral, mistral), "trimmed"),
+        "pisco-mistral": Cocom(tmp_path / "pisco-mistral", (mistral, mistral), "shared"),
+        "pisco-2026": Pisco(tmp_path / "pisco-2026", mistral, llama),
+    }
+    for pair in made.values():  # as published, they name their bases by a hub's names
+        content = json.loads((pair.path / "config.json").read_text())
+        for key, value in content.items():
+            if str(value).startswith(str(tmp_path)):
+                content[key] = f"their-maker/{Path(value).name}"
+        (pair.path / "config.json").write_text(json.dumps(content))
+    section = DOCS.read_text().partition("## Importing published pairs")[2]
+    commands = re.findall(r"condensery (models import .+)", section.replace("\\\n", ""))
+    assert {shlex.split(command)[2] for command in commands} == set(made)
+    for command in commands:
+        assert main([*shlex.split(command), "--store", str(tmp_path / "own")]) == 0, command
+        assert " version 1 (oscar-pair): " in capsys.readouterr().out
