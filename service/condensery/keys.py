@@ -1,8 +1,8 @@
 """Keys, what each may do, and the file that they come from."""
 
+import fcntl
 import hashlib
 import hmac
-import logging
 import os
 import re
 import secrets
@@ -14,16 +14,17 @@ from typing import Literal, get_args
 
 from pydantic import SecretStr
 
+from condensery.durable import sync
 from condensery.errors import Forbidden, SettingError, Unauthenticated
 
 Scope = Literal["infer", "index-write", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-LEAST_CHARACTERS = 16
-DEFAULT_NAME = "default"  # of the key that the environment gives
+LEAST_CHARACTERS = 24  # of a key that is written as it is: 144 bits in base64, 96 in hexadecimal
+DEFAULT_NAME = "default"  # of the key that the environment gives, or that was made at the start
+KEPT = "api-key"  # the file in the data directory that a key made at the start is kept in
 
 _HASHED = "sha256:"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +149,75 @@ def read_keys(path: Path) -> list[Key]:
     """Read a keys file: ``name scopes key`` a line, and ``#`` before comments.
 
     Raises:
-        SettingError: The file can't be read, is wrong, or holds no key; the message names the line
-            and never holds any part of it, which may be a key out of place.
+        SettingError: The file can't be read, all users of the machine can read it, it is wrong, or
+            holds no key; the message names the line and never holds any part of it, which may be a
+            key out of place.
     """
-    keys: list[Key] = []
-    lines: dict[str | bytes, int] = {}  # of each name and each key
-    for number, line in enumerate(_read_lines(path), 1):
-        try:
-            if (key := _parse_line(line)) is None:
-                continue
-            for field, value in (("name", key.name), ("key", key.digest)):
-                if value in lines:
-                    raise ValueError(f"the {field} is that of line {lines[value]} too")
-                lines[value] = number
-        except ValueError as error:
-            raise _refuse(f"{path}, line {number}: {error}") from None
-        keys.append(key)
+    try:
+        with path.open("rb") as file:
+            keys = _parse_keys(path, _read_private(file.fileno(), path, "keys_file"))
+    except OSError as error:
+        raise _refuse(f"{path}: it can't be read: {error.strerror}") from error
     if not keys:
         raise _refuse(f"{path}: it holds no key, and would leave every door open")
     return keys
+
+
+def add_line(path: Path, line: str) -> None:
+    """Append a line to a keys file, which is made for its owner alone; synced on return.
+
+    Raises:
+        SettingError: As ``read_keys``, of the file with the line in it; it is as it was then.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # of two that add one name, one is refused
+            text = _read_private(file.fileno(), path, "keys_file")
+            added = f"{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
+            _parse_keys(path, text + added)
+            file.write(added.encode())
+            os.fsync(file.fileno())
+        sync(path.parent)
+    except OSError as error:
+        raise _refuse(f"{path}: it can't be written: {error.strerror}") from error
+
+
+def keep_key(path: Path) -> tuple[SecretStr, bool]:
+    """Return the key that a file keeps; without the file, a fresh one is made and kept first.
+
+    The file is its owner's alone, and on the disk when this returns. Whoever calls holds the lock
+    of the data directory that it is in.
+
+    Returns:
+        The key, and whether it was made.
+
+    Raises:
+        SettingError: The file can't be read or written, all users of the machine can read it, or
+            it holds no key.
+    """
+    try:
+        if os.path.lexists(path):
+            with path.open("rb") as file:
+                found = _read_private(file.fileno(), path, "make_key").strip()
+            parse_key(found)
+            return SecretStr(found), False
+        key = secrets.token_urlsafe(32)
+        aside = path.with_name(f"{path.name}.partial")
+        aside.unlink(missing_ok=True)  # a kill left it
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as made:
+            made.write(f"{key}\n")
+            made.flush()
+            os.fsync(made.fileno())
+        aside.rename(path)
+        sync(path.parent)
+    except OSError as error:
+        raise _refuse(f"{path}: it can't be used: {error.strerror}", "make_key") from error
+    except ValueError as error:
+        problem = f"{path}: it holds no key: {error}; mend it, or remove it to have one made"
+        raise _refuse(problem, "make_key") from None
+    return SecretStr(key), True
 
 
 def reload(keys: Keys, path: Path | None, api_key: SecretStr | None) -> None:
@@ -191,16 +242,38 @@ def reload(keys: Keys, path: Path | None, api_key: SecretStr | None) -> None:
     keys.replace(known)
 
 
-def _read_lines(path: Path) -> list[str]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
-                _log.warning("keys_file_readable_by_everyone", extra={"file": str(path)})
-            return file.read().splitlines()
-    except OSError as error:
-        raise _refuse(f"{path}: it can't be read: {error.strerror}") from error
-    except UnicodeDecodeError:  # which holds the bytes
-        raise _refuse(f"{path}: it is not UTF-8") from None
+def _read_private(handle: int, path: Path, field: str) -> str:
+    """Return what an open file holds, unless all users of the machine can read or change it."""
+    mode = stat.S_IMODE(os.fstat(handle).st_mode)
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise _refuse(
+            f"{path}: all users of this machine can read or change it, its mode is {mode:04o}; "
+            "`chmod 600` keeps it to its owner, 640 to a group. Kubernetes mounts a secret so "
+            "unless its volume says `defaultMode: 0440`",
+            field,
+        )
+    with open(handle, "rb", closefd=False) as file:
+        try:
+            return file.read().decode("utf-8-sig")
+        except UnicodeDecodeError:  # which holds the bytes
+            raise _refuse(f"{path}: it is not UTF-8", field) from None
+
+
+def _parse_keys(path: Path, text: str) -> list[Key]:
+    keys: list[Key] = []
+    lines: dict[str | bytes, int] = {}  # of each name and each key
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            if (key := _parse_line(line)) is None:
+                continue
+            for field, value in (("name", key.name), ("key", key.digest)):
+                if value in lines:
+                    raise ValueError(f"the {field} is that of line {lines[value]} too")
+                lines[value] = number
+        except ValueError as error:
+            raise _refuse(f"{path}, line {number}: {error}") from None
+        keys.append(key)
+    return keys
 
 
 def _parse_line(line: str) -> Key | None:
@@ -216,5 +289,5 @@ def _parse_line(line: str) -> Key | None:
     return Key(parse_name(parts[0]), parse_scopes(parts[1]), parse_key(parts[2]))
 
 
-def _refuse(problem: str) -> SettingError:
-    return SettingError(f"keys_file: {problem}.", field="keys_file")
+def _refuse(problem: str, field: str = "keys_file") -> SettingError:
+    return SettingError(f"{field}: {problem}.", field=field)

@@ -126,6 +126,10 @@ class Settings(BaseModel):
     """A key that may do everything, under the name `default`; as it is, or sha256: and its hash."""
     keys_file: Path | None = Field(default=None, json_schema_extra=_KEYS)
     """File of keys and what each may do; read again on SIGHUP."""
+    make_key: bool = Field(default=False, json_schema_extra=_KEYS)
+    """Where no key is given, make one at the first start, and keep it in api-key in data_dir."""
+    allow_no_keys: bool = Field(default=False, json_schema_extra=_KEYS)
+    """Serve other machines without any key: whoever reaches `host` may use and change all."""
     open_metrics: bool = Field(default=False, json_schema_extra=_KEYS)
     """Answer /metrics without a key even where keys are set."""
     tls_cert: Path | None = Field(default=None, json_schema_extra=_KEYS)
@@ -153,6 +157,11 @@ class Settings(BaseModel):
     def own_store(self) -> Path:
         """The root that imported and own models go to."""
         return self.store or self.data_dir / "models"
+
+    @property
+    def store_is_private(self) -> bool:
+        """Whether the own store is inside the data directory; one outside may be a group's."""
+        return self.own_store.is_relative_to(self.data_dir)
 
     @field_validator("api_key")
     @classmethod

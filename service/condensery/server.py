@@ -18,10 +18,20 @@ from typing import TYPE_CHECKING, Any
 import condensery
 from condensery.api.grpc.server import GrpcServer
 from condensery.api.grpc.server import start as start_grpc
-from condensery.api.ports import Tls, check_free, connection_limit, listen
+from condensery.api.ports import (
+    Tls,
+    check_free,
+    check_guarded,
+    connection_limit,
+    is_reachable,
+    listen,
+)
 from condensery.api.rest.server import RestServer
+from condensery.durable import PRIVATE, keep_private, umask
 from condensery.errors import CondenseryError, StartError
-from condensery.index.store import IndexStore
+from condensery.index.keeping import SNAPSHOTS
+from condensery.index.lock import DataDirLock
+from condensery.index.store import INDEXES, IndexStore
 from condensery.jobs.admission import Admission
 from condensery.jobs.contexts import Contexts
 from condensery.jobs.index_vectors import report_prompts
@@ -30,11 +40,12 @@ from condensery.jobs.rebuild import resume_rebuilds
 from condensery.jobs.samples import NAME as SAMPLES
 from condensery.jobs.samples import ensure_samples
 from condensery.jobs.services import Limits, Services
-from condensery.keys import Keys, reload
+from condensery.keys import KEPT, Keys, keep_key, reload
 from condensery.logs import configure_logging
 from condensery.metrics import Metrics
 from condensery.settings import Settings
 from condensery.signals import Signals
+from condensery.store.aliases import FILE as MODEL_ALIASES
 
 if TYPE_CHECKING:
     from condensery.runtime.pool import RunningModels
@@ -42,7 +53,6 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 FAULT = 70  # the exit status of a process that broke inside: EX_SOFTWARE of sysexits.h
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FATAL_GRACE_SECONDS = 1.0  # for requests in flight then
 
 _log = logging.getLogger(__name__)
@@ -56,10 +66,11 @@ def serve(settings: Settings) -> int:
         StorageError, StoreError: A disk refused.
     """
     configure_logging(settings.log_level)
+    # What users write is nobody else's to read; SQLite too makes its files by this.
     # uvloop and httptools (which uvicorn takes by itself where it is) more than halve what a short
     # request costs beside the model: 310 to 150 us.
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, say))
+    with umask(PRIVATE) as usual, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, say, usual))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -77,10 +88,10 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-async def _serve(settings: Settings, say: Say) -> int:
+async def _serve(settings: Settings, say: Say, usual_umask: int) -> int:
     signals = Signals(asyncio.get_running_loop())
     async with AsyncExitStack() as stack:
-        server = Server(settings, signals, say)
+        server = Server(settings, signals, say, usual_umask)
         starting = asyncio.create_task(server.start(stack))
         if not await _first(starting, signals.stop, seconds=settings.start_timeout_seconds):
             starting.cancel()
@@ -112,18 +123,28 @@ async def _first(task: "asyncio.Task[Any]", event: asyncio.Event, *, seconds: fl
 class Server:
     """The running parts, from start to end.
 
+    Args:
+        settings: How it runs.
+        signals: What it is told from outside.
+        say: Called with each line for whoever started it.
+        usual_umask: For what is made outside the data directory.
+
     Attributes:
         status: The process's, once ``run`` has returned.
         fatal: Why nothing but a new process helps; "" while all is well.
     """
 
-    def __init__(self, settings: Settings, signals: Signals, say: Say) -> None:
+    def __init__(
+        self, settings: Settings, signals: Signals, say: Say, usual_umask: int = PRIVATE
+    ) -> None:
         self.status = 0
         self.fatal = ""
         self._settings = settings
         self._signals = signals
         self._say = say
+        self._usual_umask = usual_umask
         self._ended = asyncio.Event()
+        self._keys = Keys()
         self._services: Services
         self._rest: RestServer
         self._grpc: GrpcServer
@@ -132,22 +153,26 @@ class Server:
         """Start everything, the cheap checks first; ``stack`` closes it in reverse."""
         began = time.perf_counter()
         settings, say = self._settings, self._say
+        makes_key = self._read_keys()
         listener = listen(settings.host, settings.port)
         stack.callback(listener.close)
         check_free(settings.host, settings.grpc_port, "grpc_port")
-        keys = Keys()
-        self._read_keys(keys)
         metrics = Metrics(tei=settings.tei_metrics)
         metrics.build_info.labels(condensery.__version__).set(1)
         say(f"data in {settings.data_dir}")
-        indexes = await asyncio.to_thread(IndexStore, settings.data_dir, metrics=metrics)
+        lock = DataDirLock(settings.data_dir)
+        stack.callback(lock.release)
+        keep_private(*(settings.data_dir / one for one in (INDEXES, SNAPSHOTS, MODEL_ALIASES)))
+        if makes_key:
+            self._make_key()
+        indexes = await asyncio.to_thread(IndexStore, settings.data_dir, metrics=metrics, lock=lock)
         stack.callback(indexes.close)
         for name, reason in indexes.broken.items():
             say(f"index {name}: refused: {reason}")
         say("loading PyTorch")
         from condensery.runtime.loading import load_models
 
-        pool = await load_models(settings, metrics, say)
+        pool = await load_models(settings, metrics, say, usual_umask=self._usual_umask)
         stack.callback(self._close_pool, pool)
         self._services = services = Services(
             pool=pool,
@@ -155,7 +180,7 @@ class Server:
             metrics=metrics,
             limits=_limits(settings),
             admission=Admission(settings.max_requests, settings.max_inflight_bytes, metrics),
-            keys=keys,
+            keys=self._keys,
             contexts=Contexts(settings.max_context_bytes, metrics),
             search=settings.search,
         )
@@ -251,18 +276,45 @@ class Server:
     def _close_pool(self, pool: "RunningModels") -> None:
         pool.close(FATAL_GRACE_SECONDS if self.fatal else self._settings.grace_seconds)
 
-    def _read_keys(self, keys: Keys) -> None:
-        path, key = self._settings.keys_file, self._settings.api_key
+    def _read_keys(self) -> bool:
+        """Read the keys that are given; returns whether one is to be made since there are none.
+
+        Raises:
+            SettingError: They can't be used; or there are none, and other machines may come in.
+        """
+        settings = self._settings
+        path, key = settings.keys_file, settings.api_key
+        if path is None and key is None and settings.make_key and not settings.allow_no_keys:
+            return True
+        reload(self._keys, path, key)
+        check_guarded(settings.host, self._keys, allow_no_keys=settings.allow_no_keys)
+        self._read_again(lambda: reload(self._keys, path, key))
+        return False
+
+    def _make_key(self) -> None:
+        """Know the key that the data directory keeps, and no other; at the first start, make it."""
+        path = self._settings.data_dir / KEPT
+
+        def read() -> None:
+            key, made = keep_key(path)
+            reload(self._keys, None, key)
+            _log.info("key_made" if made else "key_kept", extra={"file": str(path)})
+
+        read()
+        self._read_again(read)
+        self._say(f"the key is in {path}")
+
+    def _read_again(self, read: Callable[[], None]) -> None:
+        """Read the keys again at each SIGHUP; what can't be read leaves them as they are."""
 
         def again() -> None:
             try:
-                reload(keys, path, key)
+                read()
             except CondenseryError as error:
                 _log.error("keys_not_reloaded", extra={"reason": error.message})
             else:
                 _log.info("keys_reloaded")
 
-        reload(keys, path, key)
         self._signals.on_hangup(again)
 
     def _greet(self, port: int, seconds: float) -> str:
@@ -275,7 +327,7 @@ class Server:
         say(f"gRPC on {host}:{self._grpc.port}")
         if not self._services.keys.open:
             say("a key is needed for everything but health checks")
-        elif host not in LOOPBACK:
+        elif is_reachable(host):
             say(f"warning: no key is set, and whoever reaches {host} can use and change everything")
         return url
 

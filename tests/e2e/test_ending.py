@@ -94,7 +94,7 @@ def test_sighup_reads_the_keys_again_and_a_broken_file_changes_nothing(
     serve: Serve, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("first infer first-key-0123456789\n")
+    keys.write_text("first infer first-key-0123456789abcdef\n")
     keys.chmod(0o600)
     own = serve("--keys-file", str(keys))
 
@@ -110,14 +110,23 @@ def test_sighup_reads_the_keys_again_and_a_broken_file_changes_nothing(
             assert time.monotonic() < deadline, own.said
             time.sleep(0.02)
 
-    assert (status("first-key-0123456789"), status("second-key-012345678")) == (200, 401)
-    keys.write_text("second infer second-key-012345678\n")
+    assert (status("first-key-0123456789abcdef"), status("second-key-0123456789abcdef")) == (
+        200,
+        401,
+    )
+    keys.write_text("second infer second-key-0123456789abcdef\n")
     reload("keys_reloaded")
-    assert (status("first-key-0123456789"), status("second-key-012345678")) == (401, 200)
-    keys.write_text("third infer,fly third-key-0123456789\n")
+    assert (status("first-key-0123456789abcdef"), status("second-key-0123456789abcdef")) == (
+        401,
+        200,
+    )
+    keys.write_text("third infer,fly third-key-0123456789abcdef\n")
     reload("keys_not_reloaded")
-    assert (status("third-key-0123456789"), status("second-key-012345678")) == (401, 200)
-    assert "third-key-0123456789" not in own.said
+    assert (status("third-key-0123456789abcdef"), status("second-key-0123456789abcdef")) == (
+        401,
+        200,
+    )
+    assert "third-key-0123456789abcdef" not in own.said
 
 
 def ask_and_be_cut_off(url: str) -> None:

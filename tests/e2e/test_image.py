@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import ssl
+import stat
 import subprocess
 import sys
 import threading
@@ -13,9 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from tests.conftest import LiveServer, serving
 
+from condensery.client.grpc import GrpcClient
+from condensery.client.rest import Client
+from condensery.errors import Unauthenticated
+from condensery.keys import KEPT
 from condensery.settings import Settings, variable_of
+from condensery.upkeep import AliasAction
+from condensery.values import Document
 
 DOCKERFILE = (Path(__file__).parents[2] / "Dockerfile").read_text(encoding="utf-8")
 
@@ -75,6 +84,66 @@ def test_the_variables_that_the_image_sets_are_settings() -> None:
     named = set(re.findall(r"(CONDENSERY_\w+)=", DOCKERFILE))
     assert len(named) > 1
     assert named <= {variable_of(name) for name in Settings.model_fields}
+
+
+@pytest.mark.slow
+def test_told_nothing_it_makes_a_key_at_the_first_start_and_keeps_it(
+    store_with_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in [one for one in os.environ if one.startswith("CONDENSERY_")]:
+        monkeypatch.delenv(variable)
+    (told,) = re.findall(r"^ENV (CONDENSERY_\w+=\S+ (?:\\\n +\S+ ?)+)", DOCKERFILE, re.MULTILINE)
+    for one in told.replace("\\", "").split():
+        name, _, value = one.partition("=")
+        monkeypatch.setenv(name, value)  # the data directory is a flag's
+    kept = tmp_path / "data" / KEPT
+    before = os.umask(0o022)
+    try:
+        with serving(store_with_pair, tmp_path) as server:
+            key = kept.read_text().strip()
+            assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+            said = server.log.read_text()
+            assert f"key_made file={str(kept)!r}" in said
+            assert f"the key is in {kept}" in said
+            assert key not in said
+            assert check_health(CONDENSERY_PORT=str(httpx.URL(server.url).port)) == 0
+            check_locked(server, key)
+            write_of_all_kinds(server, key)
+        # What was made is its owner's alone, and a version that did not see to it left this:
+        shared = open_to_others(tmp_path / "data")
+        (tmp_path / "data" / "indexes" / "other").chmod(0o755)
+        (tmp_path / "data" / "indexes" / "other" / "index.sqlite3").chmod(0o644)
+        with serving(store_with_pair, tmp_path) as server:
+            assert f"key_kept file={str(kept)!r}" in server.log.read_text()
+            check_locked(server, key)
+            assert (shared, open_to_others(tmp_path / "data")) == ([], [])
+    finally:
+        os.umask(before)
+
+
+def check_locked(server: LiveServer, key: str) -> None:
+    for kind, address in ((Client, server.url), (GrpcClient, server.grpc)):
+        with kind(address) as stranger, pytest.raises(Unauthenticated):
+            stranger.models()
+        with kind(address, api_key=key) as owner:
+            assert owner.models()
+
+
+def write_of_all_kinds(server: LiveServer, key: str) -> None:
+    with Client(server.url, api_key=key) as client:
+        client.create_index("kb")
+        client.upsert("kb", [Document("a", "radium was found")])
+        snapshot = client.create_snapshot("kb")
+        client.restore_snapshot("kb", snapshot.id)
+        client.restore_snapshot("kb", snapshot.id, into="other")
+        client.update_aliases([AliasAction("create", "current", "kb")])
+        client.set_aliases({"mine": client.models()[0].name})
+
+
+def open_to_others(folder: Path) -> list[str]:
+    """Name what group or others may do anything with."""
+    found = (folder, *folder.rglob("*"))
+    return [f"{one} {one.stat().st_mode:o}" for one in found if one.stat().st_mode & 0o077]
 
 
 def test_the_image_waits_for_a_start_as_long_as_the_server_does() -> None:

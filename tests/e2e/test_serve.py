@@ -51,6 +51,13 @@ def test_a_taken_port_is_named_with_its_setting(taken: int, tmp_path: Path) -> N
     assert f"--grpc-port: port {taken} on 127.0.0.1 is taken" in said
 
 
+def test_other_machines_are_not_let_in_without_a_key_unless_that_is_said(tmp_path: Path) -> None:
+    said = refused("--host", "0.0.0.0", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    assert "--host: other machines can reach '0.0.0.0', and no key is set" in said
+    assert "--allow-no-keys" in said
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_taken_data_directory_is_named_with_its_holder(live_server: Any) -> None:
     data_dir = str(live_server.data_dir)
     said = refused("--port", "0", "--grpc-port", "0", "--data-dir", data_dir)

@@ -1,6 +1,7 @@
 import hashlib
 import hmac
-import logging
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,22 @@ import pytest
 from pydantic import SecretStr
 
 from condensery.errors import Forbidden, SettingError, Unauthenticated
-from condensery.keys import Key, Keys, Scope, make_key, parse_key, parse_scopes, read_keys, reload
+from condensery.keys import (
+    Key,
+    Keys,
+    Scope,
+    add_line,
+    hash_key,
+    keep_key,
+    make_key,
+    parse_key,
+    parse_scopes,
+    read_keys,
+    reload,
+)
 
-ALICE, BOB, OPS = "alices-long-secret", "bobs-longer-secret", "the-operators-own-secret"
+ALICE, BOB = "alices-own-and-long-secret", "bobs-own-and-longer-secret"
+OPS = "the-operators-own-secret"
 HASHED = "sha256:" + hashlib.sha256(OPS.encode()).hexdigest()
 FILE = f"""\
 # who  may what             with
@@ -30,6 +44,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def refusal(path: Path, text: str | bytes) -> str:
+    path.touch(0o600)
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(SettingError) as caught:
         read_keys(path)
@@ -89,7 +104,7 @@ def test_a_key_opens_what_its_scopes_say_and_admin_opens_all(
         assert key not in caught.value.message
 
 
-@pytest.mark.parametrize("presented", [ALICE, OPS, "nobodys-key-at-all"])
+@pytest.mark.parametrize("presented", [ALICE, OPS, "nobodys-own-key-at-all-now"])
 def test_a_key_is_compared_with_all_and_in_constant_time(
     file: Path, monkeypatch: pytest.MonkeyPatch, presented: str
 ) -> None:
@@ -118,9 +133,9 @@ def test_a_key_is_compared_with_all_and_in_constant_time(
         (f"carol # infer {ALICE}x", "three parts; this has 1"),
         (f"carol read {ALICE}x", "scopes are infer, index-write and admin"),
         (f"carol infer, {ALICE}x", "scopes are infer, index-write and admin"),
-        ("carol infer tooshort-secret", "at least 16 characters"),
+        ("carol infer tooshort-secret", "at least 24 characters"),
         ("carol infer sha256:5ecre7", "64 hex digits"),
-        ("carol infer sécret-of-many-letters", "printable ASCII"),
+        ("carol infer sécret-of-very-many-letters", "printable ASCII"),
         (f"carol! infer {ALICE}x", "a name is up to 64"),
         (f"{ALICE}x{'y' * 64} infer carol", "a name is up to 64"),
         (f"alice infer {ALICE}x", "the name is that of line 2 too"),
@@ -160,18 +175,19 @@ def test_a_fresh_key_opens_what_its_line_says_and_the_line_does_not_hold_it(tmp_
     assert key not in line
     assert line.startswith("alice infer,index-write sha256:")
     path = tmp_path / "keys"
+    path.touch(0o600)
     path.write_text(f"{line}\n")
     assert Keys(read_keys(path)).check(key, "index-write") == "alice"
 
 
 def test_the_environments_key_may_do_everything_under_the_name_default(file: Path) -> None:
     keys = Keys()
-    reload(keys, None, SecretStr("the-environments-key"))
-    assert keys.check("the-environments-key", "infer") == "default"
-    assert keys.check("the-environments-key", "index-write") == "default"
-    assert keys.check("the-environments-key", "admin") == "default"
-    reload(keys, file, SecretStr("the-environments-key"))
-    assert keys.check("the-environments-key", "admin") == "default"
+    reload(keys, None, SecretStr("the-environments-own-key"))
+    assert keys.check("the-environments-own-key", "infer") == "default"
+    assert keys.check("the-environments-own-key", "index-write") == "default"
+    assert keys.check("the-environments-own-key", "admin") == "default"
+    reload(keys, file, SecretStr("the-environments-own-key"))
+    assert keys.check("the-environments-own-key", "admin") == "default"
     assert keys.check(ALICE, "infer") == "alice"
 
 
@@ -197,12 +213,12 @@ def test_a_reload_takes_keys_away_and_brings_others(file: Path) -> None:
 @pytest.mark.parametrize("text", ["", f"carol infer {ALICE}x\nnonsense\n", None])
 def test_a_bad_file_leaves_the_keys_as_they_are(file: Path, text: str | None) -> None:
     keys = Keys()
-    reload(keys, file, SecretStr("the-environments-key"))
+    reload(keys, file, SecretStr("the-environments-own-key"))
     file.unlink() if text is None else file.write_text(text)
     with pytest.raises(SettingError):
-        reload(keys, file, SecretStr("the-environments-key"))
+        reload(keys, file, SecretStr("the-environments-own-key"))
     assert keys.check(ALICE, "infer") == "alice"
-    assert keys.check("the-environments-key", "admin") == "default"
+    assert keys.check("the-environments-own-key", "admin") == "default"
 
 
 def test_the_environments_key_and_name_are_not_in_the_file_too(file: Path) -> None:
@@ -222,14 +238,84 @@ def test_nothing_set_leaves_every_door_open() -> None:
     assert keys.open
 
 
-def test_a_file_that_everyone_can_read_is_warned_about(
-    file: Path, caplog: pytest.LogCaptureFixture
+def test_a_file_that_all_users_may_read_or_change_is_refused_and_a_groups_is_not(
+    file: Path,
 ) -> None:
-    reload(Keys(), file, None)
-    assert caplog.records == []
-    file.chmod(0o604)
-    reload(Keys(), file, None)
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert record.message == "keys_file_readable_by_everyone"
-    assert vars(record)["file"] == str(file)
+    keys = Keys()
+    for mode in (0o600, 0o400, 0o640, 0o440):
+        file.chmod(mode)
+        reload(keys, file, None)
+        assert keys.check(ALICE, "infer") == "alice"
+    for mode in (0o604, 0o444, 0o644, 0o602):
+        file.chmod(mode)
+        with pytest.raises(SettingError, match=f"its mode is {mode:04o}") as caught:
+            reload(keys, file, None)
+        assert str(file) in caught.value.message
+        assert "`defaultMode: 0440`" in caught.value.message  # a secret of Kubernetes' is 0644
+    assert keys.check(ALICE, "infer") == "alice"
+
+
+def test_a_plain_key_is_long_and_a_hash_is_taken_as_it_is() -> None:
+    assert len(parse_key("k" * 24)) == 32
+    with pytest.raises(ValueError, match="at least 24 characters"):
+        parse_key("k" * 23)
+    assert parse_key(f"sha256:{hash_key('short').hex()}") == hash_key("short")
+
+
+def test_a_line_is_added_to_a_file_that_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    before = os.umask(0)
+    try:
+        add_line(path, f"alice infer {ALICE}")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text(f"alice infer {ALICE}")  # as an editor may leave it: no newline at the end
+    add_line(path, f"bob infer,index-write {BOB}")
+    assert [key.name for key in read_keys(path)] == ["alice", "bob"]
+    text = path.read_text()
+    for line in (f"alice infer {OPS}", f"carol infer {ALICE}", "carol fly away"):
+        with pytest.raises(SettingError, match="line 3"):
+            add_line(path, line)
+    path.chmod(0o644)
+    with pytest.raises(SettingError, match="its mode is 0644"):
+        add_line(path, f"ops admin {OPS}")
+    assert path.read_text() == text
+    with pytest.raises(SettingError, match="no/folder: it can't be written"):
+        add_line(Path("no/folder"), f"ops admin {OPS}")
+
+
+def test_a_key_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "api-key"
+    (tmp_path / "api-key.partial").write_text("what a kill left")
+    before = os.umask(0)
+    try:
+        key, made = keep_key(path)
+    finally:
+        os.umask(before)
+    secret = key.get_secret_value()
+    assert made
+    assert path.read_text() == f"{secret}\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["api-key"]
+    again, made = keep_key(path)
+    assert not made
+    assert again.get_secret_value() == secret
+    assert len(parse_key(secret)) == 32
+
+
+def test_a_kept_key_that_is_damaged_or_seen_by_all_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "api-key"
+    path.touch(0o600)
+    for text in ("", "cut short\n", "\xff" * 30):
+        path.write_text(text)
+        with pytest.raises(SettingError, match=f"make_key: {path}: it holds no key") as caught:
+            keep_key(path)
+        assert not text.strip() or text.strip() not in caught.value.message
+        assert path.read_text() == text
+    path.write_text(f"{ALICE}\n")
+    path.chmod(0o644)
+    with pytest.raises(SettingError, match=r"make_key: .* its mode is 0644"):
+        keep_key(path)
+    with pytest.raises(SettingError, match=r"make_key: .*: it can't be used: No such file"):
+        keep_key(tmp_path / "no" / "api-key")

@@ -1,12 +1,14 @@
 """The addresses that the doors listen on, and the certificate that they show."""
 
 import errno
+import ipaddress
 import resource
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from condensery.errors import PortTaken, SettingError, StartError
+from condensery.keys import Keys
 from condensery.settings import read_pair
 
 BACKLOG = 2048
@@ -48,6 +50,37 @@ def connection_limit(most: int) -> int:
     if files == resource.RLIM_INFINITY:
         return most
     return max(1, min(most, int(CONNECTIONS_SHARE * files)))
+
+
+def check_guarded(host: str, keys: Keys, *, allow_no_keys: bool) -> None:
+    """Refuse to let other machines in without a key, unless that is said to be meant.
+
+    Raises:
+        SettingError: ``host`` is no loopback address, and no key is known.
+    """
+    if allow_no_keys or not keys.open or not is_reachable(host):
+        return
+    raise SettingError(
+        f"--host: other machines can reach {host!r}, and no key is set. Set CONDENSERY_API_KEY, or "
+        "name a file of keys with --keys-file, or let --make-key make one; or listen on 127.0.0.1. "
+        "If whoever reaches it may use and change everything, say so with --allow-no-keys.",
+        field="host",
+        value=host,
+    )
+
+
+def is_reachable(host: str) -> bool:
+    """Tell whether other machines may reach an address, or any of those that a name stands for."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # no address at all: who binds it says so
+        return False
+    for *_, address in found:
+        one = ipaddress.ip_address(address[0])
+        inner = getattr(one, "ipv4_mapped", None)  # ::ffff:127.0.0.1 is this machine too
+        if not (inner or one).is_loopback:
+            return True
+    return False
 
 
 def listen(host: str, port: int) -> socket.socket:

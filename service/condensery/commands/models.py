@@ -2,14 +2,17 @@
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from condensery.commands import reporting, swapping
 from condensery.commands.printing import Parsers, extra, say, table
+from condensery.durable import PRIVATE, umask
 from condensery.errors import InputError
 
 if TYPE_CHECKING:
+    from condensery.settings import Settings
     from condensery.store.store import ModelStore
 
 
@@ -131,10 +134,14 @@ def add_parser(parsers: Parsers) -> None:
 def open_store(args: argparse.Namespace) -> "ModelStore":
     """Open the shipped store and the own one that ``args`` or the environment name."""
     with extra("serve"):
-        from condensery.settings import read_settings
         from condensery.store.store import ModelStore, shipped_store
-    settings = read_settings({"store": args.store, "data_dir": args.data_dir})
-    return ModelStore(shipped_store(), settings.own_store)
+    return ModelStore(shipped_store(), _read_settings(args).own_store)
+
+
+def _read_settings(args: argparse.Namespace) -> "Settings":
+    with extra("serve"):
+        from condensery.settings import read_settings
+    return read_settings({"store": args.store, "data_dir": args.data_dir})
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -203,21 +210,22 @@ def run_import(args: argparse.Namespace) -> int:
     for flag, value in (("--max-length", args.max_length), ("--max-tokens", args.max_tokens)):
         if value is not None and value < 8:
             raise InputError(f"{flag}: {value} is not allowed: at least 8")
-    stored = import_model(
-        open_store(args),
-        args.path,
-        args.name,
-        pooling=args.pooling,
-        normalize=args.normalize,
-        pair=Options(
-            generator_base=args.generator_base,
-            compressor_base=args.compressor_base,
-            questions=args.questions,
-            max_length=args.max_length,
-            rounded_rope=args.rounded_rope,
-        ),
-        retriever=RetrieverOptions(args.base, args.query_prompt, args.max_tokens, args.add_eos),
-    )
+    with umask(PRIVATE) if _read_settings(args).store_is_private else nullcontext():
+        stored = import_model(
+            open_store(args),
+            args.path,
+            args.name,
+            pooling=args.pooling,
+            normalize=args.normalize,
+            pair=Options(
+                generator_base=args.generator_base,
+                compressor_base=args.compressor_base,
+                questions=args.questions,
+                max_length=args.max_length,
+                rounded_rope=args.rounded_rope,
+            ),
+            retriever=RetrieverOptions(args.base, args.query_prompt, args.max_tokens, args.add_eos),
+        )
     print(f"{stored.name} version {stored.version} ({stored.manifest.kind}): {stored.path}")
     for note in stored.manifest.provenance.notes:
         say(f"note: {note}")

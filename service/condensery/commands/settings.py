@@ -16,6 +16,7 @@ def add_parser(parsers: Parsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the settings, or refuse them as ``serve`` would."""
+    from condensery.api.ports import check_guarded
     from condensery.commands.flags import EXPLANATION, USAGE, add_flags, read_flags, show
     from condensery.keys import Keys, reload
     from condensery.settings import is_secret, trace_settings
@@ -30,7 +31,10 @@ def run(args: argparse.Namespace) -> int:
     add_flags(parser)
     given = parser.parse_args(args.rest)
     settings, origins = trace_settings(read_flags(given))
-    reload(Keys(), settings.keys_file, settings.api_key)  # refuses a keys file that is wrong
+    keys = Keys()
+    reload(keys, settings.keys_file, settings.api_key)  # refuses a keys file that is wrong
+    makes_key = settings.make_key or settings.allow_no_keys
+    check_guarded(settings.host, keys, allow_no_keys=makes_key)
     if given.json:
         values = {
             name: show(name, value) if is_secret(name) else value

@@ -27,7 +27,7 @@ class DataDirLock:
         self.path = data_dir / "lock"
         try:
             data_dir.mkdir(parents=True, exist_ok=True)
-            self._file: int | None = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._file: int | None = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise DataDirTaken(
                 f"The data directory {data_dir} can't be used: {error.strerror}.",

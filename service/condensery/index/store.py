@@ -41,6 +41,7 @@ Documents = list[Document]
 AliasList = list[Alias]
 Check = Callable[[sqlite3.Connection], None]
 
+INDEXES = "indexes"
 ALIASES = "aliases.json"
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class IndexStore:
     ) -> None:
         self.keeping: Keeping  # snapshots, restores and rebuilds
         self._own_lock = DataDirLock(data_dir) if lock is None else None
-        self._folders = Folders(data_dir / "indexes", cache_every)
+        self._folders = Folders(data_dir / INDEXES, cache_every)
         self._metrics = metrics
         self.cache_every = cache_every
         self.beginning = threading.Lock()  # over what begins or ends a rebuild; before `changing`

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from condensery.durable import PRIVATE, umask
 from condensery.errors import CondenseryError, StartError
 from condensery.metrics import Metrics
 from condensery.runtime.device import choose_common_dtype, choose_device, prepare_process
@@ -18,7 +19,11 @@ DRAIN_MARGIN_SECONDS = 30.0
 
 
 async def load_models(
-    settings: Settings, metrics: Metrics, say: Callable[[str], None]
+    settings: Settings,
+    metrics: Metrics,
+    say: Callable[[str], None],
+    *,
+    usual_umask: int = PRIVATE,
 ) -> RunningModels:
     """Open the store, load what it holds as the settings say, and warm it up.
 
@@ -26,6 +31,7 @@ async def load_models(
         settings: The server's.
         metrics: Where the models count.
         say: Called with a line for each step.
+        usual_umask: For the own store, if it is outside the data directory: it may be shared.
 
     Raises:
         StartError: No model serves.
@@ -38,7 +44,9 @@ async def load_models(
     if MINILM not in store.names():
         say(f"importing {MINILM} into {settings.own_store} (the first time only)")
     try:  # every time: it costs little where the model is whole, and mends it where it is not
-        await asyncio.to_thread(import_minilm, store)
+        # nothing else is written meanwhile
+        with umask(PRIVATE if settings.store_is_private else usual_umask):
+            await asyncio.to_thread(import_minilm, store)
     except CondenseryError as error:  # others may serve
         say(f"{MINILM}: not imported: {error.message}")
     device = choose_device(settings.device)

@@ -1,10 +1,19 @@
 import resource
+import socket
 from pathlib import Path
 
 import pytest
 
-from condensery.api.ports import Tls, check_free, connection_limit, listen
+from condensery.api.ports import (
+    Tls,
+    check_free,
+    check_guarded,
+    connection_limit,
+    is_reachable,
+    listen,
+)
 from condensery.errors import PortTaken, SettingError, StartError
+from condensery.keys import Key, Keys
 
 
 def test_files_that_have_changed_since_the_start_are_named(tmp_path: Path) -> None:
@@ -48,3 +57,26 @@ def test_connections_leave_files_for_what_else_there_is(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
     assert connection_limit(4096) == limit
+
+
+def test_an_address_is_loopback_or_others_may_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1", "localhost"):
+        assert not is_reachable(host), host
+    for host in ("0.0.0.0", "::", "192.0.2.7", "2001:db8::1", "::ffff:192.0.2.7"):
+        assert is_reachable(host), host
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in ("127.0.1.1",)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert not is_reachable("box")
+    found.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0)))
+    assert is_reachable("box")  # gRPC listens on every address of a name
+
+
+def test_others_are_let_in_without_a_key_only_if_that_is_said() -> None:
+    check_guarded("127.0.0.1", Keys(), allow_no_keys=False)
+    check_guarded("0.0.0.0", Keys([Key("a", frozenset(), b"")]), allow_no_keys=False)
+    check_guarded("0.0.0.0", Keys(), allow_no_keys=True)
+    with pytest.raises(SettingError) as caught:
+        check_guarded("0.0.0.0", Keys(), allow_no_keys=False)
+    assert caught.value.field == "host"
+    ways = ("'0.0.0.0'", "CONDENSERY_API_KEY", "--keys-file", "--make-key", "--allow-no-keys")
+    assert [way for way in ways if way not in caught.value.message] == []

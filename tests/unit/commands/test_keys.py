@@ -12,8 +12,31 @@ def test_the_line_goes_to_the_file_and_the_key_to_who_asked(
     assert main(["keys", "new", "alice", "--scopes", "infer,index-write"]) == 0
     out, err = capsys.readouterr()
     file = tmp_path / "keys"
+    file.touch(0o600)
     file.write_text(out)
     said, _, key = err.strip().rpartition(" ")
     assert said == "the key, which is not shown again:"
     assert key not in out
     assert Keys(read_keys(file)).check(key, "index-write") == "alice"
+
+
+def test_the_line_is_added_to_a_file_that_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    flags = ["--keys-file", str(file)]
+    keys: dict[str, str] = {}
+    for name, scopes in (("alice", "infer"), ("nightly", "infer,index-write")):
+        assert main(["keys", "new", name, "--scopes", scopes, *flags]) == 0
+        out, err = capsys.readouterr()
+        assert out == ""
+        keys[name] = err.split()[-1]
+    known = Keys(read_keys(file))  # which refuses a file that all users may read
+    assert known.check(keys["alice"], "infer") == "alice"
+    assert known.check(keys["nightly"], "index-write") == "nightly"
+    text = file.read_text()
+    assert main(["keys", "new", "alice", "--scopes", "admin", *flags]) == 1
+    out, err = capsys.readouterr()
+    assert "line 3: the name is that of line 1 too" in err
+    assert "the key" not in err.replace("keys_file", "")
+    assert file.read_text() == text

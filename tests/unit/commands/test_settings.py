@@ -7,7 +7,7 @@ import pytest
 from condensery.cli import main
 from condensery.settings import Settings
 
-KEY = "0123456789abcdef"
+KEY = "0123456789abcdef01234567"
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +63,24 @@ def test_a_keys_file_is_read_so_that_a_wrong_one_is_found(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "keys"
+    file.touch(0o600)
     file.write_text("alice infer short\n")
     status, out, err = run(capsys, "--keys-file", str(file))
     assert (status, out) == (1, "")
-    assert err == (f"condensery: keys_file: {file}, line 1: a key has at least 16 characters.\n")
+    assert err == (f"condensery: keys_file: {file}, line 1: a key has at least 24 characters.\n")
     file.write_text(f"alice infer {KEY}x\n")
     assert run(capsys, "--keys-file", str(file))[0] == 0
+
+
+def test_an_address_that_others_reach_is_refused_without_a_key_as_serve_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(capsys, "--host", "0.0.0.0")[0] == 0
+    monkeypatch.delenv("CONDENSERY_API_KEY")
+    status, out, err = run(capsys, "--host", "0.0.0.0")
+    assert (status, out) == (1, "")
+    assert err.startswith("condensery: --host: other machines can reach '0.0.0.0', and no key")
+    for way_out in ("--make-key", "--allow-no-keys"):
+        assert way_out in err
+        assert run(capsys, "--host", "0.0.0.0", way_out)[0] == 0
+    assert run(capsys, "--host", "127.0.0.2")[0] == 0

@@ -82,7 +82,7 @@ async def test_a_context_whose_time_is_over_is_gone(door, services, monkeypatch)
 
 async def test_another_keys_context_is_not_there(door, services):
     names = ("mine", "yours")
-    secrets = {name: f"key-of-{name}-0123456789" for name in names}
+    secrets = {name: f"key-of-{name}-0123456789abcdef" for name in names}
     services.keys.replace(
         Key(name, frozenset({"infer"}), hashlib.sha256(secret.encode()).digest())
         for name, secret in secrets.items()

@@ -39,7 +39,7 @@ CHANGES = {
 
 
 def key(name):
-    return f"key-of-{name}-0123456789"
+    return f"key-of-{name}-0123456789abcdef"
 
 
 @pytest.fixture
