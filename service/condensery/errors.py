@@ -28,6 +28,7 @@ CondenseryError
 │   ├── NameTaken              an alias of an index's name, or an index of an alias's
 │   ├── AliasCircle            aliases would lead in a circle
 │   ├── IndexAliased           an alias points at the index that is to be deleted
+│   ├── LimitReached           there are as many indexes, aliases or snapshots as may be
 │   ├── SnapshotDamaged        cut short or altered
 │   ├── SnapshotTooNew         of a format of a newer version
 │   ├── RebuildRunning         with other settings, or where it would be restored over
@@ -183,6 +184,10 @@ class AliasCircle(Conflict):
 
 class IndexAliased(Conflict):
     """The index can't be deleted, since an alias points at it."""
+
+
+class LimitReached(Conflict):
+    """There are as many indexes, aliases or snapshots as there may be; one must go first."""
 
 
 class SnapshotDamaged(Conflict):

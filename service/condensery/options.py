@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from condensery.errors import SettingError
 from condensery.keys import parse_key
 from condensery.questions import SearchMode
+from condensery.upkeep import Caps
 
 # Where --help, `condensery settings` and docs/operating.md list a setting.
 _ADDRESSES: JsonDict = {"group": "addresses"}
@@ -22,6 +23,7 @@ LOCKS = "keys and TLS"
 _KEYS: JsonDict = {"group": LOCKS}
 _LIFE: JsonDict = {"group": "start and shutdown"}
 _LOGGING: JsonDict = {"group": "logging and metrics"}
+_CAPS = Caps()
 # What is allowed where no type says it.
 PROXIES = "addresses or networks, commas between them"
 
@@ -117,6 +119,14 @@ class Settings(BaseModel):
         default=256 * 2**20, ge=2**20, le=2**40, json_schema_extra=_LIMITS
     )
     """Most bytes of compressed contexts held for later answers; one caller gets a quarter."""
+    max_indexes: int = Field(default=_CAPS.indexes, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    """Most indexes; those that are there already are all opened."""
+    max_aliases: int = Field(default=_CAPS.aliases, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    """Most aliases of indexes."""
+    max_snapshots: int = Field(
+        default=_CAPS.snapshots, ge=1, le=1_000_000, json_schema_extra=_LIMITS
+    )
+    """Most snapshots, of all indexes together."""
     request_timeout_seconds: float = Field(
         default=300.0, ge=0.01, le=86_400, json_schema_extra=_LIMITS
     )

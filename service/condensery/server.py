@@ -46,6 +46,7 @@ from condensery.metrics import Metrics
 from condensery.settings import Settings
 from condensery.signals import Signals
 from condensery.store.aliases import FILE as MODEL_ALIASES
+from condensery.upkeep import Caps
 
 if TYPE_CHECKING:
     from condensery.runtime.pool import RunningModels
@@ -165,7 +166,9 @@ class Server:
         keep_private(*(settings.data_dir / one for one in (INDEXES, SNAPSHOTS, MODEL_ALIASES)))
         if makes_key:
             self._make_key()
-        indexes = await asyncio.to_thread(IndexStore, settings.data_dir, metrics=metrics, lock=lock)
+        indexes = await asyncio.to_thread(
+            IndexStore, settings.data_dir, metrics=metrics, lock=lock, caps=_caps(settings)
+        )
         stack.callback(indexes.close)
         for name, reason in indexes.broken.items():
             say(f"index {name}: refused: {reason}")
@@ -330,6 +333,10 @@ class Server:
         elif is_reachable(host):
             say(f"warning: no key is set, and whoever reaches {host} can use and change everything")
         return url
+
+
+def _caps(settings: Settings) -> Caps:
+    return Caps(settings.max_indexes, settings.max_aliases, settings.max_snapshots)
 
 
 def _limits(settings: Settings) -> Limits:

@@ -12,6 +12,15 @@ ALIAS_VERBS: tuple[AliasVerb, ...] = get_args(AliasVerb)
 
 
 @dataclass(frozen=True, slots=True)
+class Caps:
+    """How many of each there may be; those that are there already stay, however many."""
+
+    indexes: int = 1000
+    aliases: int = 1000
+    snapshots: int = 1000  # of all indexes together, those that are no more included
+
+
+@dataclass(frozen=True, slots=True)
 class Alias:
     """A second name of an index.
 

@@ -20,7 +20,7 @@ from tests.conftest import LiveServer, serving
 
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
-from condensery.errors import Unauthenticated
+from condensery.errors import LimitReached, Unauthenticated
 from condensery.keys import KEPT
 from condensery.settings import Settings, variable_of
 from condensery.upkeep import AliasAction
@@ -113,9 +113,11 @@ def test_told_nothing_it_makes_a_key_at_the_first_start_and_keeps_it(
         shared = open_to_others(tmp_path / "data")
         (tmp_path / "data" / "indexes" / "other").chmod(0o755)
         (tmp_path / "data" / "indexes" / "other" / "index.sqlite3").chmod(0o644)
-        with serving(store_with_pair, tmp_path) as server:
+        caps = ("--max-indexes", "3", "--max-aliases", "1", "--max-snapshots", "2")
+        with serving(store_with_pair, tmp_path, *caps) as server:
             assert f"key_kept file={str(kept)!r}" in server.log.read_text()
             check_locked(server, key)
+            check_capped(server, key)
             assert (shared, open_to_others(tmp_path / "data")) == ([], [])
     finally:
         os.umask(before)
@@ -138,6 +140,22 @@ def write_of_all_kinds(server: LiveServer, key: str) -> None:
         client.restore_snapshot("kb", snapshot.id, into="other")
         client.update_aliases([AliasAction("create", "current", "kb")])
         client.set_aliases({"mine": client.models()[0].name})
+
+
+def check_capped(server: LiveServer, key: str) -> None:
+    """The samples and two indexes are there, an alias, and a snapshot."""
+    with Client(server.url, api_key=key) as rest, GrpcClient(server.grpc, api_key=key) as grpc:
+        assert rest.create_snapshot("kb").index == "kb"
+        alias = [AliasAction("create", "second", "kb")]
+        for client in (rest, grpc):
+            for field, most, call, given in (
+                ("index", "3 (max_indexes)", client.create_index, "fourth"),
+                ("snapshot", "2 (max_snapshots)", client.create_snapshot, "kb"),
+                ("actions", "1 (max_aliases)", client.update_aliases, alias),
+            ):
+                with pytest.raises(LimitReached, match=re.escape(f"there may be {most}")) as caught:
+                    call(given)
+                assert caught.value.field == field
 
 
 def open_to_others(folder: Path) -> list[str]:

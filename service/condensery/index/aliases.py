@@ -17,6 +17,7 @@ from condensery.errors import (
     AliasToNothing,
     EmptyInput,
     InputError,
+    LimitReached,
     NameTaken,
     StorageError,
     shorten,
@@ -38,10 +39,12 @@ class Aliases:
 
     Args:
         path: The file; there is none before the first alias.
+        most: How many there may be.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int) -> None:
         self._path = path
+        self._most = most
         self._broken = ""
         self._targets: Mapping[str, str] = {}
         try:
@@ -90,6 +93,7 @@ class Aliases:
             AliasToNothing: An alias would point at neither an index nor an alias.
             AliasCircle: An alias would lead to itself.
             NameTaken: An alias would have the name of an index, or be renamed to another's.
+            LimitReached: There would be more than there may be, and more than there are.
             OSError: The disk refused; nothing is changed.
         """
         self._check_readable()
@@ -104,6 +108,13 @@ class Aliases:
             # one that led nowhere before is no reason to refuse what has to do with others
             if alias in touched or follow(self._targets, alias) in indexes:
                 _check_end(targets, alias, indexes, touched.get(alias, "actions"))
+        if len(targets) > max(self._most, len(self._targets)):
+            raise LimitReached(
+                f"actions: there would be {len(targets)} aliases, and there may be {self._most} "
+                "(max_aliases); delete some first.",
+                field="actions",
+                value=len(targets),
+            )
         text = json.dumps({"format": FORMAT, "aliases": targets}, sort_keys=True, indent=1)
         swap_whole(self._path, text)
         self._targets = targets  # in one go: readers hold the old mapping or this one

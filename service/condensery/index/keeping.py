@@ -40,7 +40,7 @@ class Keeping:
 
     def __init__(self, store: "IndexStore", data_dir: Path, metrics: Metrics | None) -> None:
         self._store = store
-        self._snapshots = Snapshots(data_dir / SNAPSHOTS)
+        self._snapshots = Snapshots(data_dir / SNAPSHOTS, store.caps.snapshots)
         self._metrics = metrics
         self._rebuilds: dict[str, Rebuilding] = {}
         for info in store.list():
@@ -49,7 +49,12 @@ class Keeping:
                 rebuilding.clear(store.folder(info.name), store.find(info.name))
 
     def snapshot(self, name: str) -> Snapshot:
-        """Copy an index as it is now, while it goes on; synced on return."""
+        """Copy an index as it is now, while it goes on; synced on return.
+
+        Raises:
+            LimitReached: There are as many as there may be.
+            StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is left behind.
+        """
         made = self._snapshots.make(self._store.find(name))
         self.measure(made.index)
         return made
@@ -82,6 +87,7 @@ class Keeping:
         Raises:
             SnapshotNotFound, SnapshotDamaged, SnapshotTooNew: As the message says.
             NameTaken: ``into`` is an alias.
+            LimitReached: It would be an index more than there may be.
             StorageFull, StorageReadOnly, StorageError: The disk refused. Whatever failed, what was
                 there stays as it was.
         """
@@ -91,6 +97,8 @@ class Keeping:
         self._snapshots.get(name, snapshot)  # before anything is made
         folder, over = self._store.folder(target), self._store.holds(target)
         self._check_not_rebuilt(target)
+        if not over:
+            self._store.check_free(target)
         with storage_errors(folder):
             # beside the indexes, where nothing that is done to one of them touches it
             aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))

@@ -12,6 +12,7 @@ from condensery.errors import (
     IndexAliased,
     IndexExists,
     IndexNotFound,
+    LimitReached,
     NameTaken,
     NotFound,
     StorageError,
@@ -19,6 +20,7 @@ from condensery.errors import (
 from condensery.index import checks
 from condensery.index.aliases import Aliases
 from condensery.index.index import Index
+from condensery.upkeep import Caps
 
 
 class Names:
@@ -26,12 +28,14 @@ class Names:
 
     Args:
         aliases: Path of the file that keeps the aliases.
+        caps: How many indexes and aliases there may be.
     """
 
-    def __init__(self, aliases: Path) -> None:
+    def __init__(self, aliases: Path, caps: Caps) -> None:
         self.open: dict[str, Index] = {}
         self.broken: dict[str, str] = {}  # why each can't be used
-        self.aliases = Aliases(aliases)
+        self.aliases = Aliases(aliases, caps.aliases)
+        self._most = caps.indexes
 
     def find(self, name: str) -> Index:
         """Return an open index by its name or an alias.
@@ -73,16 +77,24 @@ class Names:
         return {*broken, *self.open.copy()}
 
     def check_free(self, name: str) -> None:
-        """Refuse a new index the name of an index or of an alias.
+        """Refuse a new index the name of an index or of an alias, and one too many any name.
 
         Raises:
             IndexExists, NameTaken: It has one.
+            LimitReached: There are as many as there may be.
         """
         if self.holds(name):
             raise IndexExists(f"Index {name!r} exists.", field="index", value=name)
         if name in self.aliases:
             raise NameTaken(
                 f"index: {name!r} is an alias, of index {self.aliases.resolve(name)!r}.",
+                field="index",
+                value=name,
+            )
+        if (there := len(self.all())) >= self._most:
+            raise LimitReached(
+                f"index: {name!r} can't be made: there are {there} indexes, and there may be "
+                f"{self._most} (max_indexes); delete one first.",
                 field="index",
                 value=name,
             )

@@ -11,8 +11,9 @@ import json
 import secrets
 import shutil
 import sqlite3
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +22,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from condensery.durable import sync, whole_folder
-from condensery.errors import InputError, SnapshotDamaged, SnapshotNotFound, SnapshotTooNew, shorten
+from condensery.errors import (
+    InputError,
+    LimitReached,
+    SnapshotDamaged,
+    SnapshotNotFound,
+    SnapshotTooNew,
+    shorten,
+)
 from condensery.index import changes, checks, database, passages
 from condensery.index.database import storage_errors
 from condensery.index.index import DATABASE, Index
@@ -63,10 +71,14 @@ class Snapshots:
 
     Args:
         root: Their folder; made with the first.
+        most: How many there may be, of all indexes together.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, most: int) -> None:
         self._root = root
+        self._most = most
+        self._counting = threading.Lock()  # over what is made
+        self._made: set[Path] = set()  # the folders of those that are being made
         for leftover in (*root.glob("*/*.partial"), *root.glob("*/*.removed")):  # a crash left it
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -74,12 +86,13 @@ class Snapshots:
         """Copy an index as it is now, while it goes on serving and being written; synced on return.
 
         Raises:
+            LimitReached: There are as many as there may be.
             StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is left behind.
         """
         created = time.time()
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(created))
         target = self._root / index.name / f"{moment}-{secrets.token_hex(4)}"
-        with storage_errors(target):
+        with storage_errors(target), self._counted(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with whole_folder(target) as aside:
@@ -170,6 +183,26 @@ class Snapshots:
         if digest.hexdigest() != manifest.sha256:
             raise _damaged(folder, index, f"{DATABASE} has another hash than it was made with")
         sync(into / DATABASE)
+
+    @contextlib.contextmanager
+    def _counted(self, target: Path) -> Iterator[None]:
+        """Count a snapshot while it is made, so that many at once are not too many."""
+        with self._counting:
+            there = {one for one in self._root.glob("*/*") if not one.name.endswith(_ASIDE)}
+            there |= self._made
+            if len(there) >= self._most:
+                raise LimitReached(
+                    f"snapshot: none can be made of index {target.parent.name!r}: there are "
+                    f"{len(there)}, of all indexes, and there may be {self._most} (max_snapshots); "
+                    "delete one first.",
+                    field="snapshot",
+                )
+            self._made.add(target)
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._made.discard(target)
 
     def _find(self, index: str, snapshot: str) -> Path:
         checks.check_name(index)

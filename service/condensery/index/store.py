@@ -32,7 +32,7 @@ from condensery.index.lock import DataDirLock
 from condensery.index.names import Names
 from condensery.index.selecting import Wanted
 from condensery.metrics import Metrics
-from condensery.upkeep import Alias, AliasAction
+from condensery.upkeep import Alias, AliasAction, Caps
 from condensery.values import Document, Floats, Hit, IndexInfo, IndexPrompts, Page, Passage
 
 # named here, since within the class `list` is the method
@@ -59,6 +59,7 @@ class IndexStore:
         lock: The directory's lock, if the caller holds it already (and will release it);
             otherwise the store takes it, and releases it on ``close``.
         cache_every: Changed passages after which an index's FAISS cache file is written.
+        caps: How many indexes, aliases and snapshots may be made.
 
     Raises:
         DataDirTaken: Another server holds the directory, or it can't be used.
@@ -71,6 +72,7 @@ class IndexStore:
         metrics: Metrics | None = None,
         lock: DataDirLock | None = None,
         cache_every: int = 10_000,
+        caps: Caps | None = None,
     ) -> None:
         self.keeping: Keeping  # snapshots, restores and rebuilds
         self._own_lock = DataDirLock(data_dir) if lock is None else None
@@ -80,11 +82,12 @@ class IndexStore:
         self.beginning = threading.Lock()  # over what begins or ends a rebuild; before `changing`
         self.changing = threading.RLock()  # over what makes, replaces, drops or closes an index
         self._closed = False
+        self.caps = caps or Caps()
         root = self._folders.root
         try:
             with storage_errors(root):
                 root.mkdir(exist_ok=True)
-                self._names = Names(root / ALIASES)
+                self._names = Names(root / ALIASES, self.caps)
                 self._open_all()
                 self.keeping = Keeping(self, data_dir, metrics)
         except BaseException:
@@ -120,6 +123,7 @@ class IndexStore:
             InputError: A malformed name or setting.
             IndexExists: The name is taken, with other settings.
             NameTaken: It is an alias.
+            LimitReached: There are as many as there may be.
         """
         checks.check_new_name(name)
         checks.check_settings(encoder, fingerprint, dims, metric, kind)
@@ -158,6 +162,7 @@ class IndexStore:
 
         Raises:
             AliasNotFound, AliasToNothing, AliasCircle, NameTaken, InputError: See ``Aliases``.
+            LimitReached: There would be more than there may be.
             StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is changed.
         """
         with self.changing, storage_errors(self.folder(ALIASES)):
@@ -275,6 +280,10 @@ class IndexStore:
         """Return the name that an alias leads to; of what is no alias its own."""
         return self._names.resolve(name)
 
+    def check_free(self, name: str) -> None:
+        """Refuse a new index a name that is taken, or any; see ``Names.check_free``."""
+        self._names.check_free(name)
+
     def serves(self, index: Index) -> bool:
         """Tell whether it is this very index that is asked by its name."""
         return self._names.open.get(index.name) is index
@@ -299,6 +308,7 @@ class IndexStore:
 
         Raises:
             IndexExists, NameTaken: The name is taken.
+            LimitReached: There are as many as there may be.
             OSError, StorageError: The disk refused; the folder is where it was.
         """
         with self.changing:

@@ -26,6 +26,7 @@ async def update_aliases(services: Services, actions: Sequence[AliasAction]) -> 
         AliasToNothing: An alias would point at no index and no alias.
         AliasCircle: Aliases would lead in a circle.
         NameTaken: An alias would have the name of an index, or be renamed to another alias's.
+        LimitReached: There would be more than there may be.
         StorageFull, StorageReadOnly: The disk refused; nothing is changed.
     """
     check_count(actions, "actions", services.limits.max_items)

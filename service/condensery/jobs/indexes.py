@@ -48,6 +48,7 @@ async def create_index(
         ModelNotFound: No such encoder.
         InputError: A malformed name or setting.
         IndexExists: The name is taken, with other settings.
+        LimitReached: There are as many as there may be.
     """
     check_choice(metric, "metric", METRICS)
     check_choice(kind, "kind", KINDS)

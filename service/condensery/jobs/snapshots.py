@@ -15,6 +15,7 @@ async def make_snapshot(services: Services, name: str) -> Snapshot:
 
     Raises:
         IndexNotFound: No such index.
+        LimitReached: There are as many as there may be.
         StorageFull, StorageReadOnly: The disk refused; nothing is left behind.
     """
     return await asyncio.to_thread(services.indexes.keeping.snapshot, name)
@@ -54,6 +55,7 @@ async def restore_snapshot(
     Raises:
         SnapshotNotFound, SnapshotDamaged, SnapshotTooNew: As the message says.
         InputError: A malformed name; NameTaken if it is an alias.
+        LimitReached: It would be an index more than there may be.
         StorageFull, StorageReadOnly: The disk refused.
     """
     made = await asyncio.to_thread(services.indexes.keeping.restore, name, snapshot, into)

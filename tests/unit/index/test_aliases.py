@@ -21,12 +21,13 @@ from condensery.errors import (
     IndexAliased,
     IndexNotFound,
     InputError,
+    LimitReached,
     NameTaken,
     StorageError,
     StorageFull,
 )
 from condensery.index.store import IndexStore
-from condensery.upkeep import Alias, AliasAction
+from condensery.upkeep import Alias, AliasAction, Caps
 
 
 def point(alias: str, index: str) -> AliasAction:
@@ -133,6 +134,23 @@ def test_one_wrong_change_and_none_is_made(
 def test_no_change_at_all_is_refused(two: IndexStore) -> None:
     with pytest.raises(EmptyInput, match="actions"):
         two.update_aliases([])
+
+
+def test_there_are_as_many_aliases_as_there_may_be(two: IndexStore, data_dir: Path) -> None:
+    two.update_aliases([point(f"a{n}", "one") for n in range(3)])
+    two.close()
+    with IndexStore(data_dir, caps=Caps(aliases=2)) as store:  # more were there already
+        with pytest.raises(LimitReached, match="would be 4 aliases, and there may be 2 ") as caught:
+            store.update_aliases([point("a9", "one")])
+        assert caught.value.field == "actions"
+        assert len(targets(store)) == 3
+        store.update_aliases([point("a0", "two")])
+        store.update_aliases([AliasAction("rename", "a0", "b0")])
+        store.update_aliases([AliasAction("delete", "b0"), AliasAction("delete", "a1")])
+        store.update_aliases([point("c", "one")])
+        with pytest.raises(LimitReached):
+            store.update_aliases([point("d", "one")])
+        assert targets(store) == {"a2": "one", "c": "one"}
 
 
 def test_an_index_that_an_alias_leads_to_is_not_dropped(two: IndexStore) -> None:

@@ -7,6 +7,7 @@ import random
 import shutil
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from condensery.errors import (
     IndexExists,
     IndexNotFound,
     InputError,
+    LimitReached,
     NameTaken,
     SnapshotDamaged,
     SnapshotNotFound,
@@ -37,7 +39,7 @@ from condensery.index import changes, database
 from condensery.index.snapshots import _hash
 from condensery.index.store import IndexStore
 from condensery.metrics import Metrics
-from condensery.upkeep import AliasAction, Snapshot
+from condensery.upkeep import AliasAction, Caps, Snapshot
 
 
 def ids(store: IndexStore, name: str = "kb") -> set[str]:
@@ -146,6 +148,36 @@ def test_an_alias_does_for_snapshots_but_not_as_a_new_indexs_name(store: IndexSt
     with pytest.raises(InputError, match="into: 'aliases'"):
         store.keeping.restore("kb", made.id, "aliases")
     assert ids(store, "live") == {"a"}
+
+
+def test_as_many_snapshots_are_made_as_there_may_be_however_many_are_made_at_once(
+    data_dir: Path,
+) -> None:
+    with IndexStore(data_dir, caps=Caps(snapshots=4)) as store:
+        for name in ("kb", "other"):
+            store.create(name, **SETTINGS)
+        made = [store.keeping.snapshot("kb")]
+        store.drop("kb")  # its snapshot stays, and counts
+
+        def make(_: int) -> Snapshot | str:
+            try:
+                return store.keeping.snapshot("other")
+            except LimitReached as error:
+                return error.message
+
+        with ThreadPoolExecutor(8) as pool:
+            outcomes = list(pool.map(make, range(12)))
+        made += [one for one in outcomes if isinstance(one, Snapshot)]
+        refused = [one for one in outcomes if isinstance(one, str)]
+        assert (len(made), len(refused)) == (4, 9)
+        assert all("there may be 4 (max_snapshots)" in one for one in refused)
+        store.keeping.delete_snapshot("kb", made[0].id)
+        assert isinstance(make(0), Snapshot)
+    with IndexStore(data_dir, caps=Caps(snapshots=1)) as store:
+        assert len(store.keeping.snapshots("other").found) == 4
+        store.keeping.restore("other", made[1].id)
+        with pytest.raises(LimitReached):
+            store.keeping.snapshot("other")
 
 
 @pytest.mark.parametrize("bad", ["", "..", "../kb", "a/b", ".partial", "é"])

@@ -2,6 +2,7 @@ import errno
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from condensery.errors import (
     IndexExists,
     IndexNotFound,
     InputError,
+    LimitReached,
     StorageError,
     StorageFull,
     StorageReadOnly,
@@ -28,6 +30,7 @@ from condensery.errors import (
 from condensery.index.lock import DataDirLock
 from condensery.index.store import IndexStore
 from condensery.metrics import Metrics
+from condensery.upkeep import Caps
 from condensery.values import IndexInfo
 
 
@@ -64,6 +67,40 @@ def test_other_kinds_and_bad_names_are_refused(store: IndexStore) -> None:
     with pytest.raises(InputError, match=r"index: '\.\./etc'"):
         store.create("../etc", **SETTINGS)
     assert [one.name for one in store.list()] == ["kb"]
+
+
+def test_as_many_indexes_are_made_as_there_may_be_however_many_are_made_at_once(
+    data_dir: Path,
+) -> None:
+    with IndexStore(data_dir, caps=Caps(indexes=3)) as store:
+        store.create("kb", **SETTINGS)
+        made = store.keeping.snapshot("kb")
+
+        def make(number: int) -> str | None:
+            try:
+                if number % 2:
+                    store.create(f"one-{number}", **SETTINGS)
+                else:  # which makes an index too
+                    store.keeping.restore("kb", made.id, f"one-{number}")
+            except LimitReached as error:
+                return error.message
+            return None
+
+        with ThreadPoolExecutor(8) as pool:
+            refused = [one for one in pool.map(make, range(16)) if one]
+        assert (len(store.list()), len(refused)) == (3, 14)
+        assert all("there may be 3 (max_indexes)" in one for one in refused)
+        store.create("kb", **SETTINGS)  # it is there
+        store.keeping.restore("kb", made.id)  # in its own place
+        store.drop("kb")
+        store.create("other", **SETTINGS)
+        with pytest.raises(LimitReached):
+            store.create("kb", **SETTINGS)
+    with IndexStore(data_dir, caps=Caps(indexes=1)) as store:  # what is there is opened
+        assert len(store.list()) == 3
+        with pytest.raises(LimitReached, match="there are 3 indexes, and there may be 1"):
+            store.create("kb", **SETTINGS)
+    assert [one.name for one in (data_dir / "indexes").glob(".new-*")] == []
 
 
 def test_an_unknown_index_is_named_beside_those_there_are(store: IndexStore) -> None:

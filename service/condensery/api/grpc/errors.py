@@ -52,6 +52,8 @@ CODES: dict[type[CondenseryError], StatusCode] = {
     errors.NameTaken: StatusCode.ALREADY_EXISTS,
     errors.AliasCircle: StatusCode.FAILED_PRECONDITION,
     errors.IndexAliased: StatusCode.FAILED_PRECONDITION,
+    # RESOURCE_EXHAUSTED reads as "retry", here too
+    errors.LimitReached: StatusCode.FAILED_PRECONDITION,
     errors.SnapshotDamaged: StatusCode.FAILED_PRECONDITION,
     errors.SnapshotTooNew: StatusCode.FAILED_PRECONDITION,
     errors.RebuildRunning: StatusCode.FAILED_PRECONDITION,

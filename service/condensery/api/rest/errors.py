@@ -81,6 +81,7 @@ ROWS: dict[type[CondenseryError], Row] = {
     errors.NameTaken: Row((409, "Validation"), (409, "conflict"), 409, 409),
     errors.AliasCircle: Row((409, "Validation"), (409, "conflict"), 409, 409),
     errors.IndexAliased: Row((409, "Validation"), (409, "conflict"), 409, 409),
+    errors.LimitReached: Row((409, "Validation"), (409, "conflict"), 409, 409),
     errors.SnapshotDamaged: Row((409, "Validation"), (409, "conflict"), 409, 409),
     errors.SnapshotTooNew: Row((409, "Validation"), (409, "conflict"), 409, 409),
     errors.RebuildRunning: Row((409, "Validation"), (409, "conflict"), 409, 409),

@@ -33,7 +33,7 @@ UPKEEP = (  # before what has an index's name in its path
     Route(
         *("POST", SNAPSHOTS, upkeep.make_snapshot, "index", "index-write"),
         reply=replies_upkeep.Snapshot,
-        fails=WRITES,
+        fails=(*WRITES, errors.LimitReached),
     ),
     Route(
         *("GET", SNAPSHOTS, upkeep.list_snapshots, "index"),
