@@ -1,9 +1,13 @@
 """Errors as the server raised them, rebuilt from what a transport carries; and when to retry."""
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, field
 
 from condensery import errors
 from condensery.errors import CondenseryError, Overloaded, Unavailable, code_of
+
+# Of clients that are told to come back at once, each comes within this time, not all together.
+LEAST_SPREAD_SECONDS = 0.1
 
 # By the names they have on the wire: a code over REST, the class's own over gRPC.
 KINDS = {
@@ -26,13 +30,18 @@ class Fault:
 class Retries:
     """How patient a client is with a server that is full, or not ready, and says until when.
 
+    It comes back no sooner than the server says, and at random up to as long again later: those who
+    were refused together would else come back together.
+
     Attributes:
         attempts: Tries in all; 1 never tries again.
         longest_pause_seconds: A server that asks for more is not waited for.
+        chance: Draws how much later; with a seed, the same each time.
     """
 
     attempts: int = 3
     longest_pause_seconds: float = 30.0
+    chance: random.Random = field(default_factory=random.Random, compare=False, repr=False)
 
     @classmethod
     def of(cls, retries: "int | Retries") -> "Retries":
@@ -49,7 +58,7 @@ class Retries:
             or not isinstance(fault.error, (Overloaded, Unavailable))
         ):
             raise fault.error
-        return after
+        return after + self.chance.uniform(0.0, max(after, LEAST_SPREAD_SECONDS))
 
 
 def rebuild(

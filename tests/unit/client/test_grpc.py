@@ -1,5 +1,7 @@
 """What a gRPC server says only when it is in trouble, told by one that says what a test wants."""
 
+import random
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from grpc import StatusCode
 
 from condensery import errors
+from condensery.client.faults import Retries
 from condensery.client.grpc import AsyncGrpcClient
 from condensery.errors import CondenseryError, Overloaded, Unavailable
 from condensery.stubs import condensery_v1_pb2 as pb
@@ -87,6 +90,18 @@ async def test_a_server_that_says_when_is_asked_again(told: Told, refusal: Any) 
     async with AsyncGrpcClient(told.address) as client:
         assert await client.models() == []
     assert len(told.metadata) == 3
+
+
+async def test_it_is_asked_as_much_later_as_was_drawn(told: Told) -> None:
+    class Later(random.Random):
+        def uniform(self, a: float, b: float) -> float:
+            return a + b
+
+    told.refusals += [FULL]
+    started = time.perf_counter()
+    async with AsyncGrpcClient(told.address, retries=Retries(chance=Later())) as client:
+        assert await client.models() == []
+    assert time.perf_counter() - started >= 0.13  # 30 ms, and a tenth of a second
 
 
 async def test_it_is_asked_no_more_than_it_was_said(told: Told) -> None:

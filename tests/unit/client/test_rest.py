@@ -1,3 +1,4 @@
+import random
 import time
 from typing import Any
 
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 
 from condensery import errors
-from condensery.client.faults import Retries
+from condensery.client.faults import Fault, Retries
 from condensery.client.rest import AsyncClient, Client
 from condensery.errors import (
     CondenseryError,
@@ -102,6 +103,40 @@ def test_a_full_server_is_asked_again_when_it_says(script: Any, vectors_reply: A
         assert client.embed(["a"]).shape == (2, 3)
     assert time.perf_counter() - started >= 0.12
     assert len(script.requests) == 2
+
+
+def test_those_refused_together_do_not_come_back_together_nor_sooner_than_said() -> None:
+    for said, spread in ((0.0, 0.1), (0.02, 0.1), (2.0, 2.0), (30.0, 30.0)):
+        fault = Fault(Overloaded("full"), said)
+        pauses = [Retries().pause(1, fault) for _ in range(200)]
+        assert said <= min(pauses) < said + spread / 4
+        assert said + spread * 3 / 4 < max(pauses) <= said + spread
+        seeded = [Retries(chance=random.Random(7)).pause(1, fault) for _ in range(2)]
+        assert seeded[0] == seeded[1]
+    with pytest.raises(Overloaded):
+        Retries().pause(1, Fault(Overloaded("full"), 30.1))
+
+
+class Later(random.Random):
+    """Draws the latest."""
+
+    def uniform(self, a: float, b: float) -> float:
+        del a
+        return b
+
+
+async def test_each_client_waits_as_long_as_was_drawn(script: Any, vectors_reply: Any) -> None:
+    for later, least in ((random.Random(1), 0.15), (Later(), 0.3)):
+        for client in (Client, AsyncClient):
+            script.replies.clear()
+            script.then(429, refusal("overloaded"), retry_after_ms="150")
+            script.then(200, vectors_reply(ROWS))
+            started = time.perf_counter()
+            one = client(script.url, retries=Retries(chance=later))
+            reply = one.embed(["a"])
+            assert (reply if client is Client else await reply).shape == (2, 3)
+            assert time.perf_counter() - started >= least
+            await one.close() if client is AsyncClient else one.close()
 
 
 async def test_the_async_client_asks_again_too(script: Any, vectors_reply: Any) -> None:
