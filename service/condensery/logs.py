@@ -1,27 +1,85 @@
-"""Logs: one event a line, on stderr."""
+"""Logs: one event a line, on stderr, and under a fault's event where it was raised.
 
+No text of users is logged. The message of an exception may hold some: ours quote the value that is
+wrong, and so do Python's and other people's. So of an exception its type and its stack are logged,
+and never its message; what is known to hold nothing of a user's is told in fields of the event.
+"""
+
+import asyncio
 import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+_log = logging.getLogger(__name__)
 
 
 def configure_logging(level: str) -> None:
-    """Write events to stderr as ``time level event key=value ...``; no text of users is logged."""
+    """Write events to stderr as ``time level event key=value ...``; no text of users is logged.
+
+    So are exceptions that nobody caught, in any thread, which Python would print whole.
+    """
     handler = logging.StreamHandler()
-    handler.setFormatter(_EventFormatter())
+    handler.setFormatter(EventFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # Uvicorn's own lines ("Started server process") say what we say already.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
+    sys.excepthook = lambda kind, error, trace: _log.critical("uncaught", exc_info=error)
+    sys.unraisablehook = lambda args: _log.error("unraisable", exc_info=args.exc_value)
+    threading.excepthook = lambda args: _log.error("thread_failed", exc_info=args.exc_value)
 
 
-class _EventFormatter(logging.Formatter):
+def log_loop_fault(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what nobody awaited, or what failed in a callback: an event loop's exception handler.
+
+    The loop's own message names the task or the callback, with its result or its arguments.
+    """
+    error = context.get("exception")
+    fields = {} if error is not None else {"reason": context.get("message")}
+    _log.error("loop_fault", extra=fields, exc_info=error)
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception's type and stack, and those of what led to it; no message."""
+    return "\n".join(_lines(error, set()))
+
+
+def _lines(error: BaseException, told: set[int]) -> Iterator[str]:
+    told.add(id(error))
+    led = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if led is not None and id(led) not in told:
+        yield from _lines(led, told)
+        yield "which led to:"
+    yield "Traceback (most recent call last):"
+    for line in traceback.format_tb(error.__traceback__):
+        yield line.rstrip("\n")
+    kind = type(error)
+    number = error.errno if isinstance(error, OSError) else None
+    why = f": {os.strerror(number)}" if isinstance(number, int) else ""
+    yield f"{kind.__module__}.{kind.__qualname__}{why}"
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            if id(one) not in told:
+                yield "of which one is:"
+                yield from _lines(one, told)
+
+
+class EventFormatter(logging.Formatter):
+    """One line an event, and under it where its exception was raised."""
+
     _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, and the traceback under it if there is one."""
+        """Return one line, and the exception's type and stack under it if there is one."""
         fields = [
             f"{name}={value!r}" for name, value in vars(record).items() if name not in self._OWN
         ]
         stamp = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
         line = " ".join([stamp, record.levelname.lower(), record.getMessage(), *fields])
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        error = record.exc_info[1] if record.exc_info else None
+        return line if error is None else f"{line}\n{describe(error)}"

@@ -41,7 +41,7 @@ from condensery.jobs.samples import NAME as SAMPLES
 from condensery.jobs.samples import ensure_samples
 from condensery.jobs.services import Limits, Services
 from condensery.keys import KEPT, Keys, keep_key, reload
-from condensery.logs import configure_logging
+from condensery.logs import configure_logging, log_loop_fault
 from condensery.metrics import Metrics
 from condensery.settings import Settings
 from condensery.signals import Signals
@@ -90,7 +90,9 @@ def say(line: str) -> None:
 
 
 async def _serve(settings: Settings, say: Say, usual_umask: int) -> int:
-    signals = Signals(asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_loop_fault)
+    signals = Signals(loop)
     async with AsyncExitStack() as stack:
         server = Server(settings, signals, say, usual_umask)
         starting = asyncio.create_task(server.start(stack))

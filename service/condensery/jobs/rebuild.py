@@ -16,6 +16,7 @@ from condensery.errors import (
     Overloaded,
     RebuildNotFound,
     RebuildRunning,
+    code_of,
 )
 from condensery.index.kinds import KINDS
 from condensery.jobs.checks import check_choice
@@ -193,7 +194,7 @@ async def resume_rebuilds(services: Services) -> None:
             )
         except CondenseryError as error:
             run = Run(plan)
-            run.end("failed", error.message)
+            run.fail(error.message, code_of(type(error)))
             services.rebuilds.runs[plan.index] = run
             _report(run)
 
@@ -203,10 +204,10 @@ async def _work(services: Services, run: Run) -> None:
     try:
         await _steps(services, run)
     except CondenseryError as error:
-        run.end("failed", error.message)
+        run.fail(error.message, code_of(type(error)))
     except Exception:  # a bug must not leave it running for ever
         _log.exception("rebuild_broke", extra={"index": run.plan.index})
-        run.end("failed", "an internal error, which the server's log has")
+        run.fail("an internal error, which the server's log has", "internal_error")
     else:
         run.end("done")
     finally:
@@ -305,6 +306,6 @@ def _check_same(services: Services, plan: RebuildPlan) -> None:
 def _report(run: Run) -> None:
     fields = {"index": run.plan.index, "model": run.plan.encoder}
     if run.state == "failed":
-        _log.error("rebuild_failed", extra={**fields, "reason": run.reason})
+        _log.error("rebuild_failed", extra={**fields, "code": run.code})
     else:
         _log.info("rebuild_done", extra={**fields, "overlap": run.overlap})

@@ -19,6 +19,7 @@ class Run:
     Attributes:
         plan: What is being made.
         rebuilding: Does it; None where it could not go on after a start.
+        code: What the reason is an instance of; holds nothing of a document, as the reason may.
         open: Cleared while writes to the index wait for the new one.
     """
 
@@ -29,13 +30,19 @@ class Run:
     pending: int = 0
     ended: float | None = None
     reason: str | None = None
+    code: str | None = None
     overlap: float | None = None
     open: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def end(self, state: RebuildState, reason: str | None = None) -> None:
+    def end(self, state: RebuildState) -> None:
         """It is over, one way or the other."""
-        self.state, self.reason, self.ended = state, reason, round(time.time(), 3)
+        self.state, self.ended = state, round(time.time(), 3)
         self.open.set()
+
+    def fail(self, reason: str, code: str) -> None:
+        """It is over, and the old index goes on."""
+        self.reason, self.code = reason, code
+        self.end("failed")
 
     def told(self) -> Rebuild:
         """Return how far it has come."""

@@ -207,7 +207,9 @@ class Changing:
             _close(opened)
             reason = _reason(error)
             if not isinstance(error, CondenseryError):
-                _log.exception("model_not_loaded", extra={"model": name, "version": version})
+                # of the model's files, and of our own texts that it was tried with
+                fields = {"model": name, "version": version, "detail": str(error)}
+                _log.exception("model_not_loaded", extra=fields)
         finally:
             self.states.loading.pop(name, None)
             self.states.tell(name)

@@ -69,10 +69,9 @@ class FixedSteps:
             self._metrics.decode_graphs.labels(self._model).set(graphs)
 
     def _failed(self, reason: str, error: Exception | None = None) -> None:
-        _log.warning(
-            "decode_graphs_failed",
-            extra={"model": self._model, "reason": reason},
-            exc_info=error,
-        )
+        # of graphs that are captured before anybody's text is read
+        told = {} if error is None else {"detail": str(error)}
+        fields = {"model": self._model, "reason": reason, **told}
+        _log.warning("decode_graphs_failed", extra=fields, exc_info=error)
         if self._metrics is not None:
             self._metrics.decode_graph_failures.labels(self._model).inc()

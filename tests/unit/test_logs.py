@@ -1,0 +1,202 @@
+"""No text of users is in the log, whatever fails."""
+
+import io
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tests.unit.conftest import StandInPool
+
+from condensery.api.grpc.server import start
+from condensery.api.rest.app import build
+from condensery.errors import InputError
+from condensery.jobs import indexes, rebuild
+from condensery.jobs.services import Services
+from condensery.logs import EventFormatter, describe
+from condensery.stubs import condensery_v1_pb2 as pb
+from condensery.upkeep import RebuildPlan
+from condensery.values import Document
+
+MARK = "what-Ada-asked-in-private"
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """The log as it is written, of every logger, all that there is."""
+    held = io.StringIO()
+    handler = logging.StreamHandler(held)
+    handler.setFormatter(EventFormatter())
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    yield held
+    root.removeHandler(handler)
+    root.setLevel(level)
+
+
+def fail_with_a_users_text() -> None:
+    try:
+        {}[MARK]
+    except KeyError:
+        error = ValueError(f"{MARK} is not a number")
+        error.add_note(MARK)
+        raise error from InputError(f"text: {MARK!r} is wrong.", field="text", value=MARK)
+
+
+def test_an_exception_is_told_by_its_type_and_stack_and_never_by_its_message() -> None:
+    def told(error: BaseException) -> str:
+        text = describe(error)
+        assert MARK not in text
+        return text
+
+    with pytest.raises(ValueError, match=MARK) as caught:
+        fail_with_a_users_text()
+    error = caught.value
+    text = told(error)
+    assert text.index("condensery.errors.InputError") < text.index("builtins.ValueError")
+    assert "in fail_with_a_users_text" in text
+    error.__cause__ = None
+    error.__suppress_context__ = False
+    assert "builtins.KeyError" in told(error)
+    group = told(ExceptionGroup(MARK, [error, OSError(28, MARK, MARK)]))
+    assert "ExceptionGroup" in group
+    assert "builtins.OSError: No space left on device" in group
+    error.__context__ = ExceptionGroup(MARK, [error])  # a circle, of which Python keeps some away
+    assert "ValueError" in told(error)
+
+
+async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
+    services: Services, pool: StandInPool, written: io.StringIO
+) -> None:
+    def quotes(kind: type[Exception]) -> Exception:
+        error = kind(f"{MARK!r} can't be read")
+        error.__cause__ = UnicodeError(MARK)
+        return error
+
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", [Document("d1", "one two")])
+    bugs = 0
+
+    def logged(event: str) -> None:
+        nonlocal bugs
+        bugs += 1
+        assert written.getvalue().count("Traceback") >= bugs, (event, written.getvalue())
+        assert event in written.getvalue()
+
+    app = httpx.ASGITransport(build(services), raise_app_exceptions=False)
+    server = await start(services, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.port}"
+    async with (
+        httpx.AsyncClient(transport=app, base_url="http://x") as door,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        pool.encoders["words"].fails = quotes(RuntimeError)
+        for path, body in (
+            ("/embed", {"inputs": MARK}),
+            ("/v1/embeddings", {"input": MARK}),
+            ("/v1/indexes/kb/query", {"query": MARK}),
+            ("/v1/indexes/kb/documents", {"documents": [{"id": MARK, "text": MARK}]}),
+        ):
+            assert (await door.post(path, json=body)).status_code == 500, path
+            logged("internal_error")
+        request = pb.EmbedBatchRequest(texts=[MARK]).SerializeToString()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/condensery.v1.Embedding/EmbedBatch")(request, timeout=30)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        logged("internal_error")
+        pool.encoders["words"].fails = None
+
+        pool.readers["pair"].breaks = quotes(ValueError)  # while it compresses
+        asked = {"query": MARK, "documents": [MARK]}
+        await door.post("/v1/rag/answer", json=asked)
+        logged("compression_failed")
+        pool.readers["pair"].breaks = None
+        pool.readers["pair"].generate = _generate_and_fail  # type: ignore[method-assign]
+        reply = await door.post("/v1/rag/answer", json={**asked, "stream": True})
+        assert "internal_error" in reply.text
+        logged("internal_error")
+        answer = pb.AnswerRequest(query=MARK, documents=[pb.Document(id="a", text=MARK)])
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in channel.unary_stream("/condensery.v1.Rag/AnswerStream")(
+                answer.SerializeToString(), timeout=30
+            ):
+                pass
+        logged("internal_error")
+    await server.stop(0)
+
+    pool.encoders["other"].fails = quotes(RuntimeError)
+    await indexes.upsert(services, "kb", [Document(MARK, MARK)])
+    await rebuild.rebuild_index(services, "kb", encoder="other")
+    run = services.rebuilds.runs["kb"]
+    assert run.task is not None
+    await run.task
+    logged("rebuild_broke")
+    assert "rebuild_failed" in written.getvalue()
+    assert MARK not in written.getvalue()
+
+
+async def _generate_and_fail(question: str, *_: Any, **__: Any) -> Any:
+    raise RuntimeError(f"no answer to {question}")
+    yield
+
+
+def test_a_rebuild_whose_reason_names_a_document_is_logged_by_its_code(
+    written: io.StringIO,
+) -> None:
+    run = rebuild.Run(RebuildPlan("kb", "words", "sha256:one", "flat", "ip", {}, 1, 0.0))
+    run.fail(f"document {MARK!r} has no text", "texts_missing")
+    rebuild._report(run)
+    assert "rebuild_failed index='kb'" in written.getvalue()
+    assert "code='texts_missing'" in written.getvalue()
+    assert MARK not in written.getvalue()
+
+
+def test_what_nobody_catches_is_logged_as_well_in_any_thread_and_in_the_loop() -> None:
+    script = f"""
+import asyncio, threading
+from condensery.logs import configure_logging, log_loop_fault
+
+configure_logging("info")
+
+def fail(*_):
+    raise ValueError("{MARK}")
+
+class Dies:
+    def __del__(self):
+        fail()
+
+async def later():
+    fail()
+
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_loop_fault)
+    loop.call_soon(fail, "{MARK}")
+    task = asyncio.create_task(later(), name="{MARK}")
+    await asyncio.sleep(0.01)
+    del task
+    loop.call_exception_handler({{"message": "odd"}})
+
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+Dies()
+asyncio.run(main())
+fail()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    events = [line.split()[2] for line in done.stderr.splitlines() if line[:2] == "20"]
+    assert sorted(events) == sorted(
+        ["thread_failed", "unraisable", "loop_fault", "loop_fault", "loop_fault", "uncaught"]
+    )
+    assert done.stderr.count("builtins.ValueError") == 5
+    assert MARK not in done.stderr
