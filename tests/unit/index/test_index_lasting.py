@@ -1,7 +1,10 @@
 """What lasts: over closing, a lost cache, a power cut and a kill."""
 
+import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +23,7 @@ from tests.unit.index.conftest import (
     open_store,
     read_truth,
 )
+from tests.unit.index.lives import Say, live
 
 from condensery.index.store import IndexStore
 
@@ -270,3 +274,84 @@ def test_what_was_acknowledged_survives_kill_9(data_dir: Path, kind: str) -> Non
             state = matches[-1]
             assert_agrees(store, data_dir)
     assert acknowledged > 30
+
+
+def watch_syncs(data_dir: Path, say: Say) -> None:
+    """Say each sync and rename of Python's in this process, names that are drawn by their kind."""
+    fsync, rename, replace = os.fsync, os.rename, os.replace
+
+    def name(path: Any) -> str:
+        text = os.path.relpath(path, data_dir)
+        for kind, drawn in (
+            ("NEW", r"\.new-[^/]+"),
+            ("GENERATION", r"gen-[0-9a-f]{16}"),
+            ("SNAPSHOT", r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}"),
+        ):
+            text = re.sub(drawn, kind, text)
+        return text
+
+    def watched_fsync(handle: int) -> None:
+        fsync(handle)
+        say("sync", name(Path(f"/proc/self/fd/{handle}").readlink()))
+
+    def watched(move: Any) -> Any:
+        def moved(source: Any, target: Any, **options: Any) -> None:
+            move(source, target, **options)
+            say("move", name(source), name(target))
+
+        return moved
+
+    os.fsync, os.rename, os.replace = watched_fsync, watched(rename), watched(replace)
+
+
+def copy_and_restore(data_dir: Path, say: Say, _: None) -> None:
+    store = IndexStore(data_dir)
+    watch_syncs(data_dir, say)
+    made = store.keeping.snapshot("kb")
+    say("done")
+    store.keeping.restore("kb", made.id)
+    say("done")
+    store.keeping.restore("kb", made.id, "other")
+    say("done")
+    signal.pause()  # until it is killed
+
+
+def test_a_snapshot_and_what_is_restored_are_on_the_disk_before_they_count(data_dir: Path) -> None:
+    with open_store(data_dir) as store:
+        store.create("kb", **SETTINGS)
+        make_batch(["a", "b"]).upsert(store)
+    steps = [list[str]()]
+    for step in live(copy_and_restore, data_dir, None, after=3):
+        steps.append([]) if step == "done" else steps[-1].append(step)
+    snapshot, over, into = steps[:3]
+
+    def check(steps: list[str], before: list[str], move: str, after: list[str]) -> None:
+        """A rename counts once what it names is synced, and lasts once its folder is."""
+        assert steps.count(move) == 1, steps
+        place = steps.index(move)
+        assert [one for one in before if f"sync {one}" not in steps[:place]] == [], steps
+        assert [one for one in after if f"sync {one}" not in steps[place:]] == [], steps
+
+    check(
+        snapshot,
+        [f"snapshots/kb/SNAPSHOT.partial{one}" for one in ("", "/index.sqlite3", "/snapshot.json")],
+        "move snapshots/kb/SNAPSHOT.partial snapshots/kb/SNAPSHOT",
+        ["snapshots/kb", "snapshots", "."],  # each names the next, and is new with the first
+    )
+    generation = "indexes/kb/GENERATION"
+    moved = over.index(f"move indexes/NEW {generation}")
+    check(
+        over[moved:],
+        [
+            *(f"{generation}{one}" for one in ("", "/index.sqlite3", "/vectors.faiss")),
+            *("indexes/kb", "indexes/kb/current.partial"),
+        ],
+        "move indexes/kb/current.partial indexes/kb/current",
+        ["indexes/kb"],
+    )
+    check(
+        into,
+        ["indexes/NEW/index.sqlite3", "indexes/NEW"],
+        "move indexes/NEW indexes/other",
+        ["indexes"],
+    )

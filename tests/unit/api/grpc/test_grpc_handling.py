@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -240,6 +241,21 @@ async def test_a_disk_that_turns_read_only_refuses_writes_and_still_answers(
     await stub.Upsert(writing)
 
 
+async def test_a_snapshot_of_a_newer_version_is_refused_as_that(
+    channel: grpc.aio.Channel, tmp_path: Path
+) -> None:
+    await stubs.IndexStub(channel).Create(pb.CreateIndexRequest(name="kb"))
+    keeping = stubs.IndexUpkeepStub(channel)
+    made = await keeping.CreateSnapshot(pb.CreateSnapshotRequest(index="kb"))
+    note = tmp_path / "snapshots" / "kb" / made.id / "snapshot.json"
+    note.write_text(note.read_text().replace('"format": 1,', '"format": 9,'))
+    request = pb.RestoreSnapshotRequest(index="kb", snapshot=made.id)
+    error = await refused(keeping.RestoreSnapshot(request))
+    assert error.code() is StatusCode.FAILED_PRECONDITION
+    told = dict(error.trailing_metadata() or ())
+    assert (told["x-error"], told["x-field"]) == ("SnapshotTooNew", "snapshot")
+
+
 async def test_a_full_disk_refuses_writes_and_still_answers(
     channel: grpc.aio.Channel, services: Any
 ) -> None:
@@ -250,6 +266,7 @@ async def test_a_full_disk_refuses_writes_and_still_answers(
     writer.execute(f"PRAGMA max_page_count = {pages + 2}")
     documents = [pb.Document(id=str(n), text=f"text {n} " * 20) for n in range(50)]
     error = await refused(stub.Upsert(pb.UpsertRequest(index="kb", documents=documents)))
+    assert error.code() is StatusCode.INTERNAL  # not RESOURCE_EXHAUSTED, which reads as "retry"
     assert dict(error.trailing_metadata() or ())["x-error"] == "StorageFull"
     assert "full" in (error.details() or "")
     assert (await stub.Count(pb.CountRequest(index="kb"))).documents == 0
