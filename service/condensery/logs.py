@@ -31,7 +31,12 @@ def configure_logging(level: str) -> None:
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
     sys.excepthook = lambda kind, error, trace: _log.critical("uncaught", exc_info=error)
     sys.unraisablehook = lambda args: _log.error("unraisable", exc_info=args.exc_value)
-    threading.excepthook = lambda args: _log.error("thread_failed", exc_info=args.exc_value)
+    threading.excepthook = _log_thread_fault
+
+
+def _log_thread_fault(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is not SystemExit:  # by which a thread may end itself
+        _log.error("thread_failed", exc_info=args.exc_value)
 
 
 def log_loop_fault(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -165,7 +165,9 @@ class Server:
         say(f"data in {settings.data_dir}")
         lock = DataDirLock(settings.data_dir)
         stack.callback(lock.release)
-        keep_private(*(settings.data_dir / one for one in (INDEXES, SNAPSHOTS, MODEL_ALIASES)))
+        keep_private(
+            lock.path, *(settings.data_dir / one for one in (INDEXES, SNAPSHOTS, MODEL_ALIASES))
+        )
         if makes_key:
             self._make_key()
         indexes = await asyncio.to_thread(

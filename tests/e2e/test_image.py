@@ -5,11 +5,13 @@ import json
 import os
 import re
 import shlex
+import signal
 import ssl
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,15 @@ def test_told_nothing_it_makes_a_key_at_the_first_start_and_keeps_it(
             assert f"key_kept file={str(kept)!r}" in server.log.read_text()
             check_locked(server, key)
             check_capped(server, key)
+            kept.unlink()  # to have another
+            os.kill(server.pid, signal.SIGHUP)
+            deadline = time.monotonic() + 60
+            while not kept.exists() or "keys_reloaded" not in server.log.read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            check_locked(server, kept.read_text().strip())
+            with Client(server.url, api_key=key) as former, pytest.raises(Unauthenticated):
+                former.models()
             assert (shared, open_to_others(tmp_path / "data")) == ([], [])
     finally:
         os.umask(before)

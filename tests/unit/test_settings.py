@@ -196,7 +196,9 @@ def test_what_kubernetes_tells_about_a_service_of_our_name_is_no_setting(
     assert "--port: 'tcp://10.0.0.11:8080'" in refusal({"port": address})
 
 
-@pytest.mark.parametrize("name", ["api_key", "keys_file", "tls_cert", "tls_key"])
+@pytest.mark.parametrize(
+    "name", ["api_key", "keys_file", "make_key", "allow_no_keys", "tls_cert", "tls_key"]
+)
 def test_a_lock_that_is_set_and_empty_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -1,12 +1,14 @@
 import json
 import re
 import shlex
+import stat
 from pathlib import Path
 
 import pytest
 from tiny_published import Cocom, Pisco, write_base
 
 from condensery.cli import main
+from condensery.durable import umask
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,21 @@ def test_a_published_pair_is_imported_by_the_command(
     assert (compressor["question"], compressor["rounded_rope"]) == (False, True)
     assert compressor["text_tokens"] == 130
     assert main(["models", "verify", "pair", *own]) == 0
+
+
+def test_in_the_data_directory_an_import_is_its_owners_alone_and_elsewhere_as_the_umask_says(
+    tmp_path: Path, published: Path
+) -> None:
+    for flags, mode in ((["--data-dir"], 0o700), (["--store"], 0o755)):
+        root = tmp_path / flags[0].strip("-")
+        with umask(0o022):
+            command = ["models", "import", str(published), "--name", "pair", *flags, str(root)]
+            assert main(command) == 0
+        made = [root, *root.rglob("*")]
+        assert len(made) > 4
+        for one in made:
+            expected = mode if one.is_dir() else mode & 0o666
+            assert stat.S_IMODE(one.stat().st_mode) == expected, one
 
 
 def test_a_missing_base_is_said_in_one_line_with_the_flag(
