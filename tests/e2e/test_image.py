@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import ssl
-import stat
 import subprocess
 import sys
 import threading
@@ -22,8 +21,10 @@ from tests.conftest import LiveServer, serving
 
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
+from condensery.durable import umask
 from condensery.errors import LimitReached, Unauthenticated
-from condensery.keys import KEPT
+from condensery.index.store import IndexStore
+from condensery.keys import KEPT, keep_key
 from condensery.settings import Settings, variable_of
 from condensery.upkeep import AliasAction
 from condensery.values import Document
@@ -88,50 +89,68 @@ def test_the_variables_that_the_image_sets_are_settings() -> None:
     assert named <= {variable_of(name) for name in Settings.model_fields}
 
 
-@pytest.mark.slow
-def test_told_nothing_it_makes_a_key_at_the_first_start_and_keeps_it(
-    store_with_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _as_in_the_image(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The image's environment and no other; the data directory is a flag's. And a usual umask."""
     for variable in [one for one in os.environ if one.startswith("CONDENSERY_")]:
         monkeypatch.delenv(variable)
     (told,) = re.findall(r"^ENV (CONDENSERY_\w+=\S+ (?:\\\n +\S+ ?)+)", DOCKERFILE, re.MULTILINE)
     for one in told.replace("\\", "").split():
         name, _, value = one.partition("=")
-        monkeypatch.setenv(name, value)  # the data directory is a flag's
+        monkeypatch.setenv(name, value)
+    with umask(0o022):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_as_in_the_image")
+def test_told_nothing_it_makes_a_key_and_what_it_writes_is_its_own(
+    store_with_pair: Path, tmp_path: Path
+) -> None:
     kept = tmp_path / "data" / KEPT
-    before = os.umask(0o022)
-    try:
-        with serving(store_with_pair, tmp_path) as server:
-            key = kept.read_text().strip()
-            assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-            said = server.log.read_text()
-            assert f"key_made file={str(kept)!r}" in said
-            assert f"the key is in {kept}" in said
-            assert key not in said
-            assert check_health(CONDENSERY_PORT=str(httpx.URL(server.url).port)) == 0
-            check_locked(server, key)
-            write_of_all_kinds(server, key)
-        # What was made is its owner's alone, and a version that did not see to it left this:
-        shared = open_to_others(tmp_path / "data")
-        (tmp_path / "data" / "indexes" / "other").chmod(0o755)
-        (tmp_path / "data" / "indexes" / "other" / "index.sqlite3").chmod(0o644)
-        caps = ("--max-indexes", "3", "--max-aliases", "1", "--max-snapshots", "2")
-        with serving(store_with_pair, tmp_path, *caps) as server:
-            assert f"key_kept file={str(kept)!r}" in server.log.read_text()
-            check_locked(server, key)
-            check_capped(server, key)
-            kept.unlink()  # to have another
-            os.kill(server.pid, signal.SIGHUP)
-            deadline = time.monotonic() + 60
-            while not kept.exists() or "keys_reloaded" not in server.log.read_text():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            check_locked(server, kept.read_text().strip())
-            with Client(server.url, api_key=key) as former, pytest.raises(Unauthenticated):
-                former.models()
-            assert (shared, open_to_others(tmp_path / "data")) == ([], [])
-    finally:
-        os.umask(before)
+    with serving(store_with_pair, tmp_path) as server:
+        key = kept.read_text().strip()
+        said = server.log.read_text()
+        assert f"key_made file={str(kept)!r}" in said
+        assert f"the key is in {kept}" in said
+        assert key not in said
+        assert check_health(CONDENSERY_PORT=str(httpx.URL(server.url).port)) == 0
+        check_locked(server, key)
+        write_of_all_kinds(server, key)
+        assert open_to_others(tmp_path / "data") == []
+        kept.unlink()  # to have another
+        os.kill(server.pid, signal.SIGHUP)
+        deadline = time.monotonic() + 60
+        while "keys_reloaded" not in server.log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        check_locked(server, kept.read_text().strip())
+        with Client(server.url, api_key=key) as former, pytest.raises(Unauthenticated):
+            former.models()
+    assert open_to_others(tmp_path / "data") == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_as_in_the_image")
+def test_at_the_next_start_it_takes_the_key_again_and_closes_what_an_older_version_left_open(
+    store_with_pair: Path, tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "data"
+    with IndexStore(data_dir) as store:
+        settings = {"encoder": "gone", "fingerprint": "sha256:gone", "metric": "ip", "kind": "flat"}
+        store.create("kb", dims=4, **settings)
+        store.update_aliases([AliasAction("create", "current", "kb")])
+        store.keeping.snapshot("kb")
+    (data_dir / "model-aliases.json").write_text('{"format": 1, "aliases": {}}')
+    key, _ = keep_key(data_dir / KEPT)
+    assert len(open_to_others(data_dir)) > 8
+    caps = ("--max-indexes", "2", "--max-aliases", "1", "--max-snapshots", "1")
+    with serving(store_with_pair, tmp_path, *caps) as server:
+        assert f"key_kept file={str(data_dir / KEPT)!r}" in server.log.read_text()
+        check_locked(server, key.get_secret_value())
+        check_capped(server, key.get_secret_value())
+        # its own folder is whoever's who made it
+        assert open_to_others(data_dir) == [f"{data_dir} 40755"]
 
 
 def check_locked(server: LiveServer, key: str) -> None:
@@ -154,14 +173,13 @@ def write_of_all_kinds(server: LiveServer, key: str) -> None:
 
 
 def check_capped(server: LiveServer, key: str) -> None:
-    """The samples and two indexes are there, an alias, and a snapshot."""
+    """The samples and another index are there, an alias, and a snapshot."""
     with Client(server.url, api_key=key) as rest, GrpcClient(server.grpc, api_key=key) as grpc:
-        assert rest.create_snapshot("kb").index == "kb"
         alias = [AliasAction("create", "second", "kb")]
         for client in (rest, grpc):
             for field, most, call, given in (
-                ("index", "3 (max_indexes)", client.create_index, "fourth"),
-                ("snapshot", "2 (max_snapshots)", client.create_snapshot, "kb"),
+                ("index", "2 (max_indexes)", client.create_index, "third"),
+                ("snapshot", "1 (max_snapshots)", client.create_snapshot, "kb"),
                 ("actions", "1 (max_aliases)", client.update_aliases, alias),
             ):
                 with pytest.raises(LimitReached, match=re.escape(f"there may be {most}")) as caught:
