@@ -171,7 +171,7 @@ class Settings(BaseModel):
     @property
     def store_is_private(self) -> bool:
         """Whether the own store is inside the data directory; one outside may be a group's."""
-        return self.own_store.is_relative_to(self.data_dir)
+        return self.own_store.resolve().is_relative_to(self.data_dir.resolve())
 
     @field_validator("api_key")
     @classmethod

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,26 @@ def test_the_line_goes_to_the_file_and_the_key_to_who_asked(
     assert said == "the key, which is not shown again:"
     assert key not in out
     assert Keys(read_keys(file)).check(key, "index-write") == "alice"
+
+
+def test_a_printed_line_that_a_shell_writes_for_all_to_read_is_said_to_be(tmp_path: Path) -> None:
+    script = "import sys; from condensery.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", script, "keys", "new", "alice", "--scopes", "infer"]
+    for mode, said in ((0o644, True), (0o640, False)):
+        file = tmp_path / f"{mode:o}"
+        file.touch()
+        file.chmod(mode)
+        with file.open("a") as out:
+            done = subprocess.run(
+                command,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=True,
+                timeout=60,
+            )
+        assert ("`chmod 600` it" in done.stderr) is said
+        assert file.read_text().startswith("alice infer sha256:")
 
 
 def test_the_line_is_added_to_a_file_that_is_named(
