@@ -8,7 +8,7 @@ CondenseryError
 │   ├── TokenIdsRefused        token ids where text is expected
 │   └── ContextTooLong         what is to be read does not fit the generator
 ├── Unauthenticated            no key, or an unknown one
-├── Forbidden                  the key lacks the scope
+├── Forbidden                  the key lacks the scope, or a page of another asks
 ├── NotFound
 │   ├── ModelNotFound
 │   │   ├── ModelCannot        it is of another kind than is asked for
@@ -107,7 +107,7 @@ class Unauthenticated(CondenseryError):
 
 
 class Forbidden(CondenseryError):
-    """The key is known, and lacks the scope that the call needs."""
+    """The key is known, and lacks the scope that the call needs; or no key helps: a page asks."""
 
 
 class NotFound(CondenseryError):

@@ -2,9 +2,9 @@
 
 import os
 import ssl
-from ipaddress import ip_network
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic.config import JsonDict
@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from condensery.errors import SettingError
 from condensery.keys import parse_key
+from condensery.origins import read_hosts, read_networks, read_origins
 from condensery.questions import SearchMode
 from condensery.upkeep import Caps
 
@@ -26,6 +27,8 @@ _LOGGING: JsonDict = {"group": "logging and metrics"}
 _CAPS = Caps()
 # What is allowed where no type says it.
 PROXIES = "addresses or networks, commas between them"
+ORIGINS = "origins such as https://app.example.com:8443, commas between them, or *"
+HOSTS = "names or addresses without a port, commas between them, *.example.com, or *"
 
 
 def default_data_dir() -> Path:
@@ -56,6 +59,16 @@ class Settings(BaseModel):
         json_schema_extra=_ADDRESSES | {"allowed": PROXIES},
     )
     """Proxies before the REST port, whose X-Forwarded-For tells who asks; nobody else's does."""
+    cors_origin: str | None = Field(
+        default=None,
+        json_schema_extra=_ADDRESSES | {"allowed": ORIGINS},
+    )
+    """Origins whose web pages may use the REST port; pages of no other origin may."""
+    allowed_hosts: str | None = Field(
+        default=None,
+        json_schema_extra=_ADDRESSES | {"allowed": HOSTS},
+    )
+    """Names that the REST port may be asked by, beside localhost; by default, off loopback, all."""
 
     data_dir: Path = Field(default_factory=default_data_dir, json_schema_extra=_MODELS)
     """Indexes and own models; by default condensery/ in $XDG_DATA_HOME or in ~/.local/share."""
@@ -186,13 +199,17 @@ class Settings(BaseModel):
     @field_validator("trusted_proxies")
     @classmethod
     def _are_networks(cls, proxies: str | None) -> str | None:
-        found = [] if proxies is None else [one.strip() for one in proxies.split(",")]
-        for one in found:
-            try:
-                ip_network(one)
-            except ValueError as error:
-                raise _wrong(f"{error}; it must be {PROXIES}") from None
-        return ",".join(found) or None
+        return _list(proxies, read_networks, PROXIES)
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _are_origins(cls, origins: str | None) -> str | None:
+        return _list(origins, read_origins, ORIGINS)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: str | None) -> str | None:
+        return _list(hosts, read_hosts, HOSTS)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -238,6 +255,18 @@ def read_pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
         problem = f"it must be the key of the certificate in {cert}, both PEM, without a password"
         raise SettingError(problem, field="tls_key") from error
     return found[0], found[1]
+
+
+def _list(text: str | None, read: Callable[[str], Any], allowed: str) -> str | None:
+    """Return a list with commas between its parts, each of which can be read."""
+    if text is None:
+        return None
+    try:
+        if not read(text):
+            raise ValueError("it is empty")
+    except ValueError as error:
+        raise _wrong(f"{error}; it must be {allowed}") from None
+    return ",".join(one.strip() for one in text.split(","))
 
 
 def _wrong(problem: str, field: str | None = None) -> PydanticCustomError:

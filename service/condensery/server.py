@@ -215,6 +215,8 @@ class Server:
             tls=tls,
             max_connections=most,
             trusted_proxies=settings.trusted_proxies,
+            cors_origin=settings.cors_origin,
+            allowed_hosts=settings.allowed_hosts,
         )
         await self._rest.started()
         services.health.start()

@@ -56,7 +56,9 @@ def dial(live_server: Any) -> Callable[[], Any]:
 
 def written(path: str, body: Any, head: str = "") -> bytes:
     content = json.dumps(body).encode()
-    first = f"POST {path} HTTP/1.1\r\nhost: x\r\n{head}content-length: {len(content)}\r\n\r\n"
+    first = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}content-length: {len(content)}\r\n\r\n"
+    )
     return first.encode() + content
 
 

@@ -296,7 +296,7 @@ class Door:
 
 
 def _written(asked: Asked) -> bytes:
-    lines = [b"%b %b HTTP/1.1" % (asked.method.encode(), asked.path), b"host: fuzz"]
+    lines = [b"%b %b HTTP/1.1" % (asked.method.encode(), asked.path), b"host: localhost"]
     lines += [name.encode() + b": " + content for name, content in asked.headers.items()]
     if asked.chunked:
         lines.append(b"transfer-encoding: chunked")

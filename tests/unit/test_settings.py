@@ -259,6 +259,39 @@ def test_a_proxy_that_is_no_address_is_refused(proxies: str) -> None:
     assert message.endswith("it must be addresses or networks, commas between them.")
 
 
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "cors_origin",
+            ["*", "https://app.example.com , http://localhost:3000", "chrome-extension://abcdef"],
+            [
+                "null",
+                "app.example.com",
+                "https://app.example.com/",
+                "https://*.example.com",
+                " ",
+                ",",
+            ],
+        ),
+        (
+            "allowed_hosts",
+            ["*", "rag.example.com, *.example.org", "::1,[fd00::1],10.0.0.7"],
+            ["rag.example.com:8080", "https://rag.example.com", "a*.example.com", "[::1]:80", "a,"],
+        ),
+    ],
+)
+def test_origins_and_hosts_are_read_at_the_start(
+    name: str, good: list[str], bad: list[str]
+) -> None:
+    """A name that would never match must not shut out those it was meant for, without a word."""
+    for given in good:
+        kept = getattr(read_settings({name: given}), name)
+        assert kept == ",".join(one.strip() for one in given.split(","))
+    for given in bad:
+        assert refusal({name: given}).startswith(f"{flag_of(name)}: '{given}' is not allowed: ")
+
+
 def test_two_doors_can_not_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal({"port": "8081"}) == (
         "--port: '8081' is not allowed: it must be other than grpc_port, 8081."

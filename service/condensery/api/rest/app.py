@@ -12,6 +12,7 @@ from condensery.api.rest.front import Front
 from condensery.api.rest.routes import sections
 from condensery.api.rest.routing import Route, Table
 from condensery.jobs.services import Limits, Services
+from condensery.origins import Origins
 
 
 class App(FastAPI):
@@ -36,8 +37,13 @@ class App(FastAPI):
         return self.openapi_schema
 
 
-def build(services: Services) -> Front:
-    """Return the REST door as an ASGI app."""
+def build(services: Services, origins: Origins | None = None) -> Front:
+    """Return the REST door as an ASGI app.
+
+    Args:
+        services: The running parts.
+        origins: Whose web pages may ask, and by which names; by default its own, by any.
+    """
     table = sections(open_metrics=services.limits.open_metrics)
     routes = [route for section in table.values() for route in section]
     app = App(table, services.limits)
@@ -47,4 +53,4 @@ def build(services: Services) -> Front:
         if route.hot:
             hot[route.method, route.path] = guarded
         app.add_api_route(route.path, guarded, methods=[route.method], response_model=None)
-    return Front(app, Table(routes), hot, services)
+    return Front(app, Table(routes), hot, services, origins or Origins())

@@ -241,12 +241,13 @@ def _responses(route: Route, schemas: _Schemas, responses: Schema) -> Schema:
 
 def errors_of(route: Route) -> set[type[CondenseryError]]:
     """Return every error that a route can answer with."""
-    found: set[type[CondenseryError]] = {errors.CondenseryError, errors.HeadersTooLarge}
+    # A web page of another origin may be refused anywhere.
+    found: set[type[CondenseryError]] = {
+        *(errors.CondenseryError, errors.HeadersTooLarge, errors.Forbidden)
+    }
     found.update(route.fails)
     if route.access != "open":
         found.add(errors.Unauthenticated)
-    if route.access not in ("open", "any"):
-        found.add(errors.Forbidden)
     if not route.vital:
         found |= {errors.InputError, errors.Overloaded, errors.Unavailable}
         found |= {errors.ExpiredInQueue, errors.DeadlineExceeded}

@@ -16,6 +16,8 @@ DRAIN_FACTOR = 4
 
 # An extension of ASGI's scope: a dict, whose keys are called when the connection is lost.
 LEAVING = "condensery.leaving"
+# One whose value is the connection's other end, though a proxy may name another who asks.
+PEER = "condensery.peer"
 # And one whose value says that the connection is one too many.
 CROWDED = "condensery.crowded"
 
@@ -42,6 +44,7 @@ class Exchange:
         complete: Whether all of the reply was sent.
         left: Whether the client has left before that.
         closing: Set, the reply says that the connection ends with it.
+        reply_headers: That the reply has besides, whatever it is.
         place: Where an unannounced body's bytes are counted, once it is there.
     """
 
@@ -56,6 +59,7 @@ class Exchange:
         self.complete = False
         self.left = False
         self.closing = False
+        self.reply_headers: list[tuple[bytes, bytes]] = []
         self.place: Place | None = None
         self._chunked = length is None
         self._expects = header(headers, b"expect") is not None
@@ -100,6 +104,7 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            headers += self.reply_headers
             if self.closing:
                 headers.append((b"connection", b"close"))
             message["headers"] = headers

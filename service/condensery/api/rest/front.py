@@ -1,4 +1,4 @@
-"""What each request passes first: its key, its time and its place; then its endpoint."""
+"""What each request passes first: its page, its key, its time and its place; then its endpoint."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from condensery.api.asking import TIMEOUT, key_name, patience, presented
 from condensery.api.rest.doors import Guarded
 from condensery.api.rest.errors import METHOD_NOT_ALLOWED, Family, render, render_as
-from condensery.api.rest.exchange import CROWDED, Exchange, Headers, text
+from condensery.api.rest.exchange import CROWDED, PEER, Exchange, Headers, text
 from condensery.api.rest.reporting import report, reports_all
 from condensery.api.rest.routing import Access, Route, Table
 from condensery.callers import Call, calling
@@ -19,6 +19,7 @@ from condensery.errors import CondenseryError, NotFound, Unavailable, code_of
 from condensery.jobs.accounting import counting_refusals
 from condensery.jobs.services import Services
 from condensery.keys import Keys
+from condensery.origins import Origins
 
 TIMEOUT_HEADER = TIMEOUT.encode()
 CLIENT_LEFT = 499
@@ -35,16 +36,23 @@ class Front:
         table: The same routes.
         hot: The endpoints that are served directly, by their routes' method and path.
         services: The running parts.
+        origins: Whose web pages may ask, and by which names.
     """
 
     def __init__(
-        self, app: ASGIApp, table: Table, hot: dict[tuple[str, str], Guarded], services: Services
+        self,
+        app: ASGIApp,
+        table: Table,
+        hot: dict[tuple[str, str], Guarded],
+        services: Services,
+        origins: Origins,
     ) -> None:
         self._app = app
         self._table = table
         self._hot = hot
         self._services = services
         self._limits = services.limits
+        self._origins = origins
 
     def family_of(self, path: str) -> Family:
         """Return how a path's errors look, where nothing else is known of a request."""
@@ -58,6 +66,7 @@ class Front:
             return
         exchange = Exchange(scope, receive, send, self._limits.max_body_bytes)
         exchange.closing = CROWDED in scope.get("extensions", ())
+        exchange.reply_headers = self._origins.reply_headers(scope["headers"])
         scope["state"] = {"request_id": exchange.request_id}
         started = time.monotonic()
         call = Call(exchange.request_id, _peer(scope), started + self._limits.request_seconds)
@@ -83,6 +92,10 @@ class Front:
         task = scope["state"]["task"] = route.task if route else None
         try:
             with counting_refusals(self._services, task, "rest"):
+                self._check_page(scope)
+                if (preflight := self._preflight(scope, found)) is not None:
+                    await _send(scope, exchange, preflight)
+                    return
                 access = route.access if route else "any"
                 name = _check_key(self._services.keys, scope["headers"], access)
                 if name is not None:
@@ -100,6 +113,20 @@ class Front:
         except CondenseryError as error:  # of the checks here: an endpoint's are replies already
             scope["state"]["code"] = code_of(type(error))
             await _send(scope, exchange, render(error, _family(scope, found)))
+
+    def _check_page(self, scope: Scope) -> None:
+        """Refuse what the page of another asks, on every route; before any key: pages have some."""
+        server, peer = scope.get("server"), scope.get("extensions", {}).get(PEER)
+        address = str(server[0]) if server else ""
+        self._origins.check(scope["headers"], address, str(peer[0]) if peer else "")
+
+    def _preflight(self, scope: Scope, found: dict[str, Route]) -> Response | None:
+        """Answer a browser that asks what a page may send; it shows no key with that."""
+        if scope["method"] != "OPTIONS":
+            return None
+        methods = sorted(found) or self._table.methods
+        headers = self._origins.preflight_headers(scope["headers"], methods)
+        return None if headers is None else Response(status_code=204, headers=headers)
 
     async def _answer(self, scope: Scope, exchange: Exchange, route: Route) -> None:
         endpoint = self._hot.get((route.method, route.path))

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from condensery.api.asking import request_id
 from condensery.api.rest.errors import MALFORMED, Family, render, render_as
-from condensery.api.rest.exchange import CROWDED, LEAVING, text
+from condensery.api.rest.exchange import CROWDED, LEAVING, PEER, text
 from condensery.api.rest.reporting import report
 from condensery.errors import HeadersTooLarge, Overloaded, code_of
 from condensery.metrics import Metrics
@@ -193,11 +193,22 @@ class Protocol(HttpToolsProtocol):
             return
         self._in_head, self._in_body = False, True
         self._expect_no_more()
-        extensions: dict[str, Any] = {LEAVING: self._leaving}
+        if not self.url.startswith(b"/"):
+            self._ask_target()
+        extensions: dict[str, Any] = {LEAVING: self._leaving, PEER: self.client}
         if self._crowded is not None:
             extensions[CROWDED] = self._crowded
         self.scope["extensions"] = extensions
         super().on_headers_complete()
+
+    def _ask_target(self) -> None:
+        """Let the host in a target count, and no header that names another (RFC 9112, 3.2.2)."""
+        target = httptools.parse_url(self.url)
+        if target.host:
+            host = b"[%b]" % target.host if b":" in target.host else target.host
+            host = b"%b:%d" % (host, target.port) if target.port else host
+            kept = [one for one in self.headers if one[0] != b"host"]
+            self.headers[:] = [(b"host", host), *kept]
 
     def on_message_complete(self) -> None:
         """Wait for the next head."""

@@ -76,6 +76,9 @@ class Table:
 
     Args:
         table: As FastAPI has it: of two that match, the first.
+
+    Attributes:
+        methods: That some route takes.
     """
 
     def __init__(self, table: Sequence[Route]) -> None:
@@ -84,6 +87,7 @@ class Table:
         for route in table:
             into = patterns if "{" in route.path else self._exact
             into.setdefault(route.path, {})[route.method] = route
+        self.methods = sorted({route.method for route in table})
         self._patterns = [(compile_path(path)[0], found) for path, found in patterns.items()]
 
     def find(self, path: str) -> dict[str, Route]:

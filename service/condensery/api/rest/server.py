@@ -13,6 +13,7 @@ from condensery.api.rest import protocol
 from condensery.api.rest.app import build
 from condensery.errors import StartError
 from condensery.jobs.services import Services
+from condensery.origins import Origins, is_loopback, read_hosts, read_networks, read_origins
 
 
 class RestServer:
@@ -26,6 +27,9 @@ class RestServer:
         trusted_proxies: Addresses or networks, with commas between them: where a request comes
             from one, its ``X-Forwarded-For`` tells who asks. From anybody else it tells nothing:
             one client could pose as many, and take as many turns.
+        cors_origin: Origins whose web pages may use it, with commas between them.
+        allowed_hosts: Names that it may be asked by beside localhost, with commas between them; by
+            default none on loopback, and all elsewhere.
     """
 
     def __init__(
@@ -36,8 +40,16 @@ class RestServer:
         tls: Tls | None = None,
         max_connections: int = 4096,
         trusted_proxies: str | None = None,
+        cors_origin: str | None = None,
+        allowed_hosts: str | None = None,
     ) -> None:
-        front = build(services)
+        checked = allowed_hosts is not None or is_loopback(listener.getsockname()[0])
+        origins = Origins(
+            read_origins(cors_origin or ""),
+            read_hosts(allowed_hosts or "") if checked else None,
+            read_networks(trusted_proxies),
+        )
+        front = build(services, origins)
         bounds = protocol.Bounds(services.limits.max_header_bytes, max_connections)
         config = uvicorn.Config(
             front,

@@ -14,15 +14,15 @@ MANY = b"".join(b"x-h%d: %s\r\n" % (place, b"v" * 100) for place in range(400))
 @pytest.mark.parametrize(
     "pieces",
     [
-        [b"GET /livez HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 20_000 + b"\r\n\r\n"],
-        [b"GET /livez HTTP/1.1\r\nhost: x\r\n" + MANY + b"\r\n"],
-        [b"GET /livez?" + b"a" * 20_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"],
+        [b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * 20_000 + b"\r\n\r\n"],
+        [b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + MANY + b"\r\n"],
+        [b"GET /livez?" + b"a" * 20_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"],
         # Neither of these ever ends.
-        [b"GET /livez HTTP/1.1\r\nhost: x\r\nx-long: ", *[b"a" * 3000] * 7],
-        [b"GET /livez HTTP/1.1\r\nhost: x\r\nx-" + b"a" * 3000, *[b"a" * 3000] * 7],
+        [b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx-long: ", *[b"a" * 3000] * 7],
+        [b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx-" + b"a" * 3000, *[b"a" * 3000] * 7],
         [b"GET /livez?", *[b"a" * 3000] * 7],
         # Much more than the kernel holds.
-        [b"GET /livez HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 4_000_000],
+        [b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * 4_000_000],
     ],
     ids=["one", "many", "target", "endless value", "endless name", "endless target", "4 MB"],
 )
@@ -36,7 +36,7 @@ async def test_a_head_over_the_limit_is_refused_and_the_connection_ended(server,
 
 
 async def test_a_head_within_the_limit_is_served_however_it_is_cut(server):
-    head = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 15_000 + b"\r\n\r\n"
+    head = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * 15_000 + b"\r\n\r\n"
     pieces = [head[start : start + 1000] for start in range(0, len(head), 1000)]
     status, _, _, ended = await asked(server, *pieces)
     assert (status, ended) == (200, False)
@@ -72,12 +72,12 @@ async def test_the_refusal_has_the_paths_body_and_the_callers_id(server, brief, 
         b"hello\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"GET /\r\n\r\n" * 3,
-        b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n",
         b"POST /embed HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc",
         b"GET /livez HTTP/1.1\r\nbad header\r\n\r\n",
-        b"CONNECT elsewhere:443 HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"GET \xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT elsewhere:443 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET \xff\xfe HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
     ids=repr,
 )
@@ -92,7 +92,7 @@ async def test_what_is_no_http_is_told_so_in_our_body(server, brief, data):
 
 
 async def test_broken_chunks_of_a_body_are_told_so(server, brief):
-    head = b"POST /embed HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /embed HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     status, _, body, ended = await asked(server, head + b"3\r\nabc\r\n", b"zz\r\n")
     assert (status, body["error_type"], ended) == (400, "Validation", True)
 
@@ -123,7 +123,7 @@ async def test_an_upgrade_that_we_do_not_speak_is_served_as_it_is(server, caplog
 
 
 OFFER = (
-    b"POST /embed HTTP/1.1\r\nhost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+    b"POST /embed HTTP/1.1\r\nhost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\n"
     b"UPGRADE: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
 )
 BODY = b'{"inputs": "\\r\\nupgrade: it"}'
@@ -132,7 +132,9 @@ CHUNKED = OFFER + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (
 
 
 @pytest.mark.parametrize("request_", [SIZED, CHUNKED], ids=["sized", "chunked"])
-@pytest.mark.parametrize("after", ["host: x\r\n", "\r\nUPG", "\r\n\r\n", '{"inp', "nowhere"])
+@pytest.mark.parametrize(
+    "after", ["host: localhost\r\n", "\r\nUPG", "\r\n\r\n", '{"inp', "nowhere"]
+)
 async def test_a_body_after_an_upgrade_is_read_however_the_request_is_cut(server, request_, after):
     """And so are the requests after it that came in one packet with it."""
     place = request_.find(after.encode()) + len(after)

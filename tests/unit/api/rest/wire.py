@@ -6,7 +6,7 @@ import json
 import socket
 
 EMBED = b'{"inputs": "a"}'
-LIVEZ = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+LIVEZ = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @contextlib.asynccontextmanager
@@ -22,7 +22,7 @@ async def connected(port):
 
 def post(path, body=EMBED, **headers):
     named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n{named}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n{named}\r\n"
     return head.encode() + body
 
 

@@ -1,0 +1,281 @@
+"""Whose web pages may use the REST port, and by which names it may be asked.
+
+A browser sends what a page asks for from the machine of whoever reads the page: to 127.0.0.1, and
+into networks that strangers don't reach. Three headers, which no page can set, tell such requests
+from others:
+
+- ``Origin`` names the page's scheme, host and port, with all that can write and all that a page can
+  read the reply of;
+- ``Sec-Fetch-Site: cross-site`` comes with the rest, an image or a link of a foreign page;
+- ``Host`` is the name that was asked for. A page can let a name of its own lead to 127.0.0.1 once
+  it is loaded (DNS rebinding), and is then no foreign page to the browser; but the name is its own.
+
+Who sends none of the first two is no page, and is asked for nothing.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import NamedTuple
+
+from condensery.errors import Forbidden, shorten
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+ANY = "*"
+PORTS = {"http": 80, "https": 443}  # those that an address need not name
+# How long a browser may go by the answer to a preflight.
+PREFLIGHT_SECONDS = 600
+
+_AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{0,5}))?")
+_ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#@]+)")
+# Names of headers, as a preflight lists them.
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]*")
+
+
+class Authority(NamedTuple):
+    """A host, in one spelling, and a port if one is named."""
+
+    host: str
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """What the server takes from browsers.
+
+    Attributes:
+        pages: Origins whose pages may use it, in one spelling; ``*`` among them is every page.
+        hosts: Names that it may be asked by, beside those of loopback and the address that a
+            connection was made to; ``*`` is every name, ``*.example.com`` each that ends so. None
+            does not look at names.
+        proxies: Whose ``X-Forwarded-Host`` tells by which name it was asked.
+    """
+
+    pages: frozenset[str] = frozenset()
+    hosts: frozenset[str] | None = None
+    proxies: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    def check(self, headers: Headers, address: str = "", peer: str = "") -> None:
+        """Refuse what a page asks that may not, and what is asked by another's name.
+
+        Args:
+            headers: The request's, names in lower case.
+            address: Where its connection was made to.
+            peer: And from where.
+
+        Raises:
+            Forbidden: It is refused; the message names the header, its value and the setting.
+        """
+        hosts, origins, cross, forwarded = [], [], False, b""
+        for name, value in headers:
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"origin":
+                origins.append(value)
+            elif name == b"sec-fetch-site":
+                cross = cross or value.strip().lower() == b"cross-site"
+            elif name == b"x-forwarded-host":
+                forwarded = forwarded or value
+        if len(hosts) > 1:
+            raise Forbidden(f"host: the request has {len(hosts)}, and may have one.", field="host")
+        host = hosts[0].decode("latin-1").strip() if hosts else ""
+        if host and self.hosts is not None and not self._is_ours(host, address):
+            raise Forbidden(
+                f"host: {shorten(host)} is no name of this server; --allowed-hosts "
+                "(CONDENSERY_ALLOWED_HOSTS) lists those that it has beside localhost.",
+                field="host",
+                value=host,
+            )
+        if origins or cross:
+            if ANY in self.pages:
+                return
+            asked = [host]
+            if forwarded and self._is_proxy(peer):
+                asked.append(forwarded.decode("latin-1").partition(",")[0].strip())
+            self._check_page([one.decode("latin-1").strip() for one in origins], asked, cross)
+
+    def _check_page(self, origins: list[str], hosts: list[str], cross: bool) -> None:
+        """Refuse a page unless it is named, or this server's own."""
+        named = read_origin(origins[0]) if len(origins) == 1 else None
+        if named is not None and named in self.pages:
+            return
+        ours = not origins or (named is not None and any(_same(named, host) for host in hosts))
+        if ours and not cross:
+            return
+        header, value = "sec-fetch-site", "cross-site"
+        if origins:
+            header, value = "origin", ", ".join(origins)
+        raise Forbidden(
+            f"{header}: {shorten(value)}: pages of other origins may not use this server; "
+            "--cors-origin (CONDENSERY_CORS_ORIGIN) lists those whose pages may.",
+            field=header,
+            value=value,
+        )
+
+    def reply_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Return what lets a page that may use the server read the reply to its request."""
+        if not self.pages:
+            return []
+        anyone = ANY in self.pages
+        found = [] if anyone else [(b"vary", b"Origin")]  # for caches, also where no page asks
+        given = [value for name, value in headers if name == b"origin"]
+        if len(given) == 1 and (anyone or read_origin(given[0].decode("latin-1")) in self.pages):
+            found.append((b"access-control-allow-origin", b"*" if anyone else given[0].strip()))
+            found.append((b"access-control-expose-headers", b"*"))
+        return found
+
+    def preflight_headers(self, headers: Headers, methods: Iterable[str]) -> dict[str, str] | None:
+        """Return what answers a browser that asks what a page may send; None if none does so.
+
+        Args:
+            headers: The request's, which was checked.
+            methods: That the path takes.
+        """
+        asked = {name: value for name, value in headers if name.startswith((b"access-", b"origin"))}
+        if not self.pages or b"origin" not in asked:
+            return None
+        if b"access-control-request-method" not in asked:
+            return None
+        answer = {
+            "access-control-allow-methods": ", ".join(methods),
+            "access-control-max-age": str(PREFLIGHT_SECONDS),
+        }
+        wanted = asked.get(b"access-control-request-headers", b"")
+        if wanted and _NAMES.fullmatch(wanted):  # a header gives no right but by a key in it
+            answer["access-control-allow-headers"] = wanted.decode()
+        return answer
+
+    def _is_ours(self, text: str, address: str) -> bool:
+        asked = read_authority(text)
+        if asked is None:
+            return ANY in (self.hosts or ())
+        # An address can't be made to lead elsewhere: probes of a container ask by its own.
+        if is_loopback(asked.host) or asked.host == _spelt(address):
+            return True
+        return any(_named(asked.host, name) for name in self.hosts or ())
+
+    def _is_proxy(self, peer: str) -> bool:
+        try:
+            found = ip_address(peer)
+        except ValueError:
+            return False
+        return any(found in network for network in self.proxies)
+
+
+@lru_cache(256)
+def read_authority(text: str) -> Authority | None:
+    """Read ``host``, ``host:port`` or ``[v6]:port``; None if it is none of them."""
+    found = _AUTHORITY.fullmatch(text)
+    if found is None:
+        return None
+    host = found[1].strip("[]")
+    port = int(found[2]) if found[2] else None
+    if ":" in host:
+        try:
+            ip_address(host)
+        except ValueError:
+            return None
+    return None if port is not None and port > 65535 else Authority(_spelt(host), port)
+
+
+@lru_cache(256)
+def read_origin(text: str) -> str | None:
+    """Return an origin in one spelling; None of what is none, ``null`` included."""
+    found = _ORIGIN.fullmatch(text.strip())
+    authority = read_authority(found[2]) if found else None
+    if found is None or authority is None:
+        return None
+    scheme = found[1].lower()
+    host = f"[{authority.host}]" if ":" in authority.host else authority.host
+    default = authority.port in (None, PORTS.get(scheme))
+    return f"{scheme}://{host}" if default else f"{scheme}://{host}:{authority.port}"
+
+
+def read_origins(text: str) -> frozenset[str]:
+    """Read origins with commas between them; ``*`` is every one.
+
+    Raises:
+        ValueError: One is none.
+    """
+    found = set()
+    for one in _listed(text):
+        origin = ANY if one == ANY else read_origin(one)
+        if origin is None:
+            raise ValueError(f"{one!r} is no origin")
+        found.add(origin)
+    return frozenset(found)
+
+
+def read_hosts(text: str) -> frozenset[str]:
+    """Read names or addresses with commas between them; ``*`` is every one.
+
+    Raises:
+        ValueError: One is none, or names a port.
+    """
+    found = set()
+    for one in _listed(text):
+        bare = f"[{one}]" if one.count(":") > 1 and not one.startswith("[") else one
+        stem = bare.removeprefix("*.")
+        authority = read_authority(stem)
+        if one == ANY:
+            found.add(ANY)
+        elif authority is None:
+            raise ValueError(f"{one!r} is no host")
+        elif authority.port is not None or bare.endswith(":"):
+            raise ValueError(f"{one!r} names a port, and a host holds at every port")
+        else:
+            found.add(f"*.{authority.host}" if stem != bare else authority.host)
+    return frozenset(found)
+
+
+def read_networks(text: str | None) -> tuple[IPv4Network | IPv6Network, ...]:
+    """Read addresses or networks with commas between them.
+
+    Raises:
+        ValueError: One is none.
+    """
+    return tuple(ip_network(one) for one in _listed(text or ""))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine to itself, whatever a name server says."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listed(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",")] if text.strip() else []
+
+
+def _spelt(host: str) -> str:
+    """Return a host as all its spellings are: ``::ffff:127.0.0.1`` and ``LOCALHOST.`` are not."""
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return host.lower().removesuffix(".")
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return str(mapped or found)
+
+
+def _named(host: str, name: str) -> bool:
+    return name in (ANY, host) or (name.startswith("*.") and host.endswith(name[1:]))
+
+
+def _same(origin: str, host: str) -> bool:
+    """Whether a page of an origin asks the host that it is from.
+
+    By host and port, not by scheme: before the server there may be a proxy that ends TLS.
+    """
+    scheme, _, rest = origin.partition("://")
+    page, asked = read_authority(rest), read_authority(host)
+    if scheme not in PORTS or page is None or asked is None:
+        return False
+    default = PORTS[scheme]
+    return (page.host, page.port or default) == (asked.host, asked.port or default)
