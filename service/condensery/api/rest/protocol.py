@@ -1,8 +1,8 @@
 """HTTP/1.1 on a connection: uvicorn's protocol, and the limits that it leaves out.
 
-Connections are bounded in number. A request's head is bounded in bytes and time; so is what still
-comes of a body after the reply, and how long a reply waits for its client to take it. What is no
-HTTP is told so in our body.
+Connections are bounded in number, from when they are accepted. A request's head is bounded in bytes
+and time; so is what still comes of a body after the reply, and how long a reply waits for its
+client to take it. What is no HTTP is told so in our body.
 """
 
 import asyncio
@@ -29,6 +29,8 @@ from condensery.metrics import Metrics
 # For a whole head, from when the connection is made or the head's first byte; and for the rest of a
 # body, from its reply.
 HEAD_SECONDS = 10.0
+# For a TLS handshake, before that.
+HANDSHAKE_SECONDS = 10.0
 # For the first byte of the next head, on a connection that is kept.
 IDLE_SECONDS = 5
 # For a client to take anything of what was sent to it.
@@ -102,6 +104,25 @@ class Protocol(HttpToolsProtocol):
             message = f"{here} connections are open, over the limit of {most} (max_connections)."
             self._crowded = Overloaded(message, retry_after_seconds=1.0)
         self._expect()
+
+    def accepted(self) -> bool:
+        """Count a connection before its TLS handshake; returns whether there is room for it."""
+        if len(self.connections) >= self.bounds.connections + SPARE_CONNECTIONS:
+            self.metrics.rejected.labels("connections").inc()
+            return False
+        self.connections.add(self)
+        self.metrics.connections.set(len(self.connections))
+        return True
+
+    def not_made(self) -> None:
+        """Count it no more: its handshake has failed."""
+        self.connections.discard(self)
+        self.metrics.connections.set(len(self.connections))
+
+    def shutdown(self) -> None:
+        """End once what is being served is; a handshake is ended by who accepted it."""
+        if self.transport is not None:
+            super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Expect nothing any more, and tell who still serves a request."""

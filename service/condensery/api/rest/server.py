@@ -2,18 +2,27 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import uvicorn
 
 from condensery.api.ports import BACKLOG, Tls
 from condensery.api.rest import protocol
 from condensery.api.rest.app import build
+from condensery.api.rest.protocol import Protocol
 from condensery.errors import StartError
 from condensery.jobs.services import Services
 from condensery.origins import Origins, is_loopback, read_hosts, read_networks, read_origins
+
+# Where no connection can be accepted, for want of files say, until it is tried again.
+ACCEPT_RETRY_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class RestServer:
@@ -97,3 +106,94 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals to us: the index is closed after the last request, not before."""
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections; with TLS by ourselves, so that they count before their handshake."""
+        await super().startup(sockets if self.config.ssl is None else [])
+        if self.config.ssl is not None:
+            listeners: Sequence[Any] = [
+                _TlsListener(one, self._make, self.config.ssl) for one in sockets or ()
+            ]
+            self.servers.extend(listeners)
+
+    def _make(self) -> Protocol:
+        kind: Any = self.config.http_protocol_class
+        made: Protocol = kind(config=self.config, server_state=self.server_state, app_state={})
+        return made
+
+
+class _TlsListener:
+    """Accepts connections, and shakes hands with each within its time.
+
+    The event loop's own server tells nobody of a connection before its handshake is done: those
+    that never begin one are bounded by nothing but files.
+
+    Args:
+        listener: Bound, and listening.
+        make: Makes a connection's protocol.
+        context: With the certificate.
+    """
+
+    def __init__(
+        self, listener: socket.socket, make: Callable[[], Protocol], context: ssl.SSLContext
+    ) -> None:
+        self._listener = listener
+        self._make = make
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._shaking: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._listen()
+
+    def close(self) -> None:
+        """Accept no more, and end what is not made."""
+        self._loop.remove_reader(self._listener)
+        if self._retry is not None:
+            self._retry.cancel()
+        for task in self._shaking:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until no handshake is under way."""
+        await asyncio.gather(*self._shaking, return_exceptions=True)
+
+    def _listen(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:  # who came has left
+                continue
+            except OSError as error:  # no files, or no memory
+                _log.error("not_accepted", extra={"reason": error.strerror})
+                self._loop.remove_reader(self._listener)
+                self._retry = self._loop.call_later(ACCEPT_RETRY_SECONDS, self._listen)
+                return
+            made = self._make()
+            if not made.accepted():
+                connection.close()
+                continue
+            connection.setblocking(False)
+            task = self._loop.create_task(self._shake(connection, made))
+            self._shaking.add(task)
+            task.add_done_callback(self._shaking.discard)
+
+    async def _shake(self, connection: socket.socket, made: Protocol) -> None:
+        """Shake hands; the protocol then serves the connection, and sees its end."""
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: made,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=protocol.HANDSHAKE_SECONDS,
+            )
+        except (OSError, asyncio.CancelledError):  # ssl.SSLError is an OSError
+            pass
+        finally:
+            if made.transport is None:
+                made.not_made()
