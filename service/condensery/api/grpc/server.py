@@ -33,13 +33,18 @@ NEEDS = {"tei.v1.Embed": "embed", "tei.v1.Predict": "predict", "tei.v1.Rerank": 
 # before admission can count them, and so may be no larger than need be.
 MESSAGE_FACTOR = 2
 METADATA_FACTOR = 4
-# Calls over those that admission takes, for health and its watchers. Who comes when all are taken
-# is refused at once, with RESOURCE_EXHAUSTED.
+# Calls over those that admission takes and over those to health, which is bounded by itself: for
+# descriptions, and for who is being refused. Who comes when all are taken is refused at once, with
+# RESOURCE_EXHAUSTED.
 SPARE_CALLS = 64
+# Calls at once of one connection; a client keeps those over it to itself until there is room.
+CALLS_PER_CONNECTION = 1024
 LEAST_PING_SECONDS = 10.0
 # A connection without a call for so long is ended, and its file is free; a client that comes again
 # connects again.
 IDLE_SECONDS = 600.0
+# For a connection to begin: for its TLS handshake, and for what HTTP/2 begins with.
+HANDSHAKE_SECONDS = 20.0
 
 
 class GrpcServer:
@@ -83,7 +88,7 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
     server = grpc.aio.server(
         options=_options(services.limits),
         interceptors=(Guard(services, by_path, health.PATHS),),
-        maximum_concurrent_rpcs=services.admission.max_requests + SPARE_CALLS,
+        maximum_concurrent_rpcs=services.admission.max_requests + SPARE_CALLS + health.CALLS,
     )
     names = []
     for service in (one for file in CONTRACTS for one in file.services_by_name.values()):
@@ -177,6 +182,7 @@ def _options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * LEAST_PING_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_ping_strikes", 2),
-        ("grpc.server_handshake_timeout_ms", 20_000),
+        ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_SECONDS)),
+        ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
         ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
     ]

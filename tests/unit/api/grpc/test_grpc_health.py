@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from condensery.api.grpc.server import start
+from condensery.api.grpc import health
+from condensery.api.grpc.reading import Readers
+from condensery.api.grpc.server import SPARE_CALLS, start
+from condensery.errors import Overloaded
 from condensery.jobs import models
+from condensery.jobs.admission import Admission
 from condensery.jobs.services import Health, Services
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.stubs import condensery_v1_pb2_grpc as stubs
@@ -183,3 +188,113 @@ async def test_an_end_that_waits_can_be_hastened(
         await asyncio.wait_for(stopping, 30)
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
     assert not pool.encoders["words"].waiting
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(call, 30)
+    return caught.value
+
+
+async def test_watchers_take_no_place_of_calls_and_are_bounded(
+    services: Services, until: Callable[..., Any]
+) -> None:
+    """They need no key: as many of them as there may be calls once shut out all others."""
+    services = replace(services, admission=Admission(2, 10_000, services.metrics))
+    server = await start(services, "127.0.0.1", 0)
+    most = health.WATCHERS_PER_ADDRESS
+    assert most > 2 + SPARE_CALLS
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        watching = [watch(channel) for _ in range(most)]
+        assert {await next_of(one) for one in watching} == {Reply.SERVING}
+        error = await refusal(watch(channel).read())
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"{most} from one address" in (error.details() or "")
+        check = health_pb2_grpc.HealthStub(channel).Check
+        assert (await check(health_pb2.HealthCheckRequest(), timeout=30)).status == Reply.SERVING
+        embed = stubs.EmbeddingStub(channel).EmbedBatch
+        assert (await embed(pb.EmbedBatchRequest(texts=["a"]), timeout=30)).dims == 8
+        watching[0].cancel()
+        async with asyncio.timeout(30):
+            while True:  # until the server has heard that it left
+                late = watch(channel)
+                if await late.read() is not grpc.aio.EOF and not late.done():
+                    break
+        for one in (late, *watching):
+            one.cancel()
+    await server.stop(0)
+
+
+async def test_watchers_are_bounded_in_all_and_checks_too(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "WATCHERS", 1)
+    monkeypatch.setattr(health, "CHECKS_PER_ADDRESS", 1)
+    server = await start(services, "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        watching = watch(channel)
+        assert await next_of(watching) == Reply.SERVING
+        error = await refusal(watch(channel).read())
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "5000"
+        # One that sends no message; a call that comes later is served after it has begun.
+        path = f"/{health.SERVICE}/Check"
+        silent = channel.stream_unary(path)()
+        async with asyncio.timeout(30):
+            while await channel.unary_unary(path)(b"").code() is grpc.StatusCode.OK:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        silent.cancel()
+        watching.cancel()
+    await server.stop(0)
+
+
+def test_of_ipv6_a_network_counts_as_one_address() -> None:
+    places = health.Places("watchers", 100, 2)
+
+    class Context:
+        def __init__(self, peer: str) -> None:
+            self.peer = lambda: peer
+
+    def enter(*peers: str) -> None:
+        with ExitStack() as stack:
+            for peer in peers:
+                stack.enter_context(places.enter(health._address_of(Context(peer))))
+
+    enter("ipv4:10.0.0.1:1", "ipv4:10.0.0.1:2", "ipv4:10.0.0.2:1", "ipv4:10.0.0.2:1")
+    enter("ipv6:%5B2001:db8::1%5D:1", "ipv6:%5B2001:db8::2%5D:1", "ipv6:%5B2001:db8:0:1::%5D:1")
+    mapped = [f"ipv6:%5B::ffff:10.0.0.{host}%5D:1" for host in (1, 1, 2, 2)]
+    enter(*mapped, "unix:", "unix:")
+    for peers in (["ipv4:10.0.0.1:1"] * 3, [f"ipv6:%5B2001:db8::{n}%5D:1" for n in (1, 2, 3)]):
+        with pytest.raises(Overloaded):
+            enter(*peers)
+    with pytest.raises(Overloaded):
+        enter(*mapped[:2], mapped[0])
+    assert not places._taken
+
+
+async def test_who_sends_no_message_holds_up_no_other_address() -> None:
+    class Caller:
+        """One that sends its message, or never does."""
+
+        def __init__(self, address: str, message: bytes | None) -> None:
+            self.peer = lambda: f"ipv4:{address}:1"
+            self.message = message
+            self.reading = False
+
+        async def read(self) -> bytes:
+            self.reading = True
+            if self.message is None:
+                await asyncio.Event().wait()
+            assert self.message is not None
+            return self.message
+
+    checks = health.Health(lambda name: True, Readers(1, 1, 600.0))
+    silent = [Caller("10.0.0.1", None) for _ in range(32)]
+    tasks = [asyncio.create_task(checks._check(None, one)) for one in silent]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await checks._check(None, Caller("10.0.0.2", b""))
+    assert 0 < sum(one.reading for one in silent) < Readers(1, 1, 600.0).most
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,9 +14,8 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import StatusCode
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from condensery.api.grpc.server import SPARE_CALLS, GrpcServer, start
+from condensery.api.grpc.server import CALLS_PER_CONNECTION, SPARE_CALLS, GrpcServer, start
 from condensery.jobs.admission import Admission
 from condensery.jobs.services import Services
 from condensery.runtime.generator import Token
@@ -118,24 +117,41 @@ async def test_a_stream_holds_its_place_until_it_ends(
 
 
 async def test_more_calls_than_fit_are_refused_at_once(
-    narrow: tuple[Services, grpc.aio.Channel],
+    narrow: tuple[Services, grpc.aio.Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, channel = narrow
-    watching = [
-        health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        for _ in range(2 + SPARE_CALLS)
-    ]
-    for one in watching:
-        await one.read()
-    error = await refused(embed(channel, timeout=30))
-    assert error.code() is StatusCode.RESOURCE_EXHAUSTED
-    for one in watching:
-        one.cancel()
+    services, _ = narrow
+    monkeypatch.setattr("condensery.api.grpc.health.CALLS", 0)
+    server = await start(services, "127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        # They send no message. They are a few more than there is room for: what counts is those
+        # that have come.
+        path = "/condensery.v1.Embedding/EmbedBatch"
+        silent = [channel.stream_unary(path)() for _ in range(2 + SPARE_CALLS + 2)]
+        async with asyncio.timeout(30):
+            while (found := await embed(channel).code()) is StatusCode.OK:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            assert found is StatusCode.RESOURCE_EXHAUSTED
+            for one in silent:
+                one.cancel()
+            # Until the server has heard that they left.
+            while await embed(channel).code() is StatusCode.RESOURCE_EXHAUSTED:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert (await embed(channel)).dims == 8
+    await server.stop(0)
+
+
+async def test_a_connection_may_have_so_many_calls_at_once(server: GrpcServer) -> None:
+    """gRPC's clients keep to what the server says as a connection begins."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     async with asyncio.timeout(30):
-        # Until the server has heard that they left.
-        while await embed(channel).code() is StatusCode.RESOURCE_EXHAUSTED:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    assert (await embed(channel)).dims == 8
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, b""))
+        head = await reader.readexactly(9)
+        assert head[3] == 4, "a server begins with its settings"
+        told = await reader.readexactly(int.from_bytes(head[:3], "big"))
+    writer.close()
+    most_streams = 3
+    settings = dict(struct.iter_unpack(">HI", told))
+    assert settings[most_streams] == CALLS_PER_CONNECTION
 
 
 async def test_a_message_over_the_limit_is_refused_as_that_and_not_for_want_of_room(

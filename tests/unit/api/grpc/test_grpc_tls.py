@@ -1,5 +1,8 @@
 """TLS: a certificate of our own making, and files that are none."""
 
+import asyncio
+import contextlib
+import ssl
 from pathlib import Path
 
 import grpc
@@ -76,3 +79,26 @@ async def test_files_that_do_not_serve_are_refused_by_the_setting(
     with pytest.raises(SettingError, match=f"--{setting.replace('_', '-')}: ") as caught:
         await start(services, "127.0.0.1", 0, tls=tls)
     assert caught.value.field == setting
+
+
+@pytest.mark.parametrize("silent", ["at TLS", "after TLS", "without TLS"])
+async def test_who_does_not_finish_a_handshake_is_ended(
+    services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """By default gRPC waits for two minutes, and holds a file as long."""
+    monkeypatch.setattr("condensery.api.grpc.server.HANDSHAKE_SECONDS", 0.5)
+    tls = None if silent == "without TLS" else write(tmp_path)
+    server = await start(services, "127.0.0.1", 0, tls=tls)
+    context = None
+    if silent == "after TLS":
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["h2"])
+        AUTHORITY.configure_trust(context)
+    async with asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
+        with contextlib.suppress(OSError):
+            await reader.read()  # to its end; of HTTP/2 the server's settings come first
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    await server.stop(0)
