@@ -338,6 +338,11 @@ class Server:
             say("a key is needed for everything but health checks")
         elif is_reachable(host):
             say(f"warning: no key is set, and whoever reaches {host} can use and change everything")
+        if is_reachable(host):
+            say(
+                f"warning: gRPC does not bound its connections; if strangers reach port "
+                f"{self._grpc.port}, bound them before it, as docs/operating.md shows (Connections)"
+            )
         return url
 
 
