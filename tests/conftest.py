@@ -125,6 +125,9 @@ def live_server(
         yield server
 
 
+PAGES = "https://app.example.com"
+
+
 @dataclass(frozen=True)
 class Guarded:
     """A server that wants keys and shows a certificate.
@@ -143,7 +146,7 @@ class Guarded:
 def guarded_server(
     store_with_pair: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Guarded]:
-    """One server with keys and TLS on both doors."""
+    """One server with keys and TLS on both doors, and one origin whose pages may use it."""
     import trustme
 
     folder = tmp_path_factory.mktemp("guarded")
@@ -159,6 +162,7 @@ def guarded_server(
     listed.touch(0o600)
     listed.write_text("".join(f"{scope}-key {scope} {key}\n" for scope, key in keys.items()))
     flags = ("--keys-file", str(listed), "--tls-cert", str(cert), "--tls-key", str(key))
+    flags += ("--cors-origin", PAGES, "--allowed-hosts", "rag.example.com")
     with serving(store_with_pair, folder, *flags) as server:
         yield Guarded(server, keys, ca)
 

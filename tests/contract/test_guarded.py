@@ -1,6 +1,8 @@
 """A server with keys and a certificate, as our own clients and the command line meet it."""
 
+import json
 import os
+import ssl
 import subprocess
 import sys
 from contextlib import suppress
@@ -8,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 from grpc import StatusCode
+from tests.conftest import PAGES
 
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
@@ -151,3 +155,39 @@ def test_the_log_holds_no_key_and_no_traceback(guarded_server: Any) -> None:
     assert "Traceback" not in log
     for secret in (*guarded_server.keys.values(), "nobody else should read"):
         assert secret not in log
+
+
+def test_a_page_that_is_named_may_ask_with_a_key_and_no_other_page_may(guarded_server: Any) -> None:
+    trust = ssl.create_default_context(cafile=str(guarded_server.ca))
+    key = {"x-api-key": guarded_server.keys["infer"]}
+    with httpx.Client(base_url=guarded_server.server.url, verify=trust, timeout=60) as door:
+        asking = {"access-control-request-method": "POST", "origin": PAGES}
+        answered = door.options("/v1/embeddings", headers=asking)
+        assert (answered.status_code, answered.text) == (204, "")
+        for origin, host, status in (
+            (PAGES, "localhost", 200),
+            ("https://rag.example.com", "rag.example.com", 200),
+            ("https://app.example.com:8443", "localhost", 403),
+            ("null", "localhost", 403),
+            ("https://evil.example", "evil.example", 403),
+        ):
+            headers = {**key, "origin": origin, "host": host}
+            told = door.post("/v1/embeddings", json={"input": "a"}, headers=headers)
+            assert told.status_code == status, (origin, host)
+            allowed = told.headers.get("access-control-allow-origin")
+            assert allowed == (PAGES if origin == PAGES else None)
+
+
+def test_without_keys_a_page_of_another_port_writes_nothing(live_server: Any) -> None:
+    """It can send a text without a preflight, which is read as JSON."""
+    index = f"{live_server.url}/v1/indexes/pages"
+    with httpx.Client(timeout=60) as door:
+        assert door.put(index, json={}).is_success
+        body = json.dumps({"documents": [{"id": "a", "text": "written by a page"}]})
+        simple = {"content-type": "text/plain;charset=UTF-8"}
+        page = {**simple, "origin": "http://localhost:3000", "sec-fetch-site": "cross-site"}
+        assert door.post(f"{index}/documents", content=body, headers=page).status_code == 403
+        assert door.get(index).json()["documents"] == 0
+        assert door.post(f"{index}/documents", content=body, headers=simple).is_success
+        assert door.get(index).json()["documents"] == 1
+        assert door.delete(index).is_success

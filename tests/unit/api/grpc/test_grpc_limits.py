@@ -275,6 +275,40 @@ async def test_too_many_documents_are_counted_before_they_are_read(
         assert trailer(error, "x-field") == "documents"
 
 
+@pytest.mark.parametrize("te", [True, False], ids=["with te", "without"])
+async def test_a_call_such_as_a_web_page_can_send_is_not_served(
+    server: GrpcServer, pool: Any, te: bool
+) -> None:
+    """Browsers let no page set ``te``; all else of a call a page of any origin can send."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":authority": "localhost",
+        ":path": "/condensery.v1.Embedding/EmbedBatch",
+        "content-type": "text/plain",
+        "origin": "http://evil.example",
+    }
+    fields |= {"te": "trailers"} if te else {}
+    packed = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+    message = pb.EmbedBatchRequest(texts=["a"]).SerializeToString()
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, b""))
+    writer.write(_frame(1, packed, 4, 1) + _frame(0, body, 1, 1))
+    ended = False  # the call, by its trailers or a reset
+    async with asyncio.timeout(30):
+        while not ended:
+            head = await reader.readexactly(9)
+            await reader.readexactly(int.from_bytes(head[:3], "big"))
+            stream = int.from_bytes(head[5:], "big")
+            ended = stream == 1 and (head[3] == 3 or (head[3] == 1 and bool(head[4] & 1)))
+    writer.close()
+    assert len(pool.encoders["words"].asked) == te
+
+
 @pytest.mark.parametrize(("pause", "cut"), [(0.0, True), (0.3, False)], ids=["often", "seldom"])
 async def test_a_client_that_pings_too_often_is_cut_off(
     services: Services, monkeypatch: pytest.MonkeyPatch, pause: float, cut: bool
@@ -334,8 +368,9 @@ def ping(port: int, times: int, pause: float, patience: float = 1) -> int | None
     return None
 
 
-def _frame(kind: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 0]) + payload
+def _frame(kind: int, payload: bytes, flags: int = 0, stream: int = 0) -> bytes:
+    head = len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big")
+    return head + payload
 
 
 def _field(number: int, payload: bytes) -> bytes:
