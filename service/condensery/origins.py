@@ -240,6 +240,7 @@ def read_networks(text: str | None) -> tuple[IPv4Network | IPv6Network, ...]:
     return tuple(ip_network(one) for one in _listed(text or ""))
 
 
+@lru_cache(256)
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine to itself, whatever a name server says."""
     if host == "localhost" or host.endswith(".localhost"):
@@ -254,6 +255,7 @@ def _listed(text: str) -> list[str]:
     return [one.strip() for one in text.split(",")] if text.strip() else []
 
 
+@lru_cache(256)
 def _spelt(host: str) -> str:
     """Return a host as all its spellings are: ``::ffff:127.0.0.1`` and ``LOCALHOST.`` are not."""
     try:

@@ -154,7 +154,7 @@ class Health:
             reply = _Reply(status=_Reply.SERVING if well else _Reply.NOT_SERVING)
         return reply.SerializeToString()
 
-    async def _enter(self, places: "Places", context: Context) -> ExitStack:
+    async def _enter(self, places: Places, context: Context) -> ExitStack:
         with ExitStack() as stack:
             try:
                 stack.enter_context(places.enter(_address_of(context)))

@@ -144,8 +144,8 @@ def serve(services):
     """Return what runs a server, with options of its own; it must end within its grace."""
 
     @contextlib.asynccontextmanager
-    async def serving(**options):
-        listener = socket.create_server(("127.0.0.1", 0))
+    async def serving(host="127.0.0.1", **options):
+        listener = socket.create_server((host, 0))
         listener.setblocking(False)
         rest = RestServer(services, listener, **options)
         await rest.started()

@@ -140,6 +140,21 @@ async def test_on_loopback_a_name_that_was_let_lead_there_is_refused(serve):
         assert (await ask(port, f"GET /livez HTTP/1.1{lines}"))[0] == 200
 
 
+async def test_elsewhere_any_name_will_do_until_some_are_listed(serve):
+    """A probe asks a container by its address, whatever is listed."""
+    for options, evil in (({}, 200), ({"allowed_hosts": "rag.example.com"}, 403)):
+        async with serve(host="0.0.0.0", **options) as port:
+            for host, status in (
+                ("evil.example", evil),
+                ("rag.example.com", 200),
+                (f"127.0.0.1:{port}", 200),
+            ):
+                told = await ask(port, f"GET /livez HTTP/1.1\r\nhost: {host}")
+                assert told[0] == status, host
+            foreign = f"GET /livez HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\norigin: http://localhost"
+            assert (await ask(port, foreign))[0] == 403
+
+
 async def test_behind_a_trusted_proxy_a_page_is_compared_with_the_name_that_it_asked(serve):
     """Also where the proxy tells who asks: it is trusted by its own address."""
     named = {"origin": "https://rag.example.com", "x_forwarded_host": "rag.example.com"}
