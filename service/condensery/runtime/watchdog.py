@@ -6,10 +6,12 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from condensery.runtime.workers import Worker, Workers
+from condensery.runtime.wide import TASKS
+from condensery.runtime.workers import Job, Worker, Workers
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -28,6 +30,8 @@ WINDOW_SECONDS = 600.0
 # Between "not live" and the end, so that probes and logs can tell.
 FAREWELL_SECONDS = 2.0
 LOOP_SECONDS = 30.0
+# For so long it is remembered how long a thread had waited.
+MEMORY_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,9 @@ class Watchdog:
     take) makes the service unready; at twice that, or as soon as its thread is dead, it is given
     up: its batch fails, and another takes its place. That happens once in ``WINDOW_SECONDS``; a
     second fault ends the process, since a device that hangs twice hangs for ever.
+
+    Time in which a thread of the batch could run and had no core is not counted: on a machine that
+    others fill, a batch is slow and nothing hangs. Who waits for a lock, or sleeps, wants no core.
 
     Args:
         teams: What is watched: the workers of each device.
@@ -77,6 +84,7 @@ class Watchdog:
         self._last_restart = -WINDOW_SECONDS
         self._fatal_since = 0.0
         self._loop_seen = time.monotonic()
+        self._waits = Waits()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -113,17 +121,19 @@ class Watchdog:
         oldest, wrong = 0.0, None
         watched = [(workers, one) for workers in self._teams for one in workers.team()]
         for workers, worker in watched:
-            job = worker.job
-            age = now - worker.began if job is not None else 0.0
+            job, began = worker.job, worker.began
+            age = now - began if job is not None else 0.0
             oldest = max(oldest, age)
+            age -= self._waits.since(worker, began, workers.threads(worker))
             assert worker.thread is not None
             if not worker.thread.is_alive():
-                wrong = wrong or self._give_up(workers, worker, "died")
-            elif job is not None and age > (limit := self._limit(job.seconds, worker.began)):
+                wrong = wrong or self._give_up(workers, worker, job, "died")
+            elif job is not None and age > (limit := self._limit(job.seconds, began)):
                 if age > 2 * limit:
-                    wrong = self._give_up(workers, worker, "hung") or wrong
+                    wrong = self._give_up(workers, worker, job, "hung") or wrong
                 else:
                     wrong = "a device worker hangs"
+        self._waits.forget(now - MEMORY_SECONDS)
         if self._metrics is not None:
             self._metrics.heartbeat_age.set(oldest)
         if wrong != self._told and not self._fatal_since:
@@ -136,8 +146,10 @@ class Watchdog:
         limit = max(self._stall_seconds, PATIENCE * expected)
         return limit * (LOADING_PATIENCE if began <= self._loaded_last else 1)
 
-    def _give_up(self, workers: Workers, worker: Worker, how: str) -> str | None:
+    def _give_up(self, workers: Workers, worker: Worker, job: Job | None, how: str) -> str | None:
         """Replace a worker, the first time; returns what is still wrong."""
+        if worker.job is not job:  # it came to its end since we looked
+            return None
         now = time.monotonic()
         again = now - self._last_restart < WINDOW_SECONDS
         event = {"worker": worker.name, "how": how}
@@ -147,11 +159,11 @@ class Watchdog:
             self._fatal_since = now
             self._call(self._on_fatal, reason)
             return reason
-        self._last_restart = now
-        _log.error("worker_restarted", extra=event)
-        if self._metrics is not None:
-            self._metrics.worker_restarts.inc()
-        workers.replace(worker, f"the device worker {how} while it ran this batch")
+        if workers.replace(worker, job, f"the device worker {how} while it ran this batch"):
+            self._last_restart = now
+            _log.error("worker_restarted", extra=event)
+            if self._metrics is not None:
+                self._metrics.worker_restarts.inc()
         return None
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
@@ -159,3 +171,95 @@ class Watchdog:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:  # the loop has closed: the server has ended
             self._stop.set()
+
+
+class Waits:
+    """How long the threads of each batch were able to run and had no core to run on.
+
+    Linux counts that for each thread (``schedstat``), but a wait only once it is over; of one that
+    goes on, the thread's state tells. Where the kernel tells neither, nobody waited.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[int, _Thread] = {}
+        self._batches: dict[Worker, _Batch] = {}
+
+    def since(self, worker: Worker, began: float, threads: Iterable[int]) -> float:
+        """Return how many seconds of its batch were such a wait, as far as was looked.
+
+        Of several threads that waited at once each counts, but never more than has passed: they
+        wait for each other, and which of them kept the others up is not known.
+
+        Args:
+            worker: Whose batch it is.
+            began: When the batch began; another time is another batch.
+            threads: The kernel's ids of those that it runs on.
+        """
+        waited = 0.0
+        for thread in threads:
+            if (found := _schedule(thread)) is None:
+                continue
+            now = time.monotonic()
+            before = self._threads.get(thread)
+            still = 0.0
+            if before is not None:
+                if found.runs_or_waits:
+                    # It neither ran nor had waited before: so it waits now.
+                    passed = now - max(before.at, began)
+                    ran = found.ran - before.schedule.ran
+                    queued = found.queued - before.schedule.queued
+                    carried = before.still if before.at >= began else 0.0
+                    still = max(0.0, carried + passed - ran - queued)
+                waited += found.queued + still - before.schedule.queued - before.still
+            self._threads[thread] = _Thread(now, found, still)
+        now = time.monotonic()
+        last = self._batches.get(worker)
+        if last is None or last.began != began:
+            last = _Batch(began, began, 0.0)
+        total = max(0.0, last.waited + min(waited, now - last.at))
+        self._batches[worker] = _Batch(began, now, total)
+        return total
+
+    def forget(self, before: float) -> None:
+        """Forget what was last looked at before that time; others get its threads' ids."""
+        self._threads = {one: seen for one, seen in self._threads.items() if seen.at >= before}
+        self._batches = {one: seen for one, seen in self._batches.items() if seen.at >= before}
+
+
+class _Schedule(NamedTuple):
+    """What the kernel says of a thread: whether it wants a core, and seconds with one or without.
+
+    Attributes:
+        runs_or_waits: Whether it has a core or waits for one.
+        ran: Since it was made.
+        queued: The same, of waits for a core that are over.
+    """
+
+    runs_or_waits: bool
+    ran: float
+    queued: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    at: float  # when it was looked at
+    schedule: _Schedule
+    still: float  # seconds that it had waited then in a wait that goes on
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    began: float
+    at: float  # when it was looked at
+    waited: float
+
+
+def _schedule(thread: int) -> _Schedule | None:
+    """Return what the kernel says of a thread; None if it has ended, or the kernel says nothing."""
+    task = TASKS / str(thread)
+    try:
+        ran, queued, *_ = (task / "schedstat").read_text().split()
+        state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError, IndexError):
+        return None
+    return _Schedule(state == "R", int(ran) / 1e9, int(queued) / 1e9)

@@ -1,14 +1,20 @@
 """A thread that computes on several cores."""
 
+import contextlib
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeAlias
 
 import torch
 
 Work: TypeAlias = Callable[[], None]
+
+TASKS = Path("/proc/self/task")  # a folder a thread, where the kernel is Linux
+_numbers = itertools.count()
 
 
 class WideThread:
@@ -27,6 +33,9 @@ class WideThread:
         self._busy = threading.Lock()
         self._work: SimpleQueue[tuple[Work, int, Future[None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        # What the kernel calls the thread, in 15 characters. OpenMP's threads inherit it from the
+        # one that starts them, and by nothing else can they be told from others.
+        self._kernel_name = f"wide-{next(_numbers)}"
 
     def run(self, work: Work, threads: int) -> bool:
         """Run ``work`` on so many threads and wait for its end; False if another is at it.
@@ -53,7 +62,19 @@ class WideThread:
         """End the thread once its work is done."""
         self._work.put(None)
 
+    def ids(self) -> list[int]:
+        """Return the kernel's ids of the thread and of those that compute with it, if it tells."""
+        found = []
+        with contextlib.suppress(OSError):
+            for task in TASKS.iterdir():
+                with contextlib.suppress(OSError):  # it has ended since
+                    if (task / "comm").read_text().rstrip("\n") == self._kernel_name:
+                        found.append(int(task.name))
+        return found
+
     def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # no Linux
+            (TASKS / str(threading.get_native_id()) / "comm").write_text(self._kernel_name)
         self._prepare()
         having = 1
         while (given := self._work.get()) is not None:

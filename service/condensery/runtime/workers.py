@@ -151,14 +151,24 @@ class Workers:
         with self._lock:
             return list(self._team)
 
-    def replace(self, worker: Worker, reason: str) -> None:
-        """Give up a worker that hangs or has died: fail its batch, start another in its place."""
+    def threads(self, worker: Worker) -> list[int]:
+        """Return the kernel's ids of the threads that a worker's job runs on."""
+        assert worker.thread is not None
+        own = [] if worker.thread.native_id is None else [worker.thread.native_id]
+        job = worker.job
+        return own + (self._wide.ids() if job is not None and job.threads > 1 else [])
+
+    def replace(self, worker: Worker, job: Job | None, reason: str) -> bool:
+        """Give up a worker that hangs or has died: fail its batch, start another in its place.
+
+        Returns:
+            Whether it was; not so if it has another job than ``job`` by now, or the team is closed.
+        """
         with self._lock:
-            if self._closed or worker not in self._team:
-                return
+            if self._closed or worker not in self._team or worker.job is not job:
+                return False
             self._team.remove(worker)
             worker.abandoned = True
-            job = worker.job
             if job is not None and job.threads > 1:
                 self._wide.close()
                 self._wide = WideThread(step_back)
@@ -166,6 +176,7 @@ class Workers:
             self._start(Worker(worker.name, worker.express))
         if job is not None:
             job.fail(reason)
+        return True
 
     def close(self, seconds: float = 10.0) -> bool:
         """Stop once the work in hand is done; waits for that, no longer than ``seconds``.
@@ -221,7 +232,9 @@ class Workers:
             try:
                 while not self._closed and not worker.abandoned:
                     if (job := self._find(worker)) is not None:
-                        worker.job, worker.began = job, time.monotonic()
+                        # In this order: who sees the job sees when it began.
+                        worker.began = time.monotonic()
+                        worker.job = job
                         if job.blocks and not worker.express:
                             self._express.notify()  # it may be the last that was free
                         return job

@@ -1,7 +1,13 @@
 import asyncio
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +17,10 @@ from condensery.runtime import batcher as batching
 from condensery.runtime import watchdog as watching
 from condensery.runtime import workers as working
 from condensery.runtime.batcher import Batcher
-from condensery.runtime.watchdog import Watchdog
-from condensery.runtime.workers import Workers
+from condensery.runtime.watchdog import Waits, Watchdog
+from condensery.runtime.workers import Worker, Workers
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell")
 
 WAIT = 30.0  # for what must happen, however busy the machine is
 STALL = 60.0  # nothing that a machine does by itself
@@ -29,6 +37,46 @@ class Clock:
 
     def perf_counter(self) -> float:
         return time.perf_counter() + self.passed
+
+
+# Of a hash: two seconds or so of a whole core.
+ROUNDS = 4_000_000
+
+
+def hash_away() -> None:
+    """Want a core, and not the interpreter."""
+    hashlib.pbkdf2_hmac("sha256", b"", b"", ROUNDS)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + WAIT
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def state(thread: int) -> str:
+    return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@contextlib.contextmanager
+def starved(thread: int) -> Iterator[None]:
+    """Give a thread that computes the worst place on one core, beside a process that takes it."""
+    ran = Path(f"/proc/self/task/{thread}/schedstat")
+    before = int(ran.read_text().split()[0])
+    until(lambda: int(ran.read_text().split()[0]) > before + 5e7)  # it is amid the hash, no doubt
+    cores = os.sched_getaffinity(0)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
+        try:
+            os.sched_setaffinity(loop.pid, {min(cores)})
+            os.sched_setaffinity(thread, {min(cores)})
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+            yield
+        finally:
+            loop.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has come to its end
+                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+                os.sched_setaffinity(thread, cores)
 
 
 class Service:
@@ -59,6 +107,9 @@ class Service:
         if "hang" in batch:
             self.entered.release()
             self.release.wait(60)
+        if "starve" in batch:
+            self.entered.release()
+            hash_away()
         if "die" in batch:
             raise SystemExit
         return batch
@@ -137,6 +188,68 @@ async def test_a_hung_worker_is_told_of_then_replaced_and_its_batch_fails(
     assert await asyncio.wait_for(service.faults.get(), WAIT) is None, "mended"
     assert service.sample("worker_restarts_total") == 1
     assert service.fatal.empty()
+
+
+async def test_a_first_batch_that_hangs_is_noticed_though_nothing_says_how_long_it_should_take(
+    service: Service, clock: Clock
+) -> None:
+    first: Batcher[str, str] = Batcher(service.forward, service.workers, model="first")
+    task = await hanging(service, first)
+    clock.passed += 50.0
+    await asyncio.to_thread(service.looked, 50.0)
+    assert service.faults.empty(), "kernels may be compiled meanwhile"
+    clock.passed += 25.0
+    assert await asyncio.wait_for(service.faults.get(), WAIT) == "a device worker hangs"
+    clock.passed += 60.0
+    with pytest.raises(ModelFault, match="hung"):
+        await asyncio.wait_for(task, WAIT)
+    assert await asyncio.wait_for(first.submit(["next"], [10]), WAIT) == ["next"]
+    first.close()
+
+
+@linux
+async def test_a_batch_that_gets_no_core_does_not_hang(service: Service, clock: Clock) -> None:
+    task = asyncio.create_task(service.batcher.submit(["starve"], [10]))
+    assert await asyncio.to_thread(service.entered.acquire, timeout=WAIT)
+    (busy,) = [worker for worker in service.workers.team() if worker.job is not None]
+    assert busy.thread is not None
+    assert busy.thread.native_id is not None
+    with starved(busy.thread.native_id):
+        clock.passed += 5 * STALL
+        await asyncio.to_thread(service.looked, 5 * STALL)
+        assert not task.done()
+    assert await asyncio.wait_for(task, WAIT) == ["starve"]
+    assert service.faults.empty()
+    assert service.sample("worker_restarts_total") == 0
+
+
+@linux
+def test_waiting_for_a_core_is_told_from_sleeping_and_from_computing() -> None:
+    ended = threading.Event()
+
+    def compute_then_sleep() -> None:
+        hash_away()
+        ended.wait(WAIT)
+
+    thread = threading.Thread(target=compute_then_sleep)
+    waits, worker = Waits(), Worker("one")
+    thread.start()
+    assert thread.native_id is not None
+    ids = [thread.native_id]
+    began = time.monotonic()
+    with starved(*ids):
+        before = waits.since(worker, began, ids)
+        until(lambda: waits.since(worker, began, ids) > before + 0.3)
+        assert waits.since(worker, began, ids) <= time.monotonic() - began
+    until(lambda: state(*ids) == "S")
+    asleep = waits.since(worker, began, ids)
+    assert asleep >= 0.25, "what a thread had waited is not forgotten once it has a core"
+    time.sleep(0.5)
+    assert waits.since(worker, began, ids) == pytest.approx(asleep, abs=0.1), "it wants no core"
+    assert waits.since(worker, time.monotonic(), ids) == pytest.approx(0, abs=0.1), "another batch"
+    ended.set()
+    thread.join(WAIT)
+    assert waits.since(worker, began, ids) == 0, "nothing is known of a thread that has ended"
 
 
 # A thread that ends by an exception is what is tested.

@@ -163,7 +163,9 @@ def test_a_worker_that_is_replaced_fails_its_batch_and_another_goes_on() -> None
     workers.add(source)
     assert begun.wait(WAIT)
     lost = next(worker for worker in workers.team() if worker.job is hung)
-    workers.replace(lost, "it hung")
+    assert not workers.replace(lost, job(after.set), "it hung"), "it has another job by now"
+    assert lost in workers.team()
+    assert workers.replace(lost, hung, "it hung")
     with workers.changed:
         source.jobs.append(job(after.set))
         workers.wake(1, short=False)
@@ -253,7 +255,7 @@ def test_a_wide_job_that_hangs_leaves_the_threads_to_others() -> None:
     try:
         assert begun.wait(WAIT)
         (stuck,) = [one for one in workers.team() if one.job is not None]
-        workers.replace(stuck, "it hung")
+        assert workers.replace(stuck, stuck.job, "it hung")
         threads: list[int] = []
 
         def run() -> None:
@@ -302,4 +304,33 @@ async def test_a_worker_that_goes_to_another_source_wakes_one_for_what_it_leaves
         both.abort()
         raise
     finally:
+        workers.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell")
+def test_the_threads_that_a_wide_job_computes_with_are_known() -> None:
+    begun, finish = threading.Event(), threading.Event()
+    own: list[int] = []
+
+    def compute() -> None:
+        own.append(threading.get_native_id())
+        square = torch.ones(512, 512)
+        square @ square + square.exp()  # has OpenMP start its threads
+        begun.set()
+        finish.wait(WAIT)
+
+    workers = Workers(2)
+    workers.add(Queue([job(compute, threads=2)]))
+    try:
+        assert begun.wait(WAIT)
+        (busy,) = [one for one in workers.team() if one.job is not None]
+        assert busy.thread is not None
+        found = workers.threads(busy)
+        assert {busy.thread.native_id, *own} < set(found), "OpenMP's thread is not among them"
+        idle = [one for one in workers.team() if one.job is None]
+        assert [workers.threads(one) for one in idle] == [
+            [one.thread.native_id] for one in idle if one.thread is not None
+        ]
+    finally:
+        finish.set()
         workers.close()
