@@ -1,0 +1,133 @@
+"""No false alarm: a loaded server on a machine whose cores others take, and then a real hang.
+
+As many processes as are asked for do nothing but compute, at the server's own priority, while
+callers of both doors go on as they mix (`mix.py`). A forward pass then takes many times what it
+should, and no worker hangs: not once may health say so, and none may be replaced. At the end a
+worker does hang, while the machine is as crowded, and that must be noticed as soon as ever.
+
+    python loadtests/crowded.py [--seconds 600] [--others 4] [--rate 4] [--json OUT]
+
+Exits with 1 if a promise is broken (docs/reliability.md).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from callers import Callers
+from doors import GrpcDoor, RestDoor
+from mix import Known
+from servers import Neighbours, Server, serving, workplace
+from watching import HealthWatch
+
+# A probe's reply may itself wait for a core.
+NOTICED_SECONDS = 2.0 + 1.0
+RECORD = ("right", "refused", "failed", "lost", "worker")
+LOOKS_SECONDS = 0.1
+
+
+@contextlib.contextmanager
+def crowd(others: int) -> Iterator[None]:
+    """Take the machine's cores with so many processes."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+async def oldest(server: Server, found: list[float]) -> None:
+    """Note how long the oldest forward pass has been running, again and again."""
+    while True:
+        metrics = await asyncio.to_thread(server.metrics)
+        found.append(metrics.get("condensery_heartbeat_age_seconds", 0.0))
+        await asyncio.sleep(LOOKS_SECONDS)
+
+
+async def run(server: Server, args: argparse.Namespace) -> dict[str, Any]:
+    doors = (RestDoor(server.url), GrpcDoor(server.grpc))
+    known = Known()
+    await known.learn(doors[0])
+    callers = Callers(doors, known, args.rate, random.Random(args.seed), hurried=0)
+    watch = HealthWatch(server.url, doors[1])
+    neighbours, ages = Neighbours(server), [0.0]
+    found: dict[str, Any] = {"broken": []}
+
+    def expect(holds: bool, otherwise: str) -> None:
+        if not holds:
+            found["broken"].append(otherwise)
+
+    with crowd(args.others):
+        watching = asyncio.create_task(watch.run())
+        looking = asyncio.create_task(oldest(server, ages))
+        began, used = time.monotonic(), server.cpu_seconds()
+        await callers.run("crowded", args.seconds)
+        await callers.settle()
+        took = time.monotonic() - began
+        alarms = [change for change in watch.after(began) if "hang" in change.reason]
+        restarts = (await asyncio.to_thread(server.metrics)).get(
+            "condensery_worker_restarts_total", 0.0
+        )
+        found |= {
+            "seconds": took,
+            "others_cores": neighbours.cores(),
+            "server_cores": (server.cpu_seconds() - used) / took,
+            "oldest_pass_seconds": max(ages),
+            "outcomes": {name: callers.records.count()[name] for name in RECORD},
+            "alarms": len(alarms),
+            "restarts": restarts,
+        }
+        expect(not alarms, f"{len(alarms)} times a worker was said to hang, and none did")
+        expect(not restarts, f"{restarts:g} workers were replaced, and none hung")
+        found["broken"] += callers.records.broken()
+        at = time.monotonic()
+        server.inject(hang=None)
+        during = asyncio.create_task(callers.run("hang", 15))
+        await during
+        unready = next((change for change in watch.after(at) if change.ready == 503), None)
+        expect(unready is not None, "a real hang was not noticed")
+        if unready is not None:
+            found["hang_noticed_seconds"] = unready.at - at
+            expect(unready.at - at <= NOTICED_SECONDS, f"noticed after {unready.at - at:.1f} s")
+        await callers.settle()
+        looking.cancel()
+        watching.cancel()
+    for door in doors:
+        await door.close()
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--others", type=int, default=2 * len(os.sched_getaffinity(0)))
+    parser.add_argument("--rate", type=float, default=4.0, help="requests a second")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    parser.add_argument("--flags", default="", help="for condensery serve, in one string")
+    args = parser.parse_args()
+    with workplace() as folder, serving(folder, args.flags.split(), faulty=True) as server:
+        found = asyncio.run(run(server, args))
+    for name, value in found.items():
+        if name != "broken":
+            print(f"{name}: {value:.2f}" if isinstance(value, float) else f"{name}: {value}")
+    for broken in found["broken"]:
+        print(f"BROKEN: {broken}")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+    return 1 if found["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
