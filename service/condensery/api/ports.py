@@ -1,9 +1,14 @@
 """The addresses that the doors listen on, and the certificate that they show."""
 
+import contextlib
+import ctypes
 import errno
 import ipaddress
 import resource
+import select
 import socket
+import struct
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +19,11 @@ from condensery.settings import read_pair
 BACKLOG = 2048
 # Of the files that the process may open; the rest is for gRPC's connections, indexes and models.
 CONNECTIONS_SHARE = 0.75
+# From linux/socket.h: a classic BPF program says which packets a socket gets.
+_ATTACH_FILTER = 26
+# Its instructions (code, jump if so, jump if not, value): load the byte of TCP's flags; has it SYN?
+# then drop the packet, else take all of it.
+_NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,31 @@ def check_free(host: str, port: int, setting: str) -> None:
     """
     if port:
         _bind(host, port, setting).close()
+
+
+def refuse_newcomers(listener: socket.socket) -> None:
+    """Let no connection begin any more, so that those that wait can all be taken.
+
+    Closing a listener resets what waits in it, and as long as it is open more may come: taking what
+    is there and then closing loses those who come in between. So packets that begin a connection
+    are dropped; handshakes that are half done come to their end. Who begins is refused once the
+    listener is closed, at the client's second try. Nothing happens where the kernel is not Linux,
+    or forbids it: then some may be lost in that moment.
+    """
+    if sys.platform != "linux":
+        return
+    program = b"".join(struct.pack("HBBI", *instruction) for instruction in _NO_SYN)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    pointer = struct.pack("HL", len(_NO_SYN), ctypes.addressof(buffer))
+    with contextlib.suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, pointer)
+
+
+def has_arrived(sock: socket.socket) -> bool:
+    """Whether anything waits to be taken from a socket: bytes, or of a listener a connection."""
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _bind(host: str, port: int, setting: str) -> socket.socket:

@@ -65,7 +65,9 @@ class Front:
             await self._app(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send, self._limits.max_body_bytes)
-        exchange.closing = CROWDED in scope.get("extensions", ())
+        # Who is told with a reply that the connection ends sends nothing into its end.
+        ending = self._services.health.draining
+        exchange.closing = ending or CROWDED in scope.get("extensions", ())
         exchange.reply_headers = self._origins.reply_headers(scope["headers"])
         scope["state"] = {"request_id": exchange.request_id}
         started = time.monotonic()

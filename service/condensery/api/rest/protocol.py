@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from condensery.api.asking import request_id
+from condensery.api.ports import has_arrived
 from condensery.api.rest.errors import MALFORMED, Family, render, render_as
 from condensery.api.rest.exchange import CROWDED, LEAVING, PEER, text
 from condensery.api.rest.reporting import report
@@ -85,6 +86,7 @@ class Protocol(HttpToolsProtocol):
         self._unparsed = 0  # and those of a header without end
         self._refused = False
         self._crowded: Overloaded | None = None
+        self._ending = False
         self._resuming = False
         self._leaving: dict[Any, object] = {}
         self._due: asyncio.TimerHandle | None = None
@@ -118,11 +120,6 @@ class Protocol(HttpToolsProtocol):
         """Count it no more: its handshake has failed."""
         self.connections.discard(self)
         self.metrics.connections.set(len(self.connections))
-
-    def shutdown(self) -> None:
-        """End once what is being served is; a handshake is ended by who accepted it."""
-        if self.transport is not None:
-            super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Expect nothing any more, and tell who still serves a request."""
@@ -221,6 +218,8 @@ class Protocol(HttpToolsProtocol):
             extensions[CROWDED] = self._crowded
         self.scope["extensions"] = extensions
         super().on_headers_complete()
+        if self._ending:
+            self.cycle.keep_alive = False
 
     def _ask_target(self) -> None:
         """Let the host in a target count, and no header that names another (RFC 9112, 3.2.2)."""
@@ -247,6 +246,18 @@ class Protocol(HttpToolsProtocol):
         if self._in_body and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._expect()
+
+    def shutdown(self) -> None:
+        """End the connection, once what has come on it, in part or unread, is answered."""
+        self._ending = True
+        if self.transport is None:  # amid a handshake, which is ended by who accepted it
+            return
+        if self._serving() is not None:
+            super().shutdown()
+        elif self._begun or has_arrived(self.transport.get_extra_info("socket")):
+            self._expect()  # closed while bytes are unread, it would be reset
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """Bound how long the client takes nothing."""

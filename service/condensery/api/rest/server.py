@@ -6,12 +6,13 @@ import logging
 import math
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
 
-from condensery.api.ports import BACKLOG, Tls
+from condensery.api.ports import BACKLOG, Tls, has_arrived, refuse_newcomers
 from condensery.api.rest import protocol
 from condensery.api.rest.app import build
 from condensery.api.rest.protocol import Protocol
@@ -23,6 +24,10 @@ from condensery.origins import Origins, is_loopback, read_hosts, read_networks, 
 ACCEPT_RETRY_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
+
+# At the end: handshakes that are half done, and requests on their way, arrive in this time from
+# almost anywhere. They are answered.
+LAST_SECONDS = 0.5
 
 
 class RestServer:
@@ -75,6 +80,7 @@ class RestServer:
             ssl_certfile=tls.cert if tls else None,
             ssl_keyfile=tls.key if tls else None,
         )
+        self._listener = listener
         self._server = _Uvicorn(config)
         self.task = asyncio.create_task(self._server.serve(sockets=[listener]))
 
@@ -91,8 +97,21 @@ class RestServer:
             await asyncio.sleep(0.01)
 
     async def stop(self, grace: float) -> None:
-        """Stop listening, finish what is in flight for ``grace`` seconds at most, end."""
-        self._server.config.timeout_graceful_shutdown = math.ceil(grace)
+        """Take who waits, stop listening, finish what is in flight, end.
+
+        Args:
+            grace: Seconds for all of that; what is left then is cut off.
+        """
+        began = time.monotonic()
+        refuse_newcomers(self._listener)
+        last = began + min(LAST_SECONDS, grace)
+        while not (self._server.force_exit or self.task.done()):
+            now = time.monotonic()
+            if now >= last and (now >= began + grace or not has_arrived(self._listener)):
+                break
+            await asyncio.sleep(0.01)
+        left = max(0.0, began + grace - time.monotonic())
+        self._server.config.timeout_graceful_shutdown = math.ceil(left)
         self._server.should_exit = True
         await self.task
 
@@ -146,16 +165,19 @@ class _TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Accept no more, and end what is not made."""
+        """Accept no more, and end what is not made in a moment; what is made is answered."""
         self._loop.remove_reader(self._listener)
         if self._retry is not None:
             self._retry.cancel()
-        for task in self._shaking:
-            task.cancel()
+        self._loop.call_later(LAST_SECONDS, self._give_up)
 
     async def wait_closed(self) -> None:
         """Wait until no handshake is under way."""
         await asyncio.gather(*self._shaking, return_exceptions=True)
+
+    def _give_up(self) -> None:
+        for task in self._shaking:
+            task.cancel()
 
     def _listen(self) -> None:
         self._retry = None
