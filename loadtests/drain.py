@@ -6,7 +6,12 @@ is not ready. In the middle the server gets SIGTERM. Not one request may be refu
 server must end with 0. Then the same with a second SIGTERM soon after the first, which ends the
 server sooner: then requests may be refused, and the table says what became of them.
 
-    python loadtests/drain.py [--rounds 5] [--rate 15] [--again 5] [--out FILE.json]
+With ``--newcomers`` so many requests more meet a SIGTERM, of clients that look at nothing: they
+send one request after another until they can't connect, some over a connection for each, some over
+one that they keep. Each must be answered, or refused by an answer, or not be let in: a connection
+that was made and then is reset, or ends without a word, is a request lost.
+
+    python loadtests/drain.py [--rounds 5] [--rate 15] [--again 5] [--newcomers 10000] [--out FILE.json]
 
 Exits with 1 if a promise is broken (docs/reliability.md).
 """
@@ -17,13 +22,18 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 from callers import Callers
 from doors import Door, GrpcDoor, RestDoor
 from mix import Known
 from servers import Server, begin, keep, serving, take_out, workplace
+from wire import CHANNEL, EMBED, Connection, Rest
+
+from condensery.stubs import condensery_v1_pb2 as pb
 
 LOOK_SECONDS = 0.25
 SECOND_AFTER = 0.5  # seconds from the first SIGTERM to the second
@@ -89,6 +99,130 @@ async def leave(server: Server, args: argparse.Namespace, seed: int, *, twice: b
     return one
 
 
+class Newcomers:
+    """Clients that send one request after another until they can't connect.
+
+    Attributes:
+        ends: What became of their requests, by kind of client: answered, refused, not let in, lost.
+        lost: How, of those.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.rest = Rest(server.port)
+        self.ends: dict[str, Counter[str]] = {}
+        self.lost: Counter[str] = Counter()
+        self._kept: dict[int, Connection] = {}
+
+    async def come(self, clients: int) -> None:
+        """Come with so many of each kind, until the last is not let in."""
+        kinds = {
+            "REST, new connections": self._ask_rest,
+            "gRPC, new connections": self._ask_grpc,
+            "REST, kept connections": self._ask_rest_again,
+        }
+        asked = [
+            self._go_on(name, ask, number)
+            for name, ask in kinds.items()
+            for number in range(clients)
+        ]
+        async with grpc.aio.insecure_channel(self.server.grpc, options=CHANNEL) as channel:
+            one = [self._go_on("gRPC, one kept", self._over(channel), n) for n in range(clients)]
+            await asyncio.gather(*asked, *one)
+
+    async def _go_on(
+        self, name: str, ask: Callable[[int], Coroutine[Any, Any, str]], number: int
+    ) -> None:
+        ends = self.ends.setdefault(name, Counter())
+        until = time.monotonic() + LONGEST
+        while time.monotonic() < until:
+            try:
+                end = await ask(number)
+            except OSError as error:
+                end = "lost"
+                self.lost[f"{name}: {type(error).__name__}: {error}"] += 1
+            except grpc.aio.AioRpcError as error:
+                told = {key for key, _ in error.trailing_metadata() or ()}
+                details = error.details() or ""
+                if "x-error" in told:
+                    end = "refused"
+                elif "failed to connect" in details or "Failed to connect" in details:
+                    end = "not let in"
+                else:
+                    end = "lost"
+                    self.lost[f"{name}: {error.code().name}: {details[:150]}"] += 1
+            ends[end] += 1
+            if end == "not let in":
+                return
+
+    async def _ask_rest(self, number: int) -> str:
+        connection = await self._connect()
+        if connection is None:
+            return "not let in"
+        try:
+            return _rest_end(await connection.ask(self.rest.embed([f"text {number}"])))
+        finally:
+            connection.transport.close()
+
+    async def _ask_rest_again(self, number: int) -> str:
+        connection = self._kept.pop(number, None)
+        if connection is None or connection.lost:
+            connection = await self._connect()
+        if connection is None:
+            return "not let in"
+        reply = await connection.ask(self.rest.embed([f"text {number}"]))
+        if b"connection: close" in reply.partition(b"\r\n\r\n")[0].lower():
+            connection.transport.close()
+        else:
+            self._kept[number] = connection
+        return _rest_end(reply)
+
+    async def _connect(self) -> Connection | None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, made = await loop.create_connection(Connection, "127.0.0.1", self.server.port)
+        except ConnectionRefusedError:
+            return None
+        return made
+
+    async def _ask_grpc(self, number: int) -> str:
+        own = (*CHANNEL, ("grpc.use_local_subchannel_pool", 1))  # else channels share connections
+        async with grpc.aio.insecure_channel(self.server.grpc, options=own) as channel:
+            return await self._over(channel)(number)
+
+    def _over(self, channel: grpc.aio.Channel) -> Callable[[int], Coroutine[Any, Any, str]]:
+        method = channel.unary_unary(EMBED)
+
+        async def ask(number: int) -> str:
+            request = pb.EmbedBatchRequest(texts=[f"text {number}"])
+            await method(request.SerializeToString(), timeout=LONGEST)
+            return "answered"
+
+        return ask
+
+
+def _rest_end(reply: bytes) -> str:
+    status = reply[9:12].decode()
+    return {"200": "answered", "503": "refused", "429": "refused"}.get(status, status)
+
+
+async def meet(server: Server, clients: int, seconds: float) -> tuple[Newcomers, int | None]:
+    """Tell a server to end amid newcomers; returns them, and its status."""
+    newcomers = Newcomers(server)
+    coming = asyncio.create_task(newcomers.come(clients))
+    await asyncio.sleep(seconds)
+    server.terminate()
+    await coming
+    return newcomers, await asyncio.to_thread(server.wait)
+
+
+def show_newcomers(ends: dict[str, Counter[str]], rounds: int) -> None:
+    heads = ("answered", "refused", "not let in", "lost")
+    print(f"\nNewcomers, {rounds} SIGTERMs\n\n| | {' | '.join(heads)} |\n|{'---|' * 5}")
+    for name, counts in ends.items():
+        print(f"| {name} | {' | '.join(str(counts[head]) for head in heads)} |")
+
+
 def show(name: str, rounds: list[Round]) -> None:
     heads = ("in flight", "sent after", "right", "refused", "failed", "lost", "unready s", "exit s")
     print(f"\n{name}\n\n| round | {' | '.join(heads)} | status |\n|{'---|' * 10}")
@@ -126,19 +260,38 @@ def main() -> int:
     parser.add_argument("--again", type=int, default=5, help="rounds with a second SIGTERM")
     parser.add_argument("--rate", type=float, default=15.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=4.0, help="of load before SIGTERM")
+    parser.add_argument("--newcomers", type=int, default=0, help="so many requests, about")
+    parser.add_argument("--clients", type=int, default=6, help="newcomers of each of four kinds")
     take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()
     recording = begin("drain.py")
     rounds: dict[bool, list[Round]] = {False: [], True: []}
+    ends: dict[str, Counter[str]] = {}
+    promises: list[str] = []
+    met = 0
     with workplace() as folder:
         for number in range(args.rounds + args.again):
             twice = number >= args.rounds
             with serving(folder, args.flags.split()) as server:
                 rounds[twice].append(asyncio.run(leave(server, args, number, twice=twice)))
-    show("SIGTERM", rounds[False])
-    show("SIGTERM twice", rounds[True])
+        while sum(counts.total() for counts in ends.values()) < args.newcomers:
+            # Settling shows nothing here: who looks at nothing goes on.
+            with serving(folder, ("--settle-seconds", "0.5", *args.flags.split())) as server:
+                newcomers, status = asyncio.run(meet(server, args.clients, seconds=0.5))
+            met += 1
+            for name, counts in newcomers.ends.items():
+                ends.setdefault(name, Counter()).update(counts)
+            promises += [f"newcomers: {n} x {how}" for how, n in newcomers.lost.items()]
+            if status != 0:
+                promises.append(f"newcomers: the server ended with {status}")
+    if args.rounds or args.again:
+        show("SIGTERM", rounds[False])
+        show("SIGTERM twice", rounds[True])
+    if ends:
+        show_newcomers(ends, met)
     found: dict[str, Any] = {
+        "newcomers": ends,
         "once": [vars(one) for one in rounds[False]],
         "twice": [vars(one) for one in rounds[True]],
     }
@@ -146,7 +299,7 @@ def main() -> int:
     for number, one in enumerate(rounds[True]):
         for bad in one.bad:
             print(f"SIGTERM twice, round {number + 1}: {bad}")
-    promises = broken(rounds[False], rounds[True])
+    promises += broken(rounds[False], rounds[True])
     for promise in promises:
         print(f"BROKEN: {promise}")
     return 1 if promises else 0
