@@ -11,7 +11,7 @@ send one request after another until they can't connect, some over a connection 
 one that they keep. Each must be answered, or refused by an answer, or not be let in: a connection
 that was made and then is reset, or ends without a word, is a request lost.
 
-    python loadtests/drain.py [--rounds 5] [--rate 15] [--again 5] [--newcomers 10000] [--out FILE.json]
+    python loadtests/drain.py [--rounds 5] [--rate 15] [--again 5] [--newcomers 10000] [--out FILE]
 
 Exits with 1 if a promise is broken (docs/reliability.md).
 """
@@ -276,9 +276,9 @@ def main() -> int:
             with serving(folder, args.flags.split()) as server:
                 rounds[twice].append(asyncio.run(leave(server, args, number, twice=twice)))
         while sum(counts.total() for counts in ends.values()) < args.newcomers:
-            # Settling shows nothing here: who looks at nothing goes on.
-            with serving(folder, ("--settle-seconds", "0.5", *args.flags.split())) as server:
-                newcomers, status = asyncio.run(meet(server, args.clients, seconds=0.5))
+            # Settling longer shows nothing more: who looks at nothing goes on.
+            with serving(folder, ("--settle-seconds", "1", *args.flags.split())) as server:
+                newcomers, status = asyncio.run(meet(server, args.clients, seconds=2.0))
             met += 1
             for name, counts in newcomers.ends.items():
                 ends.setdefault(name, Counter()).update(counts)

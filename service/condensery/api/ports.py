@@ -19,6 +19,9 @@ from condensery.settings import read_pair
 BACKLOG = 2048
 # Of the files that the process may open; the rest is for gRPC's connections, indexes and models.
 CONNECTIONS_SHARE = 0.75
+# At the end: handshakes that are half done, and requests on their way, arrive in this time from
+# almost anywhere. They are answered.
+LAST_SECONDS = 0.5
 # From linux/socket.h: a classic BPF program says which packets a socket gets.
 _ATTACH_FILTER = 26
 # Its instructions (code, jump if so, jump if not, value): load the byte of TCP's flags; has it SYN?

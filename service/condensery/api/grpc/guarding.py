@@ -1,5 +1,6 @@
 """Who is let in: decided before a call's message is read, whether or not its method exists."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -43,6 +44,16 @@ class Guard(grpc.aio.ServerInterceptor):
         self._services = services
         self._calls = calls
         self._opened = frozenset(opened)
+        self._answering = asyncio.Event()
+        self._answering.set()
+
+    def hold_refusals(self) -> None:
+        """Let who comes when the server is about to end wait for ``answer``."""
+        self._answering.clear()
+
+    def answer(self) -> None:
+        """Send the refusals that were held."""
+        self._answering.set()
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -56,7 +67,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._check_size(metadata)
                 if path not in self._opened:
                     self._check_key(call, metadata)
-                    self._check_open()
+                    await self._check_open()
         except CondenseryError as error:
             return _refusal(error, request_id(find(metadata, "x-request-id")))
         return await continuation(handler_call_details)
@@ -74,9 +85,10 @@ class Guard(grpc.aio.ServerInterceptor):
         if not keys.open:
             _caller.set(key_name(keys, key_of(metadata), call.scope if call else None))
 
-    def _check_open(self) -> None:
+    async def _check_open(self) -> None:
         health = self._services.health
         if health.refusing:
+            await self._answering.wait()
             raise Unavailable(f"The server takes no new requests: {health.reason}.")
 
 

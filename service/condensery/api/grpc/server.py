@@ -1,5 +1,6 @@
 """The gRPC server, in the same loop as REST and in front of the same jobs."""
 
+import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -11,6 +12,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
     ServerReflectionResponse,
 )
 
+from condensery.api import ports
 from condensery.api.grpc import calls, health, reading, tei
 from condensery.api.grpc.guarding import Guard
 from condensery.api.grpc.handling import handler
@@ -55,10 +57,16 @@ class GrpcServer:
     """
 
     def __init__(
-        self, server: grpc.aio.Server, port: int, checks: health.Health, streams: Streams
+        self,
+        server: grpc.aio.Server,
+        port: int,
+        guard: Guard,
+        checks: health.Health,
+        streams: Streams,
     ) -> None:
         self.port = port
         self._server = server
+        self._guard = guard
         self._checks = checks
         self._streams = streams
 
@@ -66,10 +74,22 @@ class GrpcServer:
         """Say NOT_SERVING, refuse new calls, wait ``grace`` seconds for those in flight.
 
         Of a stream those messages are in flight that have come.
+
+        gRPC cancels the calls that have reached it when it stops, or are on their way, and are not
+        begun; that tells nobody that they may be repeated. So refusals are held until gRPC has told
+        its clients that it ends: who waits for a reply sends nothing into the end. Connections that
+        wait in its listening socket are cut off, and no call has come over them: a client sends
+        none before the server has greeted it.
         """
         self._checks.close()
         self._streams.close()
-        await self._server.stop(grace)
+        if grace > 0:
+            self._guard.hold_refusals()
+            await asyncio.sleep(min(ports.LAST_SECONDS, grace))
+        stopping = asyncio.create_task(self._server.stop(grace))
+        await asyncio.sleep(0.01)  # it has begun
+        self._guard.answer()
+        await stopping
 
 
 async def start(services: Services, host: str, port: int, *, tls: Tls | None = None) -> GrpcServer:
@@ -85,9 +105,10 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
     sizes = services.admission.max_bytes, _message_bytes(services.limits)
     readers = Readers(*sizes, reading.READ_SECONDS)
     streams = Streams(readers.most)
+    guard = Guard(services, by_path, health.PATHS)
     server = grpc.aio.server(
         options=_options(services.limits),
-        interceptors=(Guard(services, by_path, health.PATHS),),
+        interceptors=(guard,),
         maximum_concurrent_rpcs=services.admission.max_requests + SPARE_CALLS + health.CALLS,
     )
     names = []
@@ -119,7 +140,7 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
     except RuntimeError as error:  # taken since, or an address of another machine
         raise StartError(f"--grpc-port: gRPC can't listen on {address}.", field="host") from error
     await server.start()
-    return GrpcServer(server, bound, checks, streams)
+    return GrpcServer(server, bound, guard, checks, streams)
 
 
 def _serving(services: Services, names: Collection[str]) -> Callable[[str], bool | None]:

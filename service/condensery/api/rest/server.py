@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from condensery.api.ports import BACKLOG, Tls, has_arrived, refuse_newcomers
+from condensery.api.ports import BACKLOG, LAST_SECONDS, Tls, has_arrived, refuse_newcomers
 from condensery.api.rest import protocol
 from condensery.api.rest.app import build
 from condensery.api.rest.protocol import Protocol
@@ -24,10 +24,6 @@ from condensery.origins import Origins, is_loopback, read_hosts, read_networks, 
 ACCEPT_RETRY_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
-
-# At the end: handshakes that are half done, and requests on their way, arrive in this time from
-# almost anywhere. They are answered.
-LAST_SECONDS = 0.5
 
 
 class RestServer:

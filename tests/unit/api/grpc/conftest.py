@@ -7,8 +7,15 @@ from typing import Any
 import grpc
 import pytest
 
+from condensery.api import ports
 from condensery.api.grpc.server import GrpcServer, start
 from condensery.jobs.services import Services
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for nobody at the end, where that is not what is tested."""
+    monkeypatch.setattr(ports, "LAST_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -1,5 +1,10 @@
 """The gRPC doors: a real server and real stubs on loopback, models that foretell every number."""
 
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,12 +14,48 @@ import pytest
 from grpc import StatusCode
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from condensery.api import ports
 from condensery.api.grpc.server import GrpcServer, start
 from condensery.encodings import ENCODINGS, Encoding, encode
 from condensery.errors import ModelFault, Overloaded, PortTaken
 from condensery.jobs.services import Services
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.stubs import condensery_v1_pb2_grpc as stubs
+
+# Calls, from many threads at once, half of them over a channel for each call, until it can't
+# connect; then tells what became of all that. In another process: this one's loop is busy.
+NEWCOMERS = """
+import collections, json, sys, threading
+import grpc
+ends = collections.Counter()
+address, method = sys.argv[1], "/condensery.v1.Embedding/EmbedBatch"
+kept = grpc.insecure_channel(address)
+def ask(channel):
+    try:
+        channel.unary_unary(method)(bytes.fromhex(sys.argv[2]), timeout=60)
+        return "answered"
+    except grpc.RpcError as error:
+        if "x-error" in {name for name, _ in error.trailing_metadata() or ()}:
+            return "refused"
+        unmade = "failed to connect" in error.details().lower()
+        return "not let in" if unmade else f"{error.code().name}: {error.details()}"
+def come(number):
+    while True:
+        if number % 2:
+            end = ask(kept)
+        else:
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(address, options) as channel:
+                end = ask(channel)
+        ends[end] += 1
+        if end == "not let in":
+            return
+threads = [threading.Thread(target=come, args=(number,)) for number in range(16)]
+for thread in threads: thread.start()
+print("came", flush=True)
+for thread in threads: thread.join()
+print(json.dumps(ends))
+"""
 
 
 async def refused(call: Awaitable[Any]) -> grpc.aio.AioRpcError:
@@ -391,3 +432,28 @@ async def test_models_are_listed(channel: grpc.aio.Channel) -> None:
 async def test_a_taken_port_is_refused_by_number(server: GrpcServer, services: Services) -> None:
     with pytest.raises(PortTaken, match=str(server.port)):
         await start(services, "127.0.0.1", server.port)
+
+
+async def test_of_those_who_keep_coming_while_it_ends_each_is_answered_or_refused(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "LAST_SECONDS", 0.5)
+    ends: Counter[str] = Counter()
+    message = pb.EmbedBatchRequest(texts=["a"]).SerializeToString().hex()
+    for _ in range(4):
+        server = await start(services, "127.0.0.1", 0)
+        async with asyncio.timeout(100):
+            newcomers = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", NEWCOMERS, f"127.0.0.1:{server.port}", message),
+                stdout=subprocess.PIPE,
+            )
+            assert newcomers.stdout is not None
+            await newcomers.stdout.readline()
+            await asyncio.sleep(0.2)
+            services.health.refusing = True
+            await server.stop(20)
+            ends.update(json.loads(await newcomers.stdout.read()))
+            await newcomers.wait()
+        services.health.refusing = False
+    assert ends["answered"] > 0
+    assert set(ends) <= {"answered", "refused", "not let in"}, ends
