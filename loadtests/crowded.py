@@ -31,6 +31,7 @@ from watching import HealthWatch
 
 # A probe's reply may itself wait for a core.
 NOTICED_SECONDS = 2.0 + 1.0
+# A request that has no reply in time, on such a machine, is slow and no promise is broken.
 RECORD = ("right", "refused", "failed", "lost", "worker")
 LOOKS_SECONDS = 0.1
 
@@ -71,9 +72,11 @@ async def run(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     with crowd(args.others):
         watching = asyncio.create_task(watch.run())
         looking = asyncio.create_task(oldest(server, ages))
+        looking.add_done_callback(lambda task: task.cancelled() or task.exception())
         began, used = time.monotonic(), server.cpu_seconds()
         await callers.run("crowded", args.seconds)
         await callers.settle()
+        looking.cancel()
         took = time.monotonic() - began
         alarms = [change for change in watch.after(began) if "hang" in change.reason]
         restarts = (await asyncio.to_thread(server.metrics)).get(
@@ -90,18 +93,17 @@ async def run(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         }
         expect(not alarms, f"{len(alarms)} times a worker was said to hang, and none did")
         expect(not restarts, f"{restarts:g} workers were replaced, and none hung")
-        found["broken"] += callers.records.broken()
+        wrong = callers.records.find(outcome="failed")
+        expect(not wrong, f"{len(wrong)} replies were wrong: {[one.note for one in wrong[:3]]}")
         at = time.monotonic()
         server.inject(hang=None)
-        during = asyncio.create_task(callers.run("hang", 15))
-        await during
+        await callers.run("hang", 15)
         unready = next((change for change in watch.after(at) if change.ready == 503), None)
         expect(unready is not None, "a real hang was not noticed")
         if unready is not None:
             found["hang_noticed_seconds"] = unready.at - at
             expect(unready.at - at <= NOTICED_SECONDS, f"noticed after {unready.at - at:.1f} s")
         await callers.settle()
-        looking.cancel()
         watching.cancel()
     for door in doors:
         await door.close()
@@ -118,7 +120,10 @@ def main() -> int:
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()
     with workplace() as folder, serving(folder, args.flags.split(), faulty=True) as server:
-        found = asyncio.run(run(server, args))
+        try:
+            found = asyncio.run(run(server, args))
+        except OSError as error:  # nobody is there any more to tell its metrics
+            found = {"broken": [f"the process ended by itself with {server.wait()} ({error})"]}
     for name, value in found.items():
         if name != "broken":
             print(f"{name}: {value:.2f}" if isinstance(value, float) else f"{name}: {value}")
