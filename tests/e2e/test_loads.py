@@ -42,6 +42,24 @@ def test_a_second_sigterm_ends_a_loaded_server_sooner_and_as_well(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_newcomers_are_answered_or_refused_to_the_end(tmp_path: Path) -> None:
+    flags = ("--rounds", "0", "--again", "0", "--newcomers", "500")
+    status, said, figures = load("drain.py", tmp_path / "drain.json", *flags, seconds=230)
+    assert status == 0, said
+    assert sum(ends["answered"] for ends in figures["newcomers"].values()) > 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_on_a_crowded_machine_nothing_is_said_to_hang_but_what_hangs(tmp_path: Path) -> None:
+    flags = ("--seconds", "20", "--rate", "2")
+    status, said, figures = load("crowded.py", tmp_path / "crowded.json", *flags, seconds=230)
+    assert status == 0, said
+    assert figures["others_cores"] > 0.5, said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["items", "hang", "death"])
 def test_a_fault_hurts_nobody_else(part: str, tmp_path: Path) -> None:
     flags = ("--parts", part, "--seconds", "24")
