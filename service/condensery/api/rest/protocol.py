@@ -250,7 +250,8 @@ class Protocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """End the connection, once what has come on it, in part or unread, is answered."""
         self._ending = True
-        if self.transport is None:  # amid a handshake, which is ended by who accepted it
+        # Amid a handshake, which is ended by who accepted it; or ended already.
+        if self.transport is None or self.transport.is_closing():
             return
         if self._serving() is not None:
             super().shutdown()
