@@ -267,7 +267,7 @@ def answer_rest(tour: Tour) -> str:
     need(block["status"] == "applied", f"compression {block}")
     need(bool(reply["citations"]), f"citations {reply['citations']}")
     tour.answers["answer"] = reply["answer"]
-    cited = ", ".join(f"{c['id']} {c['relevance_score']:.2f}" for c in reply["citations"])
+    cited = ", ".join(f"{c['id']} {c['relevance_score'] or 0:.2f}" for c in reply["citations"])
     return (
         f"{reply['answer']!r} from {cited}; {block['tokens_in']} tokens became"
         f" {block['vectors_out']} vectors in {block['compress_ms']:.0f} ms"

@@ -1,7 +1,9 @@
 """What an answer is made of, and what is said of it: frozen, plain, no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import numpy as np
 
 from condensery.values import Floats, Metadata
 
@@ -12,13 +14,36 @@ FinishReason = Literal["stop", "length", "timeout", "not_found"]
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryWindow:
+    """One window of a long passage.
+
+    Attributes:
+        memory: Its vectors, (vectors, generator hidden size).
+        tokens: Of the passage up to the window's end.
+        end: Characters of the passage up to there.
+    """
+
+    memory: Floats
+    tokens: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class CompressedPassage:
     """A passage after the compressor's one forward pass.
 
-    ``memory`` is (vectors, generator hidden size); ``relevance`` the rerank head's raw score, None
-    where the pair has none. A passage longer than the compressor's window was read in ``windows``
-    windows; memory and relevance are those of the best one (of the first, where nothing is
-    scored), which spans ``start:end`` (characters).
+    A passage longer than the compressor's window was read in ``windows`` windows. Where they are
+    scored, the best one counts: memory, relevance and ``start:end`` are its own. Where nothing is
+    scored none is the best, and the generator reads all of them (``parts``), or the first so many.
+
+    Attributes:
+        memory: (vectors, generator hidden size); of the first window, where all are read.
+        relevance: The rerank head's raw score; None where the pair has none.
+        tokens_in: The passage's tokens, of all windows, or of those that ``first`` left.
+        windows: That the compressor read.
+        start: First character that the generator reads of.
+        end: After the last one.
+        parts: Where nothing is scored, the windows of a passage of several, in order.
     """
 
     memory: Floats
@@ -27,6 +52,25 @@ class CompressedPassage:
     windows: int = 1
     start: int = 0
     end: int = 0
+    parts: tuple[MemoryWindow, ...] = ()
+
+    @property
+    def memories(self) -> tuple[Floats, ...]:
+        """What the generator reads of it: a window's vectors each."""
+        return tuple(part.memory for part in self.parts) or (self.memory,)
+
+    def first(self, windows: int) -> "CompressedPassage":
+        """Return the passage as far as the first so many of its parts hold it."""
+        if windows >= len(self.parts):
+            return self
+        kept = self.parts[:windows]
+        return replace(self, parts=kept, tokens_in=kept[-1].tokens, end=kept[-1].end)
+
+    def coarsened(self, vectors: int) -> "CompressedPassage":
+        """Return a copy that holds the first so many vectors of each window, and nothing else."""
+        parts = tuple(replace(one, memory=np.array(one.memory[:vectors])) for one in self.parts)
+        memory = parts[0].memory if parts else np.array(self.memory[:vectors])
+        return replace(self, memory=memory, parts=parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +82,8 @@ class Compression:
             have been read did not fit the generator; ``fallback`` if all in context were read as
             text for it; ``off`` if none was to be compressed, or there was none.
         docs: Passages that were read as vectors (or would have been, in an answer not found).
-        tokens_in: Their tokens.
+        tokens_in: Their tokens; of a long passage whose windows nothing scores, those of what is
+            read.
         vectors_out: What they became.
         fallback: Places (``Citation.index``) of those in context that were read as text
             because their compression failed.
@@ -80,7 +125,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A passage that was in the generator's context. Not a claim that the answer is grounded."""
+    """A passage that was in the generator's context. Not a claim that the answer is grounded.
+
+    ``start:end`` are characters of its document. ``relevance_score`` is the rerank head's, 0 to 1;
+    where that gave none, retrieval's; None where nothing scored the passage.
+    """
 
     index: int
     id: str
@@ -88,7 +137,7 @@ class Citation:
     text: str
     start: int
     end: int
-    relevance_score: float
+    relevance_score: float | None
     metadata: Metadata = field(default_factory=dict)
 
 
@@ -108,13 +157,26 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where one answer's time went, milliseconds."""
+    """Where one answer's time went, milliseconds; all but the sums are apart from each other.
+
+    Attributes:
+        retrieve_ms: Finding passages in an index.
+        compress_ms: Compressing them, without what it waited and tokenised.
+        generate_ms: Generating, from when the generator had room for the answer.
+        ttft_ms: From the question to the first token: a sum.
+        total_ms: Until the answer was whole: the other one.
+        queue_ms: Waiting: for the compressor's device, and for room among the generator's keys
+            and values.
+        tokenize_ms: Making tokens of question, passages and context.
+    """
 
     retrieve_ms: float
     compress_ms: float
     generate_ms: float
     ttft_ms: float
     total_ms: float
+    queue_ms: float = 0.0
+    tokenize_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +256,7 @@ class Comparison:
         exact: Whether both answers are the same but for case, articles and punctuation.
         f1: Of their words (SQuAD's).
         cosine: Of their vectors by the default encoder; None if there is none.
-        speedup: Plain's time over compressed's, retrieval left out.
+        speedup: Plain's time over compressed's, retrieval and waiting left out.
     """
 
     compressed: Answer

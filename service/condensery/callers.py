@@ -22,9 +22,13 @@ class Spent:
     Attributes:
         device: That its forward passes ran on; "" if there was none.
         inputs: Texts, pairs or passages that were read.
+        passages: Those of them that were read for a question.
         characters: That were tokenised.
         tokens: That this gave.
+        generated: Tokens of answers.
         tokenizing: Seconds that took.
+        queued: Seconds in queues for a device, or for room in a generator.
+        stages: Seconds by the metrics' name of a stage, as far as each is this call's alone.
         waiting: Seconds until its first forward pass.
         began: When that was, seconds of ``time.perf_counter``; 0 if there was none.
         ended: When its last one was done.
@@ -32,9 +36,13 @@ class Spent:
 
     device: str = ""
     inputs: int = 0
+    passages: int = 0
     characters: int = 0
     tokens: int = 0
+    generated: int = 0
     tokenizing: float = 0.0
+    queued: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
     waiting: float = 0.0
     began: float = 0.0
     ended: float = 0.0

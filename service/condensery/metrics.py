@@ -11,6 +11,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from condensery.callers import current
 from condensery.tei_metrics import TeiMetrics
 
 Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "index"]
@@ -317,7 +318,13 @@ class Metrics:
         try:
             yield
         finally:
-            self.stage_seconds.labels(model, stage).observe(time.perf_counter() - started)
+            self.observe(model, stage, time.perf_counter() - started)
+
+    def observe(self, model: str, stage: Stage, seconds: float) -> None:
+        """Observe a stage of ``model``, as one of the call that is being served as well."""
+        self.stage_seconds.labels(model, stage).observe(seconds)
+        stages = current().spent.stages
+        stages[stage] = stages.get(stage, 0.0) + seconds
 
 
 def _sum(gauge: Gauge) -> float:

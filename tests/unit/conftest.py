@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from condensery.answers import CompressedPassage, FinishReason, TokenLogprob
+from condensery.answers import CompressedPassage, FinishReason, MemoryWindow, TokenLogprob
 from condensery.errors import (
     CondenseryError,
     InputError,
@@ -155,6 +155,7 @@ class StandInToken:
     count: int
     finish: FinishReason | None = None
     logprob: TokenLogprob | None = None
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,38 @@ class StandInCost:
     flops_plain: int
     question_tokens: int
     question_limit: int
+
+
+@dataclass(frozen=True)
+class StandInPrompt:
+    question: str
+    context: list[Floats | str]
+
+    @property
+    def vectors(self) -> int:
+        return sum(len(one) for one in self.context if not isinstance(one, str))
+
+    @property
+    def words(self) -> int:
+        return sum(len(one.split()) for one in self.context if isinstance(one, str))
+
+
+@dataclass(frozen=True)
+class StandInCounted:
+    """Ten FLOPs a token or vector in context, one a passage compressed."""
+
+    prompt: StandInPrompt
+    plain: int
+
+    def cost(self, read: Sequence[CompressedPassage], *, completion_tokens: int) -> StandInCost:
+        asked = len(self.prompt.question.split())
+        used = 10 * (self.prompt.vectors + self.prompt.words) + len(read)
+        limit = QUERY_TOKENS + completion_tokens
+        prompt = asked + self.prompt.words
+        return StandInCost(prompt, self.prompt.vectors, used, 10 * self.plain, asked, limit)
+
+    def compressing(self, read: Sequence[CompressedPassage]) -> int:
+        return len(read)
 
 
 @dataclass
@@ -187,6 +220,8 @@ class StandInReader:
         asked: How each answer was to be generated.
         contexts: What each answer was generated from.
         words_each: Words of a window; a passage has as many windows as it needs.
+        waited: Seconds that an answer waits for room, as it says.
+        tokenised: Texts that became tokens of a prompt, or were counted as such.
     """
 
     info: ModelInfo
@@ -202,6 +237,8 @@ class StandInReader:
     asked: list[tuple[Sampling, tuple[str, ...]]] = field(default_factory=list)
     contexts: list[list[Floats | str]] = field(default_factory=list)
     words_each: int = 1_000_000
+    waited: float = 0.0
+    tokenised: list[str] = field(default_factory=list)
 
     async def score(
         self,
@@ -223,9 +260,16 @@ class StandInReader:
         return Scored(self.info.name, scores, tokens, query_truncated=cut)
 
     async def compress(
-        self, question: str, passages: Sequence[str], *, field: str = "documents"
+        self,
+        question: str,
+        passages: Sequence[str],
+        *,
+        field: str = "documents",
+        afford: Callable[[Sequence[int]], int] | None = None,
     ) -> list[CompressedPassage | CondenseryError]:
         del question, field
+        if afford is not None:
+            passages = passages[: afford([len(passage.split()) for passage in passages])]
         self.passes.append(list(passages))
         await asyncio.sleep(self.delay)
         if self.breaks is not None:
@@ -236,10 +280,23 @@ class StandInReader:
         ]
 
     def _compressed(self, place: int, passage: str) -> CompressedPassage:
-        """Read the window that says "gold" most often."""
+        """Read the window that says "gold" most often; all of them where nothing is scored.
+
+        Of each window the vectors hold its own place, a thousandth each, beside the passage's.
+        """
         words = passage.split()
         starts = range(0, max(1, len(words)), self.words_each)
         cuts = [" ".join(words[start : start + self.words_each]) for start in starts]
+        if not self.traits.scores and len(cuts) > 1:
+            parts, end = [], 0
+            for number, cut in enumerate(cuts):
+                end = passage.index(cut, end) + len(cut)
+                memory = np.full((MEMORY_TOKENS, 4), place + number / 1000, np.float32)
+                tokens = min(len(words), (number + 1) * self.words_each)
+                parts.append(MemoryWindow(memory, tokens, end))
+            return CompressedPassage(
+                parts[0].memory, None, len(words), len(parts), 0, end, tuple(parts)
+            )
         best = max(cuts, key=lambda cut: cut.count("gold"))
         start = passage.index(best)
         return CompressedPassage(
@@ -251,19 +308,34 @@ class StandInReader:
             end=start + len(best),
         )
 
-    def generate(
+    def tokenise(self, question: str, context: Sequence[Floats | str]) -> StandInPrompt:
+        self.tokenised += [one for one in context if isinstance(one, str)]
+        return StandInPrompt(question, list(context))
+
+    def sizes(self, context: Sequence[Floats | str]) -> list[int]:
+        self.tokenised += [one for one in context if isinstance(one, str)]
+        return [len(one.split()) if isinstance(one, str) else len(one) for one in context]
+
+    def count(
+        self, question: str, prompt: StandInPrompt, kept: Sequence[str] | None
+    ) -> StandInCounted:
+        assert question == prompt.question
+        self.tokenised += kept or ()
+        words = prompt.words if kept is None else sum(len(text.split()) for text in kept)
+        return StandInCounted(prompt, words)
+
+    def generate_from(
         self,
-        question: str,
-        context: Sequence[Floats | str],
+        prompt: StandInPrompt,
         *,
         max_tokens: int,
         sampling: Sampling = GREEDY,
         stop: Sequence[str] = (),
     ) -> AsyncIterator[StandInToken]:
         self.asked.append((sampling, tuple(stop)))
-        self.contexts.append(list(context))
-        words = [one if isinstance(one, str) else str(int(one[0, 0])) for one in context]
-        tokens = self._say([question, *words], max_tokens)
+        self.contexts.append(prompt.context)
+        words = [one if isinstance(one, str) else str(int(one[0, 0])) for one in prompt.context]
+        tokens = self._say([prompt.question, *words], max_tokens)
         return tokens if sampling.logprobs is None else self._with_logprobs(tokens)
 
     async def _say(self, words: Sequence[str], max_tokens: int) -> AsyncIterator[StandInToken]:
@@ -272,7 +344,8 @@ class StandInReader:
                 if self.fails_after is not None and count > self.fails_after:
                     raise RuntimeError("secret detail")
                 last = count == max_tokens
-                yield StandInToken(f"{word} ", count, "length" if last else None)
+                finish: FinishReason | None = "length" if last else None
+                yield StandInToken(f"{word} ", count, finish, waited=self.waited)
                 if last:
                     return
             yield StandInToken("", len(words), "stop")
@@ -286,33 +359,15 @@ class StandInReader:
             said = TokenLogprob(token.text, -0.5, ((token.text, -0.5),)) if token.text else None
             yield replace(token, logprob=said)
 
-    def spare(self, question: str, context: Sequence[Floats | str], max_tokens: int) -> int:
-        taken = [len(one.split()) if isinstance(one, str) else len(one) for one in context]
-        return self.positions - len(question.split()) - sum(taken) - max_tokens
+    def room(self, prompt: StandInPrompt, max_tokens: int) -> int:
+        taken = len(prompt.question.split()) + prompt.words + prompt.vectors
+        return self.positions - taken - max_tokens
 
     def expected_ms(
         self, compress_tokens: int, vectors: int, text_tokens: int, passages: int
     ) -> float:
         counts = (compress_tokens, vectors, text_tokens, passages)
         return sum(ms * count for ms, count in zip(self.ms_each, counts, strict=True))
-
-    def cost(
-        self,
-        question: str,
-        read: Sequence[CompressedPassage],
-        context: Sequence[Floats | str],
-        kept: Sequence[str],
-        *,
-        completion_tokens: int,
-    ) -> StandInCost:
-        """Ten FLOPs a token or vector in context, one a passage compressed."""
-        tokens = sum(len(text.split()) for text in kept)
-        asked = len(question.split())
-        vectors = sum(len(one) for one in context if not isinstance(one, str))
-        plain = sum(len(one.split()) for one in context if isinstance(one, str))
-        used = 10 * (vectors + plain) + len(read)
-        limit = QUERY_TOKENS + completion_tokens
-        return StandInCost(asked + plain, vectors, used, 10 * tokens, asked, limit)
 
 
 @dataclass

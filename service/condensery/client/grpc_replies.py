@@ -70,6 +70,8 @@ def read_answer(reply: pb.AnswerResponse) -> Answer:
             generate_ms=reply.timings.generate_ms,
             ttft_ms=reply.timings.ttft_ms,
             total_ms=reply.timings.total_ms,
+            queue_ms=reply.timings.queue_ms,
+            tokenize_ms=reply.timings.tokenize_ms,
         ),
         logprobs=_logprobs(reply),
     )
@@ -288,7 +290,7 @@ def _citations(items: Any) -> tuple[Citation, ...]:
             text=one.text,
             start=one.start,
             end=one.end,
-            relevance_score=one.relevance_score,
+            relevance_score=one.relevance_score if one.HasField("relevance_score") else None,
             metadata=plain(one.metadata),
         )
         for one in items

@@ -194,7 +194,8 @@ def print_json(found: Answer | Comparison) -> None:
 
 def describe_citation(citation: Citation) -> str:
     """Return the line that shows a passage: score, id, the beginning of its text."""
-    return f"  {citation.relevance_score:.3f}  {citation.id}  {shorten_line(citation.text)}"
+    score = "  -  " if citation.relevance_score is None else f"{citation.relevance_score:.3f}"
+    return f"  {score}  {citation.id}  {shorten_line(citation.text)}"
 
 
 def describe_compression(compression: Compression) -> str:

@@ -16,8 +16,10 @@ from condensery.answers import (
     TokenLogprob,
     Usage,
 )
+from condensery.callers import current
 from condensery.errors import ModelFault
 from condensery.jobs.blocks import block, cite, cost_of, count_block
+from condensery.jobs.candidates import Gathered
 from condensery.jobs.choosing import Reading, choose
 from condensery.jobs.ports import Reader
 from condensery.jobs.reading import find_reader, gather, since
@@ -84,16 +86,19 @@ async def say(
         began: When work on the answer began, by ``time.perf_counter``.
     """
     metrics, name, gathered = services.metrics, reader.info.name, reading.gathered
-    compress_ms = gathered.compress_ms if reading.mode != "off" else 0.0
+    # A plain reading of passages that were compressed for another took none of that.
+    compression = gathered if reading.mode != "off" else Gathered((), ())
+    metrics.observe(name, "tokenize", reading.tokenize_ms / 1000)
+    current().spent.tokenizing += reading.tokenize_ms / 1000
     identity = f"ans_{secrets.token_hex(12)}"
     citations = cite(reading)
     text: list[str] = []
     logprobs: list[TokenLogprob] = []
-    count, ttft_ms = 0, 0.0
+    count, ttft_ms, waited_ms = 0, 0.0, 0.0
     finish: FinishReason = "length" if reading.found else "not_found"
     started = time.perf_counter()
     try:
-        told = block(reader, question, reading, cost_of(reader, question, reading, 0))
+        told = block(reading, cost_of(reading, 0))
         yield Retrieved(identity, name, citations, told)
         started = time.perf_counter()
         if not reading.found:
@@ -101,9 +106,8 @@ async def say(
             ttft_ms = since(began)
             yield Delta(NOT_FOUND)
         else:
-            stream = reader.generate(
-                question.text,
-                reading.context,
+            stream = reader.generate_from(
+                reading.prompt,
                 max_tokens=question.max_tokens,
                 sampling=question.sampling,
                 stop=question.stop,
@@ -111,6 +115,7 @@ async def say(
             async with closing(stream) as tokens:
                 async for token in tokens:
                     if not count:
+                        waited_ms = 1000 * token.waited
                         ttft_ms = since(began)
                         metrics.ttft_seconds.labels(name).observe(ttft_ms / 1000)
                     count, finish = token.count, token.finish or finish
@@ -119,12 +124,13 @@ async def say(
                     if token.text or said:
                         text.append(token.text)
                         yield Delta(token.text, said)
-            metrics.stage_seconds.labels(name, "generate").observe(since(started) / 1000)
+            metrics.observe(name, "generate", max(0.0, since(started) - waited_ms) / 1000)
     finally:
-        generate_ms = since(started)
+        generate_ms = max(0.0, since(started) - waited_ms)
         metrics.output_tokens.labels(name).inc(count)
-        cost = cost_of(reader, question, reading, count)
-        told = block(reader, question, reading, cost)
+        current().spent.generated += count
+        cost = cost_of(reading, count)
+        told = block(reading, cost)
         causes = [one.failure.cause for one in reading.as_text if one.failure is not None]
         count_block(metrics, name, told, causes)
     wanted = question.sampling.logprobs is not None and reading.found
@@ -140,10 +146,14 @@ async def say(
         else Usage(0, 0, 0),
         timings=Timings(
             retrieve_ms=gathered.retrieve_ms,
-            compress_ms=compress_ms,
+            compress_ms=max(
+                0.0, compression.compress_ms - compression.queue_ms - compression.tokenize_ms
+            ),
             generate_ms=generate_ms,
             ttft_ms=ttft_ms,
             total_ms=since(began),
+            queue_ms=compression.queue_ms + waited_ms,
+            tokenize_ms=compression.tokenize_ms + reading.tokenize_ms,
         ),
         logprobs=tuple(logprobs) if wanted else None,
     )

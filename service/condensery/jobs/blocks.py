@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable
 
-from condensery.answers import Citation, CompressedPassage, Compression
+from condensery.answers import Citation, Compression
 from condensery.jobs.choosing import Reading
-from condensery.jobs.ports import Reader, ReadingCost
+from condensery.jobs.ports import ReadingCost
 from condensery.metrics import FallbackReason, Metrics
-from condensery.questions import Question
 
 
 def cite(reading: Reading) -> tuple[Citation, ...]:
-    """Name the passages in context, best first; a long one by the window that was read.
+    """Name the passages in context, best first; a long one by what was read of it.
 
     ``index`` is a passage's place among the documents given, or among those found.
     """
@@ -33,20 +32,13 @@ def cite(reading: Reading) -> tuple[Citation, ...]:
     return tuple(citations)
 
 
-def cost_of(
-    reader: Reader, question: Question, reading: Reading, completion_tokens: int
-) -> ReadingCost:
+def cost_of(reading: Reading, completion_tokens: int) -> ReadingCost:
     """Count what an answer takes, or has taken."""
-    return reader.cost(
-        question.text,
-        reading.gathered.read if reading.mode != "off" else (),
-        reading.context,
-        reading.texts,
-        completion_tokens=completion_tokens,
-    )
+    read = reading.gathered.read if reading.mode != "off" else ()
+    return reading.counted.cost(read, completion_tokens=completion_tokens)
 
 
-def block(reader: Reader, question: Question, reading: Reading, cost: ReadingCost) -> Compression:
+def block(reading: Reading, cost: ReadingCost) -> Compression:
     """Say what compression did to the passages in context; FLOPs count every passage read.
 
     Where nothing is generated, the FLOPs used are the compressor's alone.
@@ -54,26 +46,23 @@ def block(reader: Reader, question: Question, reading: Reading, cost: ReadingCos
     memories = [one.compressed for one in reading.as_vectors if one.compressed is not None]
     used = cost.flops_used
     if not reading.found:
-        used = compressor_flops(reader, question.text, reading.gathered.read)
+        used = reading.counted.compressing(reading.gathered.read)
+    cut = cut_question(cost) if reading.mode != "off" else []
     return Compression(
         mode=reading.mode,
         status=reading.status,
         docs=len(memories),
         tokens_in=sum(one.tokens_in for one in memories),
-        vectors_out=sum(min(len(one.memory), reading.vectors) for one in memories),
+        vectors_out=sum(
+            min(len(memory), reading.vectors) for one in memories for memory in one.memories
+        ),
         flops_plain=cost.flops_plain,
         flops_used=used,
         compress_ms=reading.gathered.compress_ms if reading.mode != "off" else 0.0,
-        reason="; ".join([*reading.reasons, *cut_question(cost)]) or None,
+        reason="; ".join([*reading.reasons, *cut]) or None,
         fallback=tuple(one.place for one in reading.as_text),
         left_out=reading.left_out,
     )
-
-
-def compressor_flops(reader: Reader, question: str, read: tuple[CompressedPassage, ...]) -> int:
-    """Return what compressing passages took: that of an answer from nothing taken off."""
-    with_them = reader.cost(question, read, [], [], completion_tokens=0)
-    return with_them.flops_used - reader.cost(question, [], [], [], completion_tokens=0).flops_used
 
 
 def count_block(
@@ -99,7 +88,8 @@ def count_block(
 
 
 def cut_question(cost: ReadingCost) -> list[str]:
-    """Say that a question was cut, if it was."""
-    if cost.question_tokens <= cost.question_limit:
+    """Say that the compressor read a part of the question, if it did; the generator reads all."""
+    if cost.question_limit is None or cost.question_tokens <= cost.question_limit:
         return []
-    return [f"the question was cut to {cost.question_limit} of its {cost.question_tokens} tokens"]
+    said = f"{cost.question_limit} of its {cost.question_tokens} tokens"
+    return [f"for compression the question was cut to {said}"]

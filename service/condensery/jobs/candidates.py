@@ -1,10 +1,10 @@
 """The passages that an answer may be read from, and what is known of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from condensery.answers import CompressedPassage
 from condensery.jobs.failures import Failure
-from condensery.values import Passage
+from condensery.values import Floats, Passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,14 +14,14 @@ class Candidate:
     Attributes:
         place: Among the documents given, or the passages found.
         passage: As it was found.
-        score: Its relevance, 0 to 1, if the pair scored it; else retrieval's.
+        score: Its relevance, 0 to 1, if the pair scored it; else retrieval's; None without either.
         compressed: Its vectors; None if it can only be read as text.
         failure: Why it has none, where it should.
     """
 
     place: int
     passage: Passage
-    score: float = 0.0
+    score: float | None = None
     compressed: CompressedPassage | None = None
     failure: Failure | None = None
 
@@ -32,11 +32,22 @@ class Candidate:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The characters of the passage that are read: of several windows, the best."""
+        """The characters of the passage that are read: of several scored windows, the best."""
         window = self.compressed
         if window is not None and window.windows > 1:
             return window.start, window.end
         return 0, len(self.passage.text)
+
+    @property
+    def memories(self) -> tuple[Floats, ...]:
+        """Its vectors, a window's each; none if it can only be read as text."""
+        return () if self.compressed is None else self.compressed.memories
+
+    def first(self, windows: int) -> "Candidate":
+        """Return it as far as the first so many windows, where nothing scores them, hold it."""
+        if self.compressed is None:
+            return self
+        return replace(self, compressed=self.compressed.first(windows))
 
     @property
     def text(self) -> str:
@@ -55,6 +66,10 @@ class Gathered:
         left_out: Places of passages that were not even compressed.
         vectors: How many a passage may become, the most first.
         reasons: What the caller would not expect.
+        retrieve_ms: What finding the passages took.
+        compress_ms: What compressing them took.
+        queue_ms: Of that, what they waited for the device.
+        tokenize_ms: And what tokenising them took.
     """
 
     candidates: tuple[Candidate, ...]
@@ -64,6 +79,8 @@ class Gathered:
     reasons: tuple[str, ...] = ()
     retrieve_ms: float = 0.0
     compress_ms: float = 0.0
+    queue_ms: float = 0.0
+    tokenize_ms: float = 0.0
 
     @property
     def failed(self) -> tuple[Candidate, ...]:

@@ -1,16 +1,24 @@
 """Which of the passages the generator reads, and how finely: by relevance, by budget, by room."""
 
+import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from condensery.answers import CompressionMode, CompressionStatus
 from condensery.errors import ContextTooLong
 from condensery.jobs.aside import aside
-from condensery.jobs.budgets import within_budget
+from condensery.jobs.budgets import unread_windows, within_budget
 from condensery.jobs.candidates import Candidate, Gathered, count_of
-from condensery.jobs.ports import Reader
+from condensery.jobs.ports import Counted, Prompt, Reader
 from condensery.questions import Question
 from condensery.values import Floats
+
+# So many characters for each free position are tokenised at once: about as many as a token has.
+LIKELY_CHARACTERS = 8
+# By so much, passages in a prompt may take less than each by itself.
+SEAM_POSITIONS = 4
+NO_ROOM = "since the generator has no room for more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +28,28 @@ class Reading:
     Attributes:
         gathered: What there was.
         mode: What was asked for; of a plain reading of the same passages, ``off``.
-        kept: Passages in context, best first.
-        vectors: How many of each memory are read, at most.
+        kept: Passages in context, best first, as far as they are read.
+        vectors: How many of each window's memory are read, at most.
+        prompt: What the generator reads, in tokens and vectors; made once, for all that asks.
+        counted: What the answer's cost is made of.
         status: What became of compression.
         left_out: Places of those that were to be read and are not.
         reasons: What the caller would not expect.
         found: Whether the passages may hold an answer; if not, nothing is generated.
+        tokenize_ms: What making the prompt took.
     """
 
     gathered: Gathered
     mode: CompressionMode
     kept: tuple[Candidate, ...]
     vectors: int
+    prompt: Prompt
+    counted: Counted
     status: CompressionStatus
     left_out: tuple[int, ...]
     reasons: tuple[str, ...]
     found: bool = True
+    tokenize_ms: float = 0.0
 
     @property
     def context(self) -> list[Floats | str]:
@@ -65,8 +79,10 @@ async def choose(reader: Reader, question: Question, gathered: Gathered) -> Read
         InputError: Not even one passage keeps to ``max_context_vectors``.
         ContextTooLong: Not even one fits the generator; or not all, and compression is required.
     """
-    texts = (one.text for one in gathered.candidates)
-    return await aside(texts, lambda: _choose(reader, question, gathered))
+    texts = (question.text, *(one.text for one in gathered.candidates))
+    started = time.perf_counter()
+    reading = await aside(texts, lambda: _choose(reader, question, gathered))
+    return replace(reading, tokenize_ms=1000 * (time.perf_counter() - started))
 
 
 async def plainly(reader: Reader, question: Question, reading: Reading) -> Reading:
@@ -75,7 +91,10 @@ async def plainly(reader: Reader, question: Question, reading: Reading) -> Readi
     Raises:
         ContextTooLong: Not even one does.
     """
-    return await aside(reading.texts, lambda: _plainly(reader, question, reading))
+    texts = (question.text, *reading.texts)
+    started = time.perf_counter()
+    plain = await aside(texts, lambda: _plainly(reader, question, reading))
+    return replace(plain, tokenize_ms=1000 * (time.perf_counter() - started))
 
 
 def _choose(reader: Reader, question: Question, gathered: Gathered) -> Reading:
@@ -89,13 +108,21 @@ def _choose(reader: Reader, question: Question, gathered: Gathered) -> Reading:
     vectors, left_out, unfit = gathered.vectors[0], list(gathered.left_out), False
     found = plain or not _under_threshold(reader, question, gathered)
     if found:
-        vectors, count, why = within_budget(reader, question, gathered, kept)
-        reasons += why
-        fits = fitting(reader, question, kept[:count], 0 if plain else vectors)
-        if unfit := fits < count:
-            reasons.append(_no_room(count - fits))
+        allowed = within_budget(reader, question, gathered, kept)
+        vectors = allowed.vectors
+        reasons += allowed.reasons
+        wanted = [one.first(allowed.windows) for one in kept[: allowed.passages]]
+        prompt, fits, windows = fitting(reader, question, wanted, 0 if plain else vectors)
+        if fits < len(wanted):
+            reasons.append(_no_room(len(wanted) - fits))
+        shortened = any(len(one.memories) > windows for one in wanted[:fits])
+        if shortened:
+            reasons.append(unread_windows(wanted[:fits], windows, NO_ROOM))
+        unfit = shortened or fits < len(wanted)
         left_out += [one.place for one in kept[fits:]]
-        kept = kept[:fits]
+        kept = [one.first(windows) for one in wanted[:fits]]
+    else:
+        prompt = reader.tokenise(question.text, _context(kept, vectors))
     if gathered.failed:
         reasons.append(_failures(gathered, kept))
     return Reading(
@@ -103,6 +130,8 @@ def _choose(reader: Reader, question: Question, gathered: Gathered) -> Reading:
         mode=mode,
         kept=tuple(kept),
         vectors=vectors,
+        prompt=prompt,
+        counted=_count(reader, question, prompt, kept),
         status=_status(mode, gathered, kept, unfit=unfit),
         left_out=tuple(left_out),
         reasons=tuple(reasons),
@@ -112,13 +141,15 @@ def _choose(reader: Reader, question: Question, gathered: Gathered) -> Reading:
 
 def _plainly(reader: Reader, question: Question, reading: Reading) -> Reading:
     kept = reading.kept
-    fits = fitting(reader, replace(question, mode="off"), kept, 0)
+    prompt, fits, _ = fitting(reader, replace(question, mode="off"), kept, 0)
     unfit = [_no_room(len(kept) - fits)] if fits < len(kept) else []
     return Reading(
         gathered=reading.gathered,
         mode="off",
         kept=kept[:fits],
         vectors=0,
+        prompt=prompt,
+        counted=_count(reader, question, prompt, kept[:fits]),
         status="off",
         left_out=tuple(one.place for one in kept[fits:]),
         reasons=("asked for", *unfit),
@@ -129,49 +160,81 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return passages best first: by relevance, then those without, in the order of retrieval.
 
     By the logit, not its sigmoid, which in float32 is 1.0 for all above 17. Where some have a
-    score, the others' is 0: retrieval's is on another scale.
+    score, the others have none: retrieval's is on another scale.
     """
     scored = [(one.logit, one) for one in candidates if one.logit is not None]
     others = [one for one in candidates if one.logit is None]
     if scored:
-        others = [replace(one, score=0.0) for one in others]
+        others = [replace(one, score=None) for one in others]
     return [*(one for _, one in sorted(scored, key=lambda pair: -pair[0])), *others]
 
 
-def fitting(reader: Reader, question: Question, kept: Sequence[Candidate], vectors: int) -> int:
-    """Return how many of the best passages fit the generator, with the question and its answer.
+def fitting(
+    reader: Reader, question: Question, kept: Sequence[Candidate], vectors: int
+) -> tuple[Prompt, int, int]:
+    """Make the prompt of what fits the generator, with the question and its answer.
+
+    All of the best passages where they fit; else, of long ones whose windows nothing scores, the
+    first windows; else the first passages.
+
+    Args:
+        reader: The pair.
+        question: What is asked.
+        kept: Passages, best first.
+        vectors: Read of each window; 0 reads all passages as text.
+
+    Returns:
+        The prompt, how many passages are in it, and how many windows of each at most.
 
     Raises:
-        ContextTooLong: None of them; or not all, and compression is required.
+        ContextTooLong: None of them; or not all passages, and compression is required.
     """
 
-    def missing(count: int) -> int:
-        context = _context(kept[:count], vectors)
-        return -reader.spare(question.text, context, question.max_tokens)
+    def prompt_of(count: int, windows: int) -> Prompt:
+        context = _context([one.first(windows) for one in kept[:count]], vectors)
+        return reader.tokenise(question.text, context)
 
-    # More of them at each step, until they don't fit: a text that is counted is tokenised, so that
-    # of a hundred long ones few more than fit should be.
-    fits, most, step = 0, len(kept), 1
-    while fits < most:
-        tried = min(fits + step, most)
-        if missing(tried) <= 0:
-            fits, step = tried, 2 * step
-        else:
-            most = tried - 1
-            step = max(1, (most - fits + 1) // 2)
-    if fits == len(kept) and (kept or missing(0) <= 0):
-        return fits
-    if fits and question.mode != "required":
-        return fits
-    count = len(kept) if fits else min(1, len(kept))
-    field, value = ("rerank.top_n", len(kept)) if fits else ("max_tokens", question.max_tokens)
+    def room(prompt: Prompt) -> int:
+        return reader.room(prompt, question.max_tokens)
+
+    every = max((len(one.memories) for one in kept), default=1) if vectors else 1
+    free = room(prompt_of(0, 1)) if kept else 0
+    plain = sum(len(one.text) for one in kept if not (vectors and one.compressed))
+    # Of a hundred long texts few more should be tokenised than fit.
+    if plain <= LIKELY_CHARACTERS * max(0, free):
+        prompt = prompt_of(len(kept), every)
+        if room(prompt) >= 0:
+            return prompt, len(kept), every
+    # The more windows, the longer the prompt: of all that have more than one, the first so many.
+    windows = 1 + bisect_right(
+        range(2, every), False, key=lambda windows: room(prompt_of(len(kept), windows)) < 0
+    )
+    if every > 1 and room(prompt := prompt_of(len(kept), windows)) >= 0:
+        return prompt, len(kept), windows
+    count = _likely(reader, [one.first(1) for one in kept], vectors, free)
+    while count and room(prompt := prompt_of(count, 1)) < 0:
+        count -= 1
+    if count and (count == len(kept) or question.mode != "required"):
+        return prompt, count, 1
+    named = len(kept) if count else min(1, len(kept))
+    field, value = ("rerank.top_n", len(kept)) if count else ("max_tokens", question.max_tokens)
     raise ContextTooLong(
-        f"{field}: the question, {count} passages and an answer of max_tokens "
-        f"{question.max_tokens} take {missing(count)} positions more than the generator of "
-        f"{reader.info.name} has.",
+        f"{field}: the question, {named} passages and an answer of max_tokens "
+        f"{question.max_tokens} take {-room(prompt_of(named, 1))} positions more than the "
+        f"generator of {reader.info.name} has.",
         field=field,
         value=value,
     )
+
+
+def _likely(reader: Reader, kept: Sequence[Candidate], vectors: int, room: int) -> int:
+    """Return how many of the first passages should fit, each counted by itself; or one more."""
+    taken = 0
+    for count, one in enumerate(kept):
+        taken += sum(reader.sizes(_context([one], vectors)))
+        if taken > room + SEAM_POSITIONS:
+            return count
+    return len(kept)
 
 
 def _under_threshold(reader: Reader, question: Question, gathered: Gathered) -> bool:
@@ -183,19 +246,32 @@ def _under_threshold(reader: Reader, question: Question, gathered: Gathered) -> 
     if least is None:
         least = reader.traits.min_relevance
     unknown = any(one.logit is None for one in gathered.candidates)
-    return not unknown and max((one.score for one in gathered.candidates), default=0.0) < least
+    return (
+        not unknown and max((one.score or 0.0 for one in gathered.candidates), default=0.0) < least
+    )
 
 
 def _context(kept: Sequence[Candidate], vectors: int) -> list[Floats | str]:
-    """Return what the generator gets: the first of each memory's vectors, or text."""
-    return [
-        one.compressed.memory[:vectors] if vectors and one.compressed is not None else one.text
-        for one in kept
-    ]
+    """Return what the generator gets: the first vectors of each window, or a passage's text."""
+    context: list[Floats | str] = []
+    for one in kept:
+        if vectors and one.compressed is not None:
+            context += [memory[:vectors] for memory in one.memories]
+        else:
+            context.append(one.text)
+    return context
+
+
+def _count(
+    reader: Reader, question: Question, prompt: Prompt, kept: Sequence[Candidate]
+) -> Counted:
+    """Count what an answer's cost is made of; texts that the prompt holds are not read again."""
+    texts = [one.text for one in kept] if prompt.vectors else None
+    return reader.count(question.text, prompt, texts)
 
 
 def _no_room(count: int) -> str:
-    return f"{count_of(count, 'passage')} left out, since the generator has no room for more"
+    return f"{count_of(count, 'passage')} left out, {NO_ROOM}"
 
 
 def _failures(gathered: Gathered, kept: Sequence[Candidate]) -> str:

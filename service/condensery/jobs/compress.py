@@ -6,15 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from condensery.answers import Compressed, CompressedDocument, CompressedPassage, Compression
 from condensery.callers import current
-from condensery.jobs.blocks import compressor_flops, count_block, cut_question
+from condensery.jobs.aside import aside
+from condensery.jobs.blocks import count_block, cut_question
 from condensery.jobs.candidates import count_of
 from condensery.jobs.contexts import Context, check_lifetime, text_bytes
 from condensery.jobs.failures import Failure
-from condensery.jobs.ports import Reader
+from condensery.jobs.ports import Counted, Reader
 from condensery.jobs.question_checks import check_documents, check_query, is_blank, vectors_for
 from condensery.jobs.reading import compress_all, relevance, since
 from condensery.jobs.services import Services
@@ -68,7 +67,8 @@ async def compress(
     read = tuple(one for one in found if isinstance(one, CompressedPassage))
     waiting = iter(found)
     outcomes = [None if is_blank(one.text) else _kept(next(waiting), vectors) for one in documents]
-    told = _block(reader, text, outcomes, read, compress_ms)
+    counted = await aside([text], lambda: _count(reader, text))
+    told = _block(counted, outcomes, read, compress_ms)
     count_block(services.metrics, reader.info.name, told)
     handle, expires_at = None, None
     if keep:
@@ -121,12 +121,15 @@ def _kept(outcome: CompressedPassage | Failure, vectors: int) -> CompressedPassa
     """
     if isinstance(outcome, Failure):
         return replace(outcome, error=None)
-    return replace(outcome, memory=np.array(outcome.memory[:vectors]))
+    return outcome.coarsened(vectors)
+
+
+def _count(reader: Reader, question: str) -> Counted:
+    return reader.count(question, reader.tokenise(question, []), None)
 
 
 def _block(
-    reader: Reader,
-    question: str,
+    counted: Counted,
     outcomes: Sequence[Outcome],
     read: tuple[CompressedPassage, ...],
     compress_ms: float,
@@ -139,19 +142,23 @@ def _block(
     if failed:
         why = ", ".join(sorted({one.why for one in failed}))
         reasons.append(f"{len(failed)} of {len(outcomes)} passages could not be compressed ({why})")
-    cost = reader.cost(question, read, [], [], completion_tokens=0)
+    cost = counted.cost(read, completion_tokens=0)
     return Compression(
         mode="auto",
         status="partial" if failed else "applied",
         docs=len(kept),
         tokens_in=sum(one.tokens_in for one in kept),
-        vectors_out=sum(len(one.memory) for one in kept),
+        vectors_out=sum(_vectors(one) for one in kept),
         flops_plain=0,
-        flops_used=compressor_flops(reader, question, read),
+        flops_used=counted.compressing(read),
         compress_ms=compress_ms,
         reason="; ".join([*reasons, *cut_question(cost)]) or None,
         left_out=blank,
     )
+
+
+def _vectors(passage: CompressedPassage) -> int:
+    return sum(map(len, passage.memories))
 
 
 def _told(place: int, identity: str, outcome: Outcome) -> CompressedDocument:
@@ -161,7 +168,7 @@ def _told(place: int, identity: str, outcome: Outcome) -> CompressedDocument:
             id=identity,
             relevance_score=relevance(outcome),
             tokens_in=outcome.tokens_in,
-            vectors_out=len(outcome.memory),
+            vectors_out=_vectors(outcome),
             windows=outcome.windows,
         )
     reason = "there is no text in it"

@@ -47,7 +47,7 @@ class Context:
         question: What they were compressed for.
         documents: As they were given.
         passages: What became of each of them; None is a blank one, which is not read.
-        vectors: That a passage became at most.
+        vectors: That a window of a passage became at most.
         text_bytes: What it takes beside the vectors (``text_bytes``).
     """
 
@@ -63,7 +63,10 @@ class Context:
     def size(self) -> int:
         """About how many bytes it takes."""
         return self.text_bytes + sum(
-            one.memory.nbytes for one in self.passages if isinstance(one, CompressedPassage)
+            memory.nbytes
+            for one in self.passages
+            if isinstance(one, CompressedPassage)
+            for memory in one.memories
         )
 
     def check(self, info: ModelInfo, question: str) -> None:

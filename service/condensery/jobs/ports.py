@@ -1,7 +1,7 @@
 """What the jobs need of running models. The runtime satisfies it by shape."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from condensery.answers import CompressedPassage, FinishReason, TokenLogprob
 from condensery.errors import CondenseryError
@@ -157,6 +157,20 @@ class Token(Protocol):
         """The chosen token's, if it was asked for."""
         ...
 
+    @property
+    def waited(self) -> float:
+        """Seconds that its answer waited until the generator had room for it."""
+        ...
+
+
+class Prompt(Protocol):
+    """A question and its context as the generator reads them, in tokens and vectors."""
+
+    @property
+    def vectors(self) -> int:
+        """Memory vectors in it."""
+        ...
+
 
 class ReadingCost(Protocol):
     """What one answer's reading takes, FLOPs from config dimensions, tokens as counted."""
@@ -187,8 +201,25 @@ class ReadingCost(Protocol):
         ...
 
     @property
-    def question_limit(self) -> int:
-        """Tokens of it that were read at most."""
+    def question_limit(self) -> int | None:
+        """Tokens of it that the compressor reads at most; None if it cuts none."""
+        ...
+
+
+class Counted(Protocol):
+    """One answer's texts, tokenised and counted: what it takes is arithmetic from here on."""
+
+    def cost(self, read: Sequence[CompressedPassage], *, completion_tokens: int) -> ReadingCost:
+        """Count what an answer took.
+
+        Args:
+            read: Every passage that the compressor read for it, kept or not.
+            completion_tokens: Tokens generated, the one that ends the answer included.
+        """
+        ...
+
+    def compressing(self, read: Sequence[CompressedPassage]) -> int:
+        """Return the FLOPs of compressing passages."""
         ...
 
 
@@ -210,33 +241,53 @@ class Reader(Protocol):
         ...
 
     async def compress(
-        self, question: str, passages: Sequence[str], *, field: str = "documents"
+        self,
+        question: str,
+        passages: Sequence[str],
+        *,
+        field: str = "documents",
+        afford: Callable[[Sequence[int]], int] | None = None,
     ) -> list[CompressedPassage | CondenseryError]:
         """Compress and score each passage in one forward pass, at the finest rate.
 
         Order and count are kept. A passage that fails has its error in its place, and harms no
-        other; what concerns all of them (no room, no time) is raised.
+        other; what concerns all of them (no room, no time) is raised. Given the tokens of each
+        passage, ``afford`` says how many of the first are compressed; by default all.
         """
         ...
 
-    def generate(
+    def tokenise(self, question: str, context: Sequence[Floats | str]) -> Prompt:
+        """Return the prompt of a question and a context, for ``generate_from``; in this thread."""
+        ...
+
+    def sizes(self, context: Sequence[Floats | str]) -> list[int]:
+        """Return about how many positions each passage takes in a prompt; in this thread."""
+        ...
+
+    def count(self, question: str, prompt: Any, kept: Sequence[str] | None) -> Counted:
+        """Count what an answer's cost is made of; in this thread.
+
+        Args:
+            question: As asked.
+            prompt: Made of it and of what the generator reads.
+            kept: The text of the passages in context, as far as they are read; None where the
+                prompt holds it already.
+        """
+        ...
+
+    def generate_from(
         self,
-        question: str,
-        context: Sequence[Floats | str],
+        prompt: Any,
         *,
         max_tokens: int,
         sampling: Sampling = GREEDY,
         stop: Sequence[str] = (),
     ) -> AsyncIterator[Token]:
-        """Answer from a context.
-
-        Raises:
-            ContextTooLong: It does not fit, the answer's tokens included.
-        """
+        """Answer a prompt that ``tokenise`` made, and that there is room for."""
         ...
 
-    def spare(self, question: str, context: Sequence[Floats | str], max_tokens: int) -> int:
-        """Return the positions that a context and its answer leave free; negative: too long."""
+    def room(self, prompt: Any, max_tokens: int) -> int:
+        """Return the positions that a prompt and its answer leave free; negative: too long."""
         ...
 
     def expected_ms(
@@ -249,26 +300,6 @@ class Reader(Protocol):
             vectors: Memory vectors in context.
             text_tokens: Tokens of passages that are read plain.
             passages: In context.
-        """
-        ...
-
-    def cost(
-        self,
-        question: str,
-        read: Sequence[CompressedPassage],
-        context: Sequence[Floats | str],
-        kept: Sequence[str],
-        *,
-        completion_tokens: int,
-    ) -> ReadingCost:
-        """Count what an answer took.
-
-        Args:
-            question: As asked.
-            read: Every passage that the compressor read for it, kept or not.
-            context: What the generator read.
-            kept: The text of the passages in context, as far as they were read.
-            completion_tokens: Tokens generated, the one that ends the answer included.
         """
         ...
 

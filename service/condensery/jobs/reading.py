@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from condensery.answers import CompressedPassage
 from condensery.callers import current
 from condensery.errors import CompressionFailed, CondenseryError, ModelFault
 from condensery.jobs import search
-from condensery.jobs.aside import aside
 from condensery.jobs.budgets import affordable
 from condensery.jobs.candidates import Candidate, Gathered, count_of
 from condensery.jobs.contexts import Context
@@ -70,7 +69,8 @@ async def gather(
     hits = await _retrieve(services, question)
     retrieve_ms = since(started)
     candidates = [
-        Candidate(place, hit.passage, hit.score)
+        # What came with the request was not found by anything that scores it.
+        Candidate(place, hit.passage, None if question.index is None else hit.score)
         for place, hit in enumerate(hits)
         if not is_blank(hit.passage.text)
     ]
@@ -81,34 +81,43 @@ async def gather(
             tuple(candidates), vectors, (), blank, tuple(reasons), retrieve_ms=retrieve_ms
         )
     texts = [one.passage.text for one in candidates]
-    most = len(texts)
-    if question.target_ms is not None:
-        most = await aside(texts, lambda: affordable(reader, question, texts, vectors[-1]))
+    most, spent = len(texts), current().spent
+    waited, tokenised = spent.queued, spent.tokenizing
+
+    def afford(sizes: Sequence[int]) -> int:
+        nonlocal most
+        most = affordable(reader, question, sizes, vectors[-1])
+        return most
+
+    started = time.perf_counter()
+    found = await compress_all(
+        services,
+        reader,
+        question.text,
+        texts,
+        timeout_ms=question.compress_timeout_ms,
+        afford=afford if question.target_ms is not None else None,
+    )
+    compress_ms = since(started)
     unread = tuple(one.place for one in candidates[most:])
     if unread:
         reasons.append(
             f"the last {len(unread)} of {len(candidates)} passages are not compressed, to keep to "
             f"target_ms {question.target_ms:g}"
         )
-    started = time.perf_counter()
-    found = await compress_all(
-        services,
-        reader,
-        question.text,
-        texts[:most],
-        timeout_ms=question.compress_timeout_ms,
-    )
     return Gathered(
         tuple(
             candidate_of(one.place, one.passage, one.score, outcome, question)
-            for one, outcome in zip(candidates[:most], found, strict=True)
+            for one, outcome in zip(candidates[:most], found[:most], strict=True)
         ),
         vectors,
         tuple(one for one in found if isinstance(one, CompressedPassage)),
         (*blank, *unread),
         tuple(reasons),
         retrieve_ms=retrieve_ms,
-        compress_ms=since(started),
+        compress_ms=compress_ms,
+        queue_ms=1000 * (spent.queued - waited),
+        tokenize_ms=1000 * (spent.tokenizing - tokenised),
     )
 
 
@@ -119,8 +128,11 @@ async def compress_all(
     texts: Sequence[str],
     *,
     timeout_ms: float | None = None,
+    afford: Callable[[Sequence[int]], int] | None = None,
 ) -> list[CompressedPassage | Failure]:
     """Compress each text, or say why it can't be; order and count are kept.
+
+    ``afford`` is the reader's: with it, there may be fewer.
 
     Raises:
         InputError: They can't be read at all.
@@ -131,7 +143,7 @@ async def compress_all(
     started = time.perf_counter()
     try:
         async with timeout:
-            found = await reader.compress(question, texts)
+            found = await reader.compress(question, texts, afford=afford)
     except TimeoutError as error:
         failure = Failure.of(error)
         if timeout.expired():
@@ -145,16 +157,14 @@ async def compress_all(
         _log.exception("compression_failed", extra={"model": reader.info.name})
         return [Failure.of(error)] * len(texts)
     finally:
-        services.metrics.stage_seconds.labels(reader.info.name, "compress").observe(
-            since(started) / 1000
-        )
+        services.metrics.observe(reader.info.name, "compress", since(started) / 1000)
     return [one if isinstance(one, CompressedPassage) else Failure.of(one) for one in found]
 
 
 def candidate_of(
     place: int,
     passage: Passage,
-    retrieved: float,
+    retrieved: float | None,
     outcome: CompressedPassage | Failure,
     question: Question,
 ) -> Candidate:
@@ -189,7 +199,7 @@ def since(started: float) -> float:
 
 
 async def _retrieve(services: Services, question: Question) -> list[Hit]:
-    """Return the passages to read. Documents that came with the request have no score: 0."""
+    """Return the passages to read; documents that came with the request have a score of 0."""
     if question.index is not None:
         return await search.query(
             services,
@@ -221,7 +231,7 @@ def _recall(question: Question, context: Context, vectors: tuple[int, ...]) -> G
         if question.mode == "off":
             candidates.append(Candidate(place, passage))
         else:
-            candidates.append(candidate_of(place, passage, 0.0, outcome, question))
+            candidates.append(candidate_of(place, passage, None, outcome, question))
     blank = tuple(place for place, one in enumerate(context.passages) if one is None)
     reasons = (f"{count_of(len(blank), 'passage')} left out, for want of text",) if blank else ()
     return Gathered(tuple(candidates), vectors, left_out=blank, reasons=reasons)

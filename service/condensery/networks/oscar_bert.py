@@ -34,20 +34,22 @@ class BertReadings:
 
     def __init__(self, tokenizer: Tokenizer, shape: BertShape) -> None:
         self.specials = Specials.of(tokenizer)
+        self.query_tokens: int | None = shape.longest_question
         self._tokenizer = tokenizer
         self._shape = shape
         self._neutral = Neutral(tokenizer)
 
-    def cut(self, question: str) -> tuple[str, int]:
+    def cut(self, question: str, most: int | None = None) -> tuple[str, int]:
         """Return the question as far as it is read, and how many tokens it has in whole."""
         found = self._tokenizer.encode(self._neutral(question), add_special_tokens=False)
-        limit = self._shape.query_tokens
+        limit = self._shape.longest_question if most is None else most
         cut = question[: found.offsets[limit - 1][1]] if len(found.ids) > limit else question
         return cut, len(found.ids)
 
     def readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
         """Return the windows of each passage."""
-        head = self.asked(question)
+        head = self.asked(question, self._shape.longest_question)
+        room = min(self._shape.passage_tokens, self._shape.text_tokens - len(head) - 1)
         texts = [self._neutral(passage) for passage in passages]
         found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         readings = []
@@ -64,14 +66,14 @@ class BertReadings:
                         end=offsets[b - 1][1] if b > a else 0,
                         first=a,
                     )
-                    for a, b in windows(len(ids), self._shape.passage_tokens)
+                    for a, b in windows(len(ids), room)
                 ]
             )
         return readings
 
-    def asked(self, question: str) -> list[int]:
-        """Return ``[CLS] question [SEP]``, the question cut to its limit."""
-        pieces = self.pieces(question)[: self._shape.query_tokens]
+    def asked(self, question: str, most: int | None = None) -> list[int]:
+        """Return ``[CLS] question [SEP]``, of the question the first ``most`` tokens if so many."""
+        pieces = self.pieces(question)[:most]
         return [self.specials.start, *pieces, self.specials.end]
 
     def pieces(self, text: str) -> list[int]:
@@ -92,7 +94,7 @@ class BertTexts:
         self._compressor = BertReadings(tokenizer, shape)
         self.stop = frozenset({self._compressor.specials.end})
         self.positions = shape.generator_positions
-        self.query_tokens = shape.query_tokens
+        self.query_tokens = self._compressor.query_tokens
         self.text_tokens = shape.text_tokens
         self.vectors = shape.vectors
         self.rates = shape.rates

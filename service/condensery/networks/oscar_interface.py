@@ -81,8 +81,11 @@ class PairTexts(Protocol):
         ...
 
     @property
-    def query_tokens(self) -> int:
-        """Tokens of a question that are read at most."""
+    def query_tokens(self) -> int | None:
+        """Tokens of a question that the compressor reads at most; None where it reads no question.
+
+        The generator reads all of it.
+        """
         ...
 
     @property
@@ -108,8 +111,11 @@ class PairTexts(Protocol):
         """Whether the compressor gives relevance too."""
         ...
 
-    def cut(self, question: str) -> tuple[str, int]:
-        """Return the question as far as it is read, and how many tokens it has in whole."""
+    def cut(self, question: str, most: int | None = None) -> tuple[str, int]:
+        """Return the question as far as the compressor reads it, and its tokens in whole.
+
+        ``most`` cuts it elsewhere than at ``query_tokens``.
+        """
         ...
 
     def readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
@@ -120,7 +126,7 @@ class PairTexts(Protocol):
         """Return the generator's prompt.
 
         Args:
-            question: That ``cut`` returned.
+            question: In whole.
             context: Passages in order, each its memory vectors (vectors, hidden) or its own text.
         """
         ...

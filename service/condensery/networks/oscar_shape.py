@@ -26,6 +26,19 @@ def rate_of(passage_tokens: int, vectors: int) -> int:
     return max(1, round(passage_tokens / vectors))
 
 
+def longest_question(text_tokens: int, beside: int) -> int:
+    """Return how many tokens of a question the compressor reads at most.
+
+    What it reads at once holds question and passage, so that a long question leaves less for each
+    window of the passage; a quarter is the passage's in any case.
+
+    Args:
+        text_tokens: Longest text that it reads at once.
+        beside: Tokens of that which are neither question nor passage.
+    """
+    return max(1, text_tokens - beside - max(1, text_tokens // 4))
+
+
 def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out what manifests written before the field was there don't have."""
     return {name: v for name, v in values.items() if name not in {"fewer", "walk", "sharp"} or v}
@@ -37,7 +50,8 @@ class BertShape:
 
     Attributes:
         memory_tokens: Memory vectors a passage is compressed to (``l`` in the paper).
-        query_tokens: Longest question, tokens; longer ones are cut.
+        query_tokens: Longest question that it was trained with, tokens. Longer ones are read too,
+            and leave less for the passage: see ``longest_question``.
         passage_tokens: Longest window of a passage, tokens; longer passages become windows.
         mapping_size: Hidden size of the two-layer ReLU mapping to the generator.
         fewer: Numbers of vectors, falling, at which it may be read as well: the first so many.
@@ -64,6 +78,11 @@ class BertShape:
     def rerank(self) -> bool:
         """It always has a rerank token and its head."""
         return True
+
+    @property
+    def longest_question(self) -> int:
+        """Tokens of a question that are read at most, three special tokens beside them."""
+        return longest_question(self.text_tokens, 3)
 
     @property
     def slots(self) -> int:

@@ -11,6 +11,7 @@ from condensery.networks.neutral import Neutral
 from condensery.networks.oscar_bert import BertReadings
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
 from condensery.networks.oscar_interface import Part, Reading
+from condensery.networks.oscar_shape import longest_question
 from condensery.networks.windows import windows
 
 
@@ -20,6 +21,9 @@ class CompressorTexts:
     Args:
         tokenizer: The compressor's, without truncation or padding.
         shape: The compressor's.
+
+    Attributes:
+        query_tokens: Tokens of a question that are read at most; None where it reads none.
     """
 
     def __init__(self, tokenizer: Tokenizer, shape: CompressorShape) -> None:
@@ -29,13 +33,24 @@ class CompressorTexts:
         # Special tokens that follow the second text of a pair.
         numbers = tokenizer.encode("a", "a").sequence_ids
         self._trailing = next((i for i, n in enumerate(reversed(numbers)) if n is not None), 0)
+        self.query_tokens: int | None = None
+        if shape.question:
+            self.query_tokens = longest_question(shape.text_tokens, self._beside())
 
-    def cut(self, question: str) -> tuple[str, int]:
+    def cut(self, question: str, most: int | None = None) -> tuple[str, int]:
         """Return the question as far as it is read, and how many tokens it has in whole."""
         found = self._tokenizer.encode(self._neutral(question), add_special_tokens=False)
-        if len(found.ids) <= self._shape.query_tokens:
+        limit = self.query_tokens if most is None else most
+        if limit is None or len(found.ids) <= limit:
             return question, len(found.ids)
-        return question[: found.offsets[self._shape.query_tokens - 1][1]], len(found.ids)
+        return question[: found.offsets[limit - 1][1]], len(found.ids)
+
+    def _beside(self) -> int:
+        """Count the tokens of a text that are neither the question's nor the passage's."""
+        if self._shape.layout == "pair":
+            return len(self._tokenizer.encode("", "").ids)
+        special = self._shape.layout != "enclosed"
+        return len(self._tokenizer.encode("".join(self._around("")), add_special_tokens=special))
 
     def readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
         """Return the windows of each passage.
@@ -195,7 +210,7 @@ class CausalTexts:
         self._shape = shape
         self.stop = frozenset(shape.generator.stop)
         self.positions = shape.generator.positions
-        self.query_tokens = shape.compressor.query_tokens
+        self.query_tokens = compressor.query_tokens
         self.text_tokens = shape.compressor.text_tokens
         self.vectors = shape.compressor.vectors
         self.rates = shape.compressor.rates

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from condensery.answers import CompressedPassage
+from condensery.answers import CompressedPassage, MemoryWindow
 from condensery.errors import CondenseryError, ModelFault
 from condensery.networks.oscar_interface import CompressorNetwork, Reading
 from condensery.runtime.batcher import RATE_MEMORY, Batcher
@@ -54,7 +54,7 @@ class Compressor:
     async def compress(
         self, passages: Sequence[Sequence[Reading]]
     ) -> list[CompressedPassage | CondenseryError]:
-        """Compress each passage; of one in several windows, the best counts.
+        """Compress each passage; of one in several windows the best counts, or all unless scored.
 
         A passage any of whose windows fails has the error in its place, and harms no other.
 
@@ -111,18 +111,33 @@ class Compressor:
 def _best(
     readings: Sequence[Reading], seen: Sequence[Window | CondenseryError]
 ) -> CompressedPassage | CondenseryError:
-    """Return the best window of a passage, or what failed; the first where nothing is scored."""
+    """Return a passage by its best window, by all where nothing is scored; or what failed."""
     windows: list[Window] = []
     for one in seen:
         if isinstance(one, CondenseryError):
             return one
         windows.append(one)
-    scores = [0.0 if window.relevance is None else window.relevance for window in windows]
-    best = scores.index(max(scores))
+    tokens = readings[-1].first + readings[-1].tokens
+    scores = [window.relevance for window in windows if window.relevance is not None]
+    if not scores and len(windows) > 1:
+        parts = tuple(
+            MemoryWindow(window.memory, reading.first + reading.tokens, reading.end)
+            for window, reading in zip(windows, readings, strict=True)
+        )
+        return CompressedPassage(
+            memory=parts[0].memory,
+            relevance=None,
+            tokens_in=tokens,
+            windows=len(windows),
+            start=readings[0].start,
+            end=readings[-1].end,
+            parts=parts,
+        )
+    best = scores.index(max(scores)) if scores else 0
     return CompressedPassage(
         memory=windows[best].memory,
         relevance=windows[best].relevance,
-        tokens_in=readings[-1].first + readings[-1].tokens,
+        tokens_in=tokens,
         windows=len(windows),
         start=readings[best].start,
         end=readings[best].end,

@@ -221,6 +221,8 @@ class Engine:
     def _begin(self, generation: Generation, blocks: int) -> None:
         self._waiting.discard(generation)
         self._running.add(generation)
+        generation.waited = time.perf_counter() - generation.request.arrived
+        self._gauges.began(generation.waited)
         generation.blocks = self._blocks.take(blocks)
         generation.places = places_of(generation.blocks)
         self._ready.append(generation)

@@ -25,6 +25,7 @@ class EngineGauges:
         self._used = metrics.cache_positions.labels(model, "used")
         self._running = metrics.sequences.labels(model, "running")
         self._waiting = metrics.sequences.labels(model, "waiting")
+        self._queue_seconds = metrics.stage_seconds.labels(model, "queue")
         self._step_tokens = metrics.step_tokens.labels(model)
         self._inter_token = metrics.inter_token_seconds.labels(model)
 
@@ -34,6 +35,11 @@ class EngineGauges:
             self._running.set(running)
             self._waiting.set(waiting)
             self._used.set(used)
+
+    def began(self, waited: float) -> None:
+        """Count the seconds that a sequence waited for room."""
+        if self._metrics is not None:
+            self._queue_seconds.observe(waited)
 
     def ran(self, tokens: int) -> None:
         """Count a step."""

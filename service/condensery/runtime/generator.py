@@ -41,6 +41,7 @@ class Token:
         finish: Why it was the last.
         id: The token's; None where nothing was chosen.
         logprob: Its log-probability, if it was asked for, and the token is part of the answer.
+        waited: Seconds that its answer waited until the generator had room for it.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Token:
     finish: FinishReason | None = None
     id: int | None = None
     logprob: TokenLogprob | None = None
+    waited: float = 0.0
 
 
 class Generator:
@@ -142,7 +144,8 @@ class Generator:
         generation = self._engine.begin(Order(parts, max_tokens, self._stop_ids, sampling))
         try:
             while True:
-                token = self._show(await _next(generation, call), deltas, stops)
+                chosen = await _next(generation, call)
+                token = self._show(chosen, deltas, stops, generation.waited)
                 if token.finish is not None:  # by a stop string, perhaps: the engine knows of none
                     self._engine.leave(generation)
                 yield token
@@ -157,7 +160,7 @@ class Generator:
         finally:
             self._engine.leave(generation)
 
-    def _show(self, chosen: Chosen, deltas: Deltas, stops: StopStrings) -> Token:
+    def _show(self, chosen: Chosen, deltas: Deltas, stops: StopStrings, waited: float) -> Token:
         """Turn a token into what may be shown once it is there."""
         finish, text, stopped, choice = chosen.finish, "", False, chosen.choice
         logprob = None
@@ -169,7 +172,8 @@ class Generator:
         if finish is not None and not stopped:
             rest, stopped = stops.push(deltas.rest())
             text += rest if stopped else rest + stops.rest()
-        return Token(text, chosen.count, "stop" if stopped else finish, choice.id, logprob)
+        ended = "stop" if stopped else finish
+        return Token(text, chosen.count, ended, choice.id, logprob, waited)
 
     @property
     def busy(self) -> bool:

@@ -25,22 +25,22 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question as it is read.
+    """A question as the compressor reads it; the generator reads all of it.
 
     Attributes:
         text: As far as it is read.
         tokens: In whole.
-        limit: That are read at most.
+        limit: That are read at most; None where the compressor reads no question, and cuts none.
     """
 
     text: str
     tokens: int
-    limit: int
+    limit: int | None
 
     @property
     def read(self) -> int:
         """Tokens of it that are read."""
-        return min(self.tokens, self.limit)
+        return self.tokens if self.limit is None else min(self.tokens, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CheckedTexts:
         self.max_characters = texts.text_tokens * CHARACTERS_PER_TOKEN
 
     def asked(self, question: str) -> Asked:
-        """Cut a question.
+        """Cut a question to what the compressor reads of it.
 
         Raises:
             InputError: It is over the character limit, or no valid Unicode.
@@ -112,6 +112,7 @@ class CheckedTexts:
         spent.tokenizing += time.perf_counter() - began
         spent.characters += characters
         spent.inputs += len(passages)
+        spent.passages += len(passages)
         tokens = sum(readings[-1].first + readings[-1].tokens for readings in windows)
         spent.tokens += asked.read + tokens
         if metrics is not None:
@@ -133,7 +134,7 @@ class CheckedTexts:
         """Do what ``prompt`` does, in this thread; raises likewise."""
         self._check(question, _texts_of(context))
         given = [one if isinstance(one, str) else as_tensor(one) for one in context]
-        parts = self._texts.prompt(self._texts.cut(question)[0], given)
+        parts = self._texts.prompt(question, given)
         vectors = sum(len(part) for part in parts if isinstance(part, Tensor))
         whole = sum(map(len, parts))
         size = whole + self._separators * (len(parts) - 1)

@@ -19,7 +19,7 @@ from condensery.runtime.limits import Limits, default_limits
 from condensery.runtime.pair import Pair, bert_pair, open_pair
 from condensery.runtime.pair_info import info_of, traits_of
 from condensery.runtime.pair_texts import CheckedTexts, Prompt, too_long
-from condensery.runtime.reading_cost import ReadingCost, cost_of_answer
+from condensery.runtime.reading_cost import Counted, ReadingCost
 from condensery.runtime.room import Bounds
 from condensery.runtime.workers import Workers
 from condensery.values import Floats, ModelInfo, PairTraits, Scored, Side
@@ -164,7 +164,7 @@ class Reader:
         """Score each passage for ``query``; order kept. Passages of any length: windows.
 
         Args:
-            query: What is asked; cut to the pair's ``query_tokens``.
+            query: What is asked; cut where the compressor can't hold it.
             passages: What is scored.
             truncate: Cut the query where it is too long; else refuse it.
             side: Where; only "right" is known of queries that are too long.
@@ -208,7 +208,12 @@ class Reader:
         )
 
     async def compress(
-        self, question: str, passages: Sequence[str], *, field: str = "documents"
+        self,
+        question: str,
+        passages: Sequence[str],
+        *,
+        field: str = "documents",
+        afford: Callable[[Sequence[int]], int] | None = None,
     ) -> list[CompressedPassage | CondenseryError]:
         """Compress and score each passage in one forward pass, at the finest rate.
 
@@ -216,9 +221,12 @@ class Reader:
         other; what concerns all of them is raised.
 
         Args:
-            question: Cut to the pair's ``query_tokens``.
-            passages: One too long for the compressor is read in windows, and the best counts.
+            question: Cut where the compressor can't hold it beside a passage.
+            passages: One too long for the compressor is read in windows; the best counts, or all
+                of them where nothing is scored.
             field: The request's field that holds the passages, for messages.
+            afford: Given the tokens of each passage, says how many of the first are compressed;
+                by default all.
 
         Raises:
             InputError: A text is over the limits.
@@ -227,6 +235,8 @@ class Reader:
             Unavailable: Closed.
         """
         _, windows = await self._texts.read(question, passages, field)
+        if afford is not None:
+            windows = windows[: afford([one[-1].first + one[-1].tokens for one in windows])]
         return await self._compressor.compress(windows)
 
     async def generate(
@@ -241,7 +251,7 @@ class Reader:
         """Answer from a context: memory vectors, or text, of passages, best first.
 
         Args:
-            question: Cut to the pair's ``query_tokens``.
+            question: In whole.
             context: Of each passage its memory (vectors, hidden), or its text.
             max_tokens: Most tokens of the answer.
             sampling: How they are chosen.
@@ -253,8 +263,57 @@ class Reader:
             Overloaded, DeadlineExceeded, ModelFault, Unavailable: As ``Generator.generate``.
         """
         prompt = await self._texts.prompt(question, context)
-        if (spare := self._spare(prompt, max_tokens)) < 0:
+        if (spare := self.room(prompt, max_tokens)) < 0:
             raise too_long(prompt, len(context), max_tokens, spare)
+        answer = self.generate_from(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop)
+        async with aclosing(answer) as tokens:
+            async for token in tokens:
+                yield token
+
+    def tokenise(self, question: str, context: Sequence[Floats | str]) -> Prompt:
+        """Return the prompt of a question and a context, for ``generate_from``; in this thread.
+
+        Raises:
+            InputError: A text is over the limits.
+        """
+        return self._texts.prompt_now(question, context)
+
+    def sizes(self, context: Sequence[Floats | str]) -> list[int]:
+        """Return about how many positions each passage takes in a prompt; in this thread."""
+        return [self._texts.prompt_now("", [one]).size - self._frame for one in context]
+
+    def count(self, question: str, prompt: Prompt, kept: Sequence[str] | None) -> Counted:
+        """Count what an answer's cost is made of; in this thread.
+
+        Args:
+            question: As asked.
+            prompt: Made of it and of what the generator reads.
+            kept: The text of the passages in context, as far as they are read; None where the
+                prompt holds it already.
+        """
+        window = self._pair.texts.text_tokens - self._texts.beside(question)
+        return Counted(
+            flops=self._pair.cost,
+            asked=self._texts.asked(question),
+            prompt=prompt,
+            plain=prompt.size if kept is None else self._texts.prompt_now(question, kept).size,
+            window=min(window, self._pair.window or window),
+        )
+
+    async def generate_from(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
+    ) -> AsyncGenerator[Token, None]:
+        """Answer a prompt that ``tokenise`` made, and that there is room for.
+
+        Raises:
+            InputError: A stop string can't be one.
+            Overloaded, DeadlineExceeded, ModelFault, Unavailable: As ``Generator.generate``.
+        """
         answer = self._generator.generate(
             prompt.parts, max_tokens=max_tokens, sampling=sampling, stop=stop
         )
@@ -264,7 +323,12 @@ class Reader:
 
     def spare(self, question: str, context: Sequence[Floats | str], max_tokens: int) -> int:
         """Return the positions that a context and its answer leave free; negative: too long."""
-        return self._spare(self._texts.prompt_now(question, context), max_tokens)
+        return self.room(self.tokenise(question, context), max_tokens)
+
+    def room(self, prompt: Prompt, max_tokens: int) -> int:
+        """Return the positions that a prompt and its answer leave free; negative: too long."""
+        left = self._positions - prompt.size - max_tokens
+        return min(left, self._generator.spare(prompt.parts, prompt.size, max_tokens))
 
     def expected_ms(
         self, compress_tokens: int, vectors: int, text_tokens: int, passages: int
@@ -303,9 +367,8 @@ class Reader:
             kept: The text of the passages in context, as far as they were read.
             completion_tokens: Tokens generated, the one that ends the answer included.
         """
-        return cost_of_answer(
-            *(self._pair, self._texts, question, read, context, kept), completion=completion_tokens
-        )
+        counted = self.count(question, self.tokenise(question, context), kept)
+        return counted.cost(read, completion_tokens=completion_tokens)
 
     async def warm_up(self) -> None:
         """Answer once, so that the first caller does not wait for kernels to be prepared.
@@ -331,10 +394,6 @@ class Reader:
         """Refuse new work."""
         self._compressor.close()
         self._generator.close()
-
-    def _spare(self, prompt: Prompt, max_tokens: int) -> int:
-        left = self._positions - prompt.size - max_tokens
-        return min(left, self._generator.spare(prompt.parts, prompt.size, max_tokens))
 
 
 def _whole(found: CompressedPassage | CondenseryError) -> CompressedPassage:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from condensery.answers import CompressedPassage
-from condensery.runtime.pair import Pair
-from condensery.runtime.pair_texts import CheckedTexts
-from condensery.values import Floats
+from condensery.networks.accounting import ReadingCosts
+from condensery.runtime.pair_texts import Asked, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class ReadingCost:
         flops_used: Compression (of all that was read for it) and generation.
         flops_plain: Generation from the text of the passages in context.
         question_tokens: Tokens of the question as asked.
-        question_limit: Tokens of it that were read at most.
+        question_limit: Tokens of it that the compressor reads at most; None if it cuts none.
     """
 
     prompt_tokens: int
@@ -29,36 +28,49 @@ class ReadingCost:
     flops_used: int
     flops_plain: int
     question_tokens: int
-    question_limit: int
+    question_limit: int | None
 
 
-def cost_of_answer(
-    pair: Pair,
-    texts: CheckedTexts,
-    question: str,
-    read: Sequence[CompressedPassage],
-    context: Sequence[Floats | str],
-    kept: Sequence[str],
-    *,
-    completion: int,
-) -> ReadingCost:
-    """Count what an answer took; see ``Reader.cost``."""
-    asked = texts.asked(question)
-    prompt = texts.prompt_now(question, context)
-    plain = texts.prompt_now(question, kept)
-    used = pair.cost.generate(prompt.size, completion)
-    if read:
-        window = pair.window or pair.texts.text_tokens - texts.beside(question)
-        for passage in read:
-            # One in several windows: each is full, so the windows' tokens can be told.
-            size = min(passage.tokens_in, window)
-            used += passage.windows * pair.cost.compress(asked.read, size)
-    return ReadingCost(
-        prompt_tokens=prompt.text,
-        context_vectors=prompt.vectors,
-        positions=prompt.size,
-        flops_used=used,
-        flops_plain=pair.cost.generate(plain.size, completion),
-        question_tokens=asked.tokens,
-        question_limit=asked.limit,
-    )
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """One answer's texts, tokenised and counted: what it takes is arithmetic from here on.
+
+    Attributes:
+        flops: The pair's.
+        asked: The question, as the compressor reads it.
+        prompt: The generator's.
+        plain: Positions of a prompt with the text of the same passages.
+        window: Tokens of a passage in a full window, beside this question.
+    """
+
+    flops: ReadingCosts
+    asked: Asked
+    prompt: Prompt
+    plain: int
+    window: int
+
+    def cost(self, read: Sequence[CompressedPassage], *, completion_tokens: int) -> ReadingCost:
+        """Count what an answer took.
+
+        Args:
+            read: Every passage that the compressor read for it, kept or not.
+            completion_tokens: Tokens generated, the one that ends the answer included.
+        """
+        generating = self.flops.generate(self.prompt.size, completion_tokens)
+        return ReadingCost(
+            prompt_tokens=self.prompt.text,
+            context_vectors=self.prompt.vectors,
+            positions=self.prompt.size,
+            flops_used=generating + self.compressing(read),
+            flops_plain=self.flops.generate(self.plain, completion_tokens),
+            question_tokens=self.asked.tokens,
+            question_limit=self.asked.limit,
+        )
+
+    def compressing(self, read: Sequence[CompressedPassage]) -> int:
+        """Return the FLOPs of compressing passages."""
+        # One in several windows: each is full, so the windows' tokens can be told.
+        return sum(
+            one.windows * self.flops.compress(self.asked.read, min(one.tokens_in, self.window))
+            for one in read
+        )

@@ -75,6 +75,7 @@ class Generation:
         flying: Whether a step is under way with it.
         over: Nothing more comes of it.
         told: When its last token was chosen, seconds of ``time.perf_counter``; 0 before.
+        waited: Seconds until there was room for it.
     """
 
     order: Order
@@ -90,6 +91,7 @@ class Generation:
     flying: bool = False
     over: bool = False
     told: float = 0.0
+    waited: float = 0.0
     draws: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

@@ -668,18 +668,22 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., context_vectors: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("retrieve_ms", "compress_ms", "generate_ms", "ttft_ms", "total_ms")
+    __slots__ = ("retrieve_ms", "compress_ms", "generate_ms", "ttft_ms", "total_ms", "queue_ms", "tokenize_ms")
     RETRIEVE_MS_FIELD_NUMBER: _ClassVar[int]
     COMPRESS_MS_FIELD_NUMBER: _ClassVar[int]
     GENERATE_MS_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZE_MS_FIELD_NUMBER: _ClassVar[int]
     retrieve_ms: float
     compress_ms: float
     generate_ms: float
     ttft_ms: float
     total_ms: float
-    def __init__(self, retrieve_ms: _Optional[float] = ..., compress_ms: _Optional[float] = ..., generate_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
+    queue_ms: float
+    tokenize_ms: float
+    def __init__(self, retrieve_ms: _Optional[float] = ..., compress_ms: _Optional[float] = ..., generate_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., tokenize_ms: _Optional[float] = ...) -> None: ...
 
 class Likely(_message.Message):
     __slots__ = ("text", "logprob")

@@ -88,10 +88,10 @@ ANSWER = Answer(
     model="pair",
     text="Lake Constance",
     finish_reason="stop",
-    citations=(CITED, replace(CITED, index=1)),
+    citations=(CITED, replace(CITED, index=1, relevance_score=None)),
     compression=COMPRESSION,
     usage=Usage(10, 4, 3),
-    timings=Timings(1.0, 2.0, 3.0, 4.0, 5.0),
+    timings=Timings(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0),
     logprobs=(
         TokenLogprob("Lake", -0.25, (("Lake", -0.25), ("The", -math.inf))),
         TokenLogprob("", -0.5),

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from condensery.answers import Answer, Delta, Retrieved, TokenLogprob
+from condensery.callers import Call, calling, current
 from condensery.errors import EmptyInput, IndexNotFound, InputError, ModelNotFound
 from condensery.jobs import indexes
 from condensery.jobs.answer import answer, answered
@@ -166,3 +167,36 @@ async def test_a_bad_request_fails_before_the_first_event(services, request_, er
     stream = answer(services, Question(**{"text": "where?", **request_}))
     with pytest.raises(error, match=message):
         await anext(stream)
+
+
+async def test_waiting_for_the_generators_room_is_told_apart_from_generating(services, pool):
+    reader = pool.readers["pair"]
+    reader.waited = 3600.0  # more than anything takes here: it is taken off, not measured
+    whole = await answered(services, Question("where?", documents=DOCUMENTS))
+    assert whole.timings.queue_ms == 3_600_000
+    assert whole.timings.generate_ms == 0
+    stage = {"model": "pair", "stage": "generate"}
+    assert sample(services, "condensery_stage_duration_seconds_sum", **stage) == 0
+    stage = {"model": "pair", "stage": "tokenize"}
+    assert sample(services, "condensery_stage_duration_seconds_count", **stage) == 1
+
+
+async def test_what_compression_waits_and_tokenises_is_told_apart_from_compressing(services, pool):
+    reader = pool.readers["pair"]
+    compress = reader.compress
+
+    async def slowly(*given, **how):
+        current().spent.queued += 0.25
+        current().spent.tokenizing += 0.125
+        await asyncio.sleep(0.4)
+        return await compress(*given, **how)
+
+    reader.compress = slowly
+    with calling(Call()):
+        whole = await answered(services, Question("where?", documents=DOCUMENTS))
+    times = whole.timings
+    assert times.queue_ms == pytest.approx(250)
+    assert times.tokenize_ms >= 125
+    assert times.compress_ms == pytest.approx(whole.compression.compress_ms - 375)
+    parts = (times.retrieve_ms, times.queue_ms, times.tokenize_ms, times.compress_ms)
+    assert sum(parts) + times.generate_ms <= times.total_ms

@@ -179,28 +179,23 @@ async def test_what_does_not_fit_is_left_out_from_the_lowest_rank_and_said_to_be
 async def test_as_many_as_fit_are_read_and_few_more_are_counted(services, reader, room):
     documents = [Document(str(count), "a b c") for count in range(50)]
     reader.positions = 1 + 3 * room + 10
-    counted = []
-    spare = reader.spare
-
-    def watched(question, context, max_tokens):
-        counted.append(len(context))
-        return spare(question, context, max_tokens)
-
-    reader.spare = watched
     whole = await answered(services, ask(documents=documents, mode="off", max_tokens=10))
     assert [one.index for one in whole.citations] == list(range(room))
-    assert max(counted) <= 4 * room
+    assert len(reader.tokenised) <= 4 * room + 4
 
 
 async def test_long_texts_are_counted_without_stopping_the_event_loop(services, reader):
     threads = set()
-    spare = reader.spare
 
-    def watched(question, context, max_tokens):
-        threads.add(threading.current_thread())
-        return spare(question, context, max_tokens)
+    def watched(done):
+        def do(*given):
+            threads.add(threading.current_thread())
+            return done(*given)
 
-    reader.spare = watched
+        return do
+
+    for name in ("tokenise", "sizes", "count"):
+        setattr(reader, name, watched(getattr(reader, name)))
     await answered(services, ask(mode="off"))
     assert threads == {threading.current_thread()}
     threads.clear()

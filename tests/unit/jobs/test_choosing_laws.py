@@ -91,7 +91,7 @@ def test_a_choice_keeps_to_what_was_asked_and_accounts_for_every_passage(
     if reading.found:
         if question.max_context_vectors is not None:
             assert vectors <= question.max_context_vectors
-        assert reader.spare(question.text, reading.context, question.max_tokens) >= 0
+        assert reader.room(reading.prompt, question.max_tokens) >= 0
     else:
         assert found == () or max(one.score for one in found) < question.min_relevance
 

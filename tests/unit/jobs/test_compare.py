@@ -43,13 +43,13 @@ async def test_both_read_the_same_passages_in_the_same_order_compressed_once(ser
 async def test_the_answers_do_not_take_each_others_time(services, reader):
     """The second is begun once the first has ended."""
     ends = []
-    generate = reader.generate
+    generate = reader.generate_from
 
     def watched(*args, **how):
         ends.append(reader.closed)
         return generate(*args, **how)
 
-    reader.generate = watched
+    reader.generate_from = watched
     await compare(services, ask())
     assert ends == [0, 1]
 
@@ -67,7 +67,11 @@ async def test_answers_that_differ_by_case_and_articles_are_exact(services, read
     said = iter(["The Mill!", "a mill"])
 
     async def say(words, max_tokens):
-        yield type("Step", (), {"text": next(said), "count": 1, "finish": "stop", "logprob": None})
+        yield type(
+            "Step",
+            (),
+            {"text": next(said), "count": 1, "finish": "stop", "logprob": None, "waited": 0.0},
+        )
 
     reader._say = say
     found = await compare(services, ask())

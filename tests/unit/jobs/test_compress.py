@@ -152,7 +152,7 @@ async def test_a_blank_document_is_told_and_never_read(services, reader):
 
 async def test_a_question_that_was_cut_is_reported(services):
     found = await compress(services, "why " * 30, DOCUMENTS)
-    assert found.compression.reason == "the question was cut to 8 of its 30 tokens"
+    assert found.compression.reason == "for compression the question was cut to 8 of its 30 tokens"
 
 
 async def test_a_pair_without_scores_gives_none(services, reader):

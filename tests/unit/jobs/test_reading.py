@@ -16,6 +16,7 @@ from condensery.errors import (
 )
 from condensery.jobs import indexes, search
 from condensery.jobs.answer import answer, answered
+from condensery.jobs.compress import compress
 from condensery.questions import Question
 from condensery.values import Document, PairTraits
 
@@ -52,7 +53,7 @@ async def test_a_passage_that_fails_is_read_as_text_after_the_others_and_said_to
         ("best", 1),
     ]
     assert whole.text == "where? 2 0 gold gold gold "
-    assert [one.relevance_score > 0 for one in whole.citations] == [True, True, False]
+    assert [one.relevance_score is None for one in whole.citations] == [False, False, True]
     block = whole.compression
     assert (block.status, block.fallback, block.docs, block.left_out) == ("partial", (1,), 2, ())
     assert (block.tokens_in, block.vectors_out) == (5, 4)
@@ -98,7 +99,7 @@ async def test_a_passage_that_fails_alone_does_not_keep_retrievals_score(service
     await indexes.upsert(services, "kb", DOCUMENTS)
     reader.faults["gold gold gold"] = ModelFault(SECRET)
     whole = await answered(services, Question("where?", index="kb", top_k=3))
-    assert [one.relevance_score for one in whole.citations][-1] == 0
+    assert [one.relevance_score for one in whole.citations][-1] is None
 
 
 async def test_a_bug_in_the_compressor_is_a_fault_of_it_and_is_logged(services, reader, caplog):
@@ -217,3 +218,107 @@ async def test_the_first_event_says_of_compression_what_the_last_says(services, 
     assert isinstance(events[0], Retrieved)
     assert events[0].compression == events[-1].compression
     assert events[0].citations == events[-1].citations
+
+
+async def test_a_citation_is_placed_in_its_document_not_in_the_passage_that_holds_it(
+    services, reader
+):
+    reader.words_each = 2
+    text = " ".join([f"word{n}" for n in range(20)] + ["gold gold"] + [f"end{n}" for n in range(5)])
+    await indexes.create_index(services, "kb")
+    await indexes.upsert(services, "kb", [Document("long", text)])
+    found = await search.query(services, "kb", "where?", top_k=5)
+    (passage,) = (hit.passage for hit in found if "gold gold" in hit.passage.text)
+    within = passage.text.index("gold gold")
+    assert passage.start > 0
+    assert within > 0
+    whole = await answered(services, Question("where?", index="kb", top_k=5, top_n=1))
+    (cited,) = whole.citations
+    assert cited.start == passage.start + within
+    assert (cited.text, text[cited.start : cited.end]) == ("gold gold", "gold gold")
+
+
+@pytest.fixture
+def unscored(reader):
+    """A pair without a rerank head, whose windows are of two words."""
+    reader.traits = PairTraits(vectors=(2, 1), rates=(4, 8), scores=False, top_n=0)
+    reader.words_each = 2
+    return reader
+
+
+LONG = [Document("long", "a b c d e"), Document("longer", "f g h i j k l"), Document("short", "m")]
+
+
+async def test_without_a_rerank_head_all_of_a_long_passage_is_read(services, unscored):
+    whole = await answered(services, ask(documents=LONG))
+    assert [len(one) for one in unscored.contexts[-1]] == [2] * (3 + 4 + 1)
+    block = whole.compression
+    assert (block.docs, block.tokens_in, block.vectors_out) == (3, 13, 16)
+    assert block.ratio == 13 / 16
+    assert (block.status, block.reason) == ("applied", None)
+    assert whole.usage.context_vectors == 16
+    assert [one.text for one in whole.citations] == [one.text for one in LONG]
+    assert [one.relevance_score for one in whole.citations] == [None] * 3
+
+
+async def test_where_not_all_windows_fit_the_first_are_read_and_the_block_tells_of_them(
+    services, unscored
+):
+    unscored.positions = 1 + 2 * (2 + 2 + 1) + 10  # two windows of each, and not three
+    whole = await answered(services, ask(documents=LONG, max_tokens=10))
+    assert [len(one) for one in unscored.contexts[-1]] == [2] * (2 + 2 + 1)
+    block = whole.compression
+    assert (block.tokens_in, block.vectors_out, block.left_out) == (4 + 4 + 1, 10, ())
+    assert block.status == "partial"
+    assert block.reason == (
+        "3 of the 7 windows of long passages were compressed and are not read, since the "
+        "generator has no room for more"
+    )
+    assert [(one.text, one.end) for one in whole.citations[:2]] == [("a b c d", 7), ("f g h i", 7)]
+    assert block.flops_used == 10 * 10 + 3, "what was compressed is counted in whole"
+    # With less room than for one window each, passages are left out.
+    unscored.positions = 1 + 2 * 2 + 10
+    block = (await answered(services, ask(documents=LONG, max_tokens=10))).compression
+    assert (block.tokens_in, block.vectors_out, block.left_out) == (4, 4, (2,))
+    assert "5 of the 7 windows" in block.reason
+
+
+async def test_a_budget_is_kept_by_fewer_windows_before_fewer_passages(services, unscored):
+    for most, vectors, reason in (
+        (16, [2] * 8, None),
+        (8, [1] * 8, None),
+        (6, [1] * 5, "3 of the 7 windows"),
+        (3, [1] * 3, "5 of the 7 windows"),
+        (2, [1] * 2, "1 passage is left out"),
+    ):
+        whole = await answered(services, ask(documents=LONG, max_context_vectors=most))
+        assert [len(one) for one in unscored.contexts[-1]] == vectors
+        assert (reason or "") in (whole.compression.reason or "")
+        assert (reason is None) == (whole.compression.reason is None)
+        assert whole.compression.vectors_out == sum(vectors)
+
+
+async def test_a_context_holds_every_window_of_a_long_passage(services, unscored):
+    given = await answered(services, ask(documents=LONG))
+    held = await compress(services, "where?", LONG)
+    assert [(one.vectors_out, one.tokens_in) for one in held.documents] == [(6, 5), (8, 7), (2, 1)]
+    assert (held.compression.vectors_out, held.compression.tokens_in) == (16, 13)
+    found = await answered(services, Question("where?", context=held.context))
+    assert (found.text, found.citations) == (given.text, given.citations)
+    coarse = await compress(services, "where?", LONG, rate=8)
+    assert [one.vectors_out for one in coarse.documents] == [3, 4, 1]
+    found = await answered(services, Question("where?", context=coarse.context))
+    assert found.usage.context_vectors == 8
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+async def test_each_text_of_an_answer_becomes_tokens_once(services, reader, mode):
+    whole = await answered(services, ask(mode=mode))
+    assert len(whole.citations) == 3
+    assert sorted(reader.tokenised) == sorted(one.text for one in DOCUMENTS)
+
+
+async def test_a_target_time_tokenises_nothing_that_is_read_as_vectors_anew(services, reader):
+    reader.ms_each = (0, 1, 0, 0)
+    await answered(services, ask(target_ms=10_000))
+    assert sorted(reader.tokenised) == sorted(one.text for one in DOCUMENTS)

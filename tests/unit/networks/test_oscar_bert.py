@@ -45,16 +45,28 @@ def test_readings_compress_to_what_the_pairs_own_packing_gives() -> None:
 
 def test_a_long_passage_becomes_windows_and_a_long_question_is_cut() -> None:
     passage = text_of(60, seed=3)
-    (windows,) = TEXTS.readings(text_of(30), [passage])
+    (windows,) = TEXTS.readings(text_of(PAIR.shape.query_tokens), [passage])
     assert len(windows) == 3
     assert {reading.tokens for reading in windows} == {24}
     assert {reading.head for reading in windows} == {PAIR.shape.query_tokens + 2}
     assert (windows[0].start, windows[-1].end) == (0, len(passage))
+    # A longer one leaves a window less, and is cut where that would be less than a quarter.
+    (windows,) = TEXTS.readings(text_of(30), [passage])
+    assert {len(reading.ids) for reading in windows} == {39}
+    assert {(reading.head, reading.tokens) for reading in windows} == {(27 + 2, 9)}
+    assert (windows[0].start, windows[-1].end) == (0, len(passage))
     cut, tokens = TEXTS.cut(text_of(30))
-    assert (len(ids_of(cut)), tokens) == (12, 30)
+    assert (len(ids_of(cut)), tokens) == (27, 30)
     assert text_of(30).startswith(cut)
-    assert TEXTS.cut(cut) == (cut, 12)
+    assert TEXTS.cut(cut) == (cut, 27)
     assert TEXTS.readings(cut, [passage]) == [windows]
+    assert TEXTS.cut(cut, 12) == (" ".join(cut.split()[:12]), 27)
+
+
+def test_the_generator_is_asked_the_whole_question() -> None:
+    question = text_of(30)
+    (asked,) = TEXTS.prompt(question, [])
+    assert asked == [2, *ids_of(question), 3]
 
 
 def test_separators_stand_between_the_parts_of_a_prompt() -> None:
@@ -75,7 +87,7 @@ def test_separators_stand_between_the_parts_of_a_prompt() -> None:
 
 def test_an_answer_ends_with_sep() -> None:
     assert TEXTS.stop == {3}
-    assert (TEXTS.positions, TEXTS.query_tokens, TEXTS.text_tokens) == (96, 12, 12 + 24 + 3)
+    assert (TEXTS.positions, TEXTS.query_tokens, TEXTS.text_tokens) == (96, 27, 12 + 24 + 3)
     assert (TEXTS.vectors, TEXTS.rates, TEXTS.scores) == ((3,), (8,), True)
     assert TEXTS.decode([VOCABULARY.index("river")]) == "river"
     assert (GENERATOR.dtype, GENERATOR.device.type) == (torch.float32, "cpu")

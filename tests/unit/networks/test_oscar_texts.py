@@ -98,12 +98,30 @@ def test_the_question_is_left_out_where_the_compressor_does_not_read_it() -> Non
         assert compressor_texts(layout).readings("one", ["river"]) != texts.readings("", ["river"])
 
 
-def test_a_long_question_is_cut_and_its_length_told() -> None:
-    texts = compressor_texts("pair")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_question_is_cut_where_it_would_leave_a_passage_less_than_a_quarter(layout: str) -> None:
+    texts = compressor_texts(layout)
+    assert texts.query_tokens is not None
     cut, tokens = texts.cut(TEXT)
-    assert tokens > 16
+    assert tokens > 64
     assert TEXT.startswith(cut)
-    assert texts.cut(cut) == (cut, 16)
+    assert texts.cut(cut) == (cut, texts.query_tokens)
+    (windows,) = texts.readings(cut, [TEXT])
+    assert all(len(window.ids) == 64 for window in windows)
+    assert all(15 <= window.tokens <= 18 for window in windows)  # 16, but for what joins to others
+    assert windows[-1].end == len(TEXT)
+    shorter, whole = texts.cut(TEXT, 5)
+    assert (texts.cut(shorter)[1], whole) == (5, tokens)
+
+
+def test_a_compressor_that_reads_no_question_cuts_none() -> None:
+    texts = compressor_texts("enclosed", question=False)
+    assert texts.query_tokens is None
+    assert texts.cut(TEXT)[0] == TEXT
+
+
+def test_a_question_that_leaves_no_room_for_a_passage_is_refused() -> None:
+    texts = compressor_texts("pair")
     with pytest.raises(ValueError, match=r"leaves no room for a passage: .* tokens of 64"):
         texts.readings(TEXT, ["river"])
 
@@ -211,7 +229,7 @@ def test_both_halves_texts_are_one_interface() -> None:
         shape,
     )
     assert (texts.stop, texts.positions) == (frozenset({1}), 2048)
-    assert (texts.query_tokens, texts.text_tokens) == (16, 64)
+    assert (texts.query_tokens, texts.text_tokens) == (64 - 2 - 16, 64)
     assert (texts.vectors, texts.rates, texts.scores) == ((8,), (6,), False)
     assert texts.cut(QUESTION)[0] == QUESTION
     ids = tokenizer.encode("the river</s>", add_special_tokens=False).ids

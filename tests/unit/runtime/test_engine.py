@@ -808,3 +808,29 @@ def test_on_a_gpu_graphs_give_what_transformers_gives(kind: str) -> None:
         assert served.sample("decode_graphs", model="m") == 4
     finally:
         served.close()
+
+
+async def test_what_waits_for_room_says_how_long_and_the_metrics_have_it_as_the_queue() -> None:
+    served = Served(room=Room(1, 4096, 256))  # one at a time
+    queue = {"model": "m", "stage": "queue"}
+    gate = Gate()
+    try:
+        with served.before_each_step(gate), calling(Call()) as call:
+            first = served.begin(prompt_of(1), 3)
+            await gate.wait()
+            second = served.begin(prompt_of(2), 3)
+            began = time.perf_counter()
+            await asyncio.sleep(0.05)
+            held = time.perf_counter() - began
+            assert second.waited == 0, "it waits still"
+            gate.opened.set()
+            await served.rest(first)
+            await served.rest(second)
+        assert second.waited >= held
+        assert served.sample("stage_duration_seconds_count", **queue) == 2
+        waited = first.waited + second.waited
+        assert served.sample("stage_duration_seconds_sum", **queue) == pytest.approx(waited)
+        assert call.spent.queued == pytest.approx(waited, abs=0.01)
+    finally:
+        gate.opened.set()
+        served.close()

@@ -92,11 +92,21 @@ async def test_a_text_that_is_none_is_named_by_its_field(
         await texts.prompt("who?", [np.zeros((3, 32), np.float32), "the mill", over])
 
 
-async def test_a_question_that_leaves_no_room_is_the_question_s_fault(
+async def test_a_question_of_any_length_leaves_room_for_a_passage_and_is_told_to_be_cut(
     threads: ThreadPoolExecutor,
 ) -> None:
     texts = CheckedTexts(causal(text_tokens=18), 0, threads)
-    await texts.read("Who?", ["The mill stands by the river."], "documents")
+    asked, _ = await texts.read("Who?", ["The mill stands by the river."], "documents")
+    assert asked.read == asked.tokens
+    asked, ((window,),) = await texts.read("xyz " * 30, ["A."], "documents")
+    assert asked.read == asked.limit == 12 < asked.tokens
+    assert window.tokens > 0
+
+
+async def test_with_no_room_for_any_question_that_is_the_question_s_fault(
+    threads: ThreadPoolExecutor,
+) -> None:
+    texts = CheckedTexts(causal(text_tokens=3), 0, threads)
     with pytest.raises(InputError, match="leaves no room") as caught:
         await texts.read("xyz " * 30, ["A."], "documents")
     assert caught.value.field == "query"

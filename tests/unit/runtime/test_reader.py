@@ -159,20 +159,20 @@ async def test_score_is_the_relevance_that_compress_gives(reader: Reader) -> Non
 
 async def test_a_question_over_the_limit_is_cut(reader: Reader) -> None:
     question = text_of(40)
-    head = " ".join(question.split()[:12])
+    head = " ".join(question.split()[:27])
     whole, cut = [await reader.score(q, PASSAGES) for q in (question, head)]
     np.testing.assert_allclose(whole.scores, cut.scores, atol=1e-4)
     assert whole.tokens == cut.tokens
     assert (whole.query_truncated, cut.query_truncated) == (True, False)
     memory = [p.memory for p in await compressed_by(reader, head, PASSAGES)]
     same = [await join(reader.generate(q, memory, max_tokens=6)) for q in (question, head)]
-    assert same[0] == same[1]
+    assert same[0] != same[1], "the generator reads all of it"
 
 
 async def test_a_question_over_the_limit_is_refused_where_nothing_may_be_cut(
     reader: Reader,
 ) -> None:
-    with pytest.raises(InputError, match=r"40 tokens, over the model's 12") as caught:
+    with pytest.raises(InputError, match=r"40 tokens, over the model's 27") as caught:
         await reader.score(text_of(40), PASSAGES, truncate=False)
     assert caught.value.field == "query"
     assert caught.value.value == 40
@@ -313,7 +313,7 @@ async def test_costs_agree_with_each_other_and_with_the_counts(reader: Reader) -
     cost = reader.cost(QUESTION, found, memory, kept, completion_tokens=4)
     assert cost.prompt_tokens == 7 + 2
     assert cost.context_vectors == 2 * 3
-    assert (cost.question_tokens, cost.question_limit) == (7, 12)
+    assert (cost.question_tokens, cost.question_limit) == (7, 27)
 
     plain = reader.cost(QUESTION, [], kept, kept, completion_tokens=4)
     assert plain.flops_used == plain.flops_plain == cost.flops_plain
@@ -353,7 +353,7 @@ def reader_vocabulary() -> int:
 
 async def test_a_question_over_the_limit_is_told_by_the_cost(reader: Reader) -> None:
     cost = reader.cost(text_of(40), [], [], [], completion_tokens=1)
-    assert (cost.question_tokens, cost.question_limit, cost.prompt_tokens) == (40, 12, 14)
+    assert (cost.question_tokens, cost.question_limit, cost.prompt_tokens) == (40, 27, 42)
 
 
 async def test_text_over_the_character_limit_is_refused_naming_its_field(reader: Reader) -> None:

@@ -57,8 +57,10 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Reader]]:
         models.close()
 
 
-async def compress(reader: Reader, passages: list[str]) -> list[CompressedPassage]:
-    found = await reader.compress(QUESTION, passages)
+async def compress(
+    reader: Reader, passages: list[str], question: str = QUESTION
+) -> list[CompressedPassage]:
+    found = await reader.compress(question, passages)
     assert not [one for one in found if isinstance(one, CondenseryError)]
     return [one for one in found if isinstance(one, CompressedPassage)]
 
@@ -111,6 +113,28 @@ async def test_a_published_pair_answers_as_its_own_code_would(
     assert (reader.traits.vectors, reader.traits.scores) == ((8,), False)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_long_question_is_read_whole_by_both_halves_as_the_published_code_reads_it(
+    bases: dict[str, Path], serve: Callable[..., Reader], tmp_path: Path, kind: str
+) -> None:
+    decoder, compressor, form = KINDS[kind]
+    published = Cocom(tmp_path / "naver", (bases[decoder], bases[compressor]), form)
+    reader = serve(published.path)
+    question = "How long is the river that runs by the old mill, where bread is sold? " * 4
+    assert len(published.reader(question, add_special_tokens=False)["input_ids"]) > 64
+    passages = ["The mill stands.", "It is long."]
+    found = await compress(reader, passages, question)
+    wanted = published.compress(question, passages, 192)
+    assert_close(np.stack([one.memory for one in found]), wanted)
+    said = published.answer(published.embed(question, wanted), 12)
+    memory = [one.memory for one in found]
+    tokens = await tokens_of(reader.generate(question, memory, max_tokens=12))
+    assert [token.id for token in tokens] == said
+    cost = reader.cost(question, found, memory, passages, completion_tokens=12)
+    assert cost.question_limit is not None
+    assert 64 < cost.question_tokens <= cost.question_limit
+
+
 async def test_a_pair_of_the_rewritten_code_answers_as_that_would(
     bases: dict[str, Path], serve: Callable[..., Reader], tmp_path: Path
 ) -> None:
@@ -139,13 +163,19 @@ async def test_memory_and_text_mix_are_counted_and_must_fit(
     whole = published.reader(LONG, add_special_tokens=False)["input_ids"]
     assert found[3].tokens_in == pytest.approx(len(whole), abs=1)
     assert LONG[found[3].start : found[3].end] in LONG
-    (first,) = await compress(reader, [LONG[: found[3].end]])
-    assert found[3].start == 0, "nothing is scored: the first window counts"
+    parts = found[3].parts
+    assert len(parts) == found[3].windows
+    assert (found[3].start, found[3].end) == (0, len(LONG)), "nothing is scored: all windows count"
+    assert (parts[-1].end, parts[-1].tokens) == (found[3].end, found[3].tokens_in)
+    (first,) = await compress(reader, [LONG[: parts[0].end]])
     assert_close(found[3].memory, torch.from_numpy(first.memory))
+    assert first.tokens_in == pytest.approx(parts[0].tokens, abs=1)
+    assert found[3].memories[0] is found[3].memory
+    assert not np.allclose(found[3].memories[1], found[3].memory, atol=1e-3)
 
     memory = [one.memory for one in found]
     mixed: list[Floats | str] = [memory[0], PASSAGES[2], memory[3]]
-    kept = [PASSAGES[0], PASSAGES[2], LONG[: found[3].end]]
+    kept = [PASSAGES[0], PASSAGES[2], LONG[: parts[0].end]]
     cost = reader.cost(QUESTION, found, mixed, kept, completion_tokens=5)
     alone = reader.cost(QUESTION, found, [memory[0], memory[3]], kept, completion_tokens=5)
     assert cost.context_vectors == alone.context_vectors == 16

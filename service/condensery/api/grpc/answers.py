@@ -77,6 +77,8 @@ def answer(found: answers.Answer) -> pb.AnswerResponse:
             generate_ms=timings.generate_ms,
             ttft_ms=timings.ttft_ms,
             total_ms=timings.total_ms,
+            queue_ms=timings.queue_ms,
+            tokenize_ms=timings.tokenize_ms,
         ),
         logprobs=_logprobs(found.logprobs),
     )

@@ -17,7 +17,7 @@ class Citation(Reply):
     text: str
     start: int
     end: int
-    relevance_score: float
+    relevance_score: float | None = Field(description="null where nothing scored the passage.")
     metadata: dict[str, JsonValue]
 
 
@@ -56,6 +56,10 @@ class AnswerTimings(Reply):
     generate_ms: float
     ttft_ms: float
     total_ms: float
+    queue_ms: float = Field(
+        description="Waiting: for a device, and for room among the generator's keys and values."
+    )
+    tokenize_ms: float = Field(description="Making tokens of question, passages and context.")
 
 
 class Likely(Reply):
@@ -103,12 +107,14 @@ class Comparison(Reply):
     compressed: WholeAnswer
     plain: WholeAnswer
     agreement: Agreement
-    speedup: float = Field(description="Plain's time over compressed's, retrieval left out.")
+    speedup: float = Field(
+        description="Plain's time over compressed's, retrieval and waiting left out."
+    )
     flops_saved: int
 
 
 class CompressedDocument(Reply):
-    """What became of one document; ``relevance_score`` is null if it failed."""
+    """What became of one document; ``relevance_score`` is null if it failed, or nothing scores."""
 
     index: int
     id: str

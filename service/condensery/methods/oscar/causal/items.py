@@ -21,7 +21,7 @@ class Item:
     """What one row teaches.
 
     Attributes:
-        question: As far as it is read; "" in pretraining.
+        question: As far as training reads it; "" in pretraining.
         readings: What the compressor reads, a passage each; none where the passages are plain.
         texts: What the generator reads of plain passages.
         label: Tokens to be said, the one that ends them included.
@@ -99,7 +99,7 @@ class Questions:
     def item(self, number: int, *, plain: bool = False, part: float = 0.0) -> Item:
         """Return a question's item; of a long passage, one window (``window_of``)."""
         row = self.rows[number]
-        question = self._texts.cut(row.question)[0]
+        question = self._texts.cut(row.question, self._bases.shape.compressor.query_tokens)[0]
         passages = row.passages[: self._recipe.passages]
         windows = self._texts.readings(question, passages)
         golds = [text.casefold() for text in (row.label, *row.answers) if text.strip()]
