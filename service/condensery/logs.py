@@ -10,9 +10,15 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from condensery.callers import Call
+
+SLOW_MS = 10_000.0
+SLOW_LINE_SECONDS = 1.0  # at most one slow request a second is logged
 
 _log = logging.getLogger(__name__)
 
@@ -88,3 +94,64 @@ class EventFormatter(logging.Formatter):
         line = " ".join([stamp, record.levelname.lower(), record.getMessage(), *fields])
         error = record.exc_info[1] if record.exc_info else None
         return line if error is None else f"{line}\n{describe(error)}"
+
+
+class SlowRequests:
+    """Logs requests that took long: where their time went and on how much, never their text.
+
+    Args:
+        least_ms: What counts as long, milliseconds; 0 logs none.
+        clock: Seconds, as ``Call.started`` has them.
+    """
+
+    def __init__(
+        self, least_ms: float = SLOW_MS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._least_ms = least_ms
+        self._clock = clock
+        self._logged = -SLOW_LINE_SECONDS
+        self._unlogged = 0  # since the last line
+
+    def took_long(self, call: Call) -> bool:
+        """Whether a request that is over may be worth a line."""
+        return 0 < self._least_ms <= 1000 * (self._clock() - call.started)
+
+    def tell(self, call: Call, *, door: str, route: str, status: int | str) -> None:
+        """Log a request that is over, if it took long and no other was logged just now.
+
+        Args:
+            call: Whose time it was.
+            door: "rest" or "grpc".
+            route: The pattern of its path, or its method; the path itself is the caller's text.
+            status: What it ended with, as the door says it.
+        """
+        if not self.took_long(call):
+            return
+        now = self._clock()
+        if now - self._logged < SLOW_LINE_SECONDS:
+            self._unlogged += 1
+            return
+        spent = call.spent
+        stages = {
+            **spent.stages,
+            "tokenize": spent.tokenizing,
+            "queue": spent.queued,
+            "forward": spent.running,
+        }
+        _log.warning(
+            "slow_request",
+            extra={
+                "request_id": call.request_id,
+                "door": door,
+                "route": route,
+                "status": status,
+                "ms": round(1000 * (now - call.started), 1),
+                **{f"{name}_ms": round(1000 * stages[name], 1) for name in sorted(stages)},
+                "items": spent.inputs,
+                "passages": spent.passages,
+                "tokens": spent.tokens,
+                "tokens_generated": spent.generated,
+                "slow_unlogged": self._unlogged,
+            },
+        )
+        self._logged, self._unlogged = now, 0

@@ -173,6 +173,8 @@ class Settings(BaseModel):
         default="info", json_schema_extra=_LOGGING
     )
     """Least level that is logged."""
+    slow_ms: int = Field(default=10_000, ge=0, le=86_400_000, json_schema_extra=_LOGGING)
+    """Milliseconds from which a request is logged with its stages, one a second; 0 logs none."""
     tei_metrics: bool = Field(default=True, json_schema_extra=_LOGGING)
     """Tell /metrics under TEI's names too (te_*), for dashboards that were made for it."""
 

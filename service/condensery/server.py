@@ -41,7 +41,7 @@ from condensery.jobs.samples import NAME as SAMPLES
 from condensery.jobs.samples import ensure_samples
 from condensery.jobs.services import Limits, Services
 from condensery.keys import KEPT, Keys, keep_key, reload
-from condensery.logs import configure_logging, log_loop_fault
+from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics
 from condensery.settings import Settings
 from condensery.signals import Signals
@@ -190,6 +190,7 @@ class Server:
             keys=self._keys,
             contexts=Contexts(settings.max_context_bytes, metrics),
             search=settings.search,
+            slow=SlowRequests(settings.slow_ms),
         )
         follow(services)
         self._watch(stack, pool, metrics)

@@ -1,4 +1,4 @@
-"""No text of users is in the log, whatever fails."""
+"""No text of users is in the log, whatever fails or takes long."""
 
 import io
 import logging
@@ -14,10 +14,11 @@ from tests.unit.conftest import StandInPool
 
 from condensery.api.grpc.server import start
 from condensery.api.rest.app import build
+from condensery.callers import Call
 from condensery.errors import InputError
 from condensery.jobs import indexes, rebuild
 from condensery.jobs.services import Services
-from condensery.logs import EventFormatter, describe
+from condensery.logs import EventFormatter, SlowRequests, describe
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.upkeep import RebuildPlan
 from condensery.values import Document
@@ -200,3 +201,70 @@ fail()
     )
     assert done.stderr.count("builtins.ValueError") == 5
     assert MARK not in done.stderr
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.request_id for one in caplog.records]  # type: ignore[attr-defined]
+
+
+def test_a_long_request_is_told_with_its_stages_and_counts(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = Call("mine", started=clock.now)
+    spent = call.spent
+    spent.inputs, spent.passages, spent.tokens, spent.generated = 20, 20, 2500, 64
+    spent.tokenizing, spent.queued = 0.25, 4.0
+    spent.ran("cpu", 1.0, 5.0, 7.5)
+    spent.stages = {"compress": 6.75, "generate": 3.0, "tokenize": 0.125}
+    clock.now += 10.5
+    SlowRequests(10_000, clock).tell(call, door="grpc", route="/rag/Answer", status="OK")
+    (event,) = caplog.records
+    assert (event.levelno, event.getMessage()) == (logging.WARNING, "slow_request")
+    wanted = {
+        "request_id": "mine", "door": "grpc", "route": "/rag/Answer", "status": "OK",
+        "ms": 10_500.0, "queue_ms": 4000.0, "tokenize_ms": 250.0, "forward_ms": 2500.0,
+        "compress_ms": 6750.0, "generate_ms": 3000.0, "items": 20, "passages": 20,
+        "tokens": 2500, "tokens_generated": 64, "slow_unlogged": 0,
+    }  # fmt: skip
+    assert {name: getattr(event, name) for name in wanted} == wanted
+
+
+def test_only_what_is_long_enough_is_told_and_nothing_where_none_is_wanted(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow, none = SlowRequests(100, clock), SlowRequests(0, clock)
+    call = Call("mine", started=clock.now)
+    for seconds in (0.0, 0.0625):
+        clock.now += seconds
+        slow.tell(call, door="rest", route="/embed", status=200)
+    assert told(caplog) == []
+    clock.now += 0.0625
+    none.tell(call, door="rest", route="/embed", status=200)
+    assert told(caplog) == []
+    slow.tell(call, door="rest", route="/embed", status=200)
+    assert told(caplog) == ["mine"]
+
+
+def test_one_a_second_is_told_and_how_many_were_not(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = SlowRequests(100, clock)
+    for number in range(25):
+        call = Call(str(number), started=clock.now - 5)
+        slow.tell(call, door="rest", route="/embed", status=200)
+        clock.now += 0.125
+    assert told(caplog) == ["0", "8", "16", "24"]
+    assert [one.slow_unlogged for one in caplog.records] == [0, 7, 7, 7]  # type: ignore[attr-defined]

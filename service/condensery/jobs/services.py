@@ -9,6 +9,7 @@ from condensery.jobs.index_ports import Indexes
 from condensery.jobs.ports import Pool
 from condensery.jobs.rebuilds import Rebuilds
 from condensery.keys import Keys
+from condensery.logs import SlowRequests
 from condensery.metrics import Metrics
 from condensery.questions import SearchMode
 
@@ -125,7 +126,8 @@ class Health:
 class Services:
     """The parts that jobs use.
 
-    ``search`` is how an index is searched where a request does not say.
+    ``search`` is how an index is searched where a request does not say; ``slow`` logs requests that
+    took long.
     """
 
     pool: Pool
@@ -138,3 +140,4 @@ class Services:
     contexts: Contexts = field(default_factory=Contexts)
     rebuilds: Rebuilds = field(default_factory=Rebuilds)
     search: SearchMode = "dense"
+    slow: SlowRequests = field(default_factory=SlowRequests)

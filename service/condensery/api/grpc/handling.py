@@ -46,6 +46,7 @@ def handler(services: Services, call: Call[Any], readers: Readers, streams: Stre
             request_id=asking.request_id(find(metadata, "x-request-id")),
             caller=guarding.caller() or host_of(context.peer()),
             deadline=started + services.limits.request_seconds,
+            started=started,
         )
         context.set_trailing_metadata((("x-request-id", asked.request_id),))
         outcome = "CANCELLED"  # unless it comes to an end of its own
@@ -69,6 +70,8 @@ def handler(services: Services, call: Call[Any], readers: Readers, streams: Stre
             await abort(context, grpc.StatusCode.INTERNAL, details, asked.request_id)
         finally:
             _report(call, asked, outcome, started)
+            if call.each is None:  # of a stream of requests each is told by itself
+                services.slow.tell(asked, door="grpc", route=call.path, status=outcome)
 
     if call.unary is not None or call.gather is not None:
         return grpc.stream_unary_rpc_method_handler(handle)

@@ -12,10 +12,10 @@ import grpc
 
 from condensery import callers
 from condensery.api.grpc.calls import Call
-from condensery.api.grpc.errors import Context
+from condensery.api.grpc.errors import Context, code_of
 from condensery.api.grpc.metadata import find
 from condensery.api.grpc.requests import check_size, counted, deadline, in_time, parse
-from condensery.errors import DeadlineExceeded, Overloaded, Unavailable
+from condensery.errors import CondenseryError, DeadlineExceeded, Overloaded, Unavailable
 from condensery.jobs.accounting import counting_refusals
 from condensery.jobs.checks import check_count
 from condensery.jobs.services import Services
@@ -258,12 +258,23 @@ class _Stream:
     async def _do(self, data: bytes, asked: callers.Call) -> bytes:
         call, services = self._call, self._services
         assert call.each is not None
-        do = call.each
-        with counting_refusals(services, call.task, "grpc"):
-            given = parse(call, data)
-        with counted(services, call, given, self._model):
-            work = _patiently(lambda: do(services, given, self._model), asked)
-            return await in_time(work, asked)
+        do, outcome = call.each, "CANCELLED"  # unless it comes to an end of its own
+        try:
+            with counting_refusals(services, call.task, "grpc"):
+                given = parse(call, data)
+            with counted(services, call, given, self._model):
+                work = _patiently(lambda: do(services, given, self._model), asked)
+                reply = await in_time(work, asked)
+            outcome = "OK"
+            return reply
+        except CondenseryError as error:
+            outcome = code_of(error, call.family).name
+            raise
+        except Exception:
+            outcome = "INTERNAL"
+            raise
+        finally:
+            services.slow.tell(asked, door="grpc", route=call.path, status=outcome)
 
 
 async def _patiently(work: Callable[[], Awaitable[Done]], asked: callers.Call) -> Done:

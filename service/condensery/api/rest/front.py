@@ -71,7 +71,12 @@ class Front:
         exchange.reply_headers = self._origins.reply_headers(scope["headers"])
         scope["state"] = {"request_id": exchange.request_id}
         started = time.monotonic()
-        call = Call(exchange.request_id, _peer(scope), started + self._limits.request_seconds)
+        call = Call(
+            exchange.request_id,
+            _peer(scope),
+            started + self._limits.request_seconds,
+            started=started,
+        )
         found = self._table.find(scope["path"])
         with calling(call):
             try:
@@ -86,6 +91,14 @@ class Front:
             finally:
                 exchange.close()
                 _report(scope, exchange, found, started)
+                if self._services.slow.took_long(call):  # few requests
+                    route = _nearest(scope, found)
+                    self._services.slow.tell(
+                        call,
+                        door="rest",
+                        route=route.template if route else "-",
+                        status=CLIENT_LEFT if exchange.left else exchange.status,
+                    )
 
     async def _serve(
         self, scope: Scope, exchange: Exchange, found: dict[str, Route], call: Call

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,12 @@ from grpc import StatusCode
 from condensery.api.grpc.server import start
 from condensery.errors import IndexNotFound, InputError, StartError
 from condensery.jobs.services import Services
+from condensery.logs import SlowRequests
 from condensery.runtime.generator import Token
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.stubs import condensery_v1_pb2_grpc as stubs
+from condensery.stubs import tei_v1_pb2 as tei_pb
+from condensery.stubs import tei_v1_pb2_grpc as tei_stubs
 from condensery.values import Document
 
 
@@ -321,3 +325,40 @@ async def test_a_client_that_stops_reading_and_leaves_is_not_generated_for(
 async def test_a_host_that_is_not_ours_is_refused(services: Services) -> None:
     with pytest.raises(StartError, match=r"192\.0\.2\.1"):
         await start(services, "192.0.2.1", 0)
+
+
+async def test_slow_calls_are_told_and_each_message_of_a_stream_of_requests_is_one(
+    channel: grpc.aio.Channel, services: Services, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = time.monotonic() + 3600  # every call has taken an hour; and two seconds later the next
+
+    def clock() -> float:
+        nonlocal now
+        now += 2
+        return now
+
+    object.__setattr__(services, "slow", SlowRequests(1_000, clock))  # the fixture's are frozen
+    secret = "private words"
+
+    def told() -> list[tuple[str, str]]:
+        lines = [vars(one) for one in caplog.records if one.getMessage() == "slow_request"]
+        assert secret not in repr(lines)
+        assert all(one["door"] == "grpc" for one in lines)
+        caplog.clear()
+        return [(one["route"], one["status"]) for one in lines]
+
+    await embed(channel, texts=[secret])
+    await refused(embed(channel, texts=[secret], model="nope"))
+    asked = pb.AnswerRequest(query=secret, documents=[pb.Document(text=f"{secret} gold")])
+    await stubs.RagStub(channel).Answer(asked)
+    assert [event async for event in stubs.RagStub(channel).AnswerStream(asked)]
+    await until(lambda: sum(one.getMessage() == "slow_request" for one in caplog.records) == 4)
+    assert told() == [
+        ("/condensery.v1.Embedding/EmbedBatch", "OK"),
+        ("/condensery.v1.Embedding/EmbedBatch", "NOT_FOUND"),
+        ("/condensery.v1.Rag/Answer", "OK"),
+        ("/condensery.v1.Rag/AnswerStream", "OK"),
+    ]
+    messages = (tei_pb.EmbedRequest(inputs=secret) for _ in range(3))
+    assert len([one async for one in tei_stubs.EmbedStub(channel).EmbedStream(messages)]) == 3
+    assert told() == [("/tei.v1.Embed/EmbedStream", "OK")] * 3

@@ -2,11 +2,13 @@
 
 import hashlib
 import logging
+import time
 
 import pytest
 
 from condensery.errors import ModelFault
 from condensery.keys import Key
+from condensery.logs import SlowRequests
 
 SECRET = "a-key-that-nobody-may-see"
 PRIVATE = "private words"
@@ -84,3 +86,38 @@ async def test_nothing_that_a_caller_wrote_is_in_the_log(line, services, events)
     told = repr([vars(event) for event in events.records])
     assert PRIVATE not in told
     assert SECRET not in told
+
+
+@pytest.fixture
+def hurried(services):
+    """Services to which every request has taken an hour."""
+    slow = SlowRequests(1_000, clock=lambda: time.monotonic() + 3600)
+    object.__setattr__(services, "slow", slow)  # the fixture's own are frozen
+    return slow
+
+
+async def test_a_slow_request_is_told_with_its_stages_and_counts_and_without_its_text(
+    line, services, events, hurried
+):
+    question = {"query": PRIVATE, "documents": [f"{PRIVATE} gold", "b"]}
+    for path, body, own in (
+        ("/v1/embeddings", {"input": [PRIVATE, "b"]}, {}),
+        ("/rerank", {"query": PRIVATE, "texts": ["a"]}, {}),
+        ("/v1/rag/answer", question, {"tokens_generated": 3}),
+        ("/v1/rag/answer", {**question, "stream": True}, {"tokens_generated": 3}),
+        ("/embed", {"inputs": 5}, {"status": 422}),
+        (f"/v1/indexes/{PRIVATE}", {}, {"route": "/v1/indexes/{name}", "status": 405}),
+    ):
+        events.clear()
+        services.slow._logged = -1.0  # a second ago, to it
+        await line(path, body, headers={"x-request-id": "mine-7"}).run()
+        (event,) = (one for one in events.records if one.getMessage() == "slow_request")
+        wanted = {"request_id": "mine-7", "door": "rest", "route": path, "status": 200, **own}
+        assert {name: getattr(event, name) for name in wanted} == wanted
+        assert event.ms > 3_500_000
+        for name in ("queue_ms", "tokenize_ms", "forward_ms", "items", "passages", "tokens"):
+            assert getattr(event, name) >= 0
+        if "answer" in path:
+            assert event.compress_ms >= 0
+            assert event.generate_ms >= 0
+        assert PRIVATE not in repr(vars(event))
