@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +49,7 @@ class Token:
     finish: FinishReason | None = None
     id: int | None = None
     logprob: TokenLogprob | None = None
-    waited: float = 0.0
+    waited: float = field(default=0.0, compare=False)
 
 
 class Generator:

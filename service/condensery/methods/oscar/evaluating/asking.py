@@ -80,6 +80,12 @@ async def ask(
     )
     wanted = len(context)
     context = context[: room_for(reader, question, context, max_tokens)]
+    read = len(context)
+    if found and not rates:  # all windows of long passages, as the service reads them
+        kept = list(order)[:read]
+        windows = [memory for place in kept for memory in found[place].memories]
+        if reader.spare(question, windows, max_tokens) >= 0:
+            context = list(windows)
     text, count = "", 0
     async for token in reader.generate(question, context, max_tokens=max_tokens):
         text += token.text
@@ -88,8 +94,8 @@ async def ask(
     return Outcome(
         answer=text,
         given=len(passages),
-        read=len(context),
-        left_out=wanted - len(context),
+        read=read,
+        left_out=wanted - read,
         relevance=sigmoid(scores[best[0]]) if rates else None,
         first=best[0] if rates else -1,
         vectors=cost.context_vectors,
