@@ -222,7 +222,7 @@ class Server:
         await self._rest.started()
         services.health.start()
         url = self._greet(listener.getsockname()[1], time.perf_counter() - began)
-        say(_example(url, pool, samples=samples, keyed=not keys.open))
+        say(_example(url, pool, samples=samples, keyed=not self._keys.open))
 
     async def run(self) -> None:
         """Serve until told to end, or until something breaks that can't be mended; then end."""

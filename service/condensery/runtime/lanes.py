@@ -25,7 +25,7 @@ MISSING = object()
 
 @dataclass(slots=True, eq=False)
 class Request(Generic[Item, Result]):
-    """What a caller submitted at once: what waits of it, its results as they come, and who waits for them.
+    """What a caller submitted at once: what waits of it, its results as they come, and who waits.
 
     Attributes:
         reply: Set once all results are there, or one has failed (see ``each``).

@@ -250,8 +250,10 @@ class Protocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """End the connection, once what has come on it, in part or unread, is answered."""
         self._ending = True
-        # Amid a handshake, which is ended by who accepted it; or ended already.
-        if self.transport is None or self.transport.is_closing():
+        # uvicorn sets a transport with the connection: none is there amid a TLS handshake, which is
+        # ended by who accepted it.
+        transport: asyncio.Transport | None = self.transport
+        if transport is None or transport.is_closing():
             return
         if self._serving() is not None:
             super().shutdown()
