@@ -159,11 +159,11 @@ class Watchdog:
             self._fatal_since = now
             self._call(self._on_fatal, reason)
             return reason
-        if workers.replace(worker, job, f"the device worker {how} while it ran this batch"):
-            self._last_restart = now
-            _log.error("worker_restarted", extra=event)
-            if self._metrics is not None:
-                self._metrics.worker_restarts.inc()
+        self._last_restart = now
+        _log.error("worker_restarted", extra=event)
+        if self._metrics is not None:
+            self._metrics.worker_restarts.inc()
+        workers.replace(worker, f"the device worker {how} while it ran this batch", of=job)
         return None
 
     def _call(self, function: Callable[..., None], *args: object) -> None:

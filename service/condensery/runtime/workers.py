@@ -158,15 +158,20 @@ class Workers:
         job = worker.job
         return own + (self._wide.ids() if job is not None and job.threads > 1 else [])
 
-    def replace(self, worker: Worker, job: Job | None, reason: str) -> bool:
+    def replace(self, worker: Worker, reason: str, *, of: Job | None = None) -> None:
         """Give up a worker that hangs or has died: fail its batch, start another in its place.
 
-        Returns:
-            Whether it was; not so if it has another job than ``job`` by now, or the team is closed.
+        Args:
+            worker: In the team.
+            reason: Told to those who wait for its batch.
+            of: The job that it is given up for, left alone if that is done by now; None for
+                whatever it does.
         """
         with self._lock:
-            if self._closed or worker not in self._team or worker.job is not job:
-                return False
+            job = worker.job
+            done = of is not None and job is not of
+            if self._closed or worker not in self._team or done:
+                return
             self._team.remove(worker)
             worker.abandoned = True
             if job is not None and job.threads > 1:
@@ -176,7 +181,6 @@ class Workers:
             self._start(Worker(worker.name, worker.express))
         if job is not None:
             job.fail(reason)
-        return True
 
     def close(self, seconds: float = 10.0) -> bool:
         """Stop once the work in hand is done; waits for that, no longer than ``seconds``.

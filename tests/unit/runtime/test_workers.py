@@ -163,9 +163,9 @@ def test_a_worker_that_is_replaced_fails_its_batch_and_another_goes_on() -> None
     workers.add(source)
     assert begun.wait(WAIT)
     lost = next(worker for worker in workers.team() if worker.job is hung)
-    assert not workers.replace(lost, job(after.set), "it hung"), "it has another job by now"
-    assert lost in workers.team()
-    assert workers.replace(lost, hung, "it hung")
+    workers.replace(lost, "it hung", of=job(after.set))
+    assert lost in workers.team(), "it is at another by now"
+    workers.replace(lost, "it hung", of=hung)
     with workers.changed:
         source.jobs.append(job(after.set))
         workers.wake(1, short=False)
@@ -255,7 +255,7 @@ def test_a_wide_job_that_hangs_leaves_the_threads_to_others() -> None:
     try:
         assert begun.wait(WAIT)
         (stuck,) = [one for one in workers.team() if one.job is not None]
-        assert workers.replace(stuck, stuck.job, "it hung")
+        workers.replace(stuck, "it hung")
         threads: list[int] = []
 
         def run() -> None:
