@@ -25,7 +25,7 @@ MISSING = object()
 
 @dataclass(slots=True, eq=False)
 class Request(Generic[Item, Result]):
-    """What a caller submitted at once: what waits of it, its results as they come, and who waits.
+    """What was submitted at once: what waits of it, its results so far, and who waits for them.
 
     Attributes:
         reply: Set once all results are there, or one has failed (see ``each``).
@@ -202,8 +202,6 @@ class Lane(Generic[Item, Result]):
             if (batch or strict) and taken + ticket.tokens > left:
                 break
             batch.append(request.waiting.popleft())
-            if not request.begun:
-                request.call.spent.queued += time.perf_counter() - request.arrived
             request.begun = request.call.began = True
             taken += ticket.tokens
             request.tokens -= ticket.tokens
