@@ -286,6 +286,15 @@ async def test_a_passage_without_a_score_may_hold_the_answer(services, reader):
     assert whole.finish_reason == "stop"
 
 
+async def test_what_compressing_took_is_gone_of_the_time_that_is_aimed_at(services, reader):
+    reader.ms_each, reader.delay = (0, 1, 0, 0), 0.05  # twelve vectors, or six, take as many ms
+    told = await sizes(services, reader, target_ms=55)
+    assert len(told[0]) < len(DOCUMENTS), "50 ms of the 55 at least are gone"
+    assert "target_ms" in told[2]
+    reader.delay = 0
+    assert await sizes(services, reader, target_ms=60_000) == ([2] * 6, (), None)
+
+
 async def test_a_passage_without_a_score_ranks_last_and_has_none_of_retrievals(services, reader):
     documents = [Document("a", "where unreadable"), Document("b", "gold"), Document("c", "no")]
     await indexes.create_index(services, "kb")

@@ -10,6 +10,7 @@ from tests.unit.conftest import info
 from condensery.answers import CompressedPassage
 from condensery.errors import (
     ContextExpired,
+    ContextLost,
     ContextMismatch,
     ContextNotFound,
     InputError,
@@ -120,6 +121,20 @@ async def test_expired_handles_are_remembered_up_to_a_number(held, clock, monkey
             held.get("alice", handle)
         told.append(type(caught.value))
     assert told == [ContextNotFound, ContextExpired, ContextExpired]
+
+
+async def test_lost_handles_are_remembered_up_to_a_number(held, monkeypatch):
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+    handles = []
+    for _ in range(3):
+        handles.append(held.put("alice", make(40), 60))
+        held.keep_only({})
+    told = []
+    for handle in handles:
+        with pytest.raises((ContextNotFound, ContextLost)) as caught:
+            held.get("alice", handle)
+        told.append(type(caught.value))
+    assert told == [ContextNotFound, ContextLost, ContextLost]
 
 
 async def test_a_released_context_is_gone(held, metrics):
