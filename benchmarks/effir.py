@@ -42,7 +42,7 @@ WIDTH = 0.3
 SAME = 0.003  # nDCG@10 of one model on one sample, on two machines or in two dtypes
 PAGE = """# EffiR on `{model}`
 
-On {machine}.
+Timed on {timed_on}; {others}.
 Made on {date} by `{command}`;
 {versions}.
 
@@ -53,8 +53,7 @@ queries); the command of each row is in the JSON. {searched}
 {quality}
 
 Speed-up in process over the parent, all shapes by turns, medians of {rounds} rounds; in brackets
-the speed-up that the parent's own profile predicts, and the share of it that is reached. Timed on
-{timed_on}; {others}:
+the speed-up that the parent's own profile predicts, and the share of it that is reached:
 
 {speed}
 """
@@ -230,7 +229,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     whole = {**about, "quality": reports, "speed": timed, "timed": on}
     record.write_text(json.dumps(whole, indent=1) + "\n")
     told = {
-        "machine": tell_machine(about),
         "versions": tell_versions(about),
         "timed_on": tell_machine(on) if "machine" in on else "a machine that was not noted",
         "others": tell_others(on),
