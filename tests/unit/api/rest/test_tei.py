@@ -14,6 +14,14 @@ async def test_every_token_has_its_vector(door):
     assert len((await door.post("/embed_all", json={"inputs": "a b"})).json()) == 1
 
 
+async def test_no_more_texts_are_taken_apart_than_any_list_may_have(door, services, monkeypatch):
+    monkeypatch.setattr("condensery.jobs.tokens.MOST_VECTORS", 10**9)
+    most = services.limits.max_items
+    assert (await door.post("/embed_all", json={"inputs": ["a"] * most})).status_code == 200
+    reply = await door.post("/embed_all", json={"inputs": ["a"] * (most + 1)})
+    assert (reply.status_code, f"limit of {most}" in reply.text) == (413, True), reply.text
+
+
 async def test_similarities_are_cosines_of_the_embeddings(door):
     reply = await door.post("/similarity", json={"inputs": SENTENCES})
     texts = [SENTENCES["source_sentence"], *SENTENCES["sentences"]]
