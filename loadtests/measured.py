@@ -65,7 +65,7 @@ def overload(found: dict[str, Any]) -> Iterator[Row]:
     }
     yield (
         "Overload",
-        f"{sent:,} requests",
+        f"{sent:,} requests, {found['rate']:.0f} a second",
         (
             f"{accepted:,} right, {refused:,} refused with when to come back, {others} others; "
             f"goodput {found['goodput']:.1f}/s of a capacity of {found['capacity']:.1f}/s "
