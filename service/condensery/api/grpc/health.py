@@ -91,7 +91,7 @@ class Health:
         self._readers = readers
         self._serves = serves
         self._ready = False
-        self._closed = False
+        self._closed = self._ended = False
         self._changed = asyncio.Event()
         # Who sends no message holds a turn of reading until its time is over: one address can't
         # hold them all.
@@ -111,9 +111,18 @@ class Health:
         changed.set()
 
     def close(self) -> None:
-        """Be ready no more; whoever watches hears that, and that the server goes."""
+        """Be ready no more; whoever watches hears that."""
         self._closed = True
         self.set_ready(False)
+
+    def end(self) -> None:
+        """Tell whoever watches that the server goes.
+
+        Not at once with ``close``: grpc's client forgets what it was told before the end of a call
+        and has not handed out yet.
+        """
+        self._ended = True
+        self.tell()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the service, for a server."""
@@ -141,7 +150,7 @@ class Health:
             if (told := self._told(service)) != last:
                 await context.write(told)
                 last = told
-            if self._closed:
+            if self._ended:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
             await changed.wait()
 

@@ -86,6 +86,7 @@ class GrpcServer:
         if grace > 0:
             self._guard.hold_refusals()
             await asyncio.sleep(min(ports.LAST_SECONDS, grace))
+        self._checks.end()
         stopping = asyncio.create_task(self._server.stop(grace))
         await asyncio.sleep(0.01)  # it has begun
         self._guard.answer()

@@ -152,11 +152,11 @@ async def test_watchers_hear_the_end_and_do_not_hold_it_up(services: Services) -
         watching = watch(channel)
         assert await next_of(watching) == Reply.SERVING
         started = time.perf_counter()
-        # Already reading: grpc's client forgets what it has not handed out once a call has ended.
-        hears = asyncio.create_task(next_of(watching))
-        await asyncio.sleep(0)
         stopping = asyncio.create_task(server.stop(20))
-        assert await hears == Reply.NOT_SERVING
+        assert await next_of(watching) == Reply.NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await next_of(watching)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
         await stopping
         assert time.perf_counter() - started < 15
 
