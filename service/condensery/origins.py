@@ -105,9 +105,9 @@ class Origins:
         ours = not origins or (named is not None and any(_same(named, host) for host in hosts))
         if ours and not cross:
             return
-        header, value = "sec-fetch-site", "cross-site"
-        if origins:
-            header, value = "origin", ", ".join(origins)
+        header, value = "origin", ", ".join(origins)
+        if ours:
+            header, value = "sec-fetch-site", "cross-site"
         raise Forbidden(
             f"{header}: {shorten(value)}: pages of other origins may not use this server; "
             "--cors-origin (CONDENSERY_CORS_ORIGIN) lists those whose pages may.",

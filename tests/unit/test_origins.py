@@ -80,7 +80,7 @@ def test_what_a_foreign_page_asks_without_an_origin_is_refused_too() -> None:
     for site, expected in (("cross-site", "sec-fetch-site"), ("same-origin", None), ("none", None)):
         assert refused(Origins(), ("host", OWN), ("sec-fetch-site", site)) == expected
     own = ("host", OWN), ("origin", f"http://{OWN}")
-    assert refused(Origins(), *own, ("sec-fetch-site", "cross-site")) == "origin"
+    assert refused(Origins(), *own, ("sec-fetch-site", "cross-site")) == "sec-fetch-site"
 
 
 def test_pages_that_are_named_may_ask_and_no_others() -> None:
