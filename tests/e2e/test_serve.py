@@ -88,7 +88,7 @@ def test_a_corrupt_model_leaves_the_rest_serving_and_sigterm_waits_for_who_is_se
     weights.write_bytes(weights.read_bytes()[:-100])
     command = [CONDENSERY, "serve", "--port", "0", "--grpc-port", "0", "--no-samples"]
     command += ["--data-dir", str(tmp_path / "data"), "--store", str(store)]
-    command += ["--settle-seconds", "0"]
+    command += ["--settle-seconds", "0", "--host", "0.0.0.0"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -113,7 +113,10 @@ def test_a_corrupt_model_leaves_the_rest_serving_and_sigterm_waits_for_who_is_se
         caller.join(60)
         assert len(replies[0].json()) == 400
         assert process.wait(30) == 0
-        assert "condensery: stopped" in log.read_text()
+        said = log.read_text()
+        assert "condensery: stopped" in said
+        for warning in ("no key is set", "gRPC does not bound its connections"):
+            assert f"condensery: warning: {warning}" in said  # strangers reach this address
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/livez")
     finally:
