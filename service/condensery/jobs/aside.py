@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-# About 10 ms of tokenising; under it, a thread costs others more than it spares them.
-INLINE_CHARACTERS = 20_000
+# About a millisecond of tokenising; under it, a thread costs others more than it spares them.
+INLINE_CHARACTERS = 2_000
 
 Found = TypeVar("Found")
 

@@ -179,7 +179,7 @@ class _Cocom:
         return CompressorShape(
             layout=layout,
             question=self.options.asks,
-            query_tokens=query,
+            query_tokens=query,  # for the rates that are told: no question is cut to it
             text_tokens=length + room,
             memory_tokens=self.memory,
             memory_rows=len(self.names),

@@ -85,7 +85,7 @@ def read_pisco(path: Path, options: Options) -> PublishedPair:
             layout="lines",
             question=options.asks,
             text_tokens=length + (8 if options.asks else 3),  # the words around both, or none
-            query_tokens=query,
+            query_tokens=query,  # for the rates that are told: no question is cut to it
             memory_tokens=1,
             memory_rate=rate,
             memory_rows=1,

@@ -72,7 +72,7 @@ def what_it_cannot(manifest: Manifest) -> list[str]:
     shape = dict(manifest.shape)
     small = OscarShape.from_dict(shape) if "family" not in shape else None
     query = (small or CausalShape.from_dict(shape).compressor).query_tokens
-    lines = [f"A question is cut after {query} tokens."]
+    lines = [f"A question of over {query} tokens leaves less of a window to the passage."]
     if small is not None and small.copy:
         lines.append(
             "Its words are its base encoder's, and it leans to copying those of the passages: "
