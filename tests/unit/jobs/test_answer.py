@@ -200,3 +200,9 @@ async def test_what_compression_waits_and_tokenises_is_told_apart_from_compressi
     assert times.compress_ms == pytest.approx(whole.compression.compress_ms - 375)
     parts = (times.retrieve_ms, times.queue_ms, times.tokenize_ms, times.compress_ms)
     assert sum(parts) + times.generate_ms <= times.total_ms
+
+
+async def test_a_long_question_is_not_said_to_be_cut_where_nothing_is_compressed(services):
+    whole = await answered(services, Question("why " * 30, documents=DOCUMENTS, mode="off"))
+    assert whole.compression.reason == "asked for"
+    assert whole.text.startswith("why " * 30)
