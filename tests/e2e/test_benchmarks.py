@@ -312,7 +312,8 @@ def test_the_measured_rows_of_reliability_are_made_from_what_loads_kept(
         assert "`python benchmarks/some.py` (" in row
         assert row.count("|") == 5
     joined = "\n".join(changed)
-    for figure in ("a REST list 13.3 and 16.5 ms (1.24 times)", "100 requests, 100 a second | 20 right, 80",
+    for figure in ("a REST list 13.3 and 16.5 ms (1.24 times)",
+                   "100 requests, 100 a second | 20 right, 80",
                    "469 right, 25 own fault; 0 failed, 0 lost", "by one SIGTERM after 5.3 s",
                    "swapped 933 and 940 MiB (0.04", "5,118 acknowledged"):  # fmt: skip
         assert figure in joined, figure

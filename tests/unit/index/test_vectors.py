@@ -7,6 +7,7 @@ import faiss
 import numpy as np
 import pytest
 
+from condensery.index import vectors as module
 from condensery.index.passages import Stamp
 from condensery.index.vectors import CacheUnusable, VectorCache
 
@@ -69,6 +70,22 @@ def test_removed_rows_are_passed_over_and_top_k_is_still_met(kind: str) -> None:
     assert not nearest.intersection(found)
     assert found == best if kind == "flat" else len({*found} & {*best}) >= 15
     assert len(cache.search(query, 500)[0]) == 100
+
+
+def test_an_hnsw_walk_looks_at_more_the_fewer_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FEW_FACTOR", 0)  # else so few are scored one by one
+    chance, dims = np.random.default_rng(0), 64  # in which neighbours lie far apart
+    vectors = chance.standard_normal((3000, dims)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cache = VectorCache("hnsw", "ip", dims)
+    cache.add(np.arange(len(vectors), dtype=np.int64) + 1000, vectors)
+    allowed = np.sort(chance.permutation(len(vectors))[:300]) + 1000
+    without = {*range(1000, 4000)} - {*allowed.tolist()}
+    found = [
+        len({*cache.search(query, 10, allowed)[0]} & {*brute(vectors, query, "ip", without)[:10]})
+        for query in chance.standard_normal((30, dims)).astype(np.float32)
+    ]
+    assert sum(found) / 300 > 0.985  # 0.96 with the breadth of a search without a filter
 
 
 def test_an_hnsw_walk_lost_among_removed_rows_falls_back_to_a_scan() -> None:
