@@ -126,7 +126,7 @@ def _in_domain(report: Report, sources: Sequence[Source]) -> list[str]:
     for name in report.rerank:
         read = [one for one in sources if family(name) in one.families]
         for one in read:
-            told = ", ".join(f"{one.counts[n]:,} {n}" for n in COUNTS if n in one.counts)
+            told = ", ".join(f"{one.counts[n]:,} {n}" for n in COUNTS if one.counts.get(n))
             lines.append(f"- `{name}` is in-domain: training read {told} of {one.title}.")
         if sources and not read:
             lines.append(f"- `{name}`: nothing of this data set was trained on here.")
