@@ -60,23 +60,36 @@ def state(thread: int) -> str:
 
 
 @contextlib.contextmanager
-def starved(thread: int) -> Iterator[None]:
-    """Give a thread that computes the worst place on one core, beside a process that takes it."""
+def taken_core() -> Iterator[int]:
+    """Have a process take all of one core, and yield which."""
+    core = min(os.sched_getaffinity(0))
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+    ) as loop:
+        try:
+            os.sched_setaffinity(loop.pid, {core})
+            assert loop.stdout is not None
+            loop.stdout.readline()
+            yield core
+        finally:
+            loop.kill()
+
+
+@contextlib.contextmanager
+def starved(thread: int, core: int) -> Iterator[None]:
+    """Give a thread that has begun to hash the worst place on a core that is taken."""
     ran = Path(f"/proc/self/task/{thread}/schedstat")
     before = int(ran.read_text().split()[0])
     until(lambda: int(ran.read_text().split()[0]) > before + 5e7)  # it is amid the hash, no doubt
     cores = os.sched_getaffinity(0)
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
-        try:
-            os.sched_setaffinity(loop.pid, {min(cores)})
-            os.sched_setaffinity(thread, {min(cores)})
-            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-            yield
-        finally:
-            loop.kill()
-            with contextlib.suppress(ProcessLookupError):  # it has come to its end
-                os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-                os.sched_setaffinity(thread, cores)
+    try:
+        os.sched_setaffinity(thread, {core})
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it has come to its end
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+            os.sched_setaffinity(thread, cores)
 
 
 class Service:
@@ -107,9 +120,6 @@ class Service:
         if "hang" in batch:
             self.entered.release()
             self.release.wait(60)
-        if "starve" in batch:
-            self.entered.release()
-            hash_away()
         if "die" in batch:
             raise SystemExit
         return batch
@@ -207,20 +217,21 @@ async def test_a_first_batch_that_hangs_is_noticed_though_nothing_says_how_long_
     first.close()
 
 
-@linux
-async def test_a_batch_that_gets_no_core_does_not_hang(service: Service, clock: Clock) -> None:
-    task = asyncio.create_task(service.batcher.submit(["starve"], [10]))
-    assert await asyncio.to_thread(service.entered.acquire, timeout=WAIT)
-    (busy,) = [worker for worker in service.workers.team() if worker.job is not None]
-    assert busy.thread is not None
-    assert busy.thread.native_id is not None
-    with starved(busy.thread.native_id):
-        clock.passed += 5 * STALL
-        await asyncio.to_thread(service.looked, 5 * STALL)
-        assert not task.done()
-    assert await asyncio.wait_for(task, WAIT) == ["starve"]
+async def test_a_batch_that_gets_no_core_does_not_hang(
+    service: Service, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wants = [True]
+    monkeypatch.setattr(
+        watching, "_schedule", lambda thread: watching._Schedule(wants[0], ran=0.0, queued=0.0)
+    )
+    await asyncio.sleep(3 * watching.POLL_SECONDS)  # it has looked
+    task = await hanging(service, service.batcher)
+    clock.passed += 5 * STALL
+    await asyncio.to_thread(service.looked, 5 * STALL)
     assert service.faults.empty()
-    assert service.sample("worker_restarts_total") == 0
+    wants[0] = False  # it sleeps, and never waited for a core
+    with pytest.raises(ModelFault, match="hung"):
+        await asyncio.wait_for(task, WAIT)
 
 
 @linux
@@ -233,14 +244,15 @@ def test_waiting_for_a_core_is_told_from_sleeping_and_from_computing() -> None:
 
     thread = threading.Thread(target=compute_then_sleep)
     waits, worker = Waits(), Worker("one")
-    thread.start()
-    assert thread.native_id is not None
-    ids = [thread.native_id]
-    began = time.monotonic()
-    with starved(*ids):
-        before = waits.since(worker, began, ids)
-        until(lambda: waits.since(worker, began, ids) > before + 0.3)
-        assert waits.since(worker, began, ids) <= time.monotonic() - began
+    with taken_core() as core:
+        thread.start()
+        assert thread.native_id is not None
+        ids = [thread.native_id]
+        began = time.monotonic()
+        with starved(*ids, core):
+            before = waits.since(worker, began, ids)
+            until(lambda: waits.since(worker, began, ids) > before + 0.3)
+            assert waits.since(worker, began, ids) <= time.monotonic() - began
     until(lambda: state(*ids) == "S")
     asleep = waits.since(worker, began, ids)
     assert asleep >= 0.25, "what a thread had waited is not forgotten once it has a core"
@@ -249,7 +261,6 @@ def test_waiting_for_a_core_is_told_from_sleeping_and_from_computing() -> None:
     assert waits.since(worker, time.monotonic(), ids) == pytest.approx(0, abs=0.1), "another batch"
     ended.set()
     thread.join(WAIT)
-    assert waits.since(worker, began, ids) == 0, "nothing is known of a thread that has ended"
 
 
 # A thread that ends by an exception is what is tested.
