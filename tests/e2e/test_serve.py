@@ -88,7 +88,7 @@ def test_a_corrupt_model_leaves_the_rest_serving_and_sigterm_waits_for_who_is_se
     weights.write_bytes(weights.read_bytes()[:-100])
     command = [CONDENSERY, "serve", "--port", "0", "--grpc-port", "0", "--no-samples"]
     command += ["--data-dir", str(tmp_path / "data"), "--store", str(store)]
-    command += ["--settle-seconds", "0", "--host", "0.0.0.0"]
+    command += ["--settle-seconds", "0", "--host", "0.0.0.0", "--allow-no-keys"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -118,7 +118,7 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
         await door.post("/v1/rag/answer", json=asked)
         logged("compression_failed")
         pool.readers["pair"].breaks = None
-        pool.readers["pair"].generate = _generate_and_fail  # type: ignore[method-assign]
+        pool.readers["pair"].generate_from = _generate_and_fail  # type: ignore[method-assign]
         reply = await door.post("/v1/rag/answer", json={**asked, "stream": True})
         assert "internal_error" in reply.text
         logged("internal_error")
@@ -142,8 +142,8 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
     assert MARK not in written.getvalue()
 
 
-async def _generate_and_fail(question: str, *_: Any, **__: Any) -> Any:
-    raise RuntimeError(f"no answer to {question}")
+async def _generate_and_fail(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(f"no answer to {MARK}")
     yield
 
 

@@ -202,6 +202,8 @@ class Lane(Generic[Item, Result]):
             if (batch or strict) and taken + ticket.tokens > left:
                 break
             batch.append(request.waiting.popleft())
+            if not request.begun:
+                request.call.spent.queued += time.perf_counter() - request.arrived
             request.begun = request.call.began = True
             taken += ticket.tokens
             request.tokens -= ticket.tokens

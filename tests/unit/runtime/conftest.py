@@ -4,10 +4,10 @@ import asyncio
 import importlib.util
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -18,9 +18,24 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel
 
+from condensery.runtime.batcher import Batcher
 from condensery.runtime.workers import Workers
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 WORDS = "the a of in on mill river town bread stone old new market ##s ##ed , . un ##aff ##able"
+
+
+async def submit(
+    batcher: Batcher[Item, Result], items: Sequence[Item], tokens: Sequence[int]
+) -> list[Result]:
+    """Submit items in one part."""
+
+    async def parts() -> AsyncGenerator[tuple[Sequence[Item], Sequence[int]], None]:
+        yield items, tokens
+
+    return await batcher.submit_parts(parts(), len(items), sum(tokens))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.runtime.conftest import submit
 
 from condensery.callers import Call, calling
 from condensery.errors import (
@@ -106,17 +107,6 @@ async def started(work: Awaitable[object]) -> "asyncio.Task[object]":
     return task
 
 
-async def submit(
-    batcher: Batcher[Item, Result], items: Sequence[Item], tokens: Sequence[int]
-) -> list[Result]:
-    """Submit items in one part."""
-
-    async def parts() -> AsyncGenerator[tuple[Sequence[Item], Sequence[int]], None]:
-        yield items, tokens
-
-    return await batcher.submit_parts(parts(), len(items), sum(tokens))
-
-
 async def test_each_caller_gets_its_own_results_in_order(device: Device, workers: Workers) -> None:
     batcher = Batcher(device.forward, workers, limits=Limits(batch_items=3))
     requests = [[f"{caller}-{place}" for place in range(caller)] for caller in range(1, 9)]
@@ -171,7 +161,7 @@ async def test_a_request_too_small_to_share_is_one_batch_however_many_workers_ar
 ) -> None:
     batcher = Batcher(device.forward, workers)
     await asleep(workers)
-    await batcher.submit(list("abcd"), [10] * 4)
+    await submit(batcher, list("abcd"), [10] * 4)
     assert device.batches == [["a", "b", "c", "d"]]
 
 
@@ -186,9 +176,9 @@ async def test_the_rate_is_that_of_all_workers_and_one_slow_batch_moves_it_littl
 
     batcher = Batcher(forward, workers)
     assert batcher.rate == 0
-    await batcher.submit(["usual"], [100])
+    await submit(batcher, ["usual"], [100])
     assert batcher.rate == pytest.approx(2 * 800), "two workers"
-    await batcher.submit(["slow"], [100])
+    await submit(batcher, ["slow"], [100])
     assert 2 * 600 < batcher.rate < 2 * 700
 
 
@@ -686,13 +676,15 @@ async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_
         gate.clear()
         entered.clear()
         batcher = Batcher(forward, worker, limits=Limits(queue_seconds=limit))
-        await batcher.submit(["measured"], [100])  # 1,000 tokens a second
-        tasks = [await started(batcher.submit(["held"], [1]))]  # short: the express worker rests
+        await submit(batcher, ["measured"], [100])  # 1,000 tokens a second
+        tasks = [await started(submit(batcher, ["held"], [1]))]  # short: the express worker rests
         assert await asyncio.to_thread(entered.wait, WAIT)
         costs = [500] * 3 + [long] * bool(long)
-        waiting = [batcher.submit(["waits"], [cost], admitted=True) for cost in costs]
+        batcher._limits = Limits()  # these are let in, however long they wait
+        waiting = [submit(batcher, ["waits"], [cost]) for cost in costs]
         tasks += [await started(under(Call(caller="one"), one)) for one in waiting]
-        last = await started(under(Call(caller=caller), batcher.submit(["last"], [500])))
+        batcher._limits = Limits(queue_seconds=limit)
+        last = await started(under(Call(caller=caller), submit(batcher, ["last"], [500])))
         await asyncio.sleep(0)
         assert last.done() != fits
         gate.set()
@@ -717,14 +709,14 @@ async def test_lanes_share_by_tokens_and_not_by_batches_and_owe_each_other_nothi
 
     runs: list[Callable[[], None]] = []
     batcher._rate = 1.0  # so that a job's seconds are its tokens
-    tasks += [await started(batcher.submit(["short"], [150])) for _ in range(8)]
-    tasks.append(await started(batcher.submit(["long"] * 2, [600, 600])))
+    tasks += [await started(submit(batcher, ["short"], [150])) for _ in range(8)]
+    tasks.append(await started(submit(batcher, ["long"] * 2, [600, 600])))
     # A long batch for as many tokens of short ones, and not a batch for a batch.
     assert take(6) == [150, 600, 150, 150, 150, 150]
     assert take(2) == [600, 150], "long ones have had 600, short ones 750: it is their turn"
     assert take(2) == [150, 150]  # nobody waits beside them: that counts for nothing
-    tasks.append(await started(batcher.submit(["long"] * 2, [600, 600])))
-    tasks += [await started(batcher.submit(["short"], [150])) for _ in range(2)]
+    tasks.append(await started(submit(batcher, ["long"] * 2, [600, 600])))
+    tasks += [await started(submit(batcher, ["short"], [150])) for _ in range(2)]
     assert take(2) == [150, 600], "what was handed out before they met is forgotten"
     device.free.set()
     for run in runs:

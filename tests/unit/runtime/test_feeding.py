@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
+from tests.unit.runtime.conftest import submit
 
 from condensery.errors import Overloaded
 from condensery.runtime.batcher import Batcher
@@ -47,10 +48,10 @@ async def test_a_list_is_refused_by_what_it_will_take_before_any_of_it_is_tokeni
 
     batcher: Batcher[str, str] = Batcher(forward, workers, limits=Limits(queue_tokens=100))
     feeder: Feeder[str, str] = Feeder(batcher, "m", None)
-    tasks = [asyncio.create_task(batcher.submit(["held"], [1]))]
+    tasks = [asyncio.create_task(submit(batcher, ["held"], [1]))]
     try:
         assert await asyncio.to_thread(entered.wait, WAIT)
-        tasks.append(asyncio.create_task(batcher.submit(["waits"], [10])))
+        tasks.append(asyncio.create_task(submit(batcher, ["waits"], [10])))
         await asyncio.sleep(0)
         feeding = asyncio.create_task(
             feeder.feed(texts, sum(map(len, texts)), tokenise, lambda one: "text")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from condensery.networks.linear import Dense
-from condensery.runtime.memory import give_back, weight_bytes
+from condensery.runtime.memory import weight_bytes
 
 
 class Half:
@@ -73,8 +73,3 @@ def test_weights_that_are_packed_count_as_before() -> None:
     for fp32 in (False, True):
         dense = Dense.of(nn.Linear(32, 16, bias=False), fp32=fp32)
         assert weight_bytes([dense]) == {"cpu": 32 * 16 * 4}
-
-
-def test_what_is_free_can_be_given_back_at_any_time() -> None:
-    give_back()
-    give_back()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.runtime.conftest import submit
 
 from condensery.errors import ModelFault
 from condensery.metrics import Metrics
@@ -139,7 +140,7 @@ class Service:
 
 async def hanging(service: Service, batcher: Batcher[str, str]) -> "asyncio.Task[list[str]]":
     """Return what waits for a batch that hangs already."""
-    task = asyncio.create_task(batcher.submit(["hang"], [10]))
+    task = asyncio.create_task(submit(batcher, ["hang"], [10]))
     assert await asyncio.to_thread(service.entered.acquire, timeout=WAIT)
     return task
 
@@ -156,7 +157,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 async def service(clock: Clock) -> AsyncIterator[Service]:
     made = Service()
-    await made.batcher.submit(["measured"], [10])
+    await submit(made.batcher, ["measured"], [10])
     yield made
     made.release.set()
     made.watchdog.close()
@@ -194,7 +195,7 @@ async def test_a_hung_worker_is_told_of_then_replaced_and_its_batch_fails(
     clock.passed += STALL
     with pytest.raises(ModelFault, match="hung"):
         await asyncio.wait_for(task, WAIT)
-    assert await asyncio.wait_for(service.batcher.submit(["next"], [10]), WAIT) == ["next"]
+    assert await asyncio.wait_for(submit(service.batcher, ["next"], [10]), WAIT) == ["next"]
     assert await asyncio.wait_for(service.faults.get(), WAIT) is None, "mended"
     assert service.sample("worker_restarts_total") == 1
     assert service.fatal.empty()
@@ -213,7 +214,7 @@ async def test_a_first_batch_that_hangs_is_noticed_though_nothing_says_how_long_
     clock.passed += 60.0
     with pytest.raises(ModelFault, match="hung"):
         await asyncio.wait_for(task, WAIT)
-    assert await asyncio.wait_for(first.submit(["next"], [10]), WAIT) == ["next"]
+    assert await asyncio.wait_for(submit(first, ["next"], [10]), WAIT) == ["next"]
     first.close()
 
 
@@ -268,8 +269,8 @@ def test_waiting_for_a_core_is_told_from_sleeping_and_from_computing() -> None:
 async def test_a_worker_that_dies_is_replaced_at_once(service: Service) -> None:
     assert WAIT < STALL
     with pytest.raises(ModelFault, match="died"):
-        await asyncio.wait_for(service.batcher.submit(["die"], [10]), WAIT)
-    assert await asyncio.wait_for(service.batcher.submit(["next"], [10]), WAIT) == ["next"]
+        await asyncio.wait_for(submit(service.batcher, ["die"], [10]), WAIT)
+    assert await asyncio.wait_for(submit(service.batcher, ["next"], [10]), WAIT) == ["next"]
     assert service.sample("worker_restarts_total") == 1
 
 
@@ -294,7 +295,7 @@ async def test_a_second_hang_long_after_the_first_is_mended_as_that_was(
         clock.passed += 3 * STALL
         with pytest.raises(ModelFault, match="hung"):
             await asyncio.wait_for(task, WAIT)
-        assert await asyncio.wait_for(service.batcher.submit(["next"], [10]), WAIT) == ["next"]
+        assert await asyncio.wait_for(submit(service.batcher, ["next"], [10]), WAIT) == ["next"]
         assert service.sample("worker_restarts_total") == hangs
         clock.passed += watching.WINDOW_SECONDS
     assert service.fatal.empty()
@@ -324,8 +325,8 @@ async def test_a_long_batch_is_no_hang_where_it_should_be_long(
         return batch
 
     batcher = Batcher(slow, service.workers, model="slow")
-    await batcher.submit(["a"], [10])
-    assert len(await batcher.submit(["a"] * 4, [10] * 4)) == 4  # twice as long as a stall
+    await submit(batcher, ["a"], [10])
+    assert len(await submit(batcher, ["a"] * 4, [10] * 4)) == 4  # twice as long as a stall
     assert service.faults.empty()
 
 
@@ -351,13 +352,13 @@ async def test_the_workers_of_a_second_device_are_watched_too(
         stall_seconds=STALL,
     )
     try:
-        await batcher.submit(["measured"], [10])
+        await submit(batcher, ["measured"], [10])
         task = await hanging(service, batcher)
         clock.passed += 3 * STALL
         with pytest.raises(ModelFault, match="hung"):
             await asyncio.wait_for(task, WAIT)
-        assert await asyncio.wait_for(batcher.submit(["next"], [10]), WAIT) == ["next"]
-        assert await service.batcher.submit(["beside"], [10]) == ["beside"]
+        assert await asyncio.wait_for(submit(batcher, ["next"], [10]), WAIT) == ["next"]
+        assert await submit(service.batcher, ["beside"], [10]) == ["beside"]
     finally:
         service.release.set()
         watchdog.close()

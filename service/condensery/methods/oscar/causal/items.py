@@ -82,8 +82,10 @@ class Questions:
         self._recipe, self._bases = recipe, bases
         self._neutral = Neutral(bases.tokenizer)
         most = max((min(recipe.passages, len(row.passages)) for row in rows), default=0)
-        words = " a" * bases.shape.compressor.query_tokens
-        needed = positions(bases, words, most) + recipe.label_tokens + 1
+        longest = max(
+            (row.question for row in rows), key=lambda q: self._texts.cut(q)[1], default=""
+        )
+        needed = positions(bases, longest, most) + recipe.label_tokens + 1
         if needed > bases.shape.generator.positions:
             raise InputError(
                 f"passages={most}: with the longest question and label they take {needed} "
@@ -99,9 +101,9 @@ class Questions:
     def item(self, number: int, *, plain: bool = False, part: float = 0.0) -> Item:
         """Return a question's item; of a long passage, one window (``window_of``)."""
         row = self.rows[number]
-        question = self._texts.cut(row.question, self._bases.shape.compressor.query_tokens)[0]
+        question = row.question  # as it serves, cut for the compressor alone
         passages = row.passages[: self._recipe.passages]
-        windows = self._texts.readings(question, passages)
+        windows = self._texts.readings(self._texts.cut(question)[0], passages)
         golds = [text.casefold() for text in (row.label, *row.answers) if text.strip()]
         readings = [window_of(*one, golds) for one in zip(passages, windows, strict=True)]
         found = Item(
