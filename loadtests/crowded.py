@@ -5,7 +5,7 @@ callers of both doors go on as they mix (`mix.py`). A forward pass then takes ma
 should, and no worker hangs: not once may health say so, and none may be replaced. At the end a
 worker does hang, while the machine is as crowded, and that must be noticed as soon as ever.
 
-    python loadtests/crowded.py [--seconds 600] [--others 4] [--rate 4] [--json OUT]
+    python loadtests/crowded.py [--seconds 600] [--others 4] [--rate 4] [--out FILE]
 
 Exits with 1 if a promise is broken (docs/reliability.md).
 """
@@ -13,20 +13,18 @@ Exits with 1 if a promise is broken (docs/reliability.md).
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from callers import Callers
 from doors import GrpcDoor, RestDoor
 from mix import Known
-from servers import Neighbours, Server, serving, workplace
+from servers import Neighbours, Server, begin, keep, serving, take_out, workplace
 from watching import HealthWatch
 
 # A probe's reply may itself wait for a core.
@@ -116,9 +114,10 @@ def main() -> int:
     parser.add_argument("--others", type=int, default=2 * len(os.sched_getaffinity(0)))
     parser.add_argument("--rate", type=float, default=4.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="OUT")
+    take_out(parser)
     parser.add_argument("--flags", default="", help="for condensery serve, in one string")
     args = parser.parse_args()
+    recording = begin("crowded.py")
     with workplace() as folder, serving(folder, args.flags.split(), faulty=True) as server:
         try:
             found = asyncio.run(run(server, args))
@@ -129,8 +128,7 @@ def main() -> int:
             print(f"{name}: {value:.2f}" if isinstance(value, float) else f"{name}: {value}")
     for broken in found["broken"]:
         print(f"BROKEN: {broken}")
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+    keep(found, recording, args.out)
     return 1 if found["broken"] else 0
 
 

@@ -81,21 +81,21 @@ class Origins:
                 forwarded = forwarded or value
         if len(hosts) > 1:
             raise Forbidden(f"host: the request has {len(hosts)}, and may have one.", field="host")
-        host = hosts[0].decode("latin-1").strip() if hosts else ""
-        if host and self.hosts is not None and not self._is_ours(host, address):
-            raise Forbidden(
-                f"host: {shorten(host)} is no name of this server; --allowed-hosts "
-                "(CONDENSERY_ALLOWED_HOSTS) lists those that it has beside localhost.",
-                field="host",
-                value=host,
-            )
-        if origins or cross:
-            if ANY in self.pages:
-                return
-            asked = [host]
-            if forwarded and self._is_proxy(peer):
-                asked.append(forwarded.decode("latin-1").partition(",")[0].strip())
-            self._check_page([one.decode("latin-1").strip() for one in origins], asked, cross)
+        asked = {"host": hosts[0].decode("latin-1").strip()} if hosts else {}
+        if forwarded and self._is_proxy(peer):
+            first = forwarded.decode("latin-1").partition(",")[0].strip()
+            asked["x-forwarded-host"] = first
+        for header, told in asked.items():
+            if told and self.hosts is not None and not self._is_ours(told, address):
+                raise Forbidden(
+                    f"{header}: {shorten(told)} is no name of this server; --allowed-hosts "
+                    "(CONDENSERY_ALLOWED_HOSTS) lists those that it has beside localhost.",
+                    field=header,
+                    value=told,
+                )
+        if (origins or cross) and ANY not in self.pages:
+            names = [one.decode("latin-1").strip() for one in origins]
+            self._check_page(names, list(asked.values()), cross)
 
     def _check_page(self, origins: list[str], hosts: list[str], cross: bool) -> None:
         """Refuse a page unless it is named, or this server's own."""
@@ -106,11 +106,14 @@ class Origins:
         if ours and not cross:
             return
         header, value = "origin", ", ".join(origins)
+        way_out = "--cors-origin (CONDENSERY_CORS_ORIGIN) lists those whose pages may."
         if ours:
             header, value = "sec-fetch-site", "cross-site"
+            if not origins:  # a link, perhaps: browsers don't say whose
+                way_out += " To open an address that another page links to, type it."
         raise Forbidden(
             f"{header}: {shorten(value)}: pages of other origins may not use this server; "
-            "--cors-origin (CONDENSERY_CORS_ORIGIN) lists those whose pages may.",
+            f"{way_out}",
             field=header,
             value=value,
         )
@@ -159,7 +162,7 @@ class Origins:
 
     def _is_proxy(self, peer: str) -> bool:
         try:
-            found = ip_address(peer)
+            found = ip_address(_spelt(peer))
         except ValueError:
             return False
         return any(found in network for network in self.proxies)
@@ -246,7 +249,7 @@ def is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
-        return ip_address(host).is_loopback
+        return ip_address(_spelt(host)).is_loopback
     except ValueError:
         return False
 

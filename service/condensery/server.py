@@ -218,6 +218,7 @@ class Server:
             trusted_proxies=settings.trusted_proxies,
             cors_origin=settings.cors_origin,
             allowed_hosts=settings.allowed_hosts,
+            host=settings.host,
         )
         await self._rest.started()
         services.health.start()

@@ -37,4 +37,5 @@ def test_fifty_loads_and_unloads_give_the_memory_back(tmp_path: Path) -> None:
     flags = ("--parts", "memory", "--cycles", "50")
     status, said, figures = swapping(tmp_path / "out.json", *flags, seconds=1180)
     assert status == 0, said
+    del figures["run"]  # what it ran on
     assert all(one["cycles"] == 50 for one in figures.values())

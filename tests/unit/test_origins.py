@@ -129,10 +129,14 @@ def test_names_of_others_are_refused_where_names_are_checked() -> None:
 def test_only_a_trusted_proxy_says_by_which_name_it_was_asked() -> None:
     asked = ("host", OWN), ("origin", "https://rag.example.com")
     forwarded = ("x-forwarded-host", "rag.example.com, inner.example")
-    trusting = Origins(hosts=frozenset(), proxies=read_networks("10.0.0.0/8"))
+    trusting = Origins(hosts=read_hosts("rag.example.com"), proxies=read_networks("10.0.0.0/8"))
     for origins, expected in ((Origins(), "origin"), (trusting, None)):
         assert refused(origins, *asked, forwarded) == expected
-    assert refused(trusting, *asked, ("x-forwarded-host", "evil.example")) == "origin"
+    # A name that was let to the proxy's address is no name of the server's, whoever passes it on.
+    evil = ("host", OWN), ("origin", "https://evil.example"), ("x-forwarded-host", "evil.example")
+    assert refused(trusting, *evil) == "x-forwarded-host"
+    everywhere = Origins(proxies=read_networks("10.0.0.0/8"))
+    assert refused(everywhere, *asked, ("x-forwarded-host", "evil.example")) == "origin"
     # A page that was let to another address by name can send that header; not its name.
     rebound = ("host", "evil.example:8080"), ("x-forwarded-host", OWN)
     assert refused(trusting, *rebound) == "host"

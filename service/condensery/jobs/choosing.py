@@ -190,9 +190,11 @@ def fitting(
         ContextTooLong: None of them; or not all passages, and compression is required.
     """
 
+    def shown(windows: int) -> list[Candidate]:
+        return [one.first(windows) for one in kept] if vectors else list(kept)
+
     def prompt_of(count: int, windows: int) -> Prompt:
-        context = _context([one.first(windows) for one in kept[:count]], vectors)
-        return reader.tokenise(question.text, context)
+        return reader.tokenise(question.text, _context(shown(windows)[:count], vectors))
 
     def room(prompt: Prompt) -> int:
         return reader.room(prompt, question.max_tokens)
@@ -211,9 +213,12 @@ def fitting(
     )
     if every > 1 and room(prompt := prompt_of(len(kept), windows)) >= 0:
         return prompt, len(kept), windows
-    count = _likely(reader, [one.first(1) for one in kept], vectors, free)
+    count = likely = _likely(reader, shown(1), vectors, free)
     while count and room(prompt := prompt_of(count, 1)) < 0:
         count -= 1
+    # Together they may take less than each by itself.
+    while likely <= count < len(kept) and room(longer := prompt_of(count + 1, 1)) >= 0:
+        prompt, count = longer, count + 1
     if count and (count == len(kept) or question.mode != "required"):
         return prompt, count, 1
     named = len(kept) if count else min(1, len(kept))

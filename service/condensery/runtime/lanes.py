@@ -129,6 +129,8 @@ class Lane(Generic[Item, Result]):
     def forget(self, request: Request[Item, Result]) -> None:
         """Let go of what waits of a request; its empty place is dropped when its turn comes."""
         if request.waiting:
+            if not request.begun:  # all its time was waiting
+                request.call.spent.queued += time.perf_counter() - request.arrived
             self._callers[request.call.caller].tokens -= request.tokens
             self.items -= len(request.waiting)
             self.tokens -= request.tokens

@@ -97,9 +97,19 @@ class CheckedTexts:
         return Asked(*self._texts.cut(question), self._texts.query_tokens)
 
     async def read(
-        self, question: str, passages: Sequence[str], field: str
+        self,
+        question: str,
+        passages: Sequence[str],
+        field: str,
+        afford: Callable[[Sequence[int]], int] | None = None,
     ) -> tuple[Asked, list[list[Reading]]]:
         """Return the question as it is read, and the windows of each passage.
+
+        Args:
+            question: In whole.
+            passages: Theirs.
+            field: The request's field that holds the passages, for messages.
+            afford: Given the tokens of each passage, says how many of the first are read.
 
         Raises:
             InputError: A text is over the character limit, or no valid Unicode; names ``field``.
@@ -111,9 +121,12 @@ class CheckedTexts:
             asked, windows = await self._run(characters, lambda: self._read(question, passages))
         spent.tokenizing += time.perf_counter() - began
         spent.characters += characters
-        spent.inputs += len(passages)
-        spent.passages += len(passages)
-        tokens = sum(readings[-1].first + readings[-1].tokens for readings in windows)
+        sizes = [readings[-1].first + readings[-1].tokens for readings in windows]
+        if afford is not None:
+            windows = windows[: afford(sizes)]
+        spent.inputs += len(windows)
+        spent.passages += len(windows)
+        tokens = sum(sizes[: len(windows)])
         spent.tokens += asked.read + tokens
         if metrics is not None:
             metrics.input_tokens.labels(self._model).inc(asked.tokens + tokens)

@@ -234,9 +234,7 @@ class Reader:
             DeadlineExceeded: The caller's time ran out.
             Unavailable: Closed.
         """
-        _, windows = await self._texts.read(question, passages, field)
-        if afford is not None:
-            windows = windows[: afford([one[-1].first + one[-1].tokens for one in windows])]
+        _, windows = await self._texts.read(question, passages, field, afford)
         return await self._compressor.compress(windows)
 
     async def generate(

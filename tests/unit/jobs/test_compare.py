@@ -7,7 +7,7 @@ from condensery.errors import ContextTooLong, InputError, ModelFault
 from condensery.jobs.compare import compare
 from condensery.jobs.compress import compress
 from condensery.questions import Question, Sampling
-from condensery.values import Document
+from condensery.values import Document, PairTraits
 
 DOCUMENTS = [
     Document("plain", "some words here"),
@@ -38,6 +38,16 @@ async def test_both_read_the_same_passages_in_the_same_order_compressed_once(ser
     assert found.plain.compression.docs == 0
     assert found.plain.compression.flops_used == found.compressed.compression.flops_plain
     assert found.flops_saved == 50 - 43
+
+
+async def test_as_text_a_long_passage_that_nothing_scores_is_read_in_whole(services, reader):
+    reader.traits = PairTraits(vectors=(2, 1), rates=(4, 8), scores=False, top_n=0)
+    reader.words_each = 2
+    documents = [Document("long", "a b c d e"), Document("short", "f")]
+    found = await compare(services, ask(documents=documents))
+    assert found.plain.text == "where? a b c d e f "
+    assert found.plain.citations[0].text == "a b c d e"
+    assert found.plain.compression.flops_used == found.compressed.compression.flops_plain
 
 
 async def test_the_answers_do_not_take_each_others_time(services, reader):

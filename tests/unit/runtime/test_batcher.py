@@ -490,6 +490,22 @@ async def under(call: Call, work: Awaitable[object]) -> object:
         return await work
 
 
+async def test_who_leaves_the_queue_unserved_has_waited_all_the_time(
+    device: Device, worker: Workers
+) -> None:
+    batcher = Batcher(device.forward, worker)
+    tasks = [await device.held(batcher)]
+    call, began = Call(), time.perf_counter()
+    waits = await started(under(call, submit(batcher, ["waits"], [1])))
+    await asyncio.sleep(0.05)
+    least = time.perf_counter() - began - 0.01
+    waits.cancel()
+    await settled([waits])
+    assert call.spent.queued >= least
+    device.free.set()
+    await settled(tasks)
+
+
 async def test_time_that_runs_out_in_the_queue_costs_no_forward(
     device: Device, worker: Workers
 ) -> None:

@@ -96,7 +96,7 @@ class Health:
         # Who sends no message holds a turn of reading until its time is over: one address can't
         # hold them all.
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._turns_each = max(1, readers.most // 4)
+        self._turns_each = max(1, readers.most // 32)
         self._watching = Places("health watchers", WATCHERS, WATCHERS_PER_ADDRESS)
         self._checking = Places("health checks", CHECKS, CHECKS_PER_ADDRESS)
 

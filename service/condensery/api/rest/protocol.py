@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from condensery.api.asking import request_id
-from condensery.api.ports import has_arrived
+from condensery.api.ports import LAST_SECONDS, has_arrived
 from condensery.api.rest.errors import MALFORMED, Family, render, render_as
 from condensery.api.rest.exchange import CROWDED, LEAVING, PEER, text
 from condensery.api.rest.reporting import report
@@ -32,6 +32,8 @@ from condensery.metrics import Metrics
 HEAD_SECONDS = 10.0
 # For a TLS handshake, before that.
 HANDSHAKE_SECONDS = 10.0
+# For the other end of a TLS connection to say that it has heard of its end.
+GOODBYE_SECONDS = 5.0
 # For the first byte of the next head, on a connection that is kept.
 IDLE_SECONDS = 5
 # For a client to take anything of what was sent to it.
@@ -279,7 +281,9 @@ class Protocol(HttpToolsProtocol):
 
     def _expect(self) -> None:
         if self._due is None:
-            self._due = self.loop.call_later(self.head_seconds, self._overdue)
+            # One that finishes its handshake as the server ends has come with its request, or not.
+            seconds = LAST_SECONDS if self._ending and not self._begun else self.head_seconds
+            self._due = self.loop.call_later(seconds, self._overdue)
 
     def _expect_no_more(self) -> None:
         if self._due is not None:

@@ -7,7 +7,8 @@ import math
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from ipaddress import IPv4Network, IPv6Network
 from typing import Any
 
 import uvicorn
@@ -38,8 +39,9 @@ class RestServer:
             from one, its ``X-Forwarded-For`` tells who asks. From anybody else it tells nothing:
             one client could pose as many, and take as many turns.
         cors_origin: Origins whose web pages may use it, with commas between them.
-        allowed_hosts: Names that it may be asked by beside localhost, with commas between them; by
-            default none on loopback, and all elsewhere.
+        allowed_hosts: Names that it may be asked by beside localhost and ``host``, with commas
+            between them; by default none on loopback, and all elsewhere.
+        host: By which it was told to listen.
     """
 
     def __init__(
@@ -52,11 +54,12 @@ class RestServer:
         trusted_proxies: str | None = None,
         cors_origin: str | None = None,
         allowed_hosts: str | None = None,
+        host: str = "localhost",
     ) -> None:
         checked = allowed_hosts is not None or is_loopback(listener.getsockname()[0])
         origins = Origins(
             read_origins(cors_origin or ""),
-            read_hosts(allowed_hosts or "") if checked else None,
+            read_hosts(allowed_hosts or "") | read_hosts(host) if checked else None,
             read_networks(trusted_proxies),
         )
         front = build(services, origins)
@@ -66,7 +69,7 @@ class RestServer:
             http=protocol.protocol(front.family_of, bounds, services.metrics),
             proxy_headers=trusted_proxies is not None,
             timeout_keep_alive=protocol.IDLE_SECONDS,
-            forwarded_allow_ips=trusted_proxies or "",
+            forwarded_allow_ips=",".join(_as_seen(origins.proxies)),
             lifespan="off",
             ws="none",
             access_log=False,
@@ -114,6 +117,14 @@ class RestServer:
     def hurry(self) -> None:
         """End at once; what is in flight is cut off."""
         self._server.force_exit = True
+
+
+def _as_seen(networks: Iterable[IPv4Network | IPv6Network]) -> Iterator[str]:
+    """Yield networks as peers are seen to be of them: of IPv4 also on a socket of both kinds."""
+    for one in networks:
+        yield str(one)
+        if isinstance(one, IPv4Network):
+            yield f"::ffff:{one.network_address}/{96 + one.prefixlen}"
 
 
 class _Uvicorn(uvicorn.Server):
@@ -209,6 +220,7 @@ class _TlsListener:
                 connection,
                 ssl=self._context,
                 ssl_handshake_timeout=protocol.HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=protocol.GOODBYE_SECONDS,
             )
         except (OSError, asyncio.CancelledError):  # ssl.SSLError is an OSError
             pass

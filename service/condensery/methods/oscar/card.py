@@ -129,7 +129,7 @@ def _in_domain(report: Report, sources: Sequence[Source]) -> list[str]:
             told = ", ".join(f"{one.counts[n]:,} {n}" for n in COUNTS if one.counts.get(n))
             lines.append(f"- `{name}` is in-domain: training read {told} of {one.title}.")
         if sources and not read:
-            lines.append(f"- `{name}`: nothing of this data set was trained on here.")
+            lines.append(f"- `{name}`: no set of this name was trained on here.")
     return [*lines, ""] if lines else []
 
 

@@ -61,7 +61,7 @@ class Source:
 
 def family(name: str) -> str:
     """Return a data set's name without its version, split or part."""
-    return re.split(r"[_:.]", name, maxsplit=1)[0]
+    return re.split(r"[-_:.]", name.lower(), maxsplit=1)[0]
 
 
 def read_sources(

@@ -160,9 +160,11 @@ async def test_behind_a_trusted_proxy_a_page_is_compared_with_the_name_that_it_a
     named = {"origin": "https://rag.example.com", "x_forwarded_host": "rag.example.com"}
     named["x_forwarded_for"] = "203.0.113.9"
     for trusted, status in (("127.0.0.1", 200), ("10.0.0.1", 403), (None, 403)):
-        async with serve(trusted_proxies=trusted) as port, connected(port) as (reader, writer):
-            writer.write(post("/embed", **named))
-            assert (await read_reply(reader))[0] == status, trusted
+        for listed, told in (("rag.example.com", status), (None, 403)):
+            options = {"trusted_proxies": trusted, "allowed_hosts": listed}
+            async with serve(**options) as port, connected(port) as (reader, writer):
+                writer.write(post("/embed", **named))
+                assert (await read_reply(reader))[0] == told, (trusted, listed)
 
 
 async def test_a_page_that_is_named_reads_why_its_connection_is_one_too_many(serve):

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import time
 
 import pytest
 import trustme
@@ -93,6 +95,30 @@ def test_who_is_one_too_many_beside_silent_ones_is_told_so(run, serve, tls):
             status, _, body = await read_reply(reader)
             assert status == 429
             assert "max_connections" in body["error"]
+
+    run(test)
+
+
+def test_who_does_not_hear_of_a_connections_end_holds_no_place(
+    run, serve, services, tls, monkeypatch
+):
+    """Its place is free soon after the server has ended it, not when it says so."""
+
+    def shake(port):
+        context = ssl.create_default_context()
+        AUTHORITY.configure_trust(context)
+        plain = socket.create_connection(("127.0.0.1", port))
+        return context.wrap_socket(plain, server_hostname="127.0.0.1")  # and reads nothing more
+
+    async def test():
+        monkeypatch.setattr(protocol, "GOODBYE_SECONDS", 0.1)
+        monkeypatch.setattr(protocol.Protocol, "head_seconds", 0.1)
+        async with serve(tls=tls) as port:
+            held = await asyncio.to_thread(shake, port)
+            with held:
+                began = time.monotonic()
+                await until(lambda: open_ones(services) == 0)
+                assert time.monotonic() - began < 20  # it would be 30 by itself
 
     run(test)
 

@@ -141,7 +141,7 @@ def test_a_ranked_set_that_training_read_a_part_of_is_called_in_domain() -> None
     text = card(Made(made(OscarShape().to_dict()).manifest, sources, {}), report)
     assert "`scifact` is in-domain: training read 916 examples, 3,677 passages of rows/" in text
     assert "`squad_dev_paragraphs` is in-domain: training read 14,688 examples of SQuAD" in text
-    assert "`msmarco_dl1920_pool`: nothing of this data set was trained on" in text
+    assert "`msmarco_dl1920_pool`: no set of this name was trained on" in text
     assert "rankings of scifact, squad_dev_paragraphs, msmarco_dl1920_pool" in text
     # What is said to be kept out is what sets.load_sets keeps out, left out or not.
     assert "Kept out by each run: questions that SQuAD's dev set asks" in text
