@@ -336,11 +336,12 @@ class Server:
         say(f"ready in {seconds:.1f} s")
         say(f"REST on {url} (description at {url}/docs, metrics at {url}/metrics)")
         say(f"gRPC on {host}:{self._grpc.port}")
+        reachable = is_reachable(host)
         if not self._services.keys.open:
             say("a key is needed for everything but health checks")
-        elif is_reachable(host):
+        elif reachable:
             say(f"warning: no key is set, and whoever reaches {host} can use and change everything")
-        if is_reachable(host):
+        if reachable:
             say(
                 f"warning: gRPC does not bound its connections; if strangers reach port "
                 f"{self._grpc.port}, bound them before it, as docs/operating.md shows (Connections)"

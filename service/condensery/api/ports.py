@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import errno
-import ipaddress
 import resource
 import select
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from condensery.errors import PortTaken, SettingError, StartError
 from condensery.keys import Keys
+from condensery.origins import is_loopback
 from condensery.settings import read_pair
 
 BACKLOG = 2048
@@ -88,12 +88,7 @@ def is_reachable(host: str) -> bool:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # no address at all: who binds it says so
         return False
-    for *_, address in found:
-        one = ipaddress.ip_address(address[0])
-        inner = getattr(one, "ipv4_mapped", None)  # ::ffff:127.0.0.1 is this machine too
-        if not (inner or one).is_loopback:
-            return True
-    return False
+    return not all(is_loopback(str(address[0])) for *_, address in found)
 
 
 def listen(host: str, port: int) -> socket.socket:

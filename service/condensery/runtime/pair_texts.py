@@ -94,7 +94,7 @@ class CheckedTexts:
             InputError: It is over the character limit, or no valid Unicode.
         """
         check_text(question, "query", self.max_characters)
-        return Asked(*self._texts.cut(question), self._texts.query_tokens)
+        return self._cut(question)
 
     async def read(
         self,
@@ -153,9 +153,9 @@ class CheckedTexts:
         size = whole + self._separators * (len(parts) - 1)
         return Prompt(parts, whole - vectors, vectors, size)
 
-    def beside(self, question: str) -> int:
+    def beside(self, asked: Asked) -> int:
         """Return the tokens that a window has beside its passage's own."""
-        ((reading,),) = self._readings(self._texts.cut(question)[0], [""])
+        ((reading,),) = self._readings(asked.text, [""])
         return reading.head + reading.tail
 
     def _check(self, question: str, texts: Sequence[str], field: str = "documents") -> int:
@@ -164,8 +164,11 @@ class CheckedTexts:
         return characters + sum(check_text(t, f"{field}[{i}]", most) for i, t in enumerate(texts))
 
     def _read(self, question: str, passages: Sequence[str]) -> tuple[Asked, list[list[Reading]]]:
-        asked = Asked(*self._texts.cut(question), self._texts.query_tokens)
+        asked = self._cut(question)
         return asked, self._readings(asked.text, passages)
+
+    def _cut(self, question: str) -> Asked:
+        return Asked(*self._texts.cut(question), self._texts.query_tokens)
 
     def _readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
         try:

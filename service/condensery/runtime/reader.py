@@ -289,10 +289,11 @@ class Reader:
             kept: The text of the passages in context, as far as they are read; None where the
                 prompt holds it already.
         """
-        window = self._pair.texts.text_tokens - self._texts.beside(question)
+        asked = self._texts.asked(question)
+        window = self._pair.texts.text_tokens - self._texts.beside(asked)
         return Counted(
             flops=self._pair.cost,
-            asked=self._texts.asked(question),
+            asked=asked,
             prompt=prompt,
             plain=prompt.size if kept is None else self._texts.prompt_now(question, kept).size,
             window=min(window, self._pair.window or window),
