@@ -92,7 +92,7 @@ proto: install ## Make service/condensery/stubs/ from proto/
 	$(PROTOC) --python_out=service --pyi_out=service --grpc_python_out=service $(PROTOS)
 
 openapi: install ## Make docs/openapi.json, the description of the REST API
-	$(BIN)/python -m condensery.api.rest.describing > docs/openapi.json
+	$(BIN)/python -m condensery.api.rest.openapi > docs/openapi.json
 
 serve: install ## Serve on this machine (ARGS for condensery serve)
 	@exec $(BIN)/condensery serve $(ARGS)

@@ -22,14 +22,14 @@ from typing import Any
 
 from recording import Recording, tell_machine, tell_others, tell_versions
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.methods.effir.command import main as build
-from condensery.methods.effir.measuring import Where, times_of
+from condensery.methods.effir.measuring import MeasuringSetup, times_of
 from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.oscar.tables import table
 from condensery.methods.ranking.sets import read_sets
 from condensery.methods.trainer.commands import without_folders
-from condensery.networks.effir_opening import pruning_of
+from condensery.networks.effir_loading import pruning_of
 from condensery.networks.effir_shape import Pruning
 from condensery.runtime.device import choose_device, choose_dtype
 from condensery.store.manifest import StoredModel
@@ -125,7 +125,7 @@ def timing(args: argparse.Namespace, made: Mapping[str, StoredModel]) -> dict[st
         if pruning is not None and pruning not in (one for _, one in shapes.values()):
             shapes[name] = stored, pruning
     device = choose_device("auto")
-    where = Where(device, choose_dtype(device, "auto"), workers=1, rounds=args.rounds)
+    where = MeasuringSetup(device, choose_dtype(device, "auto"), workers=1, rounds=args.rounds)
     neurons = int(read_json(parent.path / "config.json")["intermediate_size"])
     return times_of(parent, shapes, read_sets(args.sets), where, neurons=neurons)
 
@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         timer = Recording("benchmarks/effir.py", *packages, command=command)  # its own neighbours
         timed = timing(args, made)
         found = {"speed": timed, "timed": timer.about() | {"rounds": args.rounds}}
-        write_whole(kept, json.dumps(found, indent=1) + "\n")
+        write_atomically(kept, json.dumps(found, indent=1) + "\n")
     record = args.out.with_suffix(".json")
     earlier = json.loads(record.read_text()) if record.is_file() else {"quality": {}, "speed": {}}
     # What was timed says on which machine that was: making the page again moves nothing.

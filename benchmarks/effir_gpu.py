@@ -30,7 +30,8 @@ from condensery.networks.accounting import DecoderShape
 from condensery.networks.attention import PACKED
 from condensery.networks.backbone import Backbone
 from condensery.networks.decoders import fill_buffers
-from condensery.networks.effir_opening import build_pruned
+from condensery.networks.dtypes import dtype_name
+from condensery.networks.effir_loading import build_pruned
 from condensery.networks.effir_paper import retriever_parameters
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.oscar_paper import MISTRAL_7B
@@ -249,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rate = matmul_rate(device, dtype, 256 if args.tiny else 8192)
     about = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "a CPU",
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
         "matmul": rate,
     }
     args.out.mkdir(parents=True, exist_ok=True)

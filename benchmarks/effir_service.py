@@ -23,7 +23,7 @@ from typing import Any
 from recording import Recording, tell_command, tell_machine, tell_others, tell_versions
 from service import Server, find_port, load, serve
 
-from condensery.methods.distil.retrieval import whole
+from condensery.methods.distil.retrieval import titled_text
 from condensery.methods.ranking.sets import parse_set, read_set
 
 TEXTS = 512
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = read_set(*parse_set(args.set, split="test"))
     sample = {
         "queries": list(texts.queries.values())[:TEXTS],
-        "passages": [whole(passage) for passage in texts.passages[:TEXTS]],
+        "passages": [titled_text(passage) for passage in texts.passages[:TEXTS]],
     }
     port = find_port()
     rates: dict[str, dict[str, list[float]]] = {

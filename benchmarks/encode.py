@@ -166,6 +166,7 @@ def load_peer(name: str, store: Path) -> tuple[dict[str, Any], Encode]:
 
 
 def load_ours(name: str, store: Path) -> tuple[dict[str, Any], Encode]:
+    from condensery.networks.dtypes import dtype_name
     from condensery.runtime.device import choose_dtype, prepare_process
     from condensery.runtime.encoder import Encoder
     from condensery.runtime.workers import Workers
@@ -174,7 +175,7 @@ def load_ours(name: str, store: Path) -> tuple[dict[str, Any], Encode]:
     workers = Workers()
     dtype = choose_dtype("cpu", dtype_of(name))
     encoder = Encoder.load(ModelStore(None, store).open("minilm-l6"), workers, dtype=dtype)
-    chosen = str(choose_dtype("cpu")).removeprefix("torch.")
+    chosen = dtype_name(choose_dtype("cpu"))
     loop = asyncio.new_event_loop()
     loop.run_until_complete(encoder.warm_up())
 

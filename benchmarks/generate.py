@@ -40,7 +40,7 @@ from generate_contenders import (
 )
 from recording import Recording, tell_machine, tell_others, tell_versions
 
-from condensery.networks.accounting import ReadingCosts
+from condensery.networks.accounting import InferenceCosts
 
 RESULTS = ROOT / "docs" / "benchmarks"
 PAIR = ("compressed", "plain")
@@ -93,7 +93,7 @@ class Rounds:
         self,
         args: argparse.Namespace,
         pipes: dict[str, Connection],
-        costs: dict[str, ReadingCosts],
+        costs: dict[str, InferenceCosts],
         rate: float,
     ) -> None:
         self._args = args

@@ -62,8 +62,8 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from condensery.networks.accounting import CausalPairCost, DecoderShape
-    from condensery.networks.oscar_opening import cost_of
-    from condensery.runtime.pair import bert_pair, load_pair
+    from condensery.networks.oscar_loading import cost_of
+    from condensery.runtime.oscar_pair import load_bert_pair, runnable_bert_pair
     from condensery.store.store import ModelStore
 
     kind, cpu = getattr(torch, dtype), torch.device("cpu")
@@ -81,7 +81,7 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
     shelf = ModelStore(ROOT / "model_store", store)
     stored = shelf.open("oscar-mini")
     base = shelf.open_base(stored)
-    whole = load_pair(stored, base, device=cpu, dtype=torch.float32)
+    whole = load_bert_pair(stored, base, device=cpu, dtype=torch.float32)
     plain = whole.generator
     words = plain.words
     config = LlamaConfig(**{**plain.backbone.config.to_dict(), "vocab_size": len(words)})
@@ -93,7 +93,7 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
         head.weight.copy_(plain.output_scale * words @ plain.output.weight)
         head.bias.copy_(plain.output_bias)
     model.lm_head = head
-    pair = bert_pair(load_pair(stored, base, device=cpu, dtype=kind), stored.path)
+    pair = runnable_bert_pair(load_bert_pair(stored, base, device=cpu, dtype=kind), stored.path)
     found["oscar-mini"] = Model(
         *(cost_of(whole), pair.compressor, pair.generator, model.to(kind), True)
     )
@@ -148,13 +148,13 @@ def vectors_of(table: Any, question: Question) -> Any:
 
 def readings_of(model: Model, question: Question, vocabulary: int) -> list[Any]:
     """Return what the compressor reads: the question with each passage."""
-    from condensery.networks.oscar_interface import Reading
+    from condensery.networks.oscar_interface import PassageWindow
 
     asked = ids_of(question.seed, question.words, vocabulary)
     start, end = ([asked[0]], [asked[-1]]) if model.specials else ([], [])
     head, tail = [*start, *asked, *end], end
     return [
-        Reading(
+        PassageWindow(
             *([*head, *passage, *tail], len(head), len(tail), MEMORY, 0, 0),
         )
         for passage in passages_of(question, vocabulary)
@@ -171,14 +171,17 @@ async def serve(model: Model, task: Task, serving: dict[str, Any]) -> tuple[floa
     import torch
 
     from condensery.networks.stepping import Stepper
-    from condensery.runtime.compressor import Compressor
     from condensery.runtime.engine import Engine
-    from condensery.runtime.limits import Limits
-    from condensery.runtime.sequences import Chosen, Order
+    from condensery.runtime.oscar import Compressor
+    from condensery.runtime.queue import BatchLimits
+    from condensery.runtime.sequence import GenerationRequest, TokenEvent
     from condensery.runtime.workers import Workers
 
     if task.model not in serving:
-        workers, limits = Workers(), Limits(queue_seconds=3600.0)  # all are served, however late
+        workers, limits = (
+            Workers(),
+            BatchLimits(queue_seconds=3600.0),
+        )  # all are served, however late
         serving[task.model] = (
             Compressor(model.compressor, workers, model=task.model, limits=limits),
             Engine(Stepper(model.generator), workers, model=task.model, limits=limits),
@@ -205,11 +208,11 @@ async def serve(model: Model, task: Task, serving: dict[str, Any]) -> tuple[floa
             question = task.questions[place]
             asked, ids = time.perf_counter(), []
             prompt = await prompt_of(question)
-            generation = engine.begin(Order(prompt, question.tokens))
+            generation = engine.begin(GenerationRequest(prompt, question.tokens))
             finish = None
             while finish is None:
                 told = await generation.news.get()
-                assert isinstance(told, Chosen), told
+                assert isinstance(told, TokenEvent), told
                 if not ids:
                     results[place].first = time.perf_counter() - asked
                 ids.append(told.choice.id)

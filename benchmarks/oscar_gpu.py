@@ -29,12 +29,13 @@ from recording import Recording, tell_machine, tell_versions
 from transformers import LlamaConfig, MistralConfig
 
 from condensery.networks.accounting import CausalPairCost, DecoderShape
+from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar_paper import LLAMA_1B, MAPPING, MISTRAL_7B
 from condensery.networks.stepping import Stepper
 from condensery.runtime.engine import Engine
-from condensery.runtime.limits import Limits, default_limits
-from condensery.runtime.room import Room
-from condensery.runtime.sequences import Chosen, Order
+from condensery.runtime.queue import BatchLimits, default_limits
+from condensery.runtime.scheduler import KVCacheConfig
+from condensery.runtime.sequence import GenerationRequest, TokenEvent
 from condensery.runtime.workers import Workers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,12 +130,12 @@ class Bench:
             free, _ = torch.cuda.mem_get_info(self.device)
             need = min(need, (free - SPARE_BYTES) // self.stepper.bytes_per_position)
         # No limit of the queue: a batch waits for all of its turn.
-        limits = Limits(self.limits.batch_tokens, self.limits.batch_items, 1 << 40, 1e9)
+        limits = BatchLimits(self.limits.batch_tokens, self.limits.batch_items, 1 << 40, 1e9)
         return Engine(
             *(self.stepper, self.workers),
             model="generator",
             limits=limits,
-            room=Room(batch, need, STEP_TOKENS),
+            room=KVCacheConfig(batch, need, STEP_TOKENS),
             fixed=True,
         )
 
@@ -142,11 +143,11 @@ class Bench:
         """Answer all; returns the seconds."""
 
         async def one(prompt: list[Any]) -> None:
-            generation = engine.begin(Order(prompt, self.sizes.answer))
+            generation = engine.begin(GenerationRequest(prompt, self.sizes.answer))
             finish = None
             while finish is None:
                 told = await generation.news.get()
-                if not isinstance(told, Chosen):
+                if not isinstance(told, TokenEvent):
                     raise told
                 finish = told.finish
 
@@ -307,7 +308,7 @@ def main() -> int:
     bench.workers.close()
     report = {
         "device": torch.cuda.get_device_name(device) if cuda else "a CPU",
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
         "tiny": ", tiny sizes: a trial that says nothing" if args.tiny else "",
         "question": sizes.question,
         "passages": PASSAGES,

@@ -16,7 +16,7 @@ from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar_causal import CausalGenerator
 from condensery.networks.oscar_causal_compressor import CausalCompressor
 from condensery.networks.oscar_causal_shape import CompressorShape
-from condensery.networks.oscar_interface import Reading
+from condensery.networks.oscar_interface import PassageWindow
 
 MEMORY = 8
 STANDARD_DEVIATION = 0.02
@@ -88,17 +88,17 @@ def random_compressor(
     return half.eval()
 
 
-def reading_of(question: Sequence[int], passage: Sequence[int], vocabulary: int) -> Reading:
+def reading_of(question: Sequence[int], passage: Sequence[int], vocabulary: int) -> PassageWindow:
     """Return a reading of these tokens, taken into a vocabulary."""
     ids = [token % vocabulary for token in (*question, *passage)]
-    return Reading(ids, len(question), 0, MEMORY, 0, 0)
+    return PassageWindow(ids, len(question), 0, MEMORY, 0, 0)
 
 
 @torch.inference_mode()
-def compress_all(compressor: Any, readings: Sequence[Reading], most: int) -> list[Tensor]:
+def compress_all(compressor: Any, readings: Sequence[PassageWindow], most: int) -> list[Tensor]:
     """Compress readings in forward passes of at most ``most`` positions; vectors of each."""
     found: list[Tensor] = []
-    batch: list[Reading] = []
+    batch: list[PassageWindow] = []
     taken = 0
     for reading in readings:
         cost = compressor.cost(reading)

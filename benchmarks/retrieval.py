@@ -27,7 +27,7 @@ from typing import Any
 from recording import Recording, tell_machine, tell_others, tell_versions
 
 from condensery.index.store import IndexStore
-from condensery.jobs import indexes, search
+from condensery.jobs import indexes, retrieval
 from condensery.jobs.services import Services
 from condensery.methods.ranking.measures import Judgements, ndcg
 from condensery.metrics import Metrics
@@ -88,13 +88,13 @@ def recall(found: Sequence[str], grades: Mapping[str, int], depth: int = 10) -> 
 async def fill(services: Services, documents: Sequence[dict[str, Any]]) -> None:
     await indexes.create_index(services, "set")
     started = time.perf_counter()
-    done, _ = await indexes.count(services, "set")
+    done, _ = await indexes.count_documents(services, "set")
     for start in range(done, len(documents), BATCH):
         block = [
             Document(one["_id"], f"{one.get('title', '')}\n{one['text']}".strip())
             for one in documents[start : start + BATCH]
         ]
-        await indexes.upsert(services, "set", block)
+        await indexes.upsert_documents(services, "set", block)
         seconds = time.perf_counter() - started
         sys.stderr.write(f"\r{start + len(block)} of {len(documents)} in {seconds:.0f} s")
     sys.stderr.write("\n")
@@ -109,7 +109,9 @@ async def measure(
     for query in judged:
         started = time.perf_counter()
         top_k = services.limits.max_top_k
-        hits = await search.query(services, "set", queries[query], top_k=top_k, search=mode)
+        hits = await retrieval.query_index(
+            services, "set", queries[query], top_k=top_k, search=mode
+        )
         times.append(1000 * (time.perf_counter() - started))
         found = list(dict.fromkeys(hit.passage.document_id for hit in hits))
         orders[query] = found
@@ -160,7 +162,7 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         judged = read_judgements(args.data / "qrels.test.tsv")
         judged = dict(list(judged.items())[: args.queries])
         queries = {one["_id"]: one["text"] for one in read_lines(args.data / "queries.jsonl.gz")}
-        documents, passages = await indexes.count(services, "set")
+        documents, passages = await indexes.count_documents(services, "set")
         modes = {mode: await measure(services, queries, judged, mode) for mode in MODES}
     encoder.close()
     workers.close(1)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from recording import Recording, tell_machine, tell_others, tell_versions
 
-from condensery.index import words
+from condensery.index import bm25
 from condensery.index.store import IndexStore
 from condensery.values import Document, Passage
 
@@ -83,7 +83,7 @@ def migrate(path: Path) -> tuple[float, int, int]:
     without = path.stat().st_size
     began = time.perf_counter()
     connection.execute("BEGIN")
-    words.create(connection)
+    bm25.create(connection)
     connection.execute("COMMIT")
     seconds = time.perf_counter() - began
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

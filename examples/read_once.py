@@ -10,8 +10,8 @@ streamed or with other settings, and no document is read again.
 import argparse
 import sys
 
-from condensery.answers import Delta
 from condensery.client.rest import Client
+from condensery.question import Delta
 from condensery.values import Document
 
 QUESTION = "Which lake does the Rhine pass through?"

@@ -28,7 +28,7 @@ import torch
 
 from condensery import cli
 from condensery.networks import stepping
-from condensery.runtime import compressor, encoder
+from condensery.runtime import encoder, oscar
 
 Ids = Sequence[int]
 FOR_EVER = 86_400.0
@@ -120,11 +120,11 @@ def windows(ids: Ids, size: int) -> Iterator[Ids]:
 
 def break_forwards(faults: Faults) -> None:
     """Wrap what device workers call, before any model is loaded."""
-    network: Any = encoder.Network
+    network: Any = encoder.EncoderNetwork
     network.forward = faults.wrap(network.forward, lambda texts: [one.ids for one in texts])
     module: Any = encoder
     module.pool = faults.wrap_pooling(module.pool)
-    pairs: Any = compressor.Compressor
+    pairs: Any = oscar.Compressor
     pairs._forward = faults.wrap(
         pairs._forward, lambda given: [one.ids[one.head : len(one.ids) - one.tail] for one in given]
     )

@@ -47,6 +47,7 @@ def faults(found: dict[str, Any]) -> Iterator[Row]:
         outcomes = Counter(one["outcomes"])
         told = ", ".join(f"{count} {name}" for name, count in outcomes.items() if count)
         notes = "; ".join([*one["notes"], *(f"BROKEN: {bad}" for bad in one["broken"])])
+        notes = re.sub(r': \{"error".*?\}\}', "", notes)  # the reply in full, which the file has
         done = ", ".join(f"{count} {name}" for name, count in one["faults"].items())
         zero = ", ".join(f"0 {name}" for name in ("failed", "lost") if not outcomes[name])
         figure = "; ".join(filter(None, [told, zero, f"faults injected: {done}", notes]))

@@ -115,7 +115,7 @@ class Neighbours:
 def take_out(parser: argparse.ArgumentParser) -> None:
     """Let a load keep its figures: all take the same flag."""
     parser.add_argument(
-        *("--out", "--json"), dest="out", type=Path, metavar="FILE.json", help="keep the figures"
+        "--out", "--json", dest="out", type=Path, metavar="FILE.json", help="keep the figures"
     )
 
 

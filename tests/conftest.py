@@ -60,7 +60,7 @@ def store_with_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from condensery.networks.oscar import OscarPair
     from condensery.networks.oscar_shape import OscarShape
-    from condensery.runtime.pair import word_embeddings
+    from condensery.runtime.oscar_pair import word_embeddings
     from condensery.store.importing import import_minilm
     from condensery.store.manifest import Manifest
     from condensery.store.store import ModelStore

@@ -25,13 +25,13 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from condensery.cli import make_parser
-from condensery.commands import training
-from condensery.settings import CLIENT_VARIABLES, PREFIX, Settings, variable_of
+from condensery.commands import methods
+from condensery.settings import CLIENT_VARIABLES, VARIABLE_PREFIX, Settings, variable_of
 
 # `=======` alone too: it is what is left when the other two were taken out in haste. A heading
 # underlined with seven signs would look the same; ours begin with `#`.
 MARK = re.compile(rb"(<{7}|>{7}|\|{7})( .*)?|={7}")
-VARIABLE = re.compile(rf"{PREFIX}[A-Z0-9_]*[A-Z0-9](?![A-Z0-9_.*<]|\(|\{{)")
+VARIABLE = re.compile(rf"{VARIABLE_PREFIX}[A-Z0-9_]*[A-Z0-9](?![A-Z0-9_.*<]|\(|\{{)")
 FLAG = re.compile(r"--?[A-Za-z][\w-]*")
 FOLDERS_OF_CODE = ("service", "tests", "benchmarks", "loadtests", "examples")
 
@@ -216,7 +216,7 @@ class Tree:
         ours = {variable_of(name) for name in Settings.model_fields} | CLIENT_VARIABLES
         code = [name for name in self.files if name.endswith(".py")]
         return frozenset(ours).union(
-            *(re.findall(rf'"({PREFIX}[A-Z0-9_]+)"', self._read(name)) for name in code)
+            *(re.findall(rf'"({VARIABLE_PREFIX}[A-Z0-9_]+)"', self._read(name)) for name in code)
         )
 
     @functools.cache  # noqa: B019
@@ -283,9 +283,9 @@ class Tree:
                         left.append(beside)
             if "parse_known_args" in text or name.startswith("service/"):
                 # It is a method's command line, or hands over to one what it does not know.
-                for module, _ in training.MODULES.values():
+                for module, _ in methods.METHOD_MODULES.values():
                     if module in text or name == f"service/{module.replace('.', '/')}.py":
-                        flags |= _flags_when_run(training.run, module)
+                        flags |= _flags_when_run(methods.run_method, module)
         return frozenset(flag for flag in flags if flag.startswith("-"))
 
     def _check_pytest(self, words: list[str], is_block: bool) -> Iterator[str]:

@@ -6,22 +6,12 @@ import sys
 from collections.abc import Sequence
 
 from condensery import __version__
-from condensery.commands import (
-    asking,
-    compressing,
-    costing,
-    embedding,
-    indexing,
-    keys,
-    models,
-    serving,
-    settings,
-    training,
-)
-from condensery.commands.printing import say
+from condensery.commands import ask, cost, embed, index, methods, models, serve
+from condensery.commands.common import print_note
 from condensery.errors import CondenseryError, InputError, shorten
 
-USAGE, FAILED, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141  # the last two as a shell reports them
+FAILED_STATUS = 1
+INTERRUPTED_STATUS, BROKEN_PIPE_STATUS = 130, 141  # as a shell reports them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,19 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.run(args)
         sys.stdout.flush()
     except CondenseryError as error:
-        say(f"condensery: {error.message}")
-        return FAILED
+        print_note(f"condensery: {error.message}")
+        return FAILED_STATUS
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return INTERRUPTED_STATUS
     except BrokenPipeError:
-        # Whoever read our output has gone; Python must not find that out again at exit.
+        # The reader of our output has gone; Python must not fail on that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        return BROKEN_PIPE_STATUS
     return status
 
 
 def check_text(arguments: Sequence[str]) -> None:
-    """Refuse bytes that are no text: Python hands them on as halves of a character.
+    """Refuse bytes that are not UTF-8, which Python passes on as lone surrogates.
 
     Raises:
         InputError: An argument is not UTF-8.
@@ -70,14 +60,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"condensery {__version__}")
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    serving.add_parser(parsers)
-    asking.add_parser(parsers)
-    compressing.add_parser(parsers)
-    embedding.add_parsers(parsers)
-    indexing.add_parser(parsers)
-    models.add_parser(parsers)
-    settings.add_parser(parsers)
-    keys.add_parser(parsers)
-    training.add_parsers(parsers)
-    costing.add_parser(parsers)
+    serve.add_serve(parsers)
+    ask.add_ask(parsers)
+    ask.add_compress(parsers)
+    embed.add_embed_and_rerank(parsers)
+    index.add_index(parsers)
+    models.add_models(parsers)
+    serve.add_settings(parsers)
+    serve.add_keys(parsers)
+    methods.add_methods(parsers)
+    cost.add_cost(parsers)
     return parser

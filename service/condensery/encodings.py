@@ -1,4 +1,4 @@
-"""Vectors in fewer bytes, and back: what the doors send, and clients read.
+"""Vectors in fewer bytes, and back: what the server sends, and clients read.
 
 | encoding | of a number | bytes for ``dims`` numbers |
 |---|---|---|
@@ -33,13 +33,13 @@ ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 Encoded = NDArray[Any]
 
 # Of a unit vector's numbers, whose root mean square is 1 / sqrt(dims): so many times that.
-DEVIATIONS = 6.0
-MOST = 127  # -128 has no counterpart
-OFFSET = 128
+RANGE_DEVIATIONS = 6.0
+INT8_MAX = 127  # -128 has no counterpart
+UINT8_OFFSET = 128
 # How far from 1 a length may be: what bfloat16 makes of one that was scaled in it.
 LENGTH_TOLERANCE = 0.02
 
-TYPES: dict[Encoding, np.dtype[Any]] = {
+NUMPY_TYPES: dict[Encoding, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "int8": np.dtype("i1"),
@@ -47,22 +47,22 @@ TYPES: dict[Encoding, np.dtype[Any]] = {
     "binary": np.dtype("i1"),
     "ubinary": np.dtype("u1"),
 }
-BITS: tuple[Encoding, ...] = ("binary", "ubinary")
-SCALED: tuple[Encoding, ...] = ("int8", "uint8")
+BINARY_ENCODINGS: tuple[Encoding, ...] = ("binary", "ubinary")
+INT8_ENCODINGS: tuple[Encoding, ...] = ("int8", "uint8")
 
 
 def int8_range(dims: int) -> float:
     """Return the number that int8's 127 stands for; what is over it is cut."""
-    return min(1.0, DEVIATIONS / math.sqrt(dims))
+    return min(1.0, RANGE_DEVIATIONS / math.sqrt(dims))
 
 
-def width(encoding: Encoding, dims: int) -> int:
+def encoded_width(encoding: Encoding, dims: int) -> int:
     """Return how many numbers a vector of ``dims`` dimensions has in an encoding."""
-    return -(-dims // 8) if encoding in BITS else dims
+    return -(-dims // 8) if encoding in BINARY_ENCODINGS else dims
 
 
 def encode(vectors: Floats, encoding: Encoding, *, field: str = "embed_dtype") -> Encoded:
-    """Return vectors (rows, dims) in an encoding, (rows, ``width``), contiguous.
+    """Return vectors (rows, dims) in an encoding, (rows, ``encoded_width``), contiguous.
 
     Args:
         vectors: Finite; of length 1 for int8 and uint8.
@@ -73,37 +73,37 @@ def encode(vectors: Floats, encoding: Encoding, *, field: str = "embed_dtype") -
         InputError: int8 or uint8 of vectors of another length.
     """
     if encoding == "float32":
-        return np.ascontiguousarray(vectors, TYPES[encoding])
+        return np.ascontiguousarray(vectors, NUMPY_TYPES[encoding])
     if encoding == "float16":
         # What is over 65,504, which no vector of length 1 is, would be infinite.
         most = float(np.finfo(np.float16).max)
-        return np.clip(vectors, -most, most).astype(TYPES[encoding])
-    if encoding in BITS:
+        return np.clip(vectors, -most, most).astype(NUMPY_TYPES[encoding])
+    if encoding in BINARY_ENCODINGS:
         packed = np.packbits(vectors > 0, axis=1)
-        return packed if encoding == "ubinary" else _shift(packed).view(np.int8)
+        return packed if encoding == "ubinary" else _flip_high_bit(packed).view(np.int8)
     _check_lengths(vectors, encoding, field)
-    scaled = np.rint(vectors * (MOST / int8_range(vectors.shape[1])))
-    signed = np.clip(scaled, -MOST, MOST).astype(np.int8)
-    return signed if encoding == "int8" else _shift(signed.view(np.uint8))
+    scaled = np.rint(vectors * (INT8_MAX / int8_range(vectors.shape[1])))
+    signed = np.clip(scaled, -INT8_MAX, INT8_MAX).astype(np.int8)
+    return signed if encoding == "int8" else _flip_high_bit(signed.view(np.uint8))
 
 
 def decode(encoded: Encoded, encoding: Encoding, dims: int) -> Floats:
     """Return vectors (rows, dims) of what ``encode`` gave; of bits, all of length 1.
 
     Args:
-        encoded: (rows, ``width``).
+        encoded: (rows, ``encoded_width``).
         encoding: Which.
         dims: Of the vectors.
     """
-    if encoding in BITS:
-        packed = _shift(encoded.view(np.uint8)) if encoding == "binary" else encoded
+    if encoding in BINARY_ENCODINGS:
+        packed = _flip_high_bit(encoded.view(np.uint8)) if encoding == "binary" else encoded
         signs = np.unpackbits(packed, axis=1, count=dims)
-        found: Floats = (2 * signs.astype(np.float32) - 1) / np.float32(math.sqrt(dims))
-        return found
+        unit: Floats = (2 * signs.astype(np.float32) - 1) / np.float32(math.sqrt(dims))
+        return unit
     wide: Floats = encoded.astype(np.float32)
     if encoding == "uint8":
-        wide -= OFFSET
-    return wide * np.float32(int8_range(dims) / MOST) if encoding in SCALED else wide
+        wide -= UINT8_OFFSET
+    return wide * np.float32(int8_range(dims) / INT8_MAX) if encoding in INT8_ENCODINGS else wide
 
 
 def unpack(data: bytes, encoding: Encoding, dims: int) -> Floats:
@@ -112,16 +112,16 @@ def unpack(data: bytes, encoding: Encoding, dims: int) -> Floats:
     Raises:
         InputError: The bytes don't divide into whole vectors.
     """
-    each = width(encoding, dims) * TYPES[encoding].itemsize
+    each = encoded_width(encoding, dims) * NUMPY_TYPES[encoding].itemsize
     if not each or len(data) % each:
         raise InputError(f"{len(data)} bytes are no {encoding} vectors of {dims} dimensions.")
-    flat = np.frombuffer(data, TYPES[encoding])
-    return decode(flat.reshape(-1, width(encoding, dims)), encoding, dims)
+    flat = np.frombuffer(data, NUMPY_TYPES[encoding])
+    return decode(flat.reshape(-1, encoded_width(encoding, dims)), encoding, dims)
 
 
-def _shift(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _flip_high_bit(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Add 128 to bytes, or take it away, which is the same: the highest bit is turned round."""
-    return np.bitwise_xor(packed, np.uint8(OFFSET))
+    return np.bitwise_xor(packed, np.uint8(UINT8_OFFSET))
 
 
 def _check_lengths(vectors: Floats, encoding: Encoding, field: str) -> None:

@@ -59,6 +59,8 @@ Errors know no transport: each transport has one table, and a test that no error
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -107,7 +109,7 @@ class Unauthenticated(CondenseryError):
 
 
 class Forbidden(CondenseryError):
-    """The key is known, and lacks the scope that the call needs; or no key helps: a page asks."""
+    """The key is known, and lacks the scope that is needed; or a page of a foreign origin asks."""
 
 
 class NotFound(CondenseryError):
@@ -308,3 +310,15 @@ def shorten(value: object, limit: int = 80) -> str:
 def code_of(kind: type[CondenseryError]) -> str:
     """Return a class's code on the wire: ``model_not_found`` for ModelNotFound."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+
+
+@contextmanager
+def rename_field(field: str, request_name: str) -> Iterator[None]:
+    """Let an error about what the jobs call ``field`` name it as the request does."""
+    try:
+        yield
+    except InputError as error:
+        if error.field != field:
+            raise
+        message = error.message.replace(field, request_name, 1)
+        raise type(error)(message, field=request_name, value=error.value) from error

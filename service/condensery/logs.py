@@ -2,7 +2,7 @@
 
 No text of users is logged. The message of an exception may hold some: ours quote the value that is
 wrong, and so do Python's and other people's. So of an exception its type and its stack are logged,
-and never its message; what is known to hold nothing of a user's is told in fields of the event.
+and never its message; what is known to hold nothing of a user's goes into fields of the event.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from condensery.callers import Call
+from condensery.request_context import RequestContext
 
-SLOW_MS = 10_000.0
+SLOW_MILLISECONDS = 10_000.0
 SLOW_LINE_SECONDS = 1.0  # at most one slow request a second is logged
 
 _log = logging.getLogger(__name__)
@@ -55,16 +55,16 @@ def log_loop_fault(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
     _log.error("loop_fault", extra=fields, exc_info=error)
 
 
-def describe(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Return an exception's type and stack, and those of what led to it; no message."""
-    return "\n".join(_lines(error, set()))
+    return "\n".join(_describe_lines(error, set()))
 
 
-def _lines(error: BaseException, told: set[int]) -> Iterator[str]:
-    told.add(id(error))
-    led = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if led is not None and id(led) not in told:
-        yield from _lines(led, told)
+def _describe_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
+    seen.add(id(error))
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None and id(cause) not in seen:
+        yield from _describe_lines(cause, seen)
         yield "which led to:"
     yield "Traceback (most recent call last):"
     for line in traceback.format_tb(error.__traceback__):
@@ -74,10 +74,10 @@ def _lines(error: BaseException, told: set[int]) -> Iterator[str]:
     why = f": {os.strerror(number)}" if isinstance(number, int) else ""
     yield f"{kind.__module__}.{kind.__qualname__}{why}"
     if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            if id(one) not in told:
+        for member in error.exceptions:
+            if id(member) not in seen:
                 yield "of which one is:"
-                yield from _lines(one, told)
+                yield from _describe_lines(member, seen)
 
 
 class EventFormatter(logging.Formatter):
@@ -93,7 +93,7 @@ class EventFormatter(logging.Formatter):
         stamp = self.formatTime(record, "%Y-%m-%dT%H:%M:%S")
         line = " ".join([stamp, record.levelname.lower(), record.getMessage(), *fields])
         error = record.exc_info[1] if record.exc_info else None
-        return line if error is None else f"{line}\n{describe(error)}"
+        return line if error is None else f"{line}\n{describe_exception(error)}"
 
 
 class SlowRequests:
@@ -101,29 +101,29 @@ class SlowRequests:
 
     Args:
         least_ms: What counts as long, milliseconds; 0 logs none.
-        clock: Seconds, as ``Call.started`` has them.
+        clock: Seconds, as ``RequestContext.started`` has them.
     """
 
     def __init__(
-        self, least_ms: float = SLOW_MS, clock: Callable[[], float] = time.monotonic
+        self, least_ms: float = SLOW_MILLISECONDS, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._least_ms = least_ms
         self._clock = clock
         self._logged = -SLOW_LINE_SECONDS
         self._unlogged = 0  # since the last line
 
-    def took_long(self, call: Call) -> bool:
+    def took_long(self, call: RequestContext) -> bool:
         """Whether a request that is over may be worth a line."""
         return 0 < self._least_ms <= 1000 * (self._clock() - call.started)
 
-    def tell(self, call: Call, *, door: str, route: str, status: int | str) -> None:
+    def tell(self, call: RequestContext, *, door: str, route: str, status: int | str) -> None:
         """Log a request that is over, if it took long and no other was logged just now.
 
         Args:
             call: Whose time it was.
             door: "rest" or "grpc".
             route: The pattern of its path, or its method; the path itself is the caller's text.
-            status: What it ended with, as the door says it.
+            status: What it ended with: an HTTP status or a gRPC code.
         """
         if not self.took_long(call):
             return

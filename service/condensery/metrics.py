@@ -1,18 +1,25 @@
-"""Every metric name, in one place.
+"""Every metric name, in one place: ours, and TEI's names of what both count.
 
-Label sets are created at zero for each running model, so that a dashboard shows a line before
-the first request.
+Label sets are created at zero for each running model, so that a dashboard shows a line before the
+first request. TEI's names, labels and buckets are those of text-embeddings-inference 1.9
+(``router/src/prometheus.rs``), so that dashboards and alerts made for it work as they are; TEI
+knows one model, these are of all together.
 """
 
+import collections
+import threading
 import time
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
-from condensery.callers import current
-from condensery.tei_metrics import TeiMetrics
+from condensery.request_context import RequestStats, current_request
 
 Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "index"]
 Stage = Literal["tokenize", "queue", "forward", "compress", "generate", "index", "serialize"]
@@ -29,24 +36,31 @@ STAGES: tuple[Stage, ...] = (
 PROTOCOLS = ("rest", "grpc")
 FallbackReason = Literal["timeout", "fault"]
 FALLBACK_REASONS: tuple[FallbackReason, ...] = ("timeout", "fault")
-DOC_STATUSES = ("applied", "fallback", "left_out")
+DOCUMENT_STATUSES = ("applied", "fallback", "left_out")
 DROP_STAGES: tuple[Stage, ...] = ("queue", "forward", "compress", "generate")
-CAUSES = ("client", "deadline")
-REASONS = ("queue_tokens", "queue_seconds", "requests", "bytes", "connections", "context_bytes")
+CANCEL_CAUSES = ("client", "deadline")
+REJECT_REASONS = (
+    "queue_tokens",
+    "queue_seconds",
+    "requests",
+    "bytes",
+    "connections",
+    "context_bytes",
+)
 
 # Seconds, 0.1 ms to 60 s: a CPU query takes milliseconds, a long answer seconds.
-SECONDS = (
+SECONDS_BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-TOKENS = tuple(float(2**k) for k in range(17))
+TOKEN_BUCKETS = tuple(float(2**k) for k in range(17))
 
 
 class Metrics:
     """The service's metrics, in a registry of their own (several can live in one test).
 
     Args:
-        tei: Whether to tell some of them under TEI's names too.
+        tei: Whether to export some of them under TEI's names too.
     """
 
     def __init__(self, *, tei: bool = True) -> None:
@@ -62,28 +76,28 @@ class Metrics:
             "condensery_request_duration_seconds",
             "Time from a parsed request to its reply.",
             ["model", "task", "protocol"],
-            buckets=SECONDS,
+            buckets=SECONDS_BUCKETS,
             registry=reg,
         )
         self.stage_seconds = Histogram(
             "condensery_stage_duration_seconds",
             "Time spent in one stage of a request or batch.",
             ["model", "stage"],
-            buckets=SECONDS,
+            buckets=SECONDS_BUCKETS,
             registry=reg,
         )
         self.batch_tokens = Histogram(
             "condensery_batch_tokens",
             "Tokens in one forward pass (no padding).",
             ["model"],
-            buckets=TOKENS,
+            buckets=TOKEN_BUCKETS,
             registry=reg,
         )
         self.batch_items = Histogram(
             "condensery_batch_items",
             "Items in one forward pass.",
             ["model"],
-            buckets=TOKENS,
+            buckets=TOKEN_BUCKETS,
             registry=reg,
         )
         self.queue_requests = Gauge(
@@ -106,7 +120,7 @@ class Metrics:
         )
         self.rejected = Counter(
             "condensery_rejected_total",
-            "Requests refused for want of room, by the limit that was reached.",
+            "Requests refused because a limit was reached, by the limit.",
             ["reason"],
             registry=reg,
         )
@@ -135,7 +149,7 @@ class Metrics:
             "How long the oldest forward pass has been running.",
             registry=reg,
         )
-        # These are the sums of the compression blocks that were told.
+        # These are the sums of the compression reports of all answers.
         self.compressed_docs = Counter(
             "condensery_compressed_docs_total",
             "Passages of answers: read as vectors, read as text for a failure, or left out.",
@@ -183,26 +197,26 @@ class Metrics:
             "condensery_ttft_seconds",
             "Time from a question to its answer's first token.",
             ["model"],
-            buckets=SECONDS,
+            buckets=SECONDS_BUCKETS,
             registry=reg,
         )
         self.inter_token_seconds = Histogram(
             "condensery_inter_token_seconds",
             "Time between two tokens of an answer.",
             ["model"],
-            buckets=SECONDS,
+            buckets=SECONDS_BUCKETS,
             registry=reg,
         )
         self.step_tokens = Histogram(
             "condensery_step_tokens",
             "Positions in one step of a generator: a token a sequence, and pieces of prompts.",
             ["model"],
-            buckets=TOKENS,
+            buckets=TOKEN_BUCKETS,
             registry=reg,
         )
         self.sequences = Gauge(
             "condensery_sequences",
-            "Answers being generated, and those that wait for room.",
+            "Answers being generated, and those that wait for cache space.",
             ["model", "state"],
             registry=reg,
         )
@@ -261,11 +275,11 @@ class Metrics:
         self.build_info = Gauge(
             "condensery_build_info", "Always 1; the version is a label.", ["version"], registry=reg
         )
-        for reason in REASONS:
+        for reason in REJECT_REASONS:
             self.rejected.labels(reason)
         self.tei: TeiMetrics | None = None
         if tei:
-            self.tei = TeiMetrics(lambda: _sum(self.queue_requests))
+            self.tei = TeiMetrics(lambda: _sum_gauge(self.queue_requests))
             reg.register(self.tei)
 
     def prepare_model(self, model: str) -> None:
@@ -277,13 +291,13 @@ class Metrics:
         for stage in STAGES:
             self.stage_seconds.labels(model, stage)
         for dropped in DROP_STAGES:
-            for cause in CAUSES:
+            for cause in CANCEL_CAUSES:
                 self.cancelled.labels(model, dropped, cause)
         for state in ("running", "waiting"):
             self.sequences.labels(model, state)
         for state in ("used", "limit"):
             self.cache_positions.labels(model, state)
-        for status in DOC_STATUSES:
+        for status in DOCUMENT_STATUSES:
             self.compressed_docs.labels(model, status)
         for fallback in FALLBACK_REASONS:
             self.compression_fallback.labels(model, fallback)
@@ -321,12 +335,152 @@ class Metrics:
             self.observe(model, stage, time.perf_counter() - started)
 
     def observe(self, model: str, stage: Stage, seconds: float) -> None:
-        """Observe a stage of ``model``, as one of the call that is being served as well."""
+        """Observe a stage of ``model``, as one of the request that is being served as well."""
         self.stage_seconds.labels(model, stage).observe(seconds)
-        stages = current().spent.stages
+        stages = current_request().spent.stages
         stages[stage] = stages.get(stage, 0.0) + seconds
 
 
-def _sum(gauge: Gauge) -> float:
+def _sum_gauge(gauge: Gauge) -> float:
     """Return a gauge's values of all labels together."""
     return sum(sample.value for metric in gauge.collect() for sample in metric.samples)
+
+
+# TEI's names of what both count
+
+# Seconds, from 15 us to 14.5 s; tokens of a request; items and tokens of a batch.
+TEI_DURATIONS = tuple(accumulate([1.5e-5, *[1.5] * 34], lambda value, factor: value * factor))
+TEI_LENGTHS = tuple(float(2**k) for k in range(20))
+TEI_SIZES = tuple(float(2**k) for k in range(13))
+TEI_TOKENS = tuple(float(2**k) for k in range(21))
+
+TeiFamily = Literal["embed", "predict"]
+TEI_FAMILIES: dict[str, TeiFamily] = {"embed": "embed", "rerank": "predict", "classify": "predict"}
+TEI_METHODS = ("single", "batch")
+TEI_PARTS = ("duration", "tokenization_duration", "queue_duration", "inference_duration")
+
+# By the class of an error; what is not named here is a fault of the model or of ours.
+TEI_ERRORS = {
+    "Overloaded": "overloaded",
+    "Unavailable": "overloaded",
+    "InputError": "validation",
+    "TokenIdsRefused": "validation",
+    "ModelNotFound": "validation",
+    "Unauthenticated": "validation",
+    "Forbidden": "validation",
+    "HeadersTooLarge": "validation",
+    "PayloadTooLarge": "batch_size",
+    "EmptyInput": "empty",
+    "ModelCannot": "model_type",
+    "DeadlineExceeded": "dropped",
+    "ExpiredInQueue": "dropped",
+    "Cancelled": "dropped",
+}
+ALL_TEI_ERRORS = (*sorted({*TEI_ERRORS.values(), "inference"}), "tokenization", "missing_values")
+
+
+class _TeiHistogram:
+    """Counts of values up to each bound, and their sum."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def family(self, name: str, description: str) -> Metric:
+        bounds = [*(str(bound).removesuffix(".0") for bound in self.bounds), "+Inf"]  # not "4.0"
+        buckets = list(zip(bounds, accumulate(self.counts), strict=True))
+        return HistogramMetricFamily(name, description, buckets=buckets, sum_value=self.sum)
+
+
+class TeiMetrics(Collector):
+    """Counts requests and batches as TEI does.
+
+    Args:
+        waiting: Returns how many items wait for a device.
+    """
+
+    def __init__(self, waiting: Callable[[], float]) -> None:
+        self._waiting = waiting
+        self._lock = threading.Lock()
+        self._requests = collections.Counter(dict.fromkeys(TEI_METHODS, 0))
+        self._successes = collections.Counter(dict.fromkeys(TEI_METHODS, 0))
+        self._failures = collections.Counter(dict.fromkeys(ALL_TEI_ERRORS, 0))
+        families = sorted(set(TEI_FAMILIES.values()))
+        self._inputs = collections.Counter(dict.fromkeys(families, 0))
+        self._done = collections.Counter(dict.fromkeys(families, 0))
+        self._seconds = {
+            f"{of}_{part}": _TeiHistogram(TEI_DURATIONS)
+            for of in ("request", *families)
+            for part in TEI_PARTS
+        }
+        self._lengths = _TeiHistogram(TEI_LENGTHS)
+        self._batch_items = _TeiHistogram(TEI_SIZES)
+        self._batch_tokens = _TeiHistogram(TEI_TOKENS)
+
+    def request(self, task: str, code: str, spent: RequestStats, seconds: float) -> None:
+        """Count a request that is over.
+
+        Args:
+            task: What it was for; only what TEI does too is counted.
+            code: ``ok``, or the class of its error.
+            spent: Where its time went.
+            seconds: That it took.
+        """
+        family = TEI_FAMILIES.get(task)
+        if family is None or (code == "ok" and not spent.inputs):  # it only tokenised
+            return
+        # TEI ranks a query's texts as one request.
+        method = "batch" if spent.inputs > 1 and task != "rerank" else "single"
+        times = (seconds, spent.tokenizing, spent.waiting, spent.running)
+        with self._lock:
+            self._requests[method] += 1
+            self._inputs[family] += spent.inputs
+            if code != "ok":
+                self._failures[TEI_ERRORS.get(code, "inference")] += 1
+                return
+            self._successes[method] += 1
+            self._done[family] += spent.inputs
+            self._lengths.observe(spent.tokens)
+            for part, value in zip(TEI_PARTS, times, strict=True):
+                self._seconds[f"request_{part}"].observe(value)
+                self._seconds[f"{family}_{part}"].observe(value, spent.inputs)
+
+    def batch(self, items: int, tokens: int) -> None:
+        """Count a batch."""
+        with self._lock:
+            self._batch_items.observe(items)
+            self._batch_tokens.observe(tokens)
+
+    def collect(self) -> list[Metric]:
+        """Return all of it, for a scrape."""
+        with self._lock:
+            families = [
+                _tei_counter("te_request_count", "Requests.", self._requests, "method"),
+                _tei_counter("te_request_success", "Requests answered.", self._successes, "method"),
+                _tei_counter("te_request_failure", "Requests that failed.", self._failures, "err"),
+                *(
+                    _tei_counter(f"te_{family}_{name}", description, {"": counts[family]})
+                    for name, description, counts in (
+                        ("count", "Inputs.", self._inputs),
+                        ("success", "Inputs answered.", self._done),
+                    )
+                    for family in counts
+                ),
+                *(times.family(f"te_{name}", "Seconds.") for name, times in self._seconds.items()),
+                self._lengths.family("te_request_input_length", "Tokens of a request."),
+                self._batch_items.family("te_batch_next_size", "Items of a batch."),
+                self._batch_tokens.family("te_batch_next_tokens", "Tokens of a batch."),
+            ]
+        return [*families, GaugeMetricFamily("te_queue_size", "Items waiting.", self._waiting())]
+
+
+def _tei_counter(name: str, description: str, counts: Mapping[str, int], label: str = "") -> Metric:
+    metric = Metric(name, description, "unknown")
+    for value, count in counts.items():
+        metric.add_sample(name, {label: value} if label else {}, count)
+    return metric

@@ -1,7 +1,7 @@
-"""The composition root: the one place that wires settings, pool, index and doors.
+"""The composition root: the one place that wires settings, models, indexes and both APIs.
 
 PyTorch and transformers take seconds to import, so that what needs them is imported late: a wrong
-setting or a taken port is told at once, and nobody waits in silence.
+setting or a taken port is reported at once, not after seconds of silence.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -17,43 +18,41 @@ from typing import TYPE_CHECKING, Any
 
 import condensery
 from condensery.api.grpc.server import GrpcServer
-from condensery.api.grpc.server import start as start_grpc
+from condensery.api.grpc.server import start_server as start_grpc
 from condensery.api.ports import (
     Tls,
     check_free,
-    check_guarded,
-    connection_limit,
+    check_keys_for_host,
     is_reachable,
+    limit_connections,
     listen,
 )
-from condensery.api.rest.server import RestServer
-from condensery.durable import PRIVATE, keep_private, umask
+from condensery.api.rest.http import RestServer
+from condensery.atomic_files import PRIVATE_UMASK, make_private, umask
+from condensery.auth import KEY_FILE, Keys, load_or_make_key, reload_keys
 from condensery.errors import CondenseryError, StartError
-from condensery.index.keeping import SNAPSHOTS
 from condensery.index.lock import DataDirLock
+from condensery.index.maintenance import SNAPSHOTS
 from condensery.index.store import INDEXES, IndexStore
-from condensery.jobs.admission import Admission
-from condensery.jobs.contexts import Contexts
-from condensery.jobs.index_vectors import report_prompts
-from condensery.jobs.models import follow
-from condensery.jobs.rebuild import resume_rebuilds
-from condensery.jobs.samples import NAME as SAMPLES
-from condensery.jobs.samples import ensure_samples
-from condensery.jobs.services import Limits, Services
-from condensery.keys import KEPT, Keys, keep_key, reload
+from condensery.jobs.contexts import ContextStore
+from condensery.jobs.indexes import log_outdated_prompts
+from condensery.jobs.maintenance import SAMPLES_INDEX as SAMPLES
+from condensery.jobs.maintenance import ensure_samples, resume_rebuilds
+from condensery.jobs.models import watch_models
+from condensery.jobs.services import Admission, RequestLimits, Services
 from condensery.logs import SlowRequests, configure_logging, log_loop_fault
 from condensery.metrics import Metrics
 from condensery.settings import Settings
-from condensery.signals import Signals
 from condensery.store.aliases import FILE as MODEL_ALIASES
-from condensery.upkeep import Caps
+from condensery.values import IndexCaps
 
 if TYPE_CHECKING:
-    from condensery.runtime.pool import RunningModels
+    from condensery.runtime.registry import ModelRegistry
+
 
 Say = Callable[[str], None]
 
-FAULT = 70  # the exit status of a process that broke inside: EX_SOFTWARE of sysexits.h
+FAULT_STATUS = 70  # the exit status of a process that broke inside: EX_SOFTWARE of sysexits.h
 FATAL_GRACE_SECONDS = 1.0  # for requests in flight then
 
 _log = logging.getLogger(__name__)
@@ -70,8 +69,8 @@ def serve(settings: Settings) -> int:
     # What users write is nobody else's to read; SQLite too makes its files by this.
     # uvloop and httptools (which uvicorn takes by itself where it is) more than halve what a short
     # request costs beside the model: 310 to 150 us.
-    with umask(PRIVATE) as usual, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, say, usual))
+    with umask(PRIVATE_UMASK) as usual, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(settings, print_status, usual))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -83,8 +82,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def say(line: str) -> None:
-    """Tell the person at the terminal what the server is doing."""
+def print_status(line: str) -> None:
+    """Show the person at the terminal what the server is doing."""
     sys.stderr.write(f"condensery: {line}\n")
     sys.stderr.flush()
 
@@ -96,7 +95,9 @@ async def _serve(settings: Settings, say: Say, usual_umask: int) -> int:
     async with AsyncExitStack() as stack:
         server = Server(settings, signals, say, usual_umask)
         starting = asyncio.create_task(server.start(stack))
-        if not await _first(starting, signals.stop, seconds=settings.start_timeout_seconds):
+        if not await _wait_for_first(
+            starting, signals.stop, seconds=settings.start_timeout_seconds
+        ):
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting
@@ -113,7 +114,9 @@ async def _serve(settings: Settings, say: Say, usual_umask: int) -> int:
     return server.status
 
 
-async def _first(task: "asyncio.Task[Any]", event: asyncio.Event, *, seconds: float) -> bool:
+async def _wait_for_first(
+    task: "asyncio.Task[Any]", event: asyncio.Event, *, seconds: float
+) -> bool:
     """Wait for a task, an event or ``seconds``; returns whether the task is done."""
     waiting = asyncio.create_task(event.wait())
     try:
@@ -123,12 +126,46 @@ async def _first(task: "asyncio.Task[Any]", event: asyncio.Event, *, seconds: fl
         waiting.cancel()
 
 
+class Signals:
+    """Signals as events of the loop.
+
+    SIGTERM asks to end once those who send requests have noticed; SIGINT, a person at the
+    terminal, to end now. A second one of either hurries. SIGHUP reads the keys again.
+
+    Attributes:
+        stop: Set by the first.
+        hurry: Set by the second.
+        settle: Whether the first was SIGTERM.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self.settle = False
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_end_signal, number)
+        # Until there are keys to read: by default it would end the process.
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+
+    def on_hangup(self, reload: Callable[[], None]) -> None:
+        """Call ``reload`` at each SIGHUP from now on."""
+        self._loop.add_signal_handler(signal.SIGHUP, reload)
+
+    def _on_end_signal(self, number: signal.Signals) -> None:
+        if self.stop.is_set():
+            self.hurry.set()
+        else:
+            self.settle = number == signal.SIGTERM
+            self.stop.set()
+
+
 class Server:
     """The running parts, from start to end.
 
     Args:
         settings: How it runs.
-        signals: What it is told from outside.
+        signals: The process's.
         say: Called with each line for whoever started it.
         usual_umask: For what is made outside the data directory.
 
@@ -138,7 +175,7 @@ class Server:
     """
 
     def __init__(
-        self, settings: Settings, signals: Signals, say: Say, usual_umask: int = PRIVATE
+        self, settings: Settings, signals: Signals, say: Say, usual_umask: int = PRIVATE_UMASK
     ) -> None:
         self.status = 0
         self.fatal = ""
@@ -165,19 +202,20 @@ class Server:
         say(f"data in {settings.data_dir}")
         lock = DataDirLock(settings.data_dir)
         stack.callback(lock.release)
-        keep_private(
-            lock.path, *(settings.data_dir / one for one in (INDEXES, SNAPSHOTS, MODEL_ALIASES))
+        make_private(
+            lock.path, *(settings.data_dir / name for name in (INDEXES, SNAPSHOTS, MODEL_ALIASES))
         )
         if makes_key:
             self._make_key()
+        caps = IndexCaps(settings.max_indexes, settings.max_aliases, settings.max_snapshots)
         indexes = await asyncio.to_thread(
-            IndexStore, settings.data_dir, metrics=metrics, lock=lock, caps=_caps(settings)
+            IndexStore, settings.data_dir, metrics=metrics, lock=lock, caps=caps
         )
         stack.callback(indexes.close)
         for name, reason in indexes.broken.items():
             say(f"index {name}: refused: {reason}")
         say("loading PyTorch")
-        from condensery.runtime.loading import load_models
+        from condensery.runtime.registry import load_models
 
         pool = await load_models(settings, metrics, say, usual_umask=self._usual_umask)
         stack.callback(self._close_pool, pool)
@@ -188,15 +226,15 @@ class Server:
             limits=_limits(settings),
             admission=Admission(settings.max_requests, settings.max_inflight_bytes, metrics),
             keys=self._keys,
-            contexts=Contexts(settings.max_context_bytes, metrics),
+            contexts=ContextStore(settings.max_context_bytes, metrics),
             search=settings.search,
             slow=SlowRequests(settings.slow_ms),
         )
-        follow(services)
+        watch_models(services)
         self._watch(stack, pool, metrics)
         stack.push_async_callback(services.rebuilds.close)
         await resume_rebuilds(services)
-        report_prompts(services)
+        log_outdated_prompts(services)
         samples = False
         if settings.samples and any(info.kind == "encoder" for info in pool.models()):
             try:
@@ -207,14 +245,17 @@ class Server:
         if settings.tls_cert and settings.tls_key:
             tls = Tls(settings.tls_cert, settings.tls_key)
         self._grpc = await start_grpc(services, settings.host, settings.grpc_port, tls=tls)
-        most = connection_limit(settings.max_connections)
-        if most < settings.max_connections:
-            say(f"at most {most} REST connections: the process may open few files (ulimit -n)")
+        max_connections = limit_connections(settings.max_connections)
+        if max_connections < settings.max_connections:
+            say(
+                f"at most {max_connections} REST connections: the process may open few files "
+                "(ulimit -n)"
+            )
         self._rest = RestServer(
             services,
             listener,
             tls=tls,
-            max_connections=most,
+            max_connections=max_connections,
             trusted_proxies=settings.trusted_proxies,
             cors_origin=settings.cors_origin,
             allowed_hosts=settings.allowed_hosts,
@@ -226,7 +267,7 @@ class Server:
         say(_example(url, pool, samples=samples, keyed=not self._keys.open))
 
     async def run(self) -> None:
-        """Serve until told to end, or until something breaks that can't be mended; then end."""
+        """Serve until a signal, or until something breaks that can't be mended; then end."""
         # The REST server ends by itself only when it fails.
         self._rest.task.add_done_callback(lambda task: self._ended.set())
         stopping = asyncio.create_task(self._signals.stop.wait())
@@ -238,9 +279,9 @@ class Server:
             await self._drain()
         else:
             self.fatal = self.fatal or "the REST server ended by itself"
-            self.status = FAULT
+            self.status = FAULT_STATUS
             self._services.health.refusing = True
-            await self._stop_doors(FATAL_GRACE_SECONDS)
+            await self._stop_servers(FATAL_GRACE_SECONDS)
 
     async def _drain(self) -> None:
         """Unready, settle, refuse new, finish what was accepted; a second signal hurries."""
@@ -252,17 +293,17 @@ class Server:
                 await asyncio.wait_for(hurry.wait(), settings.settle_seconds)
         health.refusing = True
         self._say(f"stopping: requests in flight have {settings.grace_seconds:g} s")
-        stopping = asyncio.create_task(self._stop_doors(settings.grace_seconds))
-        if not await _first(stopping, hurry, seconds=math.inf):
+        stopping = asyncio.create_task(self._stop_servers(settings.grace_seconds))
+        if not await _wait_for_first(stopping, hurry, seconds=math.inf):
             self._say("stopping at once")
             self._rest.hurry()
             await self._grpc.stop(0)
         await stopping
 
-    async def _stop_doors(self, grace: float) -> None:
+    async def _stop_servers(self, grace: float) -> None:
         await asyncio.gather(self._rest.stop(grace), self._grpc.stop(grace))
 
-    def _watch(self, stack: AsyncExitStack, pool: "RunningModels", metrics: Metrics) -> None:
+    def _watch(self, stack: AsyncExitStack, pool: "ModelRegistry", metrics: Metrics) -> None:
         from condensery.runtime.watchdog import FAREWELL_SECONDS, Watchdog
 
         loop, health = asyncio.get_running_loop(), self._services.health
@@ -277,18 +318,19 @@ class Server:
             loop,
             on_fault=health.fault,
             on_fatal=fatal,
-            end_process=lambda: os._exit(FAULT),  # nothing acknowledged is lost: it is synced
+            # Nothing acknowledged is lost: it is synced.
+            end_process=lambda: os._exit(FAULT_STATUS),
             stall_seconds=self._settings.worker_stall_seconds,
             loading=lambda: bool(pool.changing.states.loading),
             metrics=metrics,
         )
         stack.callback(watchdog.close)
 
-    def _close_pool(self, pool: "RunningModels") -> None:
+    def _close_pool(self, pool: "ModelRegistry") -> None:
         pool.close(FATAL_GRACE_SECONDS if self.fatal else self._settings.grace_seconds)
 
     def _read_keys(self) -> bool:
-        """Read the keys that are given; returns whether one is to be made since there are none.
+        """Read the keys that are set; returns whether one is to be made since there are none.
 
         Raises:
             SettingError: They can't be used; or there are none, and other machines may come in.
@@ -297,18 +339,18 @@ class Server:
         path, key = settings.keys_file, settings.api_key
         if path is None and key is None and settings.make_key and not settings.allow_no_keys:
             return True
-        reload(self._keys, path, key)
-        check_guarded(settings.host, self._keys, allow_no_keys=settings.allow_no_keys)
-        self._read_again(lambda: reload(self._keys, path, key))
+        reload_keys(self._keys, path, key)
+        check_keys_for_host(settings.host, self._keys, allow_no_keys=settings.allow_no_keys)
+        self._read_again(lambda: reload_keys(self._keys, path, key))
         return False
 
     def _make_key(self) -> None:
-        """Know the key that the data directory keeps, and no other; at the first start, make it."""
-        path = self._settings.data_dir / KEPT
+        """Accept the key kept in the data directory, and no other; make it at the first start."""
+        path = self._settings.data_dir / KEY_FILE
 
         def read() -> None:
-            key, made = keep_key(path)
-            reload(self._keys, None, key)
+            key, made = load_or_make_key(path)
+            reload_keys(self._keys, None, key)
             _log.info("key_made" if made else "key_kept", extra={"file": str(path)})
 
         read()
@@ -329,7 +371,7 @@ class Server:
         self._signals.on_hangup(again)
 
     def _greet(self, port: int, seconds: float) -> str:
-        """Say where it listens; returns the REST door's URL."""
+        """Say where it listens; returns the URL of the REST port."""
         say, host = self._say, self._settings.host
         scheme = "https" if self._settings.tls_cert else "http"
         url = f"{scheme}://{_in_url(host)}:{port}"
@@ -349,12 +391,8 @@ class Server:
         return url
 
 
-def _caps(settings: Settings) -> Caps:
-    return Caps(settings.max_indexes, settings.max_aliases, settings.max_snapshots)
-
-
-def _limits(settings: Settings) -> Limits:
-    return Limits(
+def _limits(settings: Settings) -> RequestLimits:
+    return RequestLimits(
         max_items=settings.max_items,
         max_body_bytes=settings.max_body_bytes,
         max_header_bytes=settings.max_header_bytes,
@@ -371,7 +409,7 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _example(url: str, pool: "RunningModels", *, samples: bool, keyed: bool) -> str:
+def _example(url: str, pool: "ModelRegistry", *, samples: bool, keyed: bool) -> str:
     """Return a request that this server answers: of the sample index only where there is one."""
     if any(info.kind == "oscar-pair" for info in pool.models()):
         passages = '"documents": ["Mendel studied seven traits of peas."]'

@@ -1,51 +1,279 @@
-"""Settings, read once from the command line and the environment, and told in words."""
+"""The server's settings: each once, with its range, its default and what it is.
+
+Read once from the command line and the environment. An error names the setting, where it was set,
+its value (unless it is a secret) and what is allowed.
+"""
 
 import difflib
 import os
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self, get_args, get_origin
 
-from pydantic import SecretStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
+from condensery.auth import MIN_KEY_CHARACTERS, parse_key
 from condensery.errors import SettingError, shorten
-from condensery.keys import LEAST_CHARACTERS
-from condensery.options import LOCKS, Settings, default_data_dir, read_pair
+from condensery.origins import read_hosts, read_networks, read_origins
+from condensery.question import SearchMode
+from condensery.values import IndexCaps
 
-__all__ = [
-    "CLIENT_VARIABLES",
-    "PREFIX",
-    "Settings",
-    "allowed",
-    "choices_of",
-    "default_data_dir",
-    "flag_of",
-    "group_of",
-    "is_secret",
-    "read_pair",
-    "read_settings",
-    "trace_settings",
-    "variable_of",
-]
-
-PREFIX = "CONDENSERY_"
+VARIABLE_PREFIX = "CONDENSERY_"
 # Read by the commands that talk to a server, and not by the server.
 CLIENT_VARIABLES = frozenset({"CONDENSERY_URL"})
 
-# Kubernetes tells every pod of each Service, by variables named after it. Beside a Service called
+# Kubernetes sets variables named after each Service in every pod. Beside a Service called
 # condensery they look like ours; nobody has set them, and CONDENSERY_PORT=tcp://... is no port.
 _SERVICE_LINK = re.compile(
-    rf"{PREFIX}(\w+_)?"
+    rf"{VARIABLE_PREFIX}(\w+_)?"
     r"(SERVICE_(HOST|PORT(_\w+)?)=.*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=.*|PORT=\w+://.*)",
     re.DOTALL,
 )
+
+# Where --help, `condensery settings` and docs/operating.md list a setting.
+_ADDRESSES: JsonDict = {"group": "addresses"}
+_MODELS: JsonDict = {"group": "models and data"}
+_LIMITS: JsonDict = {"group": "limits"}
+SECURITY_GROUP = "keys and TLS"
+_SECURITY: JsonDict = {"group": SECURITY_GROUP}
+_LIFETIME: JsonDict = {"group": "start and shutdown"}
+_LOGGING: JsonDict = {"group": "logging and metrics"}
+_DEFAULT_CAPS = IndexCaps()
+# What is allowed where no type says it.
+PROXIES_ALLOWED = "addresses or networks, commas between them"
+ORIGINS_ALLOWED = "origins such as https://app.example.com:8443, commas between them, or *"
+HOSTS_ALLOWED = "names or addresses without a port, commas between them, *.example.com, or *"
+
+
+def default_data_dir() -> Path:
+    """Return where a user's data goes on this platform: ``$XDG_DATA_HOME/condensery``."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "condensery"
+
+
+class Settings(BaseModel):
+    """How the server runs.
+
+    Each is ``CONDENSERY_<NAME>`` in the environment, and ``--<name>`` on the command line unless it
+    is a secret: command lines are seen by all users of a machine.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
+    )
+
+    host: str = Field(default="127.0.0.1", min_length=1, json_schema_extra=_ADDRESSES)
+    """Address that REST and gRPC listen on; 0.0.0.0 is every one of this machine."""
+    port: int = Field(default=8080, ge=0, le=65535, json_schema_extra=_ADDRESSES)
+    """REST port; 0 takes a free one."""
+    grpc_port: int = Field(default=8081, ge=0, le=65535, json_schema_extra=_ADDRESSES)
+    """gRPC port; 0 takes a free one."""
+    trusted_proxies: str | None = Field(
+        default=None,
+        json_schema_extra=_ADDRESSES | {"allowed": PROXIES_ALLOWED},
+    )
+    """Proxies before the REST port, whose X-Forwarded-For tells who asks; nobody else's does."""
+    cors_origin: str | None = Field(
+        default=None,
+        json_schema_extra=_ADDRESSES | {"allowed": ORIGINS_ALLOWED},
+    )
+    """Origins whose web pages may use the REST port; pages of no other origin may."""
+    allowed_hosts: str | None = Field(
+        default=None,
+        json_schema_extra=_ADDRESSES | {"allowed": HOSTS_ALLOWED},
+    )
+    """Names that the REST port may be asked by, beside localhost; by default, off loopback, all."""
+
+    data_dir: Path = Field(default_factory=default_data_dir, json_schema_extra=_MODELS)
+    """Indexes and own models; by default condensery/ in $XDG_DATA_HOME or in ~/.local/share."""
+    store: Path | None = Field(default=None, json_schema_extra=_MODELS)
+    """Own model store; by default models/ in the data directory."""
+    device: str = Field(
+        default="auto",
+        pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
+        examples=["auto", "cpu", "cuda", "cuda:1"],
+        json_schema_extra=_MODELS,
+    )
+    """What computes; auto is CUDA where there is one."""
+    compressor_device: str | None = Field(
+        default=None,
+        pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
+        examples=["auto", "cpu", "cuda", "cuda:1"],
+        json_schema_extra=_MODELS,
+    )
+    """What computes pairs' compressors; by default `device`."""
+    generator_device: str | None = Field(
+        default=None,
+        pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
+        examples=["auto", "cpu", "cuda", "cuda:1"],
+        json_schema_extra=_MODELS,
+    )
+    """What computes pairs' generators; by default `device`."""
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", json_schema_extra=_MODELS)
+    """What models compute in; auto is bfloat16 where the hardware is fast at it."""
+    workers: int = Field(default=0, ge=0, le=1024, json_schema_extra=_MODELS)
+    """Threads for forward passes; 0 decides by the device."""
+    generator_sequences: int = Field(default=0, ge=0, le=65536, json_schema_extra=_MODELS)
+    """Most answers that each pair generates at once; 0 decides by the device."""
+    generator_cache_mib: int = Field(default=0, ge=0, le=2**20, json_schema_extra=_MODELS)
+    """MiB of keys and values that each pair's generator keeps; 0 decides by the device."""
+    samples: bool = Field(default=True, json_schema_extra=_MODELS)
+    """Make the index `samples` on first start."""
+    search: SearchMode = Field(default="dense", json_schema_extra=_MODELS)
+    """How an index is searched where a request does not say: by vectors, by words, or by both."""
+
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024, le=2**30, json_schema_extra=_LIMITS)
+    """Longest request, REST body and gRPC message alike."""
+    max_header_bytes: int = Field(default=16 * 2**10, ge=1024, le=2**20, json_schema_extra=_LIMITS)
+    """Longest headers, or metadata, of one request."""
+    max_json_depth: int = Field(default=64, ge=4, le=512, json_schema_extra=_LIMITS)
+    """Most objects and lists within each other in one body."""
+    max_items: int = Field(default=2048, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    """Most texts in one request."""
+    max_requests: int = Field(default=4096, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    """Most requests inside at once; more come back later."""
+    max_connections: int = Field(default=4096, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    """Most REST connections at once; never over three in four files that the process may open."""
+    max_inflight_bytes: int = Field(
+        default=64 * 2**20, ge=1024, le=2**40, json_schema_extra=_LIMITS
+    )
+    """Most bytes of requests inside at once, at least max_body_bytes; more come back later."""
+    max_queue_tokens: int = Field(default=1_000_000, ge=1, le=10**12, json_schema_extra=_LIMITS)
+    """Most tokens that wait for one model; more come back later."""
+    max_queue_seconds: float = Field(default=10.0, ge=0.01, le=3600, json_schema_extra=_LIMITS)
+    """Longest wait for one model; who would wait longer is refused at once, to come back later."""
+    max_context_bytes: int = Field(
+        default=256 * 2**20, ge=2**20, le=2**40, json_schema_extra=_LIMITS
+    )
+    """Most bytes of compressed contexts held for later answers; one caller gets a quarter."""
+    max_indexes: int = Field(
+        default=_DEFAULT_CAPS.indexes, ge=1, le=1_000_000, json_schema_extra=_LIMITS
+    )
+    """Most indexes; those that are there already are all opened."""
+    max_aliases: int = Field(
+        default=_DEFAULT_CAPS.aliases, ge=1, le=1_000_000, json_schema_extra=_LIMITS
+    )
+    """Most aliases of indexes."""
+    max_snapshots: int = Field(
+        default=_DEFAULT_CAPS.snapshots, ge=1, le=1_000_000, json_schema_extra=_LIMITS
+    )
+    """Most snapshots, of all indexes together."""
+    request_timeout_seconds: float = Field(
+        default=300.0, ge=0.01, le=86_400, json_schema_extra=_LIMITS
+    )
+    """A request's time, where its caller names none or a longer one."""
+
+    api_key: SecretStr | None = Field(default=None, json_schema_extra=_SECURITY)
+    """A key that may do everything, under the name `default`; as it is, or sha256: and its hash."""
+    keys_file: Path | None = Field(default=None, json_schema_extra=_SECURITY)
+    """File of keys and what each may do; read again on SIGHUP."""
+    make_key: bool = Field(default=False, json_schema_extra=_SECURITY)
+    """Where no key is given, make one at the first start, and keep it in api-key in data_dir."""
+    allow_no_keys: bool = Field(default=False, json_schema_extra=_SECURITY)
+    """Serve other machines without any key: whoever reaches `host` may use and change all."""
+    open_metrics: bool = Field(default=False, json_schema_extra=_SECURITY)
+    """Answer /metrics without a key even where keys are set."""
+    tls_cert: Path | None = Field(default=None, json_schema_extra=_SECURITY)
+    """Certificate chain, PEM; REST and gRPC then speak TLS only."""
+    tls_key: Path | None = Field(default=None, json_schema_extra=_SECURITY)
+    """The certificate's private key, PEM, without a password."""
+
+    start_timeout_seconds: float = Field(
+        default=300.0, ge=1, le=86_400, json_schema_extra=_LIFETIME
+    )
+    """Longest start: ready by then, or the process ends."""
+    worker_stall_seconds: float = Field(default=1.5, ge=0.1, le=3600, json_schema_extra=_LIFETIME)
+    """A forward pass that takes longer, and five times what it should, makes the server unready."""
+    settle_seconds: float = Field(default=5.0, ge=0, le=3600, json_schema_extra=_LIFETIME)
+    """After SIGTERM: unready, and still serving, until all who send requests have seen it."""
+    grace_seconds: float = Field(default=30.0, ge=0, le=3600, json_schema_extra=_LIFETIME)
+    """After that: new requests are refused, and those in flight have this long to finish."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", json_schema_extra=_LOGGING
+    )
+    """Least level that is logged."""
+    slow_ms: int = Field(default=10_000, ge=0, le=86_400_000, json_schema_extra=_LOGGING)
+    """Milliseconds from which a request is logged with its stages, one a second; 0 logs none."""
+    tei_metrics: bool = Field(default=True, json_schema_extra=_LOGGING)
+    """Tell /metrics under TEI's names too (te_*), for dashboards that were made for it."""
+
+    @property
+    def own_store(self) -> Path:
+        """The root that imported and own models go to."""
+        return self.store or self.data_dir / "models"
+
+    @property
+    def store_is_private(self) -> bool:
+        """Whether the own store is inside the data directory; one outside may be a group's."""
+        return self.own_store.resolve().is_relative_to(self.data_dir.resolve())
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None:
+            try:
+                parse_key(key.get_secret_value())
+            except ValueError as error:
+                raise _wrong_value(str(error)) from None
+        return key
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, proxies: str | None) -> str | None:
+        return _check_list(proxies, read_networks, PROXIES_ALLOWED)
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _are_origins(cls, origins: str | None) -> str | None:
+        return _check_list(origins, read_origins, ORIGINS_ALLOWED)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: str | None) -> str | None:
+        return _check_list(hosts, read_hosts, HOSTS_ALLOWED)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.port and self.port == self.grpc_port:
+            raise self._clash("grpc_port", "other than", "port", "other than")
+        if self.max_inflight_bytes < self.max_body_bytes:
+            raise self._clash("max_inflight_bytes", "at least", "max_body_bytes", "at most")
+        if self.tls_cert and self.tls_key:
+            try:
+                read_certificate(self.tls_cert, self.tls_key)
+            except SettingError as error:
+                raise _wrong_value(error.message, error.field) from None
+        elif self.tls_cert or self.tls_key:
+            present, missing = "tls_cert", "tls_key"
+            if self.tls_key:
+                present, missing = missing, present
+            raise _wrong_value(f"it needs {missing} beside it", present)
+        return self
+
+    def _clash(self, name: str, rule: str, other: str, reverse: str) -> PydanticCustomError:
+        if name not in self.model_fields_set:  # so that what is blamed is what somebody set
+            name, rule, other = other, reverse, name
+        return _wrong_value(f"it must be {rule} {other}, {getattr(self, other)}", name)
 
 
 def read_settings(flags: Mapping[str, Any] | None = None) -> Settings:
     """Read the environment, and over it the command line.
 
     Args:
-        flags: Fields by name; None is a flag that was not given.
+        flags: Fields by name; None is a flag that was not set.
 
     Raises:
         SettingError: A value is not allowed, or the environment names a setting that does not
@@ -56,7 +284,7 @@ def read_settings(flags: Mapping[str, Any] | None = None) -> Settings:
 
 
 def trace_settings(flags: Mapping[str, Any] | None = None) -> tuple[Settings, dict[str, str]]:
-    """Read the settings as ``read_settings`` does, and tell where each value comes from.
+    """Read the settings as ``read_settings`` does, and return where each value comes from.
 
     Returns:
         The settings, and by field "default", "environment variable NAME" or "flag --name".
@@ -65,29 +293,29 @@ def trace_settings(flags: Mapping[str, Any] | None = None) -> tuple[Settings, di
         SettingError: As in ``read_settings``.
     """
     origins = dict.fromkeys(Settings.model_fields, "default")
-    given: dict[str, Any] = _read_environment()
-    origins |= {name: f"environment variable {variable_of(name)}" for name in given}
+    values: dict[str, Any] = _read_environment()
+    origins |= {name: f"environment variable {variable_of(name)}" for name in values}
     for name, value in (flags or {}).items():
         if value is not None:
-            given[name] = value
+            values[name] = value
             origins[name] = f"flag {flag_of(name)}"
     try:
-        return Settings(**given), origins
+        return Settings(**values), origins
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else first["ctx"]["field"]
-    problem = first["msg"] if first["type"] == "wrong" else f"it must be {allowed(name)}"
-    value = "its value" if is_secret(name) else shorten(given[name])
+    problem = first["msg"] if first["type"] == "wrong" else f"it must be {describe_allowed(name)}"
+    value = "its value" if is_secret(name) else shorten(values[name])
     raise SettingError(
         f"{origins[name].split()[-1]}: {value} is not allowed: {problem}.",
         field=name,
-        value=None if is_secret(name) else given[name],
+        value=None if is_secret(name) else values[name],
     )
 
 
 def variable_of(name: str) -> str:
     """Return the environment variable that gives a setting."""
-    return f"{PREFIX}{name.upper()}"
+    return f"{VARIABLE_PREFIX}{name.upper()}"
 
 
 def flag_of(name: str) -> str:
@@ -109,7 +337,7 @@ def group_of(name: str) -> str:
     return str(extra["group"])
 
 
-def allowed(name: str) -> str:
+def describe_allowed(name: str) -> str:
     """Say in words which values a setting may have."""
     if name not in Settings.model_fields:
         return "a setting that exists"
@@ -118,13 +346,13 @@ def allowed(name: str) -> str:
     if isinstance(extra, dict) and "allowed" in extra:
         return str(extra["allowed"])
     if is_secret(name):
-        return f"{LEAST_CHARACTERS} characters or more"
+        return f"{MIN_KEY_CHARACTERS} characters or more"
     if choices := field.examples or choices_of(name):
         *others, last = map(repr, choices)
         return f"{', '.join(others)} or {last}"
     if field.annotation in (int, float):
         least, most = (
-            next(getattr(one, side) for one in field.metadata if hasattr(one, side))
+            next(getattr(bound, side) for bound in field.metadata if hasattr(bound, side))
             for side in ("ge", "le")
         )
         return f"a {'whole ' if field.annotation is int else ''}number, {least} to {most}"
@@ -139,29 +367,67 @@ def choices_of(name: str) -> tuple[str, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
+def read_certificate(cert: Path, key: Path) -> tuple[bytes, bytes]:
+    """Return a certificate and its private key, as they are in their files.
+
+    Raises:
+        SettingError: A file can't be read, or the two make no pair; the message is the bare
+            problem, the field ``tls_cert`` or ``tls_key``.
+    """
+    contents = []
+    for field, path in (("tls_cert", cert), ("tls_key", key)):
+        try:
+            contents.append(path.read_bytes())
+        except OSError as error:
+            raise SettingError(f"it can't be read: {error.strerror}", field=field) from error
+    try:
+        # Without a password of ours OpenSSL would ask for one at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:  # which says little: "PEM lib"
+        problem = f"it must be the key of the certificate in {cert}, both PEM, without a password"
+        raise SettingError(problem, field="tls_key") from error
+    return contents[0], contents[1]
+
+
+def _check_list(text: str | None, read: Callable[[str], Any], allowed: str) -> str | None:
+    """Return a list with commas between its parts, each of which can be read."""
+    if text is None:
+        return None
+    try:
+        if not read(text):
+            raise ValueError("it is empty")
+    except ValueError as error:
+        raise _wrong_value(f"{error}; it must be {allowed}") from None
+    return ",".join(part.strip() for part in text.split(","))
+
+
+def _wrong_value(problem: str, field: str | None = None) -> PydanticCustomError:
+    return PydanticCustomError("wrong", "{problem}", {"problem": problem, "field": field})
+
+
 def _read_environment() -> dict[str, str]:
     """Return what the environment sets, by field; what is empty is not set.
 
     Raises:
         SettingError: It names a setting that does not exist: a typo in CONDENSERY_KEYS_FILE must
-            not leave every door open. Or keys or TLS are set and empty, for the same reason.
+            not let everybody in. Or keys or TLS are set and empty, for the same reason.
     """
     names = {variable_of(name): name for name in Settings.model_fields}
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     for variable, value in sorted(os.environ.items()):
-        if not variable.upper().startswith(PREFIX) or variable in CLIENT_VARIABLES:
+        if not variable.upper().startswith(VARIABLE_PREFIX) or variable in CLIENT_VARIABLES:
             continue
         if _SERVICE_LINK.fullmatch(f"{variable}={value}"):
             continue
         if variable not in names:
-            word = variable[len(PREFIX) :].lower()
+            word = variable[len(VARIABLE_PREFIX) :].lower()
             near = difflib.get_close_matches(word, Settings.model_fields, n=1)
             hint = f" Did you mean {variable_of(near[0])}?" if near else ""
             raise SettingError(
                 f"{variable}: there is no such setting.{hint} `condensery serve --help` lists all."
             )
         if value:
-            given[names[variable]] = value
-        elif group_of(names[variable]) == LOCKS:
+            values[names[variable]] = value
+        elif group_of(names[variable]) == SECURITY_GROUP:
             raise SettingError(f"{variable}: it is set, and empty; give it a value, or unset it.")
-    return given
+    return values

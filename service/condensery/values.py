@@ -1,29 +1,48 @@
 """What travels between layers: frozen, plain, no torch.
 
-Arrays are numpy float32 and are not written to after they are made.
+Texts and their vectors, models, documents and passages, and what belongs to an index: its prompts,
+aliases, snapshots and rebuilds. Arrays are numpy float32 and are not written to after they are
+made.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-Kind = Literal["encoder", "classifier", "reranker", "oscar-pair", "language-model"]
+ModelKind = Literal["encoder", "classifier", "reranker", "oscar-pair", "language-model"]
 ModelState = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 Metadata = Mapping[str, Any]
-Side = Literal["right", "left"]  # of a text that is too long, which is cut
+TruncationDirection = Literal["right", "left"]  # of a text that is too long, which is cut
 Input = str | tuple[str, str]  # what is classified: a text, or a pair of texts
+AliasVerb = Literal["create", "delete", "rename"]
+RebuildState = Literal["running", "done", "failed"]
+ALIAS_VERBS: tuple[AliasVerb, ...] = get_args(AliasVerb)
+
+# Which of a model's prompts goes before a text, for requests, indexes and offline methods. Keys:
+# what a text is for, as clients name it. Values: what models call their prompt for it; the first
+# that a model has counts, else its default prompt, else none.
+PROMPT_PURPOSES: dict[str, tuple[str, ...]] = {
+    "search_query": ("query", "search_query"),
+    "search_document": ("document", "passage", "corpus", "search_document"),
+    "classification": ("classification", "Classification"),
+    "clustering": ("clustering", "Clustering"),
+}
+# What indexes looked for before they kept their prompts, defaults apart. Not to be changed: it is
+# how the passages of those that are there were embedded.
+OLDER_QUERY_PROMPTS = ("query",)
+OLDER_PASSAGE_PROMPTS = ("document", "passage")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A running model, as ``/v1/models`` and ``/info`` show it; the doors add ``pair``.
+    """A running model, as ``/v1/models`` and ``/info`` show it; a pair's has ``pair``.
 
     Attributes:
-        labels: What a classifier tells apart, in the order of its logits.
+        labels: A classifier's classes, in the order of its logits.
         independent: Whether each label is likely or not by itself; else one of them holds.
         version: In the store, a whole number.
         alias_of: The model's own name, where ``name`` is an alias of it.
@@ -31,7 +50,7 @@ class ModelInfo:
     """
 
     name: str
-    kind: Kind
+    kind: ModelKind
     method: str
     fingerprint: str
     dims: int | None
@@ -155,7 +174,7 @@ class EmbeddedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextToken:
     """A token of a text.
 
     Attributes:
@@ -177,7 +196,7 @@ class Piece:
 class Scored:
     """``scores[i]`` is passage ``i``'s raw relevance score (a logit, unbounded).
 
-    Passages that were cut are told by their places in ``truncated``, the query by its own flag.
+    ``truncated`` holds the places of passages that were cut; the query has its own flag.
     """
 
     model: str
@@ -241,7 +260,7 @@ class Reranked:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text to index, as the user gave it."""
+    """A text to index, as the user wrote it."""
 
     id: str
     text: str
@@ -262,7 +281,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage found, with its score; more is better.
+    """A passage from a search, with its score; higher is better.
 
     By vectors: the inner product of normalised ones, or minus the squared distance. By words: BM25.
     By both: the fusion of the two rankings.
@@ -289,7 +308,7 @@ class IndexInfo:
             of an index from before they were kept whose encoder does not run.
         prompts_outdated: Its encoder has others for an index that is made today, so that a rebuild
             would embed its passages otherwise.
-        options: Its kind's, those that were given.
+        options: Its kind's, those that were set.
         searched_as: The kind; ``flat`` of one that waits for enough passages to be trained on.
         trains_at: How many that is; None if it does not wait.
         tombstones: Passages deleted or replaced that the search still passes over.
@@ -365,3 +384,192 @@ class PairTraits:
     scores: bool = True
     top_n: int = 5
     min_relevance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCaps:
+    """How many of each there may be; those that are there already stay, however many."""
+
+    indexes: int = 1000
+    aliases: int = 1000
+    snapshots: int = 1000  # of all indexes together, those that are no more included
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A second name of an index.
+
+    Attributes:
+        alias: The name.
+        target: What it points at: an index, or another alias.
+        index: The index at the end; None if there is none any more.
+    """
+
+    alias: str
+    target: str
+    index: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AliasAction:
+    """One change of many that are made together, or not at all.
+
+    Attributes:
+        verb: ``create`` (an alias that is there is moved), ``delete`` or ``rename``.
+        alias: Which.
+        target: The index (or alias) that it is to point at; of ``rename`` its new name.
+    """
+
+    verb: AliasVerb
+    alias: str
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of an index, as it was at one moment.
+
+    Attributes:
+        id: Names it among those of its index.
+        index: Whose copy it is.
+        created: When, seconds since 1970.
+        bytes: What it takes on the disk.
+    """
+
+    id: str
+    index: str
+    created: float
+    encoder: str
+    fingerprint: str
+    dims: int
+    kind: str
+    metric: str
+    documents: int
+    passages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotList:
+    """An index's snapshots.
+
+    Attributes:
+        found: The newest first.
+        refused: Why each other one can't be used, by id.
+    """
+
+    found: tuple[Snapshot, ...]
+    refused: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPlan:
+    """What is being made of an index.
+
+    Attributes:
+        index: Its name.
+        encoder: The new one, whose fingerprint, kind and metric follow.
+        options: The kind's that were set.
+        documents: How many there were when it began.
+        began: When, seconds since 1970.
+        prompts: That its passages are embedded with; None if it was begun before they were kept.
+    """
+
+    index: str
+    encoder: str
+    fingerprint: str
+    kind: str
+    metric: str
+    options: Mapping[str, int]
+    documents: int
+    began: float
+    prompts: IndexPrompts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """How far a rebuild has come.
+
+    Attributes:
+        state: ``running``; ``done``: the new index serves; ``failed``: the old one goes on, and
+            so does the rebuild, from where it is, if it is asked for again.
+        pending: Documents, and writes since it began, that are still to be done.
+        ended: When, seconds since 1970; None while it runs.
+        reason: Why it failed.
+        overlap: Of the documents that the old index finds, the share that the new one finds, on
+            average over some of its own texts; None where the old encoder does not run.
+    """
+
+    index: str
+    encoder: str
+    fingerprint: str
+    kind: str
+    metric: str
+    documents: int
+    began: float
+    state: RebuildState
+    pending: int
+    ended: float | None = None
+    reason: str | None = None
+    overlap: float | None = None
+
+
+class HasPrompts(Protocol):
+    """A model, or what is stored of it."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Text put before an input, by the prompt's name."""
+        ...
+
+    @property
+    def default_prompt(self) -> str | None:
+        """The name of the one that is taken where none is named, if there is one."""
+        ...
+
+
+def prompt_name_for(model: HasPrompts, purpose: str) -> str | None:
+    """Return the name of a model's prompt for one of ``PROMPT_PURPOSES``; None if it has none."""
+    names = (name for name in PROMPT_PURPOSES[purpose] if name in model.prompts)
+    return next(names, model.default_prompt)
+
+
+def make_index_prompts(model: HasPrompts) -> IndexPrompts:
+    """Return what an index of a model's vectors that is made today puts before its texts."""
+    names = (prompt_name_for(model, purpose) for purpose in ("search_query", "search_document"))
+    query, passage = ("" if name is None else model.prompts[name] for name in names)
+    return IndexPrompts(query, passage)
+
+
+def make_older_index_prompts(model: HasPrompts) -> IndexPrompts:
+    """Return what an index put before its texts that was made before indexes kept it.
+
+    Prompts not named in ``OLDER_QUERY_PROMPTS`` and ``OLDER_PASSAGE_PROMPTS`` were not used then. A
+    model's fingerprint covers its prompts, so that they are those which it had.
+    """
+    prompts = model.prompts
+    query, passage = (
+        next((prompts[name] for name in names if name in prompts), "")
+        for names in (OLDER_QUERY_PROMPTS, OLDER_PASSAGE_PROMPTS)
+    )
+    return IndexPrompts(query, passage)
+
+
+def alias_chain(targets: Mapping[str, str], name: str) -> list[str]:
+    """Return a name and what it leads to, step by step; a circle ends with a name seen before."""
+    chain, seen = [name], set[str]()
+    while name not in seen and name in targets:
+        seen.add(name)
+        name = targets[name]
+        chain.append(name)
+    return chain
+
+
+def is_circle(chain: list[str]) -> bool:
+    """Whether a chain of aliases leads back to itself."""
+    return chain[-1] in chain[:-1]
+
+
+def resolve_alias(targets: Mapping[str, str], name: str) -> str:
+    """Return the name that a name leads to in the end; itself if it is no alias."""
+    return alias_chain(targets, name)[-1]

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from condensery.answers import Answer, Delta
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
 from condensery.errors import (
@@ -16,6 +15,7 @@ from condensery.errors import (
     ModelNotFound,
     PayloadTooLarge,
 )
+from condensery.question import Answer, Delta
 from condensery.values import Document
 
 Clients = tuple[Client | GrpcClient, ...]

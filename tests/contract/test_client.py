@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from condensery.answers import Answer, Delta, Retrieved
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
 from condensery.encodings import ENCODINGS, Encoding, decode, encode
@@ -17,6 +16,7 @@ from condensery.errors import (
     InputError,
     ModelNotFound,
 )
+from condensery.question import Answer, Delta, Retrieved
 from condensery.values import Document
 
 QUESTION = "Which lake does the Rhine pass through?"

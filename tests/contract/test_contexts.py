@@ -8,7 +8,6 @@ import pytest
 from tests.contract.conftest import DOORS
 from tests.contract.test_guarded import make
 
-from condensery.answers import Answer, Delta, Retrieved
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
 from condensery.errors import (
@@ -18,6 +17,7 @@ from condensery.errors import (
     EmptyInput,
     InputError,
 )
+from condensery.question import Answer, Delta, Retrieved
 from condensery.values import Document
 
 Clients = tuple[Client | GrpcClient, ...]

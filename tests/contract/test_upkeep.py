@@ -22,8 +22,7 @@ from condensery.errors import (
     SnapshotDamaged,
     SnapshotNotFound,
 )
-from condensery.upkeep import Alias, AliasAction
-from condensery.values import Document
+from condensery.values import Alias, AliasAction, Document
 
 numbers = itertools.count()
 

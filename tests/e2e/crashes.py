@@ -30,7 +30,7 @@ from tests.unit.index.lives import Life, Say, live
 
 from condensery.client.rest import Client
 from condensery.errors import CondenseryError
-from condensery.index import nearest, vectors
+from condensery.index import vector_index, vectors
 from condensery.index.store import IndexStore
 from condensery.values import Document
 
@@ -70,14 +70,14 @@ class Watch(Disk):
 def write_for_ever(data_dir: Path, say: Say, seed: int) -> None:
     """Write, delete and compact in both kinds of index; what is done was synced, or it says so."""
     vectors.MIN_DEAD = 20  # compact often
-    compact = nearest.Nearest._compact
+    compact = vector_index.VectorIndex._compact
 
-    def told(self: nearest.Nearest) -> None:
+    def told(self: vector_index.VectorIndex) -> None:
         say("compacting")
         compact(self)
         say("compacted")
 
-    nearest.Nearest._compact = told  # type: ignore[method-assign]
+    vector_index.VectorIndex._compact = told  # type: ignore[method-assign]
     draw = random.Random(seed)
     watch = Watch(data_dir, data_dir / "none")
     for _ in watch.watch():
@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--store", type=Path, help="models; default: as `condensery serve` has it")
     parser.add_argument(
-        *("--out", "--json"), dest="out", type=Path, help="write the figures there too"
+        "--out", "--json", dest="out", type=Path, help="write the figures there too"
     )
     args = parser.parse_args()
     from benchmarks.recording import Recording  # as a command, run in the checkout's root

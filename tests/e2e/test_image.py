@@ -19,15 +19,14 @@ import httpx
 import pytest
 from tests.conftest import LiveServer, serving
 
+from condensery.atomic_files import umask
+from condensery.auth import KEY_FILE, load_or_make_key
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
-from condensery.durable import umask
 from condensery.errors import LimitReached, Unauthenticated
 from condensery.index.store import IndexStore
-from condensery.keys import KEPT, keep_key
 from condensery.settings import Settings, variable_of
-from condensery.upkeep import AliasAction
-from condensery.values import Document
+from condensery.values import AliasAction, Document
 
 DOCKERFILE = (Path(__file__).parents[2] / "Dockerfile").read_text(encoding="utf-8")
 
@@ -107,7 +106,7 @@ def _as_in_the_image(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_told_nothing_it_makes_a_key_and_what_it_writes_is_its_own(
     store_with_pair: Path, tmp_path: Path
 ) -> None:
-    kept = tmp_path / "data" / KEPT
+    kept = tmp_path / "data" / KEY_FILE
     with serving(store_with_pair, tmp_path) as server:
         key = kept.read_text().strip()
         said = server.log.read_text()
@@ -142,11 +141,11 @@ def test_at_the_next_start_it_takes_the_key_again_and_closes_what_an_older_versi
         store.update_aliases([AliasAction("create", "current", "kb")])
         store.keeping.snapshot("kb")
     (data_dir / "model-aliases.json").write_text('{"format": 1, "aliases": {}}')
-    key, _ = keep_key(data_dir / KEPT)
+    key, _ = load_or_make_key(data_dir / KEY_FILE)
     assert len(open_to_others(data_dir)) > 8
     caps = ("--max-indexes", "2", "--max-aliases", "1", "--max-snapshots", "1")
     with serving(store_with_pair, tmp_path, *caps) as server:
-        assert f"key_kept file={str(data_dir / KEPT)!r}" in server.log.read_text()
+        assert f"key_kept file={str(data_dir / KEY_FILE)!r}" in server.log.read_text()
         check_locked(server, key.get_secret_value())
         check_capped(server, key.get_secret_value())
         # its own folder is whoever's who made it

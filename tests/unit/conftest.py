@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from condensery.answers import CompressedPassage, FinishReason, MemoryWindow, TokenLogprob
 from condensery.errors import (
     CondenseryError,
     InputError,
@@ -20,11 +19,18 @@ from condensery.errors import (
     ReportNotFound,
 )
 from condensery.index.store import IndexStore
-from condensery.jobs.contexts import Contexts
-from condensery.jobs.services import Limits, Services
+from condensery.jobs.contexts import ContextStore
+from condensery.jobs.services import RequestLimits, Services
 from condensery.metrics import Metrics
-from condensery.questions import GREEDY, Sampling
-from condensery.store.aliases import Aliases
+from condensery.question import (
+    GREEDY,
+    CompressedPassage,
+    FinishReason,
+    MemoryWindow,
+    Sampling,
+    TokenLogprob,
+)
+from condensery.store.aliases import ModelAliases
 from condensery.values import (
     Classified,
     Embedded,
@@ -37,10 +43,10 @@ from condensery.values import (
     ModelUnload,
     ModelVersion,
     PairTraits,
-    Piece,
     Revision,
     Scored,
-    Side,
+    TextToken,
+    TruncationDirection,
 )
 
 DIMS = 8
@@ -87,7 +93,7 @@ class StandInEncoder:
     fails: CondenseryError | Exception | None = None
     delay: float = 0
     waiting: int = 0
-    sides: list[Side] = field(default_factory=list)
+    sides: list[TruncationDirection] = field(default_factory=list)
 
     async def embed(
         self,
@@ -96,7 +102,7 @@ class StandInEncoder:
         prompt: str = "",
         normalize: bool | None = None,
         truncate: bool = True,
-        side: Side = "right",
+        side: TruncationDirection = "right",
         dimensions: int | None = None,
         field: str = "input",
     ) -> Embedded:
@@ -131,11 +137,11 @@ class StandInEncoder:
             *(found.model, found.fingerprint, tuple(vectors), found.tokens, found.truncated)
         )
 
-    def pieces(self, text: str, *, special: bool = True, field: str = "inputs") -> list[Piece]:
+    def pieces(self, text: str, *, special: bool = True, field: str = "inputs") -> list[TextToken]:
         del field
-        marks = [Piece(0, "<s>", True, None, None)] if special else []
+        marks = [TextToken(0, "<s>", True, None, None)] if special else []
         words = [(m.group(), *m.span()) for m in re.finditer(r"\S+", text)]
-        return [*marks, *(Piece(len(w), w, False, start, end) for w, start, end in words)]
+        return [*marks, *(TextToken(len(w), w, False, start, end) for w, start, end in words)]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return " ".join(str(one) for one in ids if one or not skip_special)
@@ -246,7 +252,7 @@ class StandInReader:
         passages: Sequence[str],
         *,
         truncate: bool = True,
-        side: Side = "right",
+        side: TruncationDirection = "right",
         field: str = "documents",
     ) -> Scored:
         del field
@@ -381,7 +387,7 @@ class StandInClassifier:
         inputs: Sequence[Input],
         *,
         truncate: bool = True,
-        side: Side = "right",
+        side: TruncationDirection = "right",
         field: str = "inputs",
     ) -> Classified:
         kept = slice(100) if side == "right" else slice(-100, None)
@@ -462,7 +468,7 @@ class StandInPool:
     encoders: dict[str, StandInEncoder]
     readers: dict[str, StandInReader]
     classifiers: dict[str, StandInClassifier] = field(default_factory=dict)
-    aliases: Aliases = field(default_factory=Aliases)
+    aliases: ModelAliases = field(default_factory=ModelAliases)
     lacks: str | None = None
     watchers: list[Callable[[], None]] = field(default_factory=list)
 
@@ -542,13 +548,15 @@ def services(pool: StandInPool, tmp_path: Path) -> Iterator[Services]:
     for model in pool.models():
         metrics.prepare_model(model.name)
     with IndexStore(tmp_path, metrics=metrics) as indexes:
-        limits = Limits(max_items=50, max_body_bytes=20_000, passage_tokens=12, passage_overlap=2)
+        limits = RequestLimits(
+            max_items=50, max_body_bytes=20_000, passage_tokens=12, passage_overlap=2
+        )
         services = Services(
             pool=pool,
             indexes=indexes,
             metrics=metrics,
             limits=limits,
-            contexts=Contexts(metrics=metrics),
+            contexts=ContextStore(metrics=metrics),
         )
         services.health.start()
         yield services

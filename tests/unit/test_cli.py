@@ -113,8 +113,8 @@ def test_a_failure_is_1_and_one_line(
 def test_nobody_listening_is_said_with_the_address(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for door in (["--url", "http://127.0.0.1:9"], ["--grpc", "127.0.0.1:9"]):
-        status, _, err = run(capsys, "index", "list", *door)
+    for address in (["--url", "http://127.0.0.1:9"], ["--grpc", "127.0.0.1:9"]):
+        status, _, err = run(capsys, "index", "list", *address)
         assert status == 1
         assert "127.0.0.1:9: " in err
 

@@ -73,9 +73,9 @@ def test_marks_of_a_merge_are_found_in_any_tracked_text(tree: Path) -> None:
     (tree / "left.txt").write_text(marks[0] + "\n", encoding="utf-8")
     assert [fault.split(":")[0] for fault in check(tree)] == ["Makefile"] * 4
     track(tree)
-    found = [fault.split(": ")[0] for fault in check(tree)]
-    assert found[-4:] == [f"notes.txt:{line}" for line in (2, 3, 4, 5)]
-    assert len(found) == 9  # left.txt's too
+    faults = [fault.split(": ")[0] for fault in check(tree)]
+    assert faults[-4:] == [f"notes.txt:{line}" for line in (2, 3, 4, 5)]
+    assert len(faults) == 9  # left.txt's too
 
 
 # What a page says, and what must be found of it.
@@ -126,8 +126,12 @@ def test_what_a_page_names_that_is_not_there_is_found(tree: Path) -> None:
     (tree / "untracked.md").write_text("", encoding="utf-8")
     faults = check(tree)
     for page, (text, expected) in zip(pages, WRONG.items(), strict=True):
-        found = sorted(fault for fault in faults if fault.startswith(f"{page}:"))
+        on_page = sorted(fault for fault in faults if fault.startswith(f"{page}:"))
         sought = [expected] if isinstance(expected, str) else list(expected)
-        assert len(found) == len(sought), (text, found)
-        assert all(one.endswith(part) for one, part in zip(found, sought, strict=True)), found
-    assert len(faults) == sum(1 if isinstance(one, str) else len(one) for one in WRONG.values())
+        assert len(on_page) == len(sought), (text, on_page)
+        assert all(fault.endswith(part) for fault, part in zip(on_page, sought, strict=True)), (
+            on_page
+        )
+    assert len(faults) == sum(
+        1 if isinstance(parts, str) else len(parts) for parts in WRONG.values()
+    )

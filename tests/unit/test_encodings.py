@@ -8,13 +8,13 @@ import pytest
 
 from condensery.encodings import (
     ENCODINGS,
-    TYPES,
+    NUMPY_TYPES,
     Encoding,
     decode,
     encode,
+    encoded_width,
     int8_range,
     unpack,
-    width,
 )
 from condensery.errors import InputError
 from condensery.values import Floats
@@ -57,10 +57,10 @@ def test_integers_are_the_nearest_of_a_symmetric_range() -> None:
 
 
 def test_what_is_over_the_range_is_cut_and_never_wraps() -> None:
-    one = np.zeros((2, 400), np.float32)
-    one[0, 0], one[1, 0] = 1, -1
-    assert encode(one, "int8")[:, 0].tolist() == [127, -127]
-    assert encode(one, "uint8")[:, :2].tolist() == [[255, 128], [1, 128]]
+    vectors = np.zeros((2, 400), np.float32)
+    vectors[0, 0], vectors[1, 0] = 1, -1
+    assert encode(vectors, "int8")[:, 0].tolist() == [127, -127]
+    assert encode(vectors, "uint8")[:, :2].tolist() == [[255, 128], [1, 128]]
 
 
 @pytest.mark.parametrize("dims", [1, 7, 8, 384, 1001])
@@ -68,8 +68,8 @@ def test_what_is_over_the_range_is_cut_and_never_wraps() -> None:
 def test_bytes_come_back_as_near_as_their_encoding_allows(encoding: Encoding, dims: int) -> None:
     vectors = units(9, dims)
     encoded = encode(vectors, encoding)
-    assert encoded.shape == (9, width(encoding, dims))
-    assert encoded.dtype == TYPES[encoding]
+    assert encoded.shape == (9, encoded_width(encoding, dims))
+    assert encoded.dtype == NUMPY_TYPES[encoding]
     assert encoded.flags.c_contiguous
     data = encoded.tobytes()
     back = unpack(data, encoding, dims)
@@ -79,7 +79,7 @@ def test_bytes_come_back_as_near_as_their_encoding_allows(encoding: Encoding, di
         assert np.array_equal(back, vectors)
     elif encoding == "float16":
         assert np.allclose(back, vectors, rtol=2**-11, atol=2**-24)
-    elif width(encoding, dims) == dims:
+    elif encoded_width(encoding, dims) == dims:
         inside = np.abs(vectors) <= int8_range(dims)
         step = int8_range(dims) / 127
         assert np.abs(back - vectors)[inside].max() <= step / 2 + 1e-6
@@ -92,8 +92,8 @@ def test_bytes_come_back_as_near_as_their_encoding_allows(encoding: Encoding, di
 def test_inner_products_of_integers_are_those_of_the_vectors_scaled() -> None:
     vectors = units(50, 384)
     signed = encode(vectors, "int8").astype(np.int32)
-    found = (signed @ signed.T) * (int8_range(384) / 127) ** 2
-    assert np.abs(found - vectors @ vectors.T).max() < 0.01
+    products = (signed @ signed.T) * (int8_range(384) / 127) ** 2
+    assert np.abs(products - vectors @ vectors.T).max() < 0.01
 
 
 @pytest.mark.parametrize("encoding", ["int8", "uint8"])

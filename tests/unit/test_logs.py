@@ -12,16 +12,15 @@ import httpx
 import pytest
 from tests.unit.conftest import StandInPool
 
-from condensery.api.grpc.server import start
-from condensery.api.rest.app import build
-from condensery.callers import Call
+from condensery.api.grpc.server import start_server
+from condensery.api.rest.app import build_app
 from condensery.errors import InputError
-from condensery.jobs import indexes, rebuild
+from condensery.jobs import indexes, maintenance
 from condensery.jobs.services import Services
-from condensery.logs import EventFormatter, SlowRequests, describe
+from condensery.logs import EventFormatter, SlowRequests, describe_exception
+from condensery.request_context import RequestContext
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.upkeep import RebuildPlan
-from condensery.values import Document
+from condensery.values import Document, RebuildPlan
 
 MARK = "what-Ada-asked-in-private"
 
@@ -51,25 +50,25 @@ def fail_with_a_users_text() -> None:
 
 
 def test_an_exception_is_told_by_its_type_and_stack_and_never_by_its_message() -> None:
-    def told(error: BaseException) -> str:
-        text = describe(error)
+    def described(error: BaseException) -> str:
+        text = describe_exception(error)
         assert MARK not in text
         return text
 
     with pytest.raises(ValueError, match=MARK) as caught:
         fail_with_a_users_text()
     error = caught.value
-    text = told(error)
+    text = described(error)
     assert text.index("condensery.errors.InputError") < text.index("builtins.ValueError")
     assert "in fail_with_a_users_text" in text
     error.__cause__ = None
     error.__suppress_context__ = False
-    assert "builtins.KeyError" in told(error)
-    group = told(ExceptionGroup(MARK, [error, OSError(28, MARK, MARK)]))
+    assert "builtins.KeyError" in described(error)
+    group = described(ExceptionGroup(MARK, [error, OSError(28, MARK, MARK)]))
     assert "ExceptionGroup" in group
     assert "builtins.OSError: No space left on device" in group
     error.__context__ = ExceptionGroup(MARK, [error])  # a circle, of which Python keeps some away
-    assert "ValueError" in told(error)
+    assert "ValueError" in described(error)
 
 
 async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
@@ -81,7 +80,7 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
         return error
 
     await indexes.create_index(services, "kb")
-    await indexes.upsert(services, "kb", [Document("d1", "one two")])
+    await indexes.upsert_documents(services, "kb", [Document("d1", "one two")])
     bugs = 0
 
     def logged(event: str) -> None:
@@ -90,11 +89,11 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
         assert written.getvalue().count("Traceback") >= bugs, (event, written.getvalue())
         assert event in written.getvalue()
 
-    app = httpx.ASGITransport(build(services), raise_app_exceptions=False)
-    server = await start(services, "127.0.0.1", 0)
+    app = httpx.ASGITransport(build_app(services), raise_app_exceptions=False)
+    server = await start_server(services, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.port}"
     async with (
-        httpx.AsyncClient(transport=app, base_url="http://x") as door,
+        httpx.AsyncClient(transport=app, base_url="http://x") as client,
         grpc.aio.insecure_channel(address) as channel,
     ):
         pool.encoders["words"].fails = quotes(RuntimeError)
@@ -104,7 +103,7 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
             ("/v1/indexes/kb/query", {"query": MARK}),
             ("/v1/indexes/kb/documents", {"documents": [{"id": MARK, "text": MARK}]}),
         ):
-            assert (await door.post(path, json=body)).status_code == 500, path
+            assert (await client.post(path, json=body)).status_code == 500, path
             logged("internal_error")
         request = pb.EmbedBatchRequest(texts=[MARK]).SerializeToString()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -115,11 +114,11 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
 
         pool.readers["pair"].breaks = quotes(ValueError)  # while it compresses
         asked = {"query": MARK, "documents": [MARK]}
-        await door.post("/v1/rag/answer", json=asked)
+        await client.post("/v1/rag/answer", json=asked)
         logged("compression_failed")
         pool.readers["pair"].breaks = None
         pool.readers["pair"].generate_from = _generate_and_fail  # type: ignore[method-assign]
-        reply = await door.post("/v1/rag/answer", json={**asked, "stream": True})
+        reply = await client.post("/v1/rag/answer", json={**asked, "stream": True})
         assert "internal_error" in reply.text
         logged("internal_error")
         answer = pb.AnswerRequest(query=MARK, documents=[pb.Document(id="a", text=MARK)])
@@ -132,8 +131,8 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
     await server.stop(0)
 
     pool.encoders["other"].fails = quotes(RuntimeError)
-    await indexes.upsert(services, "kb", [Document(MARK, MARK)])
-    await rebuild.rebuild_index(services, "kb", encoder="other")
+    await indexes.upsert_documents(services, "kb", [Document(MARK, MARK)])
+    await maintenance.rebuild_index(services, "kb", encoder="other")
     run = services.rebuilds.runs["kb"]
     assert run.task is not None
     await run.task
@@ -150,9 +149,9 @@ async def _generate_and_fail(*_: Any, **__: Any) -> Any:
 def test_a_rebuild_whose_reason_names_a_document_is_logged_by_its_code(
     written: io.StringIO,
 ) -> None:
-    run = rebuild.Run(RebuildPlan("kb", "words", "sha256:one", "flat", "ip", {}, 1, 0.0))
+    run = maintenance.RebuildRun(RebuildPlan("kb", "words", "sha256:one", "flat", "ip", {}, 1, 0.0))
     run.fail(f"document {MARK!r} has no text", "texts_missing")
-    rebuild._report(run)
+    maintenance._log_rebuild_end(run)
     assert "rebuild_failed index='kb'" in written.getvalue()
     assert "code='texts_missing'" in written.getvalue()
     assert MARK not in written.getvalue()
@@ -216,14 +215,14 @@ def clock() -> Clock:
     return Clock()
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.request_id for one in caplog.records]  # type: ignore[attr-defined]
+def logged_ids(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.request_id for record in caplog.records]  # type: ignore[attr-defined]
 
 
 def test_a_long_request_is_told_with_its_stages_and_counts(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    call = Call("mine", started=clock.now)
+    call = RequestContext("mine", started=clock.now)
     spent = call.spent
     spent.inputs, spent.passages, spent.tokens, spent.generated = 20, 20, 2500, 64
     spent.tokenizing, spent.queued = 0.25, 4.0
@@ -246,16 +245,16 @@ def test_only_what_is_long_enough_is_told_and_nothing_where_none_is_wanted(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow, none = SlowRequests(100, clock), SlowRequests(0, clock)
-    call = Call("mine", started=clock.now)
+    call = RequestContext("mine", started=clock.now)
     for seconds in (0.0, 0.0625):
         clock.now += seconds
         slow.tell(call, door="rest", route="/embed", status=200)
-    assert told(caplog) == []
+    assert logged_ids(caplog) == []
     clock.now += 0.0625
     none.tell(call, door="rest", route="/embed", status=200)
-    assert told(caplog) == []
+    assert logged_ids(caplog) == []
     slow.tell(call, door="rest", route="/embed", status=200)
-    assert told(caplog) == ["mine"]
+    assert logged_ids(caplog) == ["mine"]
 
 
 def test_one_a_second_is_told_and_how_many_were_not(
@@ -263,8 +262,8 @@ def test_one_a_second_is_told_and_how_many_were_not(
 ) -> None:
     slow = SlowRequests(100, clock)
     for number in range(25):
-        call = Call(str(number), started=clock.now - 5)
+        call = RequestContext(str(number), started=clock.now - 5)
         slow.tell(call, door="rest", route="/embed", status=200)
         clock.now += 0.125
-    assert told(caplog) == ["0", "8", "16", "24"]
-    assert [one.slow_unlogged for one in caplog.records] == [0, 7, 7, 7]  # type: ignore[attr-defined]
+    assert logged_ids(caplog) == ["0", "8", "16", "24"]
+    assert [record.slow_unlogged for record in caplog.records] == [0, 7, 7, 7]  # type: ignore[attr-defined]

@@ -35,8 +35,8 @@ def test_every_label_set_of_a_model_is_there_at_zero() -> None:
     metrics.prepare_model("m")
     for name, labels in AT_ZERO.items():
         for values in itertools.product(*labels.values()):
-            given = {"model": "m", **dict(zip(labels, values, strict=True))}
-            assert metrics.registry.get_sample_value(name, given) == 0, (name, given)
+            labelled = {"model": "m", **dict(zip(labels, values, strict=True))}
+            assert metrics.registry.get_sample_value(name, labelled) == 0, (name, labelled)
 
 
 def test_no_metric_of_a_model_waits_for_its_first_event() -> None:
@@ -48,15 +48,15 @@ def test_no_metric_of_a_model_waits_for_its_first_event() -> None:
         (collected,) = family.collect()
         if f"{collected.name}" in OTHERWISE:
             continue
-        of_model = [one for one in collected.samples if one.labels.get("model") == "m"]
+        of_model = [sample for sample in collected.samples if sample.labels.get("model") == "m"]
         assert of_model, f"{collected.name} is not there before its first event"
-        assert not any(one.value for one in of_model if not one.name.endswith("_created")), (
-            collected.name
-        )
+        assert not any(
+            sample.value for sample in of_model if not sample.name.endswith("_created")
+        ), collected.name
 
 
 def test_every_limit_that_refuses_is_there_at_zero_before_any_model() -> None:
     metrics = Metrics()
     for reason in LIMITS:
-        found = metrics.registry.get_sample_value("condensery_rejected_total", {"reason": reason})
-        assert found == 0, reason
+        value = metrics.registry.get_sample_value("condensery_rejected_total", {"reason": reason})
+        assert value == 0, reason

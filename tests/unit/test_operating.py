@@ -5,12 +5,19 @@ from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
-from condensery.api.rest.routes_models import HEALTH
-from condensery.commands.flags import show
-from condensery.keys import SCOPES
+from condensery.api.rest.app import HEALTH_ROUTES
+from condensery.auth import KEY_SCOPES
+from condensery.commands.flags import format_setting
 from condensery.metrics import Metrics
-from condensery.server import FAULT
-from condensery.settings import Settings, allowed, flag_of, group_of, is_secret, variable_of
+from condensery.server import FAULT_STATUS
+from condensery.settings import (
+    Settings,
+    describe_allowed,
+    flag_of,
+    group_of,
+    is_secret,
+    variable_of,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
 
@@ -24,12 +31,12 @@ def tables() -> str:
             group = group_of(name)
             lines += ["", f"**{group[0].upper()}{group[1:]}**", ""]
             lines += ["| setting | default | allowed | what it is |", "|---|---|---|---|"]
-        given = variable_of(name) if is_secret(name) else flag_of(name)
+        spelling = variable_of(name) if is_secret(name) else flag_of(name)
         default = field.default not in (None, PydanticUndefined)
         cells = (
-            f"`{given}`",
-            show(name, field.default) if default else "",
-            allowed(name).replace("'", "`"),
+            f"`{spelling}`",
+            format_setting(name, field.default) if default else "",
+            describe_allowed(name).replace("'", "`"),
             field.description,
         )
         lines.append(f"| {' | '.join(map(str, cells))} |".replace("  ", " "))
@@ -44,7 +51,7 @@ def test_the_manual_lists_the_settings_as_they_are() -> None:
 
 
 def test_the_manual_names_every_scope() -> None:
-    assert [scope for scope in SCOPES if f"| `{scope}` |" not in PAGE] == []
+    assert [scope for scope in KEY_SCOPES if f"| `{scope}` |" not in PAGE] == []
 
 
 def test_the_metrics_that_the_manual_names_exist_with_their_labels() -> None:
@@ -57,5 +64,5 @@ def test_the_metrics_that_the_manual_names_exist_with_their_labels() -> None:
 
 
 def test_the_manual_names_every_health_route_and_the_status_of_a_fault() -> None:
-    assert [route.path for route in HEALTH if f"`{route.path}`" not in PAGE] == []
-    assert f"\n| {FAULT} | it broke inside" in PAGE
+    assert [route.path for route in HEALTH_ROUTES if f"`{route.path}`" not in PAGE] == []
+    assert f"\n| {FAULT_STATUS} | it broke inside" in PAGE

@@ -12,9 +12,9 @@ OWN = "127.0.0.1:8080"
 
 def refused(origins: Origins, *headers: tuple[str, str], address: str = "127.0.0.1") -> str | None:
     """Return the header that a request is refused for; None if it is let in."""
-    given = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     try:
-        origins.check(given, address, "10.0.0.7")
+        origins.check(encoded, address, "10.0.0.7")
     except Forbidden as error:
         return error.field
     return None
@@ -58,8 +58,8 @@ def test_a_page_of_another_host_or_port_is_foreign_and_its_own_is_not() -> None:
         ("xn--caf-dma.example", "http://caf\xe9.example"),
         ("", "http://localhost:8080"),
     ]
-    assert [one for one in each(Origins(), own) if one[2]] == []
-    assert [one for one in each(Origins(), foreign) if one[2] != "origin"] == []
+    assert [case for case in each(Origins(), own) if case[2]] == []
+    assert [case for case in each(Origins(), foreign) if case[2] != "origin"] == []
 
 
 def test_several_origins_or_hosts_are_refused() -> None:
@@ -94,8 +94,8 @@ def test_pages_that_are_named_may_ask_and_no_others() -> None:
         ("https://evil.app.example.com", "origin"),
         ("null", "origin"),
     ):
-        told = ("host", OWN), ("origin", origin), ("sec-fetch-site", "cross-site")
-        assert refused(origins, *told) == expected, origin
+        sent = ("host", OWN), ("origin", origin), ("sec-fetch-site", "cross-site")
+        assert refused(origins, *sent) == expected, origin
     assert refused(origins, ("host", OWN), ("sec-fetch-site", "cross-site")) == "sec-fetch-site"
     for origin in ("null", "http://evil.example"):
         anyone = Origins(read_origins("*"))
@@ -155,7 +155,7 @@ def test_a_preflight_is_answered_where_pages_may_ask() -> None:
     assert answer["access-control-allow-headers"] == "authorization,x-stainless-lang"
     assert Origins().preflight_headers(asked, ["POST"]) is None
     for missing in (0, 1):
-        rest = [one for place, one in enumerate(asked) if place != missing]
+        rest = [header for place, header in enumerate(asked) if place != missing]
         assert origins.preflight_headers(rest, ["POST"]) is None
     odd = [*asked[:2], (b"access-control-request-headers", b"a:b")]
     assert "access-control-allow-headers" not in (origins.preflight_headers(odd, ["POST"]) or {})
@@ -165,10 +165,10 @@ def test_a_preflight_is_answered_where_pages_may_ask() -> None:
 def test_replies_can_be_read_by_pages_that_may_ask_and_by_no_others(pages: str) -> None:
     origins = Origins(read_origins(pages))
     own = (b"origin", b"https://app.example.com")
-    told = dict(origins.reply_headers([own]))
+    reply = dict(origins.reply_headers([own]))
     expected = b"*" if pages == "*" else own[1]
-    assert told[b"access-control-allow-origin"] == expected
-    assert told[b"access-control-expose-headers"] == b"*"
+    assert reply[b"access-control-allow-origin"] == expected
+    assert reply[b"access-control-expose-headers"] == b"*"
     for headers in ([], [own, own], [(b"origin", b"null")], [(b"origin", b"https://evil.example")]):
         open_ = pages == "*" and len(headers) == 1
         assert (b"access-control-allow-origin" in dict(origins.reply_headers(headers))) is open_

@@ -11,8 +11,8 @@ from condensery.errors import SettingError
 from condensery.settings import (
     CLIENT_VARIABLES,
     Settings,
-    allowed,
     default_data_dir,
+    describe_allowed,
     flag_of,
     read_settings,
     trace_settings,
@@ -113,7 +113,7 @@ def test_every_number_has_a_least_and_a_most_that_hold() -> None:
         if field.annotation not in (int, float):
             continue
         seen += 1
-        least, most = map(float, allowed(name).split(", ")[1].split(" to "))
+        least, most = map(float, describe_allowed(name).split(", ")[1].split(" to "))
         others = company.get(name, {})
         for bound, beyond in ((least, least - 1), (most, most + 1)):
             kept = Settings.model_validate({name: field.annotation(bound), **others})
@@ -285,11 +285,11 @@ def test_origins_and_hosts_are_read_at_the_start(
     name: str, good: list[str], bad: list[str]
 ) -> None:
     """A name that would never match must not shut out those it was meant for, without a word."""
-    for given in good:
-        kept = getattr(read_settings({name: given}), name)
-        assert kept == ",".join(one.strip() for one in given.split(","))
-    for given in bad:
-        assert refusal({name: given}).startswith(f"{flag_of(name)}: '{given}' is not allowed: ")
+    for text in good:
+        kept = getattr(read_settings({name: text}), name)
+        assert kept == ",".join(part.strip() for part in text.split(","))
+    for text in bad:
+        assert refusal({name: text}).startswith(f"{flag_of(name)}: '{text}' is not allowed: ")
 
 
 def test_two_doors_can_not_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:

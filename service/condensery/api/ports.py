@@ -1,4 +1,4 @@
-"""The addresses that the doors listen on, and the certificate that they show."""
+"""The addresses that REST and gRPC listen on, and the certificate that they show."""
 
 import contextlib
 import ctypes
@@ -11,10 +11,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from condensery.auth import Keys
 from condensery.errors import PortTaken, SettingError, StartError
-from condensery.keys import Keys
 from condensery.origins import is_loopback
-from condensery.settings import read_pair
+from condensery.settings import read_certificate
 
 BACKLOG = 2048
 # Of the files that the process may open; the rest is for gRPC's connections, indexes and models.
@@ -31,7 +31,7 @@ _NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What a door shows to prove that it is the server's: PEM files.
+    """PEM files by which a port proves that it is the server's.
 
     Attributes:
         cert: The server's certificate, and after it those that lead to a known one.
@@ -48,7 +48,7 @@ class Tls:
             SettingError: A file can't be read, or the two don't make a pair.
         """
         try:
-            return read_pair(self.cert, self.key)
+            return read_certificate(self.cert, self.key)
         except SettingError as error:  # the files have changed since the settings were read
             path = self.cert if error.field == "tls_cert" else self.key
             flag = "--tls-cert" if error.field == "tls_cert" else "--tls-key"
@@ -57,16 +57,16 @@ class Tls:
             ) from error
 
 
-def connection_limit(most: int) -> int:
-    """Return how many connections there may be: ``most``, or fewer if files are fewer."""
+def limit_connections(limit: int) -> int:
+    """Return how many connections there may be: ``limit``, or fewer if files are fewer."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
-        return most
-    return max(1, min(most, int(CONNECTIONS_SHARE * files)))
+        return limit
+    return max(1, min(limit, int(CONNECTIONS_SHARE * files)))
 
 
-def check_guarded(host: str, keys: Keys, *, allow_no_keys: bool) -> None:
-    """Refuse to let other machines in without a key, unless that is said to be meant.
+def check_keys_for_host(host: str, keys: Keys, *, allow_no_keys: bool) -> None:
+    """Refuse to let other machines in without a key, unless that is allowed explicitly.
 
     Raises:
         SettingError: ``host`` is no loopback address, and no key is known.
@@ -85,14 +85,14 @@ def check_guarded(host: str, keys: Keys, *, allow_no_keys: bool) -> None:
 def is_reachable(host: str) -> bool:
     """Tell whether other machines may reach an address, or any of those that a name stands for."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # no address at all: who binds it says so
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # no address at all: binding it fails, and says so
         return False
-    return not all(is_loopback(str(address[0])) for *_, address in found)
+    return not all(is_loopback(str(address[0])) for *_, address in addresses)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bind the REST port; it is held from here on.
+    """Bind the REST port, and hold it.
 
     Raises:
         PortTaken: Another process listens there, or the address is not ours.
@@ -110,14 +110,14 @@ def check_free(host: str, port: int, setting: str) -> None:
         _bind(host, port, setting).close()
 
 
-def refuse_newcomers(listener: socket.socket) -> None:
+def refuse_new_connections(listener: socket.socket) -> None:
     """Let no connection begin any more, so that those that wait can all be taken.
 
-    Closing a listener resets what waits in it, and as long as it is open more may come: taking what
-    is there and then closing loses those who come in between. So packets that begin a connection
-    are dropped; handshakes that are half done come to their end. Who begins is refused once the
-    listener is closed, at the client's second try. Nothing happens where the kernel is not Linux,
-    or forbids it: then some may be lost in that moment.
+    Closing a listener resets the connections that wait in it, and while it is open more may come:
+    accepting what is there and then closing loses those that arrive in between. So packets that
+    begin a connection are dropped; handshakes that are half done are completed. A client that is
+    dropped is refused once the listener is closed, at its second try. On other kernels than Linux,
+    or where the kernel forbids it, nothing happens, and some connections may be lost then.
     """
     if sys.platform != "linux":
         return
@@ -129,7 +129,7 @@ def refuse_newcomers(listener: socket.socket) -> None:
 
 
 def has_arrived(sock: socket.socket) -> bool:
-    """Whether anything waits to be taken from a socket: bytes, or of a listener a connection."""
+    """Tell whether a socket has bytes to read or, of a listener, a connection to accept."""
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     return bool(poll.poll(0))

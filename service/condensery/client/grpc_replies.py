@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from condensery.answers import (
+from condensery.encodings import Encoding, unpack
+from condensery.question import (
     Answer,
     AnswerEvent,
     Citation,
@@ -20,7 +21,6 @@ from condensery.answers import (
     TokenLogprob,
     Usage,
 )
-from condensery.encodings import Encoding, unpack
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.values import (
     Document,
@@ -47,7 +47,7 @@ def read_vectors(reply: pb.EmbedBatchResponse) -> Floats:
 
 def read_ranked(reply: pb.RerankResponse, texts: Sequence[str]) -> list[Ranked]:
     """Return the passages in order; ``texts`` are those that were sent."""
-    return [Ranked(one.index, one.score, texts[one.index]) for one in reply.results]
+    return [Ranked(item.index, item.score, texts[item.index]) for item in reply.results]
 
 
 def read_answer(reply: pb.AnswerResponse) -> Answer:
@@ -56,9 +56,9 @@ def read_answer(reply: pb.AnswerResponse) -> Answer:
         id=reply.id,
         model=reply.model,
         text=reply.answer,
-        finish_reason=_literal(reply.finish_reason),
-        citations=_citations(reply.citations),
-        compression=_compression(reply.compression),
+        finish_reason=_trust_literal(reply.finish_reason),
+        citations=_read_citations(reply.citations),
+        compression=_read_compression(reply.compression),
         usage=Usage(
             prompt_tokens=reply.usage.prompt_tokens,
             context_vectors=reply.usage.context_vectors,
@@ -73,7 +73,7 @@ def read_answer(reply: pb.AnswerResponse) -> Answer:
             queue_ms=reply.timings.queue_ms,
             tokenize_ms=reply.timings.tokenize_ms,
         ),
-        logprobs=_logprobs(reply),
+        logprobs=_read_logprobs(reply),
     )
 
 
@@ -100,18 +100,18 @@ def read_compressed(reply: pb.CompressResponse) -> Compressed:
         expires_at=reply.expires_at if reply.HasField("expires_at") else None,
         documents=tuple(
             CompressedDocument(
-                index=one.index,
-                id=one.id,
-                relevance_score=one.relevance_score if one.HasField("relevance_score") else None,
-                tokens_in=one.tokens_in,
-                vectors_out=one.vectors_out,
-                windows=one.windows,
-                status=_literal(one.status),
-                reason=one.reason or None,
+                index=item.index,
+                id=item.id,
+                relevance_score=item.relevance_score if item.HasField("relevance_score") else None,
+                tokens_in=item.tokens_in,
+                vectors_out=item.vectors_out,
+                windows=item.windows,
+                status=_trust_literal(item.status),
+                reason=item.reason or None,
             )
-            for one in reply.results
+            for item in reply.results
         ),
-        compression=_compression(reply.compression),
+        compression=_read_compression(reply.compression),
         tokens=reply.tokens,
     )
 
@@ -120,11 +120,15 @@ def read_event(reply: pb.AnswerEvent) -> list[AnswerEvent]:
     """Return what one message of a streamed answer says that is new."""
     match reply.WhichOneof("event"):
         case "retrieved":
-            found = reply.retrieved
-            compression = _compression(found.compression)
-            return [Retrieved(found.id, found.model, _citations(found.citations), compression)]
+            retrieved = reply.retrieved
+            compression = _read_compression(retrieved.compression)
+            return [
+                Retrieved(
+                    retrieved.id, retrieved.model, _read_citations(retrieved.citations), compression
+                )
+            ]
         case "delta":
-            return [Delta(reply.delta, _logprobs(reply))]
+            return [Delta(reply.delta, _read_logprobs(reply))]
         case "final":
             return [read_answer(reply.final)]
         case _:
@@ -154,7 +158,7 @@ def read_index(reply: pb.IndexInfo) -> IndexInfo:
 
 def read_indexes(reply: pb.ListIndexesResponse) -> list[IndexInfo]:
     """Return the indexes."""
-    return [read_index(one) for one in reply.indexes]
+    return [read_index(item) for item in reply.indexes]
 
 
 def read_upserted(reply: pb.UpsertResponse) -> Upserted:
@@ -167,16 +171,16 @@ def read_hits(reply: pb.QueryResponse) -> list[Hit]:
     return [
         Hit(
             Passage(
-                id=one.id,
-                document_id=one.document_id,
-                text=one.text,
-                start=one.start,
-                end=one.end,
-                metadata=plain(one.metadata),
+                id=item.id,
+                document_id=item.document_id,
+                text=item.text,
+                start=item.start,
+                end=item.end,
+                metadata=read_struct(item.metadata),
             ),
-            one.score,
+            item.score,
         )
-        for one in reply.hits
+        for item in reply.hits
     ]
 
 
@@ -187,7 +191,7 @@ def read_counts(reply: pb.CountResponse) -> tuple[int, int]:
 
 def read_documents(reply: pb.GetDocumentsResponse) -> list[Document]:
     """Return documents."""
-    return [Document(one.id, one.text, plain(one.metadata)) for one in reply.documents]
+    return [Document(item.id, item.text, read_struct(item.metadata)) for item in reply.documents]
 
 
 def read_page(reply: pb.ScrollResponse, *, with_vectors: bool) -> Page:
@@ -195,18 +199,18 @@ def read_page(reply: pb.ScrollResponse, *, with_vectors: bool) -> Page:
     return Page(
         tuple(
             StoredDocument(
-                id=one.id,
-                text=one.text if one.HasField("text") else None,
-                metadata=plain(one.metadata) if one.HasField("metadata") else None,
-                passages=tuple(map(_stored, one.passages)) if with_vectors else None,
+                id=item.id,
+                text=item.text if item.HasField("text") else None,
+                metadata=read_struct(item.metadata) if item.HasField("metadata") else None,
+                passages=tuple(map(_read_stored_passage, item.passages)) if with_vectors else None,
             )
-            for one in reply.documents
+            for item in reply.documents
         ),
         reply.next or None,
     )
 
 
-def _stored(piece: pb.StoredPassage) -> StoredPassage:
+def _read_stored_passage(piece: pb.StoredPassage) -> StoredPassage:
     vector = np.frombuffer(piece.vector, dtype="<f4").astype(np.float32, copy=False)
     return StoredPassage(piece.id, piece.start, piece.end, vector)
 
@@ -215,25 +219,25 @@ def read_models(reply: pb.ListModelsResponse) -> list[ModelInfo]:
     """Return the models."""
     return [
         ModelInfo(
-            name=one.name,
-            kind=_literal(one.kind),
-            method=one.method,
-            fingerprint=one.fingerprint,
-            dims=one.dims or None,
-            max_tokens=one.max_tokens,
-            dtype=one.dtype,
-            device=one.device,
-            licence=one.licence,
-            created=one.created,
-            pooling=one.pooling or None,
-            pair=_pair(one.pair) if one.HasField("pair") else None,
-            labels=tuple(one.labels),
-            independent=one.independent,
-            version=one.version,
-            alias_of=one.alias_of or None,
-            dimensions=tuple(one.dimensions),
+            name=item.name,
+            kind=_trust_literal(item.kind),
+            method=item.method,
+            fingerprint=item.fingerprint,
+            dims=item.dims or None,
+            max_tokens=item.max_tokens,
+            dtype=item.dtype,
+            device=item.device,
+            licence=item.licence,
+            created=item.created,
+            pooling=item.pooling or None,
+            pair=_read_pair_traits(item.pair) if item.HasField("pair") else None,
+            labels=tuple(item.labels),
+            independent=item.independent,
+            version=item.version,
+            alias_of=item.alias_of or None,
+            dimensions=tuple(item.dimensions),
         )
-        for one in reply.models
+        for item in reply.models
     ]
 
 
@@ -249,7 +253,7 @@ def read_report(reply: pb.GetReportResponse) -> ModelReport:
     )
 
 
-def _pair(traits: pb.PairTraits) -> PairTraits:
+def _read_pair_traits(traits: pb.PairTraits) -> PairTraits:
     return PairTraits(
         vectors=tuple(traits.vectors),
         rates=tuple(traits.rates),
@@ -259,12 +263,12 @@ def _pair(traits: pb.PairTraits) -> PairTraits:
     )
 
 
-def plain(struct: Any) -> dict[str, Any]:
+def read_struct(struct: Any) -> dict[str, Any]:
     """Return a Struct as JSON has it: its numbers are all floats, whole ones become int."""
-    return {name: _plain(value) for name, value in struct.fields.items()}
+    return {name: _read_struct_value(value) for name, value in struct.fields.items()}
 
 
-def _plain(value: Any) -> Any:
+def _read_struct_value(value: Any) -> Any:
     match value.WhichOneof("kind"):
         case "number_value":
             number: float = value.number_value
@@ -274,33 +278,33 @@ def _plain(value: Any) -> Any:
         case "bool_value":
             return value.bool_value
         case "struct_value":
-            return plain(value.struct_value)
+            return read_struct(value.struct_value)
         case "list_value":
-            return [_plain(one) for one in value.list_value.values]
+            return [_read_struct_value(item) for item in value.list_value.values]
         case _:
             return None
 
 
-def _citations(items: Any) -> tuple[Citation, ...]:
+def _read_citations(items: Any) -> tuple[Citation, ...]:
     return tuple(
         Citation(
-            index=one.index,
-            id=one.id,
-            document_id=one.document_id,
-            text=one.text,
-            start=one.start,
-            end=one.end,
-            relevance_score=one.relevance_score if one.HasField("relevance_score") else None,
-            metadata=plain(one.metadata),
+            index=item.index,
+            id=item.id,
+            document_id=item.document_id,
+            text=item.text,
+            start=item.start,
+            end=item.end,
+            relevance_score=item.relevance_score if item.HasField("relevance_score") else None,
+            metadata=read_struct(item.metadata),
         )
-        for one in items
+        for item in items
     )
 
 
-def _compression(block: pb.Compression) -> Compression:
+def _read_compression(block: pb.Compression) -> Compression:
     return Compression(
-        mode=_literal(block.mode),
-        status=_literal(block.status),
+        mode=_trust_literal(block.mode),
+        status=_trust_literal(block.status),
         docs=block.docs,
         tokens_in=block.tokens_in,
         vectors_out=block.vectors_out,
@@ -313,15 +317,17 @@ def _compression(block: pb.Compression) -> Compression:
     )
 
 
-def _logprobs(reply: pb.AnswerResponse | pb.AnswerEvent) -> tuple[TokenLogprob, ...] | None:
+def _read_logprobs(reply: pb.AnswerResponse | pb.AnswerEvent) -> tuple[TokenLogprob, ...] | None:
     if not reply.HasField("logprobs"):
         return None
     return tuple(
-        TokenLogprob(one.text, one.logprob, tuple((other.text, other.logprob) for other in one.top))
-        for one in reply.logprobs.tokens
+        TokenLogprob(
+            item.text, item.logprob, tuple((other.text, other.logprob) for other in item.top)
+        )
+        for item in reply.logprobs.tokens
     )
 
 
-def _literal(word: str) -> Any:
+def _trust_literal(word: str) -> Any:
     """Return a word that the contract limits to some; a newer server's new one is no error."""
     return word

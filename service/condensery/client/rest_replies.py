@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from condensery.answers import (
+from condensery.client.transports import make_refusal
+from condensery.errors import CondenseryError
+from condensery.question import (
     Answer,
     AnswerEvent,
     Citation,
@@ -21,8 +23,6 @@ from condensery.answers import (
     TokenLogprob,
     Usage,
 )
-from condensery.client.faults import rebuild
-from condensery.errors import CondenseryError
 from condensery.values import (
     Document,
     Hit,
@@ -41,11 +41,11 @@ from condensery.values import (
 
 V = TypeVar("V")
 
-# What stands for minus infinity, which JSON has not.
-IMPOSSIBLE = -9999.0
+# Stands for minus infinity, which JSON can't write.
+LEAST_LOGPROB = -9999.0
 
 
-def build(kind: type[V], data: dict[str, Any], **more: Any) -> V:
+def read_dataclass(kind: type[V], data: dict[str, Any], **more: Any) -> V:
     """Make a ``kind`` (a dataclass) of what ``data`` holds of its fields, and ``more``."""
     known = {entry.name for entry in fields(kind) if entry.init}  # type: ignore[arg-type]  # V is a dataclass
     return kind(**{name: value for name, value in data.items() if name in known}, **more)
@@ -66,11 +66,11 @@ def read_answer(reply: Any) -> Answer:
         model=reply["model"],
         text=reply["answer"],
         finish_reason=reply["finish_reason"],
-        citations=tuple(build(Citation, item) for item in reply["citations"]),
-        compression=_compression(reply["compression"]),
-        usage=build(Usage, reply["usage"]),
-        timings=build(Timings, reply["timings"]),
-        logprobs=_logprobs(reply),
+        citations=tuple(read_dataclass(Citation, item) for item in reply["citations"]),
+        compression=_read_compression(reply["compression"]),
+        usage=read_dataclass(Usage, reply["usage"]),
+        timings=read_dataclass(Timings, reply["timings"]),
+        logprobs=_read_logprobs(reply),
     )
 
 
@@ -92,8 +92,8 @@ def read_compressed(reply: Any) -> Compressed:
         fingerprint=reply["fingerprint"],
         context=reply["context"],
         expires_at=reply["expires_at"],
-        documents=tuple(build(CompressedDocument, item) for item in reply["results"]),
-        compression=_compression(reply["compression"]),
+        documents=tuple(read_dataclass(CompressedDocument, item) for item in reply["results"]),
+        compression=_read_compression(reply["compression"]),
         tokens=reply["usage"]["prompt_tokens"],
     )
 
@@ -101,8 +101,8 @@ def read_compressed(reply: Any) -> Compressed:
 def read_index(reply: Any) -> IndexInfo:
     """Read what describes one index."""
     prompts = reply.get("prompts")  # an older server says nothing of them
-    own = None if prompts is None else build(IndexPrompts, prompts)
-    return build(IndexInfo, {**reply, "prompts": own})
+    own = None if prompts is None else read_dataclass(IndexPrompts, prompts)
+    return read_dataclass(IndexInfo, {**reply, "prompts": own})
 
 
 def read_indexes(reply: Any) -> list[IndexInfo]:
@@ -112,7 +112,7 @@ def read_indexes(reply: Any) -> list[IndexInfo]:
 
 def read_upserted(reply: Any) -> Upserted:
     """Read what an upsert wrote."""
-    return build(Upserted, reply)
+    return read_dataclass(Upserted, reply)
 
 
 def read_deleted(reply: Any) -> int:
@@ -122,7 +122,7 @@ def read_deleted(reply: Any) -> int:
 
 def read_hits(reply: Any) -> list[Hit]:
     """Read the passages found."""
-    return [Hit(build(Passage, item), item["score"]) for item in reply["results"]]
+    return [Hit(read_dataclass(Passage, item), item["score"]) for item in reply["results"]]
 
 
 def read_counts(reply: Any) -> tuple[int, int]:
@@ -132,32 +132,34 @@ def read_counts(reply: Any) -> tuple[int, int]:
 
 def read_documents(reply: Any) -> list[Document]:
     """Read documents."""
-    return [build(Document, item) for item in reply["documents"]]
+    return [read_dataclass(Document, item) for item in reply["documents"]]
 
 
 def read_page(reply: Any) -> Page:
     """Read some of an index's documents."""
-    return Page(tuple(_stored(item) for item in reply["documents"]), reply["next"])
+    return Page(tuple(_read_stored_document(item) for item in reply["documents"]), reply["next"])
 
 
-def _stored(item: Any) -> StoredDocument:
+def _read_stored_document(item: Any) -> StoredDocument:
     pieces = item["passages"]
     if pieces is not None:
         pieces = tuple(
-            build(StoredPassage, {**piece, "vector": np.array(piece["vector"], np.float32)})
+            read_dataclass(
+                StoredPassage, {**piece, "vector": np.array(piece["vector"], np.float32)}
+            )
             for piece in pieces
         )
-    return build(StoredDocument, {**item, "passages": pieces})
+    return read_dataclass(StoredDocument, {**item, "passages": pieces})
 
 
 def read_models(reply: Any) -> list[ModelInfo]:
     """Read the list of models."""
     return [
-        build(
+        read_dataclass(
             ModelInfo,
             {
                 **item,
-                "pair": _pair(item.get("pair")),
+                "pair": _read_pair_traits(item.get("pair")),
                 "labels": tuple(item.get("labels", ())),
                 "dimensions": tuple(item.get("dimensions", ())),
             },
@@ -169,38 +171,38 @@ def read_models(reply: Any) -> list[ModelInfo]:
 
 def read_report(reply: Any) -> ModelReport:
     """Read what a model was measured at."""
-    return build(ModelReport, {**reply, "plots": tuple(reply["plots"])})
+    return read_dataclass(ModelReport, {**reply, "plots": tuple(reply["plots"])})
 
 
 def read_event(event: tuple[str, Any]) -> list[AnswerEvent]:
     """Read one event of a streamed answer; raises the error that it may be."""
     name, data = event
     if name == "search_results":
-        citations = tuple(build(Citation, item) for item in data["data"]["citations"])
-        compression = _compression(data["data"]["compression"])
+        citations = tuple(read_dataclass(Citation, item) for item in data["data"]["citations"])
+        compression = _read_compression(data["data"]["compression"])
         return [Retrieved(data["id"], data["model"], citations, compression)]
     if name == "message":
         payloads = [part["payload"] for part in data["delta"]["content"]]
-        return [Delta(payload["value"], _logprobs(payload)) for payload in payloads]
+        return [Delta(payload["value"], _read_logprobs(payload)) for payload in payloads]
     if name == "final_answer":
         return [read_answer({**data, "answer": data["generated_answer"]})]
     if name == "error":
-        told = data["error"]
-        raise rebuild(
-            told.get("code"), CondenseryError, told["message"], field=told.get("param")
+        content = data["error"]
+        raise make_refusal(
+            content.get("code"), CondenseryError, content["message"], field=content.get("param")
         ).error
     return []  # what a newer server may add; the compression block comes with the answer too
 
 
-def _pair(told: dict[str, Any] | None) -> PairTraits | None:
-    if told is None:
+def _read_pair_traits(content: dict[str, Any] | None) -> PairTraits | None:
+    if content is None:
         return None
-    lists = {name: tuple(told[name]) for name in ("vectors", "rates")}
-    return build(PairTraits, {**told, **lists})
+    lists = {name: tuple(content[name]) for name in ("vectors", "rates")}
+    return read_dataclass(PairTraits, {**content, **lists})
 
 
-def _compression(block: dict[str, Any]) -> Compression:
-    return build(
+def _read_compression(block: dict[str, Any]) -> Compression:
+    return read_dataclass(
         Compression,
         {
             **block,
@@ -210,15 +212,15 @@ def _compression(block: dict[str, Any]) -> Compression:
     )
 
 
-def _logprobs(told: dict[str, Any]) -> tuple[TokenLogprob, ...] | None:
-    if told.get("logprobs") is None:
+def _read_logprobs(content: dict[str, Any]) -> tuple[TokenLogprob, ...] | None:
+    if content.get("logprobs") is None:
         return None
     return tuple(
-        TokenLogprob(*_logprob(one), tuple(_logprob(other) for other in one["top"]))
-        for one in told["logprobs"]
+        TokenLogprob(*_read_logprob(token), tuple(_read_logprob(other) for other in token["top"]))
+        for token in content["logprobs"]
     )
 
 
-def _logprob(told: dict[str, Any]) -> tuple[str, float]:
-    logprob = float(told["logprob"])
-    return told["text"], logprob if logprob > IMPOSSIBLE else -math.inf
+def _read_logprob(content: dict[str, Any]) -> tuple[str, float]:
+    logprob = float(content["logprob"])
+    return content["text"], logprob if logprob > LEAST_LOGPROB else -math.inf

@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from condensery.settings import Settings, allowed, choices_of, flag_of, group_of, is_secret
+from condensery.settings import Settings, choices_of, describe_allowed, flag_of, group_of, is_secret
 
-USAGE = "%(prog)s [-h] [FLAG ...]"  # all of them would be twenty lines above every error
-EXPLANATION = (
+FLAGS_USAGE = "%(prog)s [-h] [FLAG ...]"  # all of them would be twenty lines above every error
+FLAGS_EXPLANATION = (
     "Each setting is also read from the environment, --max-items from CONDENSERY_MAX_ITEMS and so "
     "on; the command line wins. Keys are no flags, since command lines are seen by others: "
     "CONDENSERY_API_KEY holds one, --keys-file names a file of them."
@@ -16,20 +16,20 @@ EXPLANATION = (
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each setting that is no secret; what is not given is None.
+    """Add a flag for each setting that is no secret; flags that are not set are None.
 
-    A value is checked where all are, by ``read_settings``, so that a wrong one is refused in the
-    same words wherever it was set.
+    ``read_settings`` checks the values, so that a wrong value gets the same message wherever it was
+    set.
     """
     groups: dict[str, Any] = {}
     for name in Settings.model_fields:
         if is_secret(name):
-            parser.add_argument(flag_of(name), type=_refuse, help=argparse.SUPPRESS)
+            parser.add_argument(flag_of(name), type=_refuse_secret, help=argparse.SUPPRESS)
             continue
         title = group_of(name)
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        how: dict[str, Any] = {"default": None, "help": explain(name).replace("%", "%%")}
+        how: dict[str, Any] = {"default": None, "help": explain_setting(name).replace("%", "%%")}
         if Settings.model_fields[name].annotation is bool:
             how["action"] = argparse.BooleanOptionalAction
         elif choices := choices_of(name):
@@ -39,8 +39,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         groups[title].add_argument(flag_of(name), **how)
 
 
-def _refuse(value: str) -> None:
-    """Say what to do instead, and not the secret."""
+def _refuse_secret(value: str) -> None:
+    """Refuse a secret as a flag, without showing it."""
     raise argparse.ArgumentTypeError(
         "it is no flag, since command lines are seen by others: set CONDENSERY_API_KEY, or name a "
         "file of keys with --keys-file"
@@ -52,21 +52,21 @@ def read_flags(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name, None) for name in Settings.model_fields}
 
 
-def explain(name: str) -> str:
+def explain_setting(name: str) -> str:
     """Return what a setting is for, which numbers it may have, and its default."""
     field = Settings.model_fields[name]
     notes = []
     if field.annotation in (int, float):
-        notes.append(allowed(name).split(", ")[1])
+        notes.append(describe_allowed(name).split(", ")[1])
     elif field.examples:
-        notes.append(allowed(name))
+        notes.append(describe_allowed(name))
     if field.default not in (None, PydanticUndefined):
-        notes.append(f"default: {show(name, field.default)}")
+        notes.append(f"default: {format_setting(name, field.default)}")
     text = (field.description or "").removesuffix(".")
     return f"{text} ({'; '.join(notes)})" if notes else text
 
 
-def show(name: str, value: object) -> str:
+def format_setting(name: str, value: object) -> str:
     """Return a setting's value as people read it; of a secret, only whether there is one."""
     if value is None:
         return "not set"

@@ -1,22 +1,30 @@
-"""``condensery models``: what the stores hold, and (``swapping``) what a server runs of it."""
+"""``condensery models``: what the stores hold and were measured at, and what a server runs."""
 
 import argparse
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from condensery.commands import reporting, swapping
-from condensery.commands.printing import Parsers, extra, say, table
-from condensery.durable import PRIVATE, umask
-from condensery.errors import InputError
+from condensery.atomic_files import PRIVATE_UMASK, umask
+from condensery.commands.common import (
+    Parsers,
+    add_server_arguments,
+    connect,
+    format_table,
+    print_note,
+    require_extra,
+)
+from condensery.errors import CondenseryError, InputError
+from condensery.values import ModelReport
 
 if TYPE_CHECKING:
     from condensery.settings import Settings
     from condensery.store.store import ModelStore
 
 
-def add_parser(parsers: Parsers) -> None:
+def add_models(parsers: Parsers) -> None:
     """Add ``models`` and its actions."""
     models = parsers.add_parser(
         "models",
@@ -29,7 +37,7 @@ def add_parser(parsers: Parsers) -> None:
     listing = actions.add_parser("list", help="list the stored models, broken ones with the reason")
     listing.set_defaults(run=run_list)
 
-    show = actions.add_parser("show", help="print what a model says of itself, as JSON")
+    show = actions.add_parser("show", help="print a model's manifest, as JSON")
     show.add_argument("name", metavar="NAME")
     show.set_defaults(run=run_show)
 
@@ -43,30 +51,30 @@ def add_parser(parsers: Parsers) -> None:
         description="Print what a model was measured at when it was published: from the stores,"
         " or from a running server.",
     )
-    reporting.add_arguments(report)
+    add_report_arguments(report)
 
-    take = actions.add_parser(
+    importing = actions.add_parser(
         "import",
         help="import a model's directory",
         description="Import a sentence-transformers model, a Hugging Face encoder, a language"
         " model as a retriever (LLM-Drop's directories, LoRA directories), a published OSCAR pair"
         " (naver/oscar-*, naver/pisco-*), or a stored model, from its directory.",
     )
-    take.add_argument("path", type=Path, metavar="PATH")
-    take.add_argument("--name", required=True, help="the model's name in the store")
-    take.add_argument(
+    importing.add_argument("path", type=Path, metavar="PATH")
+    importing.add_argument("--name", required=True, help="the model's name in the store")
+    importing.add_argument(
         "--pooling",
         choices=("mean", "cls", "last"),
         help="how tokens' vectors become a text's, of an encoder or language model whose directory"
         " does not say (default: last of a causal language model, mean of others)",
     )
-    take.add_argument(
+    importing.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="scale vectors to length 1, likewise (default: yes)",
+        help="scale vectors to length 1, where the directory does not say (default: yes)",
     )
-    retrievers = take.add_argument_group("retrievers made of language models")
+    retrievers = importing.add_argument_group("retrievers made of language models")
     retrievers.add_argument(
         "--base",
         type=Path,
@@ -92,7 +100,7 @@ def add_parser(parsers: Parsers) -> None:
         help="end each text with the end token where the tokenizer does not (default: no for a LoRA"
         " directory, as the published code reads it; else where the last token is the vector)",
     )
-    pairs = take.add_argument_group("published OSCAR pairs")
+    pairs = importing.add_argument_group("published OSCAR pairs")
     for half in ("generator", "compressor"):
         pairs.add_argument(
             f"--{half}-base",
@@ -121,10 +129,10 @@ def add_parser(parsers: Parsers) -> None:
         default=None,
         help="round the compressor's rotary frequencies to bf16, as the published code does",
     )
-    take.set_defaults(run=run_import)
+    importing.set_defaults(run=run_import)
 
-    swapping.add_actions(actions)
-    for action in (listing, show, verify, report, take):
+    add_server_actions(actions)
+    for action in (listing, show, verify, report, importing):
         action.add_argument(
             "--store", type=Path, metavar="DIR", help="your own store (default: DATA_DIR/models)"
         )
@@ -132,20 +140,20 @@ def add_parser(parsers: Parsers) -> None:
 
 
 def open_store(args: argparse.Namespace) -> "ModelStore":
-    """Open the shipped store and the own one that ``args`` or the environment name."""
-    with extra("serve"):
+    """Open the shipped store, and your own one that ``args`` or the environment name."""
+    with require_extra("serve"):
         from condensery.store.store import ModelStore, shipped_store
     return ModelStore(shipped_store(), _read_settings(args).own_store)
 
 
 def _read_settings(args: argparse.Namespace) -> "Settings":
-    with extra("serve"):
+    with require_extra("serve"):
         from condensery.settings import read_settings
     return read_settings({"store": args.store, "data_dir": args.data_dir})
 
 
 def run_list(args: argparse.Namespace) -> int:
-    """Print a line a model, and on stderr a line a broken one."""
+    """Print a line for each model, and on standard error for each broken one."""
     from condensery.store.manifest import StoredModel
 
     store = open_store(args)
@@ -170,9 +178,9 @@ def run_list(args: argparse.Namespace) -> int:
                 where,
             )
         )
-    print(table(rows))
+    print(format_table(rows))
     for line in broken:
-        say(line)
+        print_note(line)
     return 0
 
 
@@ -185,39 +193,39 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Hash one model's files, or all; 1 if any is not whole."""
+    """Hash a model's files, or every model's; 1 if any is broken."""
     from condensery.store.manifest import StoredModel
 
     store = open_store(args)
     entries = [store.verify(args.name)] if args.name else store.list()
-    whole = True
+    intact = True
     for entry in entries:
         if isinstance(entry, StoredModel):
             files = len(entry.manifest.files)
             print(f"{entry.name} version {entry.version}: {files} files as they should be")
         else:
-            whole = False
+            intact = False
             print(f"{entry.name}: broken: {entry.reason}")
-    return 0 if whole else 1
+    return 0 if intact else 1
 
 
 def run_import(args: argparse.Namespace) -> int:
     """Import a directory."""
-    with extra("serve"):
+    with require_extra("serve"):
         from condensery.store.importing import import_model
-        from condensery.store.pair_options import Options
+        from condensery.store.pair_options import PairOptions
         from condensery.store.retriever_options import RetrieverOptions
     for flag, value in (("--max-length", args.max_length), ("--max-tokens", args.max_tokens)):
         if value is not None and value < 8:
             raise InputError(f"{flag}: {value} is not allowed: at least 8")
-    with umask(PRIVATE) if _read_settings(args).store_is_private else nullcontext():
+    with umask(PRIVATE_UMASK) if _read_settings(args).store_is_private else nullcontext():
         stored = import_model(
             open_store(args),
             args.path,
             args.name,
             pooling=args.pooling,
             normalize=args.normalize,
-            pair=Options(
+            pair=PairOptions(
                 generator_base=args.generator_base,
                 compressor_base=args.compressor_base,
                 questions=args.questions,
@@ -228,5 +236,199 @@ def run_import(args: argparse.Namespace) -> int:
         )
     print(f"{stored.name} version {stored.version} ({stored.manifest.kind}): {stored.path}")
     for note in stored.manifest.provenance.notes:
-        say(f"note: {note}")
+        print_note(f"note: {note}")
     return 0
+
+
+class ReportSource(Protocol):
+    """Reads reports; clients do, by these methods."""
+
+    def report(self, name: str, /) -> ModelReport:
+        """Return the report."""
+        ...
+
+    def report_card(self, name: str, /) -> str:
+        """Return the card."""
+        ...
+
+    def report_plot(self, name: str, plot: str, /) -> bytes:
+        """Return a plot."""
+        ...
+
+
+class StoredReports:
+    """Reads reports from the stores in ``args``, by a client's methods."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        with require_extra("serve"):
+            from condensery.store.reports import StoredReport
+        self._stored = StoredReport(open_store(args).open(args.name, check=False))
+
+    def report(self, _name: str, /) -> ModelReport:
+        """Return the report."""
+        return self._stored.report()
+
+    def report_card(self, _name: str, /) -> str:
+        """Return the card."""
+        return self._stored.card()
+
+    def report_plot(self, _name: str, plot: str, /) -> bytes:
+        """Return a plot."""
+        return self._stored.plot(plot)
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments; those of the store are added for all of ``models``."""
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--format", choices=("json", "markdown"), default="json")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write the plots there, as PNG")
+    add_server_arguments(parser, needed=False)
+    parser.set_defaults(run=run_report)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """Print a report or a card."""
+    if args.url is None and args.grpc is None:
+        _print_report(args, StoredReports(args))
+        return 0
+    for flag in ("store", "data_dir"):
+        if getattr(args, flag) is not None:
+            name = flag.replace("_", "-")
+            raise InputError(f"--{name}: it can't be combined with --url or --grpc", field=flag)
+    with connect(args) as client:
+        _print_report(args, client)
+    return 0
+
+
+def _print_report(args: argparse.Namespace, source: ReportSource) -> None:
+    report = source.report(args.name)
+    if args.format == "markdown":
+        print(source.report_card(args.name), end="")
+    else:
+        print(json.dumps(asdict(report), indent=2, ensure_ascii=False))
+    if args.plots is not None:
+        _write_plots(
+            args.plots, {name: source.report_plot(args.name, name) for name in report.plots}
+        )
+
+
+def _write_plots(folder: Path, plots: dict[str, bytes]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in plots.items():
+            (folder / f"{name}.png").write_bytes(content)
+    except OSError as error:
+        raise CondenseryError(f"--plots: {folder} can't be written: {error.strerror}") from error
+    print_note(f"{len(plots)} plots in {folder}")
+
+
+def add_server_actions(actions: Parsers) -> None:
+    """Add the actions that change what a server runs."""
+    for name, again, text in (
+        ("load", False, "let a server load a stored model, in place of the version that serves"),
+        ("reload", True, "let it load a model again, though it serves already"),
+    ):
+        loading = actions.add_parser(
+            name,
+            help=text,
+            description="Load a model of the server's stores. The version that serves does so until"
+            " the new one is checked and warm, and finishes what it has begun. One that can't be"
+            " loaded changes nothing.",
+        )
+        loading.add_argument("name", metavar="NAME")
+        loading.add_argument(
+            "--version", metavar="N", help="in the store, a whole number (default: the highest)"
+        )
+        add_server_arguments(loading)
+        loading.set_defaults(run=run_load, again=again)
+
+    unload = actions.add_parser(
+        "unload",
+        help="let a server unload a model",
+        description="Unload a model: its last requests are finished first, and its memory is free"
+        " when this returns.",
+    )
+    unload.add_argument("name", metavar="NAME")
+    unload.add_argument(
+        "--force", action="store_true", help="though it is a default, or an index's encoder"
+    )
+    add_server_arguments(unload)
+    unload.set_defaults(run=run_unload)
+
+    alias = actions.add_parser(
+        "alias",
+        help="list, set and remove a server's aliases of models",
+        description="Set aliases of models, or remove them, all at once; then list them. A restart"
+        " keeps them.",
+    )
+    alias.add_argument("aliases", nargs="*", metavar="ALIAS=MODEL", help="ALIAS= removes one")
+    add_server_arguments(alias)
+    alias.set_defaults(run=run_alias)
+
+    status = actions.add_parser("status", help="list a server's stored models, and which serve")
+    add_server_arguments(status)
+    status.set_defaults(run=run_status)
+
+
+def run_load(args: argparse.Namespace) -> int:
+    """Load a model; with ``again`` also one that serves already."""
+    with connect(args) as client:
+        loaded = client.load_model(args.name, version=args.version, again=args.again)
+    info, previous = loaded.info, loaded.previous
+    model = f"{info.name} version {info.version} ({info.fingerprint})"
+    if not loaded.changed:
+        print(f"{model} served already")
+    elif previous is None:
+        print(f"{model} serves, loaded in {loaded.seconds:.1f} s")
+    else:
+        print(f"{model} serves in place of version {previous.version}, in {loaded.seconds:.1f} s")
+    _note_stranded(loaded.stranded_indexes)
+    return 0
+
+
+def run_unload(args: argparse.Namespace) -> int:
+    """Unload a model."""
+    with connect(args) as client:
+        unloaded = client.unload_model(args.name, force=args.force)
+    version, seconds = unloaded.revision.version, unloaded.seconds
+    print(f"{unloaded.name} version {version}: unloaded in {seconds:.1f} s")
+    _note_stranded(unloaded.stranded_indexes)
+    return 0
+
+
+def run_alias(args: argparse.Namespace) -> int:
+    """Change aliases, and print what there are."""
+    changes: dict[str, str | None] = {}
+    for argument in args.aliases:
+        alias, separator, target = argument.partition("=")
+        if not separator or not alias:
+            raise InputError(f"{argument!r} is not ALIAS=MODEL, nor ALIAS= to remove one")
+        if alias in changes:
+            raise InputError(f"{argument!r}: the alias {alias!r} is set twice")
+        changes[alias] = target or None
+    with connect(args) as client:
+        if changes:
+            aliases = client.set_aliases(changes)
+        else:
+            aliases = {info.name: info.alias_of for info in client.models() if info.alias_of}
+    for alias, target in sorted(aliases.items()):
+        print(f"{alias} -> {target}")
+    return 0
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """Print a line for each stored version."""
+    with connect(args) as client:
+        models = client.stored_models()
+    rows = [("NAME", "VERSION", "STATE", "REASON")]
+    rows += [(model.name, model.version, model.state, model.reason) for model in models]
+    print(format_table(rows))
+    return 0
+
+
+def _note_stranded(indexes: tuple[str, ...]) -> None:
+    if indexes:
+        print_note(
+            f"note: made by another encoder of that name, and refused until it serves again: "
+            f"{', '.join(indexes)}"
+        )

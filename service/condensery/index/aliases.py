@@ -9,8 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from condensery.aliasing import circles, follow, walk
-from condensery.durable import swap_whole
+from condensery.atomic_files import replace_atomically
 from condensery.errors import (
     AliasCircle,
     AliasNotFound,
@@ -24,14 +23,14 @@ from condensery.errors import (
 )
 from condensery.index import checks
 from condensery.index.database import where
-from condensery.upkeep import ALIAS_VERBS, Alias, AliasAction
+from condensery.values import ALIAS_VERBS, Alias, AliasAction, alias_chain, is_circle, resolve_alias
 
 FORMAT = 1
 
 _log = logging.getLogger(__name__)
 
 
-class Aliases:
+class IndexAliases:
     """What each alias points at. The caller lets one change be made at a time.
 
     A file that can't be read (damaged, of a newer format) keeps nobody from using indexes by
@@ -59,7 +58,7 @@ class Aliases:
         targets, indexes = self._targets, names()
         while targets is not self._targets:  # changed meanwhile: the two must be of one moment
             targets, indexes = self._targets, names()
-        ends = {alias: follow(targets, alias) for alias in sorted(targets)}
+        ends = {alias: resolve_alias(targets, alias) for alias in sorted(targets)}
         return [
             Alias(alias, targets[alias], end if end in indexes else None)
             for alias, end in ends.items()
@@ -68,13 +67,13 @@ class Aliases:
     def resolve(self, name: str) -> str:
         """Return the name at the end of an alias; of what is no alias its own."""
         self._check_readable()
-        return follow(self._targets, name)
+        return resolve_alias(self._targets, name)
 
     def of(self, index: str) -> list[str]:
         """Return the aliases that lead to an index."""
         self._check_readable()
         targets = self._targets
-        return sorted(alias for alias in targets if follow(targets, alias) == index)
+        return sorted(alias for alias in targets if resolve_alias(targets, alias) == index)
 
     def __contains__(self, name: str) -> bool:
         self._check_readable()
@@ -106,7 +105,7 @@ class Aliases:
             touched[_apply(targets, action, indexes, field)] = field
         for alias in targets:
             # one that led nowhere before is no reason to refuse what has to do with others
-            if alias in touched or follow(self._targets, alias) in indexes:
+            if alias in touched or resolve_alias(self._targets, alias) in indexes:
                 _check_end(targets, alias, indexes, touched.get(alias, "actions"))
         if len(targets) > max(self._most, len(self._targets)):
             raise LimitReached(
@@ -116,7 +115,7 @@ class Aliases:
                 value=len(targets),
             )
         text = json.dumps({"format": FORMAT, "aliases": targets}, sort_keys=True, indent=1)
-        swap_whole(self._path, text)
+        replace_atomically(self._path, text)
         self._targets = targets  # in one go: readers hold the old mapping or this one
 
     def _check_readable(self) -> None:
@@ -174,8 +173,8 @@ def _check_free(name: str, taken: Collection[str], field: str) -> None:
 def _check_end(
     targets: Mapping[str, str], alias: str, indexes: Collection[str], field: str
 ) -> None:
-    path = walk(targets, alias)
-    if circles(path):
+    path = alias_chain(targets, alias)
+    if is_circle(path):
         circle = " -> ".join(path)
         raise AliasCircle(
             f"{field}: the aliases would lead in a circle: {circle}.", field=field, value=alias
@@ -191,19 +190,21 @@ def _check_end(
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise StorageError("it is damaged: not JSON.") from error
-    if not isinstance(found, dict) or not isinstance(found.get("format"), int):
+    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise StorageError("it is damaged: it names no format.")
-    if found["format"] > FORMAT:
+    if content["format"] > FORMAT:
         raise StorageError(
-            f"it has format {found['format']}, written by a newer version; this one reads up to "
+            f"it has format {content['format']}, written by a newer version; this one reads up to "
             f"format {FORMAT}."
         )
-    targets = found.get("aliases")
-    if not isinstance(targets, dict) or not all(isinstance(one, str) for one in targets.values()):
+    targets = content.get("aliases")
+    if not isinstance(targets, dict) or not all(
+        isinstance(target, str) for target in targets.values()
+    ):
         raise StorageError("it is damaged: it holds no aliases.")
     return targets

@@ -35,8 +35,8 @@ def begin(connection: sqlite3.Connection) -> None:
 
 def begun(connection: sqlite3.Connection) -> bool:
     """Tell whether changes are being noted."""
-    found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'rebuild_notes'")
-    return found.fetchone() is not None
+    tables = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'rebuild_notes'")
+    return tables.fetchone() is not None
 
 
 def pending(connection: sqlite3.Connection) -> int:

@@ -74,8 +74,8 @@ def check_settings(
 
 def check_ids(ids: Sequence[str]) -> None:
     """Refuse ids of documents that can't exist."""
-    for row, one in enumerate(ids):
-        check_id(one, f"ids[{row}]")
+    for row, identity in enumerate(ids):
+        check_id(identity, f"ids[{row}]")
 
 
 def check_id(value: object, field: str) -> None:
@@ -101,14 +101,14 @@ def check_documents(documents: Sequence[Document], passages: Sequence[Passage]) 
             raise _twice(f"{field}.id", document.id)
         _check_text(document.text, f"{field}.text")
         texts[document.id] = document.text
-    found: set[str] = set()
+    seen: set[str] = set()
     whole: set[str] = set()
     for row, passage in enumerate(passages):
         field = f"passages[{row}]"
         check_id(passage.id, f"{field}.id")
-        if passage.id in found:
+        if passage.id in seen:
             raise _twice(f"{field}.id", passage.id)
-        found.add(passage.id)
+        seen.add(passage.id)
         _check_span(passage, texts, field)
         whole.add(passage.document_id)
     for row, document in enumerate(documents):

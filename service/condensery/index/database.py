@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from condensery.errors import StorageError, StorageFull, StorageReadOnly
-from condensery.index import fields, words
+from condensery.index import bm25, fields
 from condensery.values import IndexPrompts
 
 Migration = Callable[[sqlite3.Connection], None]
@@ -36,7 +36,7 @@ def _add_prompts(connection: sqlite3.Connection) -> None:
 
 # MIGRATIONS[i] brings a file from format i + 1 to i + 2, inside a transaction.
 MIGRATIONS: tuple[Migration, ...] = (
-    words.create,
+    bm25.create,
     fields.create,
     _add_options,
     _add_prompts,
@@ -83,7 +83,7 @@ INSERT INTO writes (stamp) VALUES (random());
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class IndexSettings:
     """What an index is made with and keeps for life.
 
     Attributes:
@@ -109,18 +109,18 @@ class Settings:
             return None
         return IndexPrompts(self.query_prompt, self.passage_prompt)
 
-    def with_prompts_of(self, other: "Settings") -> "Settings":
+    def with_prompts_of(self, other: "IndexSettings") -> "IndexSettings":
         """Return them with another's prompts, which are nothing that a caller sets."""
         return replace(self, query_prompt=other.query_prompt, passage_prompt=other.passage_prompt)
 
     @property
     def given(self) -> dict[str, int]:
         """The options that were given."""
-        found: dict[str, int] = json.loads(self.options)
-        return found
+        options: dict[str, int] = json.loads(self.options)
+        return options
 
 
-def create(path: Path, settings: Settings) -> None:
+def create(path: Path, settings: IndexSettings) -> None:
     """Make the file and close it; synced, but for the entry in its directory."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
@@ -170,13 +170,13 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def read_settings(connection: sqlite3.Connection) -> Settings:
+def read_settings(connection: sqlite3.Connection) -> IndexSettings:
     """Read what the index was made with."""
     row = connection.execute(
         "SELECT encoder, fingerprint, dims, metric, kind, options, query_prompt, passage_prompt "
         "FROM settings"
     ).fetchone()
-    return Settings(*row)
+    return IndexSettings(*row)
 
 
 @contextmanager
@@ -238,17 +238,17 @@ def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Mi
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise StorageError(f"{where(path)} is not an index of this service.")
     newest = 1 + len(migrations)
-    found = connection.execute("PRAGMA user_version").fetchone()[0]
-    if found > newest:
+    current = connection.execute("PRAGMA user_version").fetchone()[0]
+    if current > newest:
         raise StorageError(
-            f"{where(path)} has format {found}, written by a newer version; this one reads up to "
+            f"{where(path)} has format {current}, written by a newer version; this one reads up to "
             f"format {newest}. Nothing was changed."
         )
-    for version in range(found, newest):
+    for version in range(current, newest):
         with transaction(connection):
             migrations[version - 1](connection)
             connection.execute(f"PRAGMA user_version = {version + 1}")
-    return bool(found < newest)
+    return bool(current < newest)
 
 
 def _from_sqlite(error: sqlite3.Error, code: int, path: Path) -> StorageError:

@@ -78,9 +78,9 @@ def _compile_group(group: Filter, column: str) -> tuple[str, list[Stored]]:
         (group.should, " OR ", False),
         (group.must_not, " OR ", True),
     ):
-        compiled = [compile_filter(one, column) for one in conditions]
+        compiled = [compile_filter(condition, column) for condition in conditions]
         if compiled:
-            text = f"({joint.join(one for one, _ in compiled)})"
+            text = f"({joint.join(part for part, _ in compiled)})"
             terms.append(f"NOT {text}" if negated else text)
             values += [value for _, some in compiled for value in some]
     return (f"({' AND '.join(terms)})" if terms else "1"), values

@@ -80,27 +80,27 @@ class Filter:
     @property
     def size(self) -> int:
         """How many conditions there are, filters among them, however deep."""
-        nested = (one.size for one in self.conditions if isinstance(one, Filter))
+        nested = (condition.size for condition in self.conditions if isinstance(condition, Filter))
         return len(self.conditions) + sum(nested)
 
     @property
     def leaves(self) -> Iterator[Match | Range | HasId]:
         """Yield the conditions that are no filters, however deep."""
-        for one in self.conditions:
-            if isinstance(one, Filter):
-                yield from one.leaves
+        for condition in self.conditions:
+            if isinstance(condition, Filter):
+                yield from condition.leaves
             else:
-                yield one
+                yield condition
 
 
 Condition = Match | Range | HasId | Filter
 
 
-def read_filter(given: object, field: str = "filter") -> Filter | None:
+def read_filter(value: object, field: str = "filter") -> Filter | None:
     """Read a filter as requests hold it.
 
     Args:
-        given: An object; None is no filter.
+        value: An object; None is no filter.
         field: Its name in messages.
 
     Returns:
@@ -110,13 +110,13 @@ def read_filter(given: object, field: str = "filter") -> Filter | None:
         InputError: It is none; the message names the place, ``filter.must[0].range.gt``.
         PayloadTooLarge: It is over ``MAX_CONDITIONS`` or ``MAX_VALUES``.
     """
-    if given is None:
+    if value is None:
         return None
-    found = _read_group(given, field, MAX_DEPTH)
-    _check_most(found.size, MAX_CONDITIONS, field, "conditions")
-    values = sum(len(_values_of(one)) for one in found.leaves)
+    root = _read_group(value, field, MAX_DEPTH)
+    _check_most(root.size, MAX_CONDITIONS, field, "conditions")
+    values = sum(len(_values_of(leaf)) for leaf in root.leaves)
     _check_most(values, MAX_VALUES, field, "values")
-    return found if found.conditions else None
+    return root if root.conditions else None
 
 
 def entries(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
@@ -131,14 +131,14 @@ def entries(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
 
 def _entries(path: str, value: Any) -> Iterator[tuple[str, Scalar]]:
     if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _entries(_join(path, _quote(name)), one)
+        for name, item in value.items():
+            yield from _entries(_join(path, _quote(name)), item)
     elif isinstance(value, list):
-        for one in value:
-            if isinstance(one, Mapping):
-                yield from _entries(_within(path, True), one)
-            elif isinstance(one, Scalar):
-                yield path, one
+        for item in value:
+            if isinstance(item, Mapping):
+                yield from _entries(_within(path, True), item)
+            elif isinstance(item, Scalar):
+                yield path, item
     elif value is not None:
         yield path, value
 
@@ -161,8 +161,8 @@ def _quote(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""'))
 
 
-def _read_group(given: object, field: str, depth: int) -> Filter:
-    names = _object(given, field, GROUPS)
+def _read_group(node: object, field: str, depth: int) -> Filter:
+    names = _object(node, field, GROUPS)
     if depth == 0:
         raise InputError(
             f"{field}: filters within each other, over the limit of {MAX_DEPTH}.",
@@ -178,13 +178,13 @@ def _read_group(given: object, field: str, depth: int) -> Filter:
             listed = _list(value, at)
             _check_most(len(listed), MAX_CONDITIONS, at, "conditions")
             groups[name] = tuple(
-                _read_condition(one, f"{at}[{place}]", depth) for place, one in enumerate(listed)
+                _read_condition(item, f"{at}[{place}]", depth) for place, item in enumerate(listed)
             )
     return Filter(**groups)
 
 
-def _read_condition(given: object, field: str, depth: int) -> Condition:
-    condition = _object(given, field, (*GROUPS, "has_id", "key", *CONDITIONS))
+def _read_condition(node: object, field: str, depth: int) -> Condition:
+    condition = _object(node, field, (*GROUPS, "has_id", "key", *CONDITIONS))
     if "has_id" in condition:
         _alone(condition, ("has_id",), field)
         return HasId(tuple(_ids(condition["has_id"], f"{field}.has_id")))
@@ -200,8 +200,8 @@ def _read_condition(given: object, field: str, depth: int) -> Condition:
     return _read_range(path, condition["range"], f"{field}.range")
 
 
-def _read_match(path: str, given: object, field: str) -> Match:
-    match = _object(given, field, MATCHES)
+def _read_match(path: str, node: object, field: str) -> Match:
+    match = _object(node, field, MATCHES)
     kind = _one_of(match, MATCHES, field)
     _alone(match, (kind,), field)
     at = f"{field}.{kind}"
@@ -209,12 +209,12 @@ def _read_match(path: str, given: object, field: str) -> Match:
         return Match(path, (_scalar(match[kind], at),))
     listed = _list(match[kind], at)
     _check_most(len(listed), MAX_VALUES, at, "values")
-    values = tuple(_scalar(one, f"{at}[{place}]") for place, one in enumerate(listed))
+    values = tuple(_scalar(item, f"{at}[{place}]") for place, item in enumerate(listed))
     return Match(path, values, negated=kind == "except")
 
 
-def _read_range(path: str, given: object, field: str) -> Range:
-    bounds = _object(given, field, BOUNDS)
+def _read_range(path: str, node: object, field: str) -> Range:
+    bounds = _object(node, field, BOUNDS)
     if not bounds:
         raise InputError(
             f"{field}: give at least one of {', '.join(BOUNDS)}.", field=field, value={}
@@ -264,69 +264,69 @@ def _canonical(name: str) -> tuple[str, bool]:
     return (_quote(name[1:-1].replace('""', '"')) if name.startswith('"') else name), listed
 
 
-def _ids(given: object, field: str) -> Iterator[str]:
-    listed = _list(given, field)
+def _ids(node: object, field: str) -> Iterator[str]:
+    listed = _list(node, field)
     _check_most(len(listed), MAX_VALUES, field, "ids")
-    for place, one in enumerate(listed):
+    for place, item in enumerate(listed):
         at = f"{field}[{place}]"
-        if not isinstance(one, str):
-            raise InputError(f"{at}: {shorten(one)} is not an id, a string.", field=at, value=one)
-        _check_utf8(one, at)
-        yield one
+        if not isinstance(item, str):
+            raise InputError(f"{at}: {shorten(item)} is not an id, a string.", field=at, value=item)
+        _check_utf8(item, at)
+        yield item
 
 
-def _scalar(given: object, field: str) -> Scalar:
-    if not isinstance(given, Scalar):
+def _scalar(node: object, field: str) -> Scalar:
+    if not isinstance(node, Scalar):
         raise InputError(
-            f"{field}: {shorten(given)} is not a string, a number, true or false.",
+            f"{field}: {shorten(node)} is not a string, a number, true or false.",
             field=field,
-            value=given,
+            value=node,
         )
-    if isinstance(given, str):
-        _check_utf8(given, field)
+    if isinstance(node, str):
+        _check_utf8(node, field)
     else:
-        _check_finite(given, field)
-    return given
+        _check_finite(node, field)
+    return node
 
 
-def _object(given: object, field: str, known: Sequence[str]) -> dict[str, Any]:
+def _object(node: object, field: str, known: Sequence[str]) -> dict[str, Any]:
     """Return an object's fields; null is as good as left out."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"{field}: {shorten(given)} is not an object.", field=field, value=given)
-    for name in given:
+    if not isinstance(node, Mapping):
+        raise InputError(f"{field}: {shorten(node)} is not an object.", field=field, value=node)
+    for name in node:
         if name not in known:
             at = f"{field}.{name}"
             raise InputError(
                 f"{at}: unknown field; known here: {', '.join(known)}.",
                 field=at,
-                value=given[name],
+                value=node[name],
             )
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in node.items() if value is not None}
 
 
-def _list(given: object, field: str) -> Sequence[Any]:
-    if not isinstance(given, list | tuple):
-        raise InputError(f"{field}: {shorten(given)} is not a list.", field=field, value=given)
-    return given
+def _list(node: object, field: str) -> Sequence[Any]:
+    if not isinstance(node, list | tuple):
+        raise InputError(f"{field}: {shorten(node)} is not a list.", field=field, value=node)
+    return node
 
 
-def _one_of(given: Mapping[str, Any], names: Sequence[str], field: str) -> str:
-    found = [name for name in names if name in given]
-    if len(found) != 1:
-        got = " and ".join(found) or "none"
+def _one_of(node: Mapping[str, Any], names: Sequence[str], field: str) -> str:
+    present = [name for name in names if name in node]
+    if len(present) != 1:
+        got = " and ".join(present) or "none"
         raise InputError(
-            f"{field}: give one of {', '.join(names)}; got {got}.", field=field, value=found
+            f"{field}: give one of {', '.join(names)}; got {got}.", field=field, value=present
         )
-    return found[0]
+    return present[0]
 
 
-def _alone(given: Mapping[str, Any], names: Sequence[str], field: str) -> None:
-    for name in given:
+def _alone(node: Mapping[str, Any], names: Sequence[str], field: str) -> None:
+    for name in node:
         if name not in names:
             raise InputError(
                 f"{field}.{name}: can't stand beside {names[-1]}; make it a condition of its own.",
                 field=f"{field}.{name}",
-                value=given[name],
+                value=node[name],
             )
 
 

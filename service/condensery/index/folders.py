@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from condensery.durable import sync
+from condensery.atomic_files import sync_path
 from condensery.index import database, generations, rebuilding
-from condensery.index.database import Settings, storage_errors
+from condensery.index.database import IndexSettings, storage_errors
 from condensery.index.index import DATABASE, Index
 
 NEW = ".new-"
@@ -52,13 +52,13 @@ class Folders:
             generations.tidy(folder, keep=rebuilding.unfinished(folder))
             return Index(name, generations.current(folder), cache_every=self.cache_every)
 
-    def make(self, name: str, settings: Settings) -> Index:
+    def make(self, name: str, settings: IndexSettings) -> Index:
         """Make an index aside and rename it into place, so that none is ever there by half."""
         with storage_errors(self.root / name):
             aside = Path(tempfile.mkdtemp(prefix=NEW, dir=self.root))
             try:
                 database.create(aside / DATABASE, settings)
-                sync(aside)
+                sync_path(aside)
                 return self.place(aside, name)
             except BaseException:
                 shutil.rmtree(aside, ignore_errors=True)
@@ -86,7 +86,7 @@ class Folders:
     def _move(self, folder: Path, to: Path) -> None:
         folder.rename(to)
         try:
-            sync(self.root)
+            sync_path(self.root)
         except BaseException:
             to.rename(folder)
             raise

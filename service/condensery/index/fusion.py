@@ -27,14 +27,14 @@ def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
         Hits with their new scores, best first. Of equal ones the first is the one with the better
         place in the first ranking, then in the second, and so on.
     """
-    places = [{hit.passage.id: place for place, hit in enumerate(one, 1)} for one in rankings]
-    hits = {hit.passage.id: hit for one in reversed(rankings) for hit in one}
+    places = [{hit.passage.id: place for place, hit in enumerate(hits, 1)} for hits in rankings]
+    by_id = {hit.passage.id: hit for hits in reversed(rankings) for hit in hits}
 
     def score(passage: str) -> float:
-        return sum(1 / (RANK_OFFSET + one[passage]) for one in places if passage in one)
+        return sum(1 / (RANK_OFFSET + ranks[passage]) for ranks in places if passage in ranks)
 
     def order(passage: str) -> tuple[float, ...]:
-        return (-score(passage), *(one.get(passage, float("inf")) for one in places))
+        return (-score(passage), *(ranks.get(passage, float("inf")) for ranks in places))
 
-    best = sorted(hits, key=order)[:top_k]
-    return [replace(hits[passage], score=score(passage)) for passage in best]
+    best = sorted(by_id, key=order)[:top_k]
+    return [replace(by_id[passage], score=score(passage)) for passage in best]

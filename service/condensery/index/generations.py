@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from condensery.durable import swap_whole, sync
+from condensery.atomic_files import replace_atomically, sync_path
 from condensery.errors import StorageError
 
 CURRENT = "current"
@@ -48,8 +48,8 @@ def point(index: Path, generation: Path) -> None:
         OSError: The disk refused; the one before goes on.
     """
     for path in (*generation.iterdir(), generation, index):
-        sync(path)
-    swap_whole(index / CURRENT, f"{generation.name}\n")
+        sync_path(path)
+    replace_atomically(index / CURRENT, f"{generation.name}\n")
 
 
 def tidy(index: Path, keep: Collection[str] = ()) -> None:

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from condensery.errors import EncoderMismatch, IndexClosed
-from condensery.index import checks, database, passages, selecting, words
+from condensery.index import bm25, checks, database, passages, selecting
 from condensery.index.database import storage_errors, transaction
 from condensery.index.filters import Filter
-from condensery.index.nearest import Nearest
 from condensery.index.passages import Stamp
-from condensery.index.selecting import Wanted
-from condensery.index.sharing import SharedLock
+from condensery.index.rwlock import ReadWriteLock
+from condensery.index.selecting import PageQuery
+from condensery.index.vector_index import VectorIndex
 from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage
 
 DATABASE = "index.sqlite3"
@@ -52,7 +52,7 @@ class Index:
         self.directory = directory
         self._database = directory / DATABASE
         self._writing = threading.Lock()
-        self._reading = SharedLock()  # what needs no FAISS; held alone to close the files
+        self._reading = ReadWriteLock()  # what needs no FAISS; held alone to close the files
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
         with storage_errors(self._database):
@@ -60,7 +60,7 @@ class Index:
             try:
                 self.settings = database.read_settings(self._writer)
                 self._counts = passages.count(self._writer)
-                self._nearest = Nearest(
+                self._nearest = VectorIndex(
                     *(self._writer, self.settings, directory / CACHE),
                     every=cache_every,
                     report=self._report,
@@ -139,7 +139,7 @@ class Index:
             self._next_row += len(pieces)
             try:
                 with transaction(self._writer):
-                    gone = passages.document_rows(self._writer, [one.id for one in documents])
+                    gone = passages.document_rows(self._writer, [d.id for d in documents])
                     old = passages.remove(self._writer, gone)
                     passages.insert(self._writer, with_json, pieces_with_json, vectors, rows)
                     stamp = passages.record_write(self._writer, self._nearest.saved)
@@ -192,13 +192,13 @@ class Index:
             wanted = top_k
             while True:
                 rows, scores, more = self._nearest.search(reader, vector, wanted, allowed)
-                found = passages.fetch(reader, rows)
+                hit_passages = passages.fetch(reader, rows)
                 # short of hits because some are of a write in progress: look further
-                if len(found) >= top_k or not more:
+                if len(hit_passages) >= top_k or not more:
                     break
                 wanted *= 4
         ranked = sorted(zip(scores, rows, strict=True), key=lambda pair: (-pair[0], pair[1]))
-        hits = [Hit(found[row], score) for score, row in ranked if row in found]
+        hits = [Hit(hit_passages[row], score) for score, row in ranked if row in hit_passages]
         return hits[:top_k]
 
     def match(self, text: str, *, top_k: int, chosen: Filter | None = None) -> list[Hit]:
@@ -217,18 +217,18 @@ class Index:
         """
         checks.check_match(text, top_k)
         with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
-            asked = words.split(reader, text)
+            words = bm25.split(reader, text)
             reader.execute("BEGIN")  # one snapshot for all that follows
-            ranked = words.search(reader, asked, self._counts[1], top_k, chosen)
-            found = passages.fetch(reader, [row for row, _ in ranked])
-        return [Hit(found[row], score) for row, score in ranked]
+            ranked = bm25.search(reader, words, self._counts[1], top_k, chosen)
+            hit_passages = passages.fetch(reader, [row for row, _ in ranked])
+        return [Hit(hit_passages[row], score) for row, score in ranked]
 
     def get(self, ids: Sequence[str]) -> list[Document]:
         """Return the documents found, in the order asked."""
         checks.check_ids(ids)
         with self.reading() as reader:
-            found = passages.fetch_documents(reader, ids)
-        return [found[one] for one in ids if one in found]
+            documents = passages.fetch_documents(reader, ids)
+        return [documents[identity] for identity in ids if identity in documents]
 
     def count(self, chosen: Filter | None = None) -> tuple[int, int]:
         """Return the (documents, passages) that there are, or that a filter chooses."""
@@ -237,7 +237,7 @@ class Index:
         with self.reading() as reader:
             return selecting.count(reader, chosen)
 
-    def read_page(self, wanted: Wanted) -> Page:
+    def read_page(self, wanted: PageQuery) -> Page:
         """Return documents by id, as far as one page goes, as they are at one moment."""
         with self.reading() as reader:  # a document and its passages one after the other
             return selecting.read_page(reader, wanted, self.settings.dims)

@@ -43,25 +43,23 @@ LEAST_CELLS = 16
 Options = Mapping[str, int]
 
 
-def write_options(kind: str, given: object, dims: int) -> str:
+def write_options(kind: str, raw: object, dims: int) -> str:
     """Return an index's options as its settings keep them, or refuse them by name.
 
     Args:
         kind: One of ``KINDS``.
-        given: An object; None is none. What is left out follows from the index's size.
+        raw: An object; None is none. What is left out follows from the index's size.
         dims: Features of a vector.
 
     Raises:
         InputError: An option that this kind has not, or a value that it can't have.
     """
-    if given is None:
-        given = {}
-    if not isinstance(given, Mapping):
-        raise InputError(
-            f"options: {shorten(given)} is not an object.", field="options", value=given
-        )
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, Mapping):
+        raise InputError(f"options: {shorten(raw)} is not an object.", field="options", value=raw)
     known = OPTIONS[kind]
-    for name, value in given.items():
+    for name, value in raw.items():
         field = f"options.{name}"
         if name not in known:
             there = ", ".join(known) or "none"
@@ -75,7 +73,7 @@ def write_options(kind: str, given: object, dims: int) -> str:
                 field=field,
                 value=value,
             )
-    options: dict[str, int] = dict(given)
+    options: dict[str, int] = dict(raw)
     if dims % options.get("pq_m", 1):
         raise InputError(
             f"options.pq_m: {options['pq_m']} does not divide {dims} dimensions.",

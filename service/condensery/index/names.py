@@ -18,12 +18,12 @@ from condensery.errors import (
     StorageError,
 )
 from condensery.index import checks
-from condensery.index.aliases import Aliases
+from condensery.index.aliases import IndexAliases
 from condensery.index.index import Index
-from condensery.upkeep import Caps
+from condensery.values import IndexCaps
 
 
-class Names:
+class IndexNames:
     """The indexes of a store by name.
 
     Args:
@@ -31,10 +31,10 @@ class Names:
         caps: How many indexes and aliases there may be.
     """
 
-    def __init__(self, aliases: Path, caps: Caps) -> None:
+    def __init__(self, aliases: Path, caps: IndexCaps) -> None:
         self.open: dict[str, Index] = {}
         self.broken: dict[str, str] = {}  # why each can't be used
-        self.aliases = Aliases(aliases, caps.aliases)
+        self.aliases = IndexAliases(aliases, caps.aliases)
         self._most = caps.indexes
 
     def find(self, name: str) -> Index:
@@ -45,16 +45,16 @@ class Names:
             IndexNotFound, AliasToNothing: There is none.
             StorageError: It is broken.
         """
-        found = self.open.get(name)
-        if found is not None:
-            return found
+        index = self.open.get(name)
+        if index is not None:
+            return index
         checks.check_name(name)
         while True:
             end = self.resolve(name)
             reason = self.broken.get(end)  # before the next line: a restore mends it meanwhile
-            found = self.open.get(end)
-            if found is not None:
-                return found
+            index = self.open.get(end)
+            if index is not None:
+                return index
             if reason is not None:
                 raise StorageError(
                     f"Index {end!r} can't be used: {reason}", field="index", value=end

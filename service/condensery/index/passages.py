@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from condensery.errors import InputError, StorageError, shorten
-from condensery.index import fields, words
+from condensery.index import bm25, fields
 from condensery.values import Document, Floats, Passage
 
 Rows = NDArray[np.int64]
@@ -40,7 +40,7 @@ def document_rows(connection: sqlite3.Connection, ids: Sequence[str]) -> list[in
 
 def remove(connection: sqlite3.Connection, documents: Sequence[int]) -> list[int]:
     """Delete documents by row; returns the rows of their passages."""
-    passages = words.remove(connection, documents)
+    passages = bm25.remove(connection, documents)
     fields.remove(connection, documents)
     for chunk in _chunks(documents):
         _in(connection, "DELETE FROM documents WHERE row IN ({})", chunk)  # cascades
@@ -88,7 +88,7 @@ def insert(
             ) from error
         connection.execute("INSERT INTO vectors VALUES (?, ?)", (row, vector.tobytes()))
     texts = (passage.text for passage, _ in passages)
-    words.insert(connection, zip(rows.tolist(), texts, strict=True))
+    bm25.insert(connection, zip(rows.tolist(), texts, strict=True))
 
 
 def record_write(connection: sqlite3.Connection, oldest: int) -> Stamp:
@@ -114,24 +114,24 @@ def knows_write(connection: sqlite3.Connection, stamp: Stamp) -> bool:
 
 def fetch(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, Passage]:
     """Return those of the passages that are there, by row."""
-    found = [record for chunk in _chunks(rows) for record in _in(connection, _PASSAGES, chunk)]
+    records = [record for chunk in _chunks(rows) for record in _in(connection, _PASSAGES, chunk)]
     # one read a document, however many of its passages were found; cut here, not by SQL's
     # substr, which stops at a NUL character
     texts: dict[int, str] = {}
-    for chunk in _chunks(list({record[5] for record in found})):
+    for chunk in _chunks(list({record[5] for record in records})):
         texts.update(_in(connection, "SELECT row, text FROM documents WHERE row IN ({})", chunk))
     return {
         row: Passage(passage, document, texts[at][start:end], start, end, json.loads(metadata))
-        for row, passage, document, start, end, at, metadata in found
+        for row, passage, document, start, end, at, metadata in records
     }
 
 
 def fetch_documents(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Document]:
     """Return those of the documents that are there, by id."""
     return {
-        one: Document(one, text, json.loads(metadata))
+        identity: Document(identity, text, json.loads(metadata))
         for chunk in _chunks(ids)
-        for one, text, metadata in _in(connection, _DOCUMENTS, chunk)
+        for identity, text, metadata in _in(connection, _DOCUMENTS, chunk)
     }
 
 
@@ -179,9 +179,9 @@ def rank(
     """
     there: list[int] = []
     scores: list[float] = []
-    for found, vectors in vector_blocks(connection, len(vector), np.array(rows, dtype=np.int64)):
+    for block, vectors in vector_blocks(connection, len(vector), np.array(rows, dtype=np.int64)):
         near = vectors @ vector if metric == "ip" else -((vectors - vector) ** 2).sum(axis=1)
-        there += found.tolist()
+        there += block.tolist()
         scores += near.tolist()
     order = sorted(range(len(there)), key=lambda place: (-scores[place], there[place]))
     return [there[place] for place in order], [scores[place] for place in order]

@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from condensery.durable import sync, write_whole
+from condensery.atomic_files import sync_path, write_atomically
 from condensery.errors import RebuildNotFound, RebuildRunning, TextsMissing, shorten
 from condensery.index import changes, database, generations, passages
-from condensery.index.database import Settings, storage_errors
+from condensery.index.database import IndexSettings, storage_errors
 from condensery.index.index import DATABASE, Index
-from condensery.upkeep import RebuildPlan
-from condensery.values import Document, Floats, Hit, Passage
+from condensery.values import Document, Floats, Hit, Passage, RebuildPlan
 
 FORMAT = 1
 PLAN = "rebuild.json"
@@ -53,11 +52,11 @@ class Plan:
     """What ``rebuild.json`` holds."""
 
     generation: str
-    settings: Settings
+    settings: IndexSettings
     began: float
     documents: int
 
-    def told(self, index: str) -> RebuildPlan:
+    def as_reply(self, index: str) -> RebuildPlan:
         """Return it for callers."""
         return RebuildPlan(
             index=index,
@@ -73,13 +72,13 @@ class Plan:
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """Return what is being made of an index; None if nothing is, or nobody can tell what."""
+    """Return what is being made of an index; None if nothing is, or its plan can't be read."""
     try:
-        told = json.loads((folder / PLAN).read_bytes())
-        if told.pop("format") != FORMAT:
+        content = json.loads((folder / PLAN).read_bytes())
+        if content.pop("format") != FORMAT:
             return None
-        settings = Settings(**told.pop("settings"))
-        return Plan(settings=settings, **told)
+        settings = IndexSettings(**content.pop("settings"))
+        return Plan(settings=settings, **content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -103,13 +102,13 @@ def check_texts(connection: sqlite3.Connection) -> None:
     Raises:
         TextsMissing: The first of them is named.
     """
-    found = connection.execute("SELECT id FROM documents WHERE text = '' LIMIT 1").fetchone()
-    if found is not None:
+    row = connection.execute("SELECT id FROM documents WHERE text = '' LIMIT 1").fetchone()
+    if row is not None:
         raise TextsMissing(
-            f"The index has documents without a text, {shorten(found[0])} for one: there is "
+            f"The index has documents without a text, {shorten(row[0])} for one: there is "
             "nothing that another encoder could embed.",
             field="index",
-            value=found[0],
+            value=row[0],
         )
 
 
@@ -136,7 +135,7 @@ class Rebuilding:
     """
 
     def __init__(
-        self, folder: Path, old: Index, settings: Settings, swap: Swap, *, cache_every: int
+        self, folder: Path, old: Index, settings: IndexSettings, swap: Swap, *, cache_every: int
     ) -> None:
         self.old = old
         self._folder = folder
@@ -171,7 +170,7 @@ class Rebuilding:
     @property
     def plan(self) -> RebuildPlan:
         """What is being made."""
-        return self._plan.told(self.old.name)
+        return self._plan.as_reply(self.old.name)
 
     def pending(self) -> int:
         """Count what is noted and not done."""
@@ -186,10 +185,11 @@ class Rebuilding:
         """
         with self.old.reading() as connection:
             number, ids = changes.oldest(connection, most)
-            found = passages.fetch_documents(connection, ids)
-            if any(not one.text for one in found.values()):
+            documents = passages.fetch_documents(connection, ids)
+            if any(not document.text for document in documents.values()):
                 check_texts(connection)
-        return Step(number, list(found.values()), [one for one in ids if one not in found])
+        gone = [identity for identity in ids if identity not in documents]
+        return Step(number, list(documents.values()), gone)
 
     def done(self, step: Step, pieces: Sequence[Passage], vectors: Floats) -> None:
         """Write a step's documents into the new index, with their passages; synced on return.
@@ -212,10 +212,10 @@ class Rebuilding:
     def sample(self, most: int) -> list[str]:
         """Return texts of some documents, drawn at random."""
         with self.old.reading() as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT text FROM documents ORDER BY random() LIMIT ?", (most,)
             )
-            return [text for (text,) in found]
+            return [text for (text,) in rows]
 
     def overlap(self, old: Floats, new: Floats, top_k: int) -> float:
         """Return which share of the documents found before is found now, on average.
@@ -254,15 +254,15 @@ class Rebuilding:
                 return False
         return True
 
-    def _begin(self, settings: Settings) -> Plan:
+    def _begin(self, settings: IndexSettings) -> Plan:
         made = generations.fresh(self._folder)
         try:
             made.mkdir()
             database.create(made / DATABASE, settings)
-            sync(made)
+            sync_path(made)
             documents = self.old.info.documents
             plan = Plan(made.name, settings, round(time.time(), 3), documents)
-            write_whole(self._folder / PLAN, json.dumps({"format": FORMAT, **asdict(plan)}))
+            write_atomically(self._folder / PLAN, json.dumps({"format": FORMAT, **asdict(plan)}))
         except BaseException:
             self._undo(made)
             raise
@@ -289,7 +289,7 @@ def forget_plan(folder: Path) -> None:
     """Let nothing go on with what is being made of an index; synced on return."""
     with storage_errors(folder):
         (folder / PLAN).unlink(missing_ok=True)
-        sync(folder)
+        sync_path(folder)
 
 
 def clear(folder: Path, index: Index) -> None:

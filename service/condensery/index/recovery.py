@@ -10,7 +10,7 @@ import numpy as np
 
 from condensery.errors import StorageError
 from condensery.index import kinds, passages
-from condensery.index.database import Settings
+from condensery.index.database import IndexSettings
 from condensery.index.vectors import CacheUnusable, VectorCache
 
 # called with an event's name and its fields
@@ -31,7 +31,7 @@ class Restored:
 
 
 def restore(
-    connection: sqlite3.Connection, settings: Settings, path: Path, report: Report
+    connection: sqlite3.Connection, settings: IndexSettings, path: Path, report: Report
 ) -> Restored:
     """Load the cache at ``path`` and bring it up to date, or build it anew if it can't serve.
 
@@ -63,7 +63,7 @@ def restore(
     return Restored(cache, saved=stamp.sequence, unsaved=added + removed)
 
 
-def build(connection: sqlite3.Connection, settings: Settings) -> VectorCache:
+def build(connection: sqlite3.Connection, settings: IndexSettings) -> VectorCache:
     """Fill a new cache with every vector that SQLite holds."""
     _, expected = passages.count(connection)
     cache = VectorCache(settings.kind, settings.metric, settings.dims, settings.given)
@@ -78,7 +78,7 @@ def build(connection: sqlite3.Connection, settings: Settings) -> VectorCache:
     return cache
 
 
-def _train(connection: sqlite3.Connection, settings: Settings, count: int) -> VectorCache:
+def _train(connection: sqlite3.Connection, settings: IndexSettings, count: int) -> VectorCache:
     """Train an empty cache on a sample of the vectors, the same each time."""
     chance = np.random.default_rng(0)
     size = kinds.sample_size(settings.given, count)
@@ -91,7 +91,7 @@ def _train(connection: sqlite3.Connection, settings: Settings, count: int) -> Ve
 
 
 def _catch_up(
-    connection: sqlite3.Connection, settings: Settings, cache: VectorCache
+    connection: sqlite3.Connection, settings: IndexSettings, cache: VectorCache
 ) -> tuple[int, int]:
     """Add what SQLite has more, bury what it has no more; returns how many of each.
 

@@ -14,7 +14,7 @@ from condensery.values import Page, StoredDocument, StoredPassage
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PageQuery:
     """A page of documents, by id.
 
     Attributes:
@@ -54,11 +54,11 @@ def count(connection: sqlite3.Connection, chosen: Filter) -> tuple[int, int]:
     """Count the (documents, passages) that a filter chooses."""
     where, values = fields.compile_filter(chosen)
     statement = f"SELECT count(DISTINCT document), count(*) FROM passages WHERE {where}"
-    documents, found = connection.execute(statement, values).fetchone()
-    return documents, found
+    documents, passage_count = connection.execute(statement, values).fetchone()
+    return documents, passage_count
 
 
-def read_page(connection: sqlite3.Connection, wanted: Wanted, dims: int) -> Page:
+def read_page(connection: sqlite3.Connection, wanted: PageQuery, dims: int) -> Page:
     """Read documents by id, as far as one page goes."""
     where, values = ("1", []) if wanted.chosen is None else _where(wanted.chosen)
     columns = ("id", "row", "text" if wanted.text else "NULL")
@@ -71,16 +71,16 @@ def read_page(connection: sqlite3.Connection, wanted: Wanted, dims: int) -> Page
     )
     # one more, to know whether there is more
     cursor = connection.execute(statement, (wanted.after, *values, wanted.limit + 1))
-    found: list[StoredDocument] = []
+    documents: list[StoredDocument] = []
     size = 0
     for identity, row, text, metadata in cursor:
-        if len(found) == wanted.limit or size > wanted.max_bytes:
-            return Page(tuple(found), next=found[-1].id)
+        if len(documents) == wanted.limit or size > wanted.max_bytes:
+            return Page(tuple(documents), next=documents[-1].id)
         pieces = tuple(_passages(connection, row, dims)) if wanted.vectors else None
         size += len(text or "") + len(metadata or "") + 4 * dims * len(pieces or ())
-        told = None if metadata is None else json.loads(metadata)
-        found.append(StoredDocument(identity, text, told, pieces))
-    return Page(tuple(found), next=None)
+        parsed = None if metadata is None else json.loads(metadata)
+        documents.append(StoredDocument(identity, text, parsed, pieces))
+    return Page(tuple(documents), next=None)
 
 
 def _where(chosen: Filter) -> tuple[str, list[fields.Stored]]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from condensery.durable import sync, whole_folder
+from condensery.atomic_files import atomic_folder, sync_path
 from condensery.errors import (
     InputError,
     LimitReached,
@@ -33,7 +33,7 @@ from condensery.errors import (
 from condensery.index import changes, checks, database, passages
 from condensery.index.database import storage_errors
 from condensery.index.index import DATABASE, Index
-from condensery.upkeep import Snapshot, SnapshotList
+from condensery.values import Snapshot, SnapshotList
 
 FORMAT = 1
 NEWEST = 1 + len(database.MIGRATIONS)  # the format of indexes that this version reads
@@ -95,12 +95,12 @@ class Snapshots:
         with storage_errors(target), self._counted(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with whole_folder(target) as aside:
+                with atomic_folder(target) as aside:
                     index.copy(aside / DATABASE)
                     manifest = _describe(aside / DATABASE, target.name, index.name, created)
                     (aside / MANIFEST).write_text(_write(manifest), encoding="utf-8")
-                sync(self._root)
-                sync(self._root.parent)
+                sync_path(self._root)
+                sync_path(self._root.parent)
             except BaseException:
                 partial, removed = (target.with_name(f"{target.name}{end}") for end in _ASIDE)
                 with contextlib.suppress(OSError):  # what is listed is there whole
@@ -108,29 +108,29 @@ class Snapshots:
                 for made in (partial, removed):
                     shutil.rmtree(made, ignore_errors=True)
                 raise
-        return _told(manifest)
+        return _read_text(manifest)
 
     def of(self, index: str) -> SnapshotList:
         """Return an index's snapshots, the newest first, and why others can't be used.
 
         Only what is quick to see is looked at: the bytes are hashed when they are restored.
         """
-        found: list[Snapshot] = []
+        snapshots: list[Snapshot] = []
         refused: dict[str, str] = {}
         folder = self._root / index
         with storage_errors(folder):
-            ids = [one.name for one in folder.iterdir()] if folder.is_dir() else []
-        for one in sorted(ids):
-            if one.endswith(_ASIDE):  # being made, or removed
+            ids = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        for identity in sorted(ids):
+            if identity.endswith(_ASIDE):  # being made, or removed
                 continue
             try:
-                found.append(self.get(index, one))
+                snapshots.append(self.get(index, identity))
             except (SnapshotDamaged, SnapshotTooNew) as error:
-                refused[one] = error.message
+                refused[identity] = error.message
             except SnapshotNotFound:  # deleted meanwhile
                 continue
-        found.sort(key=lambda one: one.created, reverse=True)
-        return SnapshotList(tuple(found), refused)
+        snapshots.sort(key=lambda snapshot: snapshot.created, reverse=True)
+        return SnapshotList(tuple(snapshots), refused)
 
     def get(self, index: str, snapshot: str) -> Snapshot:
         """Return what a snapshot is.
@@ -142,7 +142,7 @@ class Snapshots:
         """
         folder = self._find(index, snapshot)
         with storage_errors(folder):
-            return _told(_read(folder, index))
+            return _read_text(_read(folder, index))
 
     def exist(self, index: str) -> bool:
         """Tell whether an index has, or had, snapshots."""
@@ -158,7 +158,7 @@ class Snapshots:
             except FileNotFoundError as error:  # another call was quicker
                 raise _not_found(index, snapshot) from error
             try:
-                sync(folder.parent)
+                sync_path(folder.parent)
             finally:
                 shutil.rmtree(removed, ignore_errors=True)
 
@@ -182,13 +182,13 @@ class Snapshots:
                 target.write(block)
         if digest.hexdigest() != manifest.sha256:
             raise _damaged(folder, index, f"{DATABASE} has another hash than it was made with")
-        sync(into / DATABASE)
+        sync_path(into / DATABASE)
 
     @contextlib.contextmanager
     def _counted(self, target: Path) -> Iterator[None]:
         """Count a snapshot while it is made, so that many at once are not too many."""
         with self._counting:
-            there = {one for one in self._root.glob("*/*") if not one.name.endswith(_ASIDE)}
+            there = {path for path in self._root.glob("*/*") if not path.name.endswith(_ASIDE)}
             there |= self._made
             if len(there) >= self._most:
                 raise LimitReached(
@@ -243,20 +243,20 @@ def _describe(file: Path, snapshot: str, index: str, created: float) -> Manifest
 
 
 def _write(manifest: Manifest) -> str:
-    told = manifest.model_dump()
-    return json.dumps({"snapshot": told, "sha256": _hash(told)}, indent=1)
+    content = manifest.model_dump()
+    return json.dumps({"snapshot": content, "sha256": _hash(content)}, indent=1)
 
 
-def _hash(told: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read(folder: Path, index: str) -> Manifest:
     """Read what a snapshot is, and see whether its file is as long as it was."""
     try:
         whole = json.loads((folder / MANIFEST).read_bytes())
-        told = whole["snapshot"]
-        newer = {"its": told["format"] - FORMAT, "its index's": told["index_format"] - NEWEST}
+        content = whole["snapshot"]
+        newer = {"its": content["format"] - FORMAT, "its index's": content["index_format"] - NEWEST}
     except FileNotFoundError as error:
         raise _damaged(folder, index, f"it has no {MANIFEST}") from error
     except (ValueError, TypeError, KeyError) as error:
@@ -269,10 +269,10 @@ def _read(folder: Path, index: str) -> Manifest:
                 field="snapshot",
                 value=folder.name,
             )
-    if whole.get("sha256") != _hash(told):
+    if whole.get("sha256") != _hash(content):
         raise _damaged(folder, index, f"{MANIFEST} has another hash than it was made with")
     try:
-        manifest = Manifest.model_validate(told)
+        manifest = Manifest.model_validate(content)
     except ValidationError as error:
         raise _damaged(folder, index, f"{MANIFEST} is not what it should be") from error
     try:
@@ -300,7 +300,7 @@ def _damaged(folder: Path, index: str, reason: str) -> SnapshotDamaged | Snapsho
     )
 
 
-def _told(manifest: Manifest) -> Snapshot:
+def _read_text(manifest: Manifest) -> Snapshot:
     own = manifest.settings
     return Snapshot(
         id=manifest.id,

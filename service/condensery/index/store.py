@@ -22,18 +22,28 @@ from condensery.errors import (
     Unavailable,
 )
 from condensery.index import checks, generations
-from condensery.index.database import Settings, storage_errors
+from condensery.index.database import IndexSettings, storage_errors
 from condensery.index.filters import Filter
 from condensery.index.folders import Folders
 from condensery.index.index import Index
-from condensery.index.keeping import Keeping
 from condensery.index.kinds import Options, write_options
 from condensery.index.lock import DataDirLock
-from condensery.index.names import Names
-from condensery.index.selecting import Wanted
+from condensery.index.maintenance import IndexMaintenance
+from condensery.index.names import IndexNames
+from condensery.index.selecting import PageQuery
 from condensery.metrics import Metrics
-from condensery.upkeep import Alias, AliasAction, Caps
-from condensery.values import Document, Floats, Hit, IndexInfo, IndexPrompts, Page, Passage
+from condensery.values import (
+    Alias,
+    AliasAction,
+    Document,
+    Floats,
+    Hit,
+    IndexCaps,
+    IndexInfo,
+    IndexPrompts,
+    Page,
+    Passage,
+)
 
 # named here, since within the class `list` is the method
 Hits = list[Hit]
@@ -72,9 +82,9 @@ class IndexStore:
         metrics: Metrics | None = None,
         lock: DataDirLock | None = None,
         cache_every: int = 10_000,
-        caps: Caps | None = None,
+        caps: IndexCaps | None = None,
     ) -> None:
-        self.keeping: Keeping  # snapshots, restores and rebuilds
+        self.keeping: IndexMaintenance  # snapshots, restores and rebuilds
         self._own_lock = DataDirLock(data_dir) if lock is None else None
         self._folders = Folders(data_dir / INDEXES, cache_every)
         self._metrics = metrics
@@ -82,14 +92,14 @@ class IndexStore:
         self.beginning = threading.Lock()  # over what begins or ends a rebuild; before `changing`
         self.changing = threading.RLock()  # over what makes, replaces, drops or closes an index
         self._closed = False
-        self.caps = caps or Caps()
+        self.caps = caps or IndexCaps()
         root = self._folders.root
         try:
             with storage_errors(root):
                 root.mkdir(exist_ok=True)
-                self._names = Names(root / ALIASES, self.caps)
+                self._names = IndexNames(root / ALIASES, self.caps)
                 self._open_all()
-                self.keeping = Keeping(self, data_dir, metrics)
+                self.keeping = IndexMaintenance(self, data_dir, metrics)
         except BaseException:
             self.close()
             raise
@@ -127,7 +137,7 @@ class IndexStore:
         """
         checks.check_new_name(name)
         checks.check_settings(encoder, fingerprint, dims, metric, kind)
-        settings = Settings(
+        settings = IndexSettings(
             *(encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)),
             *((None, None) if prompts is None else (prompts.query, prompts.passage)),
         )
@@ -146,7 +156,7 @@ class IndexStore:
 
     def list(self) -> list[IndexInfo]:
         """Return every index that can be used, by name."""
-        return [one.info for _, one in sorted(self._names.open.copy().items())]
+        return [index.info for _, index in sorted(self._names.open.copy().items())]
 
     @property
     def broken(self) -> dict[str, str]:
@@ -207,26 +217,26 @@ class IndexStore:
         embedded_for: IndexInfo | None = None,
     ) -> None:
         """Write documents with their passages and vectors; see ``Index.upsert``."""
-        found = self.find(name)
-        found.upsert(
+        index = self.find(name)
+        index.upsert(
             documents, passages, vectors, fingerprint=fingerprint, embedded_for=embedded_for
         )
-        self._measure(found)
+        self._measure(index)
 
     def delete(self, name: str, ids: Sequence[str]) -> int:
         """Delete documents by id; returns how many were there. Synced on return."""
-        found = self.find(name)
+        index = self.find(name)
         if not ids:
             raise EmptyInput("ids: the list is empty.", field="ids")
-        gone = found.delete(ids)
-        self._measure(found)
+        gone = index.delete(ids)
+        self._measure(index)
         return gone
 
     def delete_chosen(self, name: str, chosen: Filter) -> int:
         """Delete the documents that a filter chooses; returns how many. Synced on return."""
-        found = self.find(name)
-        gone = found.delete_chosen(chosen)
-        self._measure(found)
+        index = self.find(name)
+        gone = index.delete_chosen(chosen)
+        self._measure(index)
         return gone
 
     def query(
@@ -256,7 +266,7 @@ class IndexStore:
         """Return the (documents, passages) that there are, or that a filter chooses."""
         return self.find(name).count(chosen)
 
-    def read_page(self, name: str, wanted: Wanted) -> Page:
+    def read_page(self, name: str, wanted: PageQuery) -> Page:
         """Return documents by id, as far as one page goes."""
         return self.find(name).read_page(wanted)
 
@@ -285,7 +295,7 @@ class IndexStore:
         self._names.check_free(name)
 
     def serves(self, index: Index) -> bool:
-        """Tell whether it is this very index that is asked by its name."""
+        """Whether this very index has its name."""
         return self._names.open.get(index.name) is index
 
     def folder(self, name: str) -> Path:
@@ -358,8 +368,8 @@ class IndexStore:
             if hasattr(self, "keeping"):  # else opening failed
                 self.keeping.close()
             if hasattr(self, "_names"):
-                for one in self._names.open.values():
-                    one.close()
+                for index in self._names.open.values():
+                    index.close()
                 self._names.open.clear()
         if self._own_lock is not None:
             self._own_lock.release()
@@ -384,14 +394,14 @@ class IndexStore:
         if index is not None and self._metrics is not None:
             self._metrics.index_passages.remove(name, index.settings.encoder)
 
-    def _existing(self, name: str, settings: Settings) -> IndexInfo:
-        found = self.find(name)
-        settings = settings.with_prompts_of(found.settings)
+    def _existing(self, name: str, settings: IndexSettings) -> IndexInfo:
+        index = self.find(name)
+        settings = settings.with_prompts_of(index.settings)
         differ = [
-            f"{one.name} is {getattr(found.settings, one.name)!r}, "
-            f"not {getattr(settings, one.name)!r}"
-            for one in fields(Settings)
-            if getattr(found.settings, one.name) != getattr(settings, one.name)
+            f"{field.name} is {getattr(index.settings, field.name)!r}, "
+            f"not {getattr(settings, field.name)!r}"
+            for field in fields(IndexSettings)
+            if getattr(index.settings, field.name) != getattr(settings, field.name)
         ]
         if differ:
             raise IndexExists(
@@ -399,7 +409,7 @@ class IndexStore:
                 field="index",
                 value=name,
             )
-        return found.info
+        return index.info
 
     def _open_again(self, name: str) -> None:
         """Open an index that was not dropped after all; nobody must wait for a closed one."""

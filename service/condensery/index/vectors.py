@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from condensery.index import kinds, making
+from condensery.index import faiss_factory, kinds
 from condensery.index.kinds import Options
 from condensery.index.passages import Rows, Stamp
 from condensery.values import Floats
@@ -89,7 +89,9 @@ class VectorCache:
         self.dims = dims
         self._options = options or {}
         if index is None:
-            index = faiss.IndexIDMap(making.make_plain(kind, metric, dims, self._options))
+            index = faiss.IndexIDMap(
+                faiss_factory.make_untrained(kind, metric, dims, self._options)
+            )
         self._index = index
         self._dead: set[int] = set()
         self._alive_only: Any = None  # the FAISS selector, made when tombstones come
@@ -105,7 +107,7 @@ class VectorCache:
     ) -> Self:
         """Return an empty IVF-PQ cache for ``rows`` vectors, trained on a sample of them."""
         with _one_thread():
-            index = making.train(metric, dims, options, rows, sample)
+            index = faiss_factory.train(metric, dims, options, rows, sample)
         return cls(kind, metric, dims, options, faiss.IndexIDMap(index))
 
     @property
@@ -199,12 +201,12 @@ class VectorCache:
             return self._look_into_cells(vector, k, allowed)
         # under the ids there are places, which a bitmap can select by
         index = self._index if allowed is None else faiss.downcast_index(self._index.index)
-        scores, found = index.search(vector[None, :], k, params=self._parameters(k, allowed))
-        there = found[0] >= 0
+        scores, ids = index.search(vector[None, :], k, params=self._parameters(k, allowed))
+        there = ids[0] >= 0
         if self.kind == "hnsw" and there.sum() < k:
             # what may not be found can hide the rest from a greedy walk
             return self._score(vector, k, self._living() if allowed is None else allowed)
-        return self._named(found[0][there], scores[0][there], by_place=allowed is not None)
+        return self._named(ids[0][there], scores[0][there], by_place=allowed is not None)
 
     def save(self, path: Path, stamp: Stamp) -> None:
         """Write the cache aside and rename it into place. Not synced: the file may be lost."""
@@ -293,12 +295,12 @@ class VectorCache:
         while True:
             selector = self._alive_only if allowed is None else self._bitmap(allowed)
             how = faiss.SearchParametersIVF(sel=selector, nprobe=probes)
-            scores, found = index.search(vector[None, :], k, params=how)
-            there = found[0] >= 0
+            scores, ids = index.search(vector[None, :], k, params=how)
+            there = ids[0] >= 0
             if there.sum() == k or probes == cells:
                 break
             probes = cells
-        return self._named(found[0][there], scores[0][there], by_place=allowed is not None)
+        return self._named(ids[0][there], scores[0][there], by_place=allowed is not None)
 
     def _bitmap(self, allowed: Rows) -> Any:
         """Return a selector of rows by their places."""
@@ -326,7 +328,7 @@ class VectorCache:
         measure = (
             faiss.fvec_inner_products_by_idx if self.metric == "ip" else faiss.fvec_L2sqr_by_idx
         )
-        pointers = (faiss.swig_ptr(one) for one in (scores, query))
+        pointers = (faiss.swig_ptr(array) for array in (scores, query))
         measure(*pointers, storage.get_xb(), faiss.swig_ptr(places), self.dims, 1, len(rows))
         nearness = scores if self.metric == "ip" else -scores
         worst = np.partition(nearness, len(rows) - k)[len(rows) - k]
@@ -334,9 +336,7 @@ class VectorCache:
         best = among[np.argsort(-nearness[among], kind="stable")][:k]
         return rows[best].tolist(), nearness[best].tolist()
 
-    def _named(
-        self, found: Rows, scores: Floats, *, by_place: bool
-    ) -> tuple[list[int], list[float]]:
+    def _named(self, ids: Rows, scores: Floats, *, by_place: bool) -> tuple[list[int], list[float]]:
         """Return what FAISS found by rows, where it went by their places, and scores as ours."""
-        rows = self.rows()[found] if by_place else found
+        rows = self.rows()[ids] if by_place else ids
         return rows.tolist(), (scores if self.metric == "ip" else -scores).tolist()

@@ -1,4 +1,4 @@
-"""One count and one duration for each request, the same for both doors."""
+"""Count and time every request, alike over REST and gRPC; measure how busy a model is by that."""
 
 import asyncio
 import time
@@ -7,49 +7,49 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from condensery.callers import current
 from condensery.errors import CondenseryError
 from condensery.jobs.services import Services
 from condensery.metrics import Task
+from condensery.request_context import current_request
 
-Protocol = Literal["rest", "grpc"]
+WireProtocol = Literal["rest", "grpc"]
 
 # The label of requests for models that do not serve: their names are the callers', and endless.
-UNKNOWN = "unknown"
+UNKNOWN_MODEL = "unknown"
 
 # How early a loop's timer may end what is late: uvloop's tick in whole milliseconds.
-TIMER_SECONDS = 0.005
+LOOP_TIMER_SECONDS = 0.005
 
 
 @dataclass(slots=True)
-class Request:
-    """A request being counted. The door may name the model once it knows it."""
+class CountedRequest:
+    """A request being counted. The endpoint may name the model once it knows it."""
 
     model: str
 
 
 @contextmanager
-def account(
+def count_request(
     services: Services,
     model: str | None,
     task: Task,
-    protocol: Protocol,
+    protocol: WireProtocol,
     *,
     index: str | None = None,
-) -> Iterator[Request]:
+) -> Iterator[CountedRequest]:
     """Count the block as one request: ``ok``, or the class of the error that leaves it.
 
     Args:
         services: The running parts.
         model: As the request names it; None is the default of the task's kind.
         task: What the request is for.
-        protocol: The door.
+        protocol: REST or gRPC.
         index: The index that it is about, for task ``index``: its encoder is the model.
 
     Yields:
         The request; set ``model`` on it where the block learns another.
     """
-    request = Request(label(services, model, task, index))
+    request = CountedRequest(label_model(services, model, task, index))
     started = time.perf_counter()
     code = "ok"
     try:
@@ -58,8 +58,8 @@ def account(
         code = type(error).__name__
         raise
     except (asyncio.CancelledError, GeneratorExit):
-        call = current()  # a door cancels what is late, too
-        late = call.seconds_left < TIMER_SECONDS
+        call = current_request()  # an endpoint cancels what is late, too
+        late = call.seconds_left < LOOP_TIMER_SECONDS
         code = type(call.expired()).__name__ if late else "Cancelled"
         raise
     except BaseException:
@@ -71,43 +71,75 @@ def account(
         seconds = time.perf_counter() - started
         metrics.request_seconds.labels(request.model, task, protocol).observe(seconds)
         if metrics.tei is not None:
-            metrics.tei.request(task, code, current().spent, seconds)
+            metrics.tei.request(task, code, current_request().spent, seconds)
 
 
 @contextmanager
-def counting_refusals(services: Services, task: Task | None, protocol: Protocol) -> Iterator[None]:
+def count_refusals(services: Services, task: Task | None, protocol: WireProtocol) -> Iterator[None]:
     """Count an error that leaves the block as a request that named no model.
 
-    For what a door refuses before it has read what is asked: no key, no room, no message.
+    For what is refused before the request is read: no key, over a limit, no message.
 
     Args:
         services: The running parts.
         task: What the request was for; None is not counted.
-        protocol: The door.
+        protocol: REST or gRPC.
     """
     try:
         yield
     except CondenseryError as error:
         if task is not None:
             code = type(error).__name__
-            services.metrics.requests.labels(UNKNOWN, task, protocol, code).inc()
+            services.metrics.requests.labels(UNKNOWN_MODEL, task, protocol, code).inc()
             if services.metrics.tei is not None:
-                services.metrics.tei.request(task, code, current().spent, 0.0)
+                services.metrics.tei.request(task, code, current_request().spent, 0.0)
         raise
 
 
-def label(services: Services, model: str | None, task: Task, index: str | None = None) -> str:
+def label_model(services: Services, model: str | None, task: Task, index: str | None = None) -> str:
     """Return the running model's name, or ``unknown``."""
-    pool = services.pool
     try:
         if index is not None:
             model = services.indexes.info(index).encoder
         if task in ("answer", "compress", "compare"):
-            return pool.reader(model).info.name
+            return services.pool.reader(model).info.name
         if task == "rerank":
-            return pool.scorer(model).info.name
+            return services.pool.scorer(model).info.name
         if task == "classify":
-            return pool.classifier(model).info.name
-        return pool.encoder(model).info.name
-    except CondenseryError:  # the job itself will say so
-        return UNKNOWN
+            return services.pool.classifier(model).info.name
+        return services.pool.encoder(model).info.name
+    except CondenseryError:  # the job itself raises it again
+        return UNKNOWN_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What waits for a model now.
+
+    Attributes:
+        waiting: Items in its queue.
+        queue_share: Tokens in it, of those that may be, 0 to 1.
+        inside: Requests that have no reply yet, whatever their model.
+        batch_items: Items of a forward pass, on average since the start; 0 before the first.
+    """
+
+    waiting: int
+    queue_share: float
+    inside: int
+    batch_items: int
+
+
+def measure_workload(services: Services, model: str) -> Workload:
+    """Return how busy a model is."""
+
+    def read(name: str) -> float:
+        return services.metrics.registry.get_sample_value(name, {"model": model}) or 0.0
+
+    passes = read("condensery_batch_items_count")
+    tokens = read("condensery_queue_tokens")
+    return Workload(
+        waiting=round(read("condensery_queue_requests")),
+        queue_share=min(1.0, tokens / services.limits.max_queue_tokens),
+        inside=services.admission.requests,
+        batch_items=round(read("condensery_batch_items_sum") / passes) if passes else 0,
+    )

@@ -1,7 +1,9 @@
-"""Passages that were compressed for a question and are held for answers to it.
+"""Passages that an answer may read, and compressed ones held for later answers.
 
-Memory vectors never leave the server: what a client gets is a handle, and it serves only the caller
-who compressed, that question, and the pair that made the vectors (another could not read them).
+A candidate is a passage with what became of its compression; a retrieved context is all of them
+for one question. A compressed context is held on the server: memory vectors never leave it. What a
+client gets is a handle, and it serves only the caller who compressed, that question, and the pair
+that made the vectors (another could not read them).
 """
 
 import asyncio
@@ -10,52 +12,185 @@ import math
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from condensery.answers import CompressedPassage
 from condensery.errors import (
+    CondenseryError,
     ContextExpired,
     ContextLost,
     ContextMismatch,
     ContextNotFound,
+    DeadlineExceeded,
     InputError,
     Overloaded,
     PayloadTooLarge,
+    Unavailable,
 )
-from condensery.jobs.failures import Failure
-from condensery.metrics import Metrics
-from condensery.values import Document, ModelInfo
+from condensery.metrics import FallbackReason, Metrics
+from condensery.question import CompressedPassage
+from condensery.values import Document, Floats, ModelInfo, Passage
+
+# No fault of the compressor's: raised to the caller, since reading text would not help.
+PASSED_ON = (Overloaded, Unavailable, DeadlineExceeded)
+
+
+@dataclass(frozen=True, slots=True)
+class PassageFailure:
+    """Why a passage could not be compressed.
+
+    Attributes:
+        cause: As the metrics name it.
+        reason: A few words that hold nothing of the caller's.
+        message: What the caller may be shown besides.
+        error: What was raised, where it is still at hand.
+    """
+
+    cause: FallbackReason
+    reason: str
+    message: str = ""
+    error: Exception | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, error: Exception) -> "PassageFailure":
+        """Make a failure of an error.
+
+        Raises:
+            Overloaded, Unavailable, DeadlineExceeded: The error itself, if it is none.
+        """
+        if isinstance(error, PASSED_ON):
+            raise error
+        message = error.message if isinstance(error, CondenseryError) else ""
+        return cls("fault", type(error).__name__, message, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A passage that an answer may read.
+
+    Attributes:
+        place: Among the request's documents, or the passages retrieved.
+        passage: As it was retrieved.
+        score: Its relevance, 0 to 1, if the model scored it; else retrieval's; None without either.
+        compressed: Its vectors; None if it can only be read as text.
+        failure: Why it has none, where it should.
+    """
+
+    place: int
+    passage: Passage
+    score: float | None = None
+    compressed: CompressedPassage | None = None
+    failure: PassageFailure | None = None
+
+    @property
+    def logit(self) -> float | None:
+        """The rerank head's score; None if the passage has none."""
+        return None if self.compressed is None else self.compressed.relevance
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The characters of the passage that are read: of several scored windows, the best."""
+        window = self.compressed
+        if window is not None and window.windows > 1:
+            return window.start, window.end
+        return 0, len(self.passage.text)
+
+    @property
+    def memories(self) -> tuple[Floats, ...]:
+        """Its vectors, a window's each; none if it can only be read as text."""
+        return () if self.compressed is None else self.compressed.memories
+
+    def first(self, windows: int) -> "Candidate":
+        """Return it cut to its first windows, where nothing scores them."""
+        if self.compressed is None:
+            return self
+        return replace(self, compressed=self.compressed.first(windows))
+
+    @property
+    def text(self) -> str:
+        """As far as it is read."""
+        start, end = self.span
+        return self.passage.text[start:end]
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedContext:
+    """What there is to answer from.
+
+    Attributes:
+        candidates: In the order of retrieval; blank passages are left out.
+        read: What the compressor read for this answer.
+        left_out: Places of passages that were not even compressed.
+        vectors: How many a passage may become, the most first.
+        reasons: What the caller would not expect.
+        retrieve_ms: What finding the passages took.
+        compress_ms: What compressing them took.
+        queue_ms: Of that, what they waited for the device.
+        tokenize_ms: And what tokenising them took.
+    """
+
+    candidates: tuple[Candidate, ...]
+    vectors: tuple[int, ...]
+    read: tuple[CompressedPassage, ...] = ()
+    left_out: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+    retrieve_ms: float = 0.0
+    compress_ms: float = 0.0
+    queue_ms: float = 0.0
+    tokenize_ms: float = 0.0
+
+    @property
+    def failed(self) -> tuple[Candidate, ...]:
+        """Those that could not be compressed."""
+        return tuple(candidate for candidate in self.candidates if candidate.failure is not None)
+
+
+def passages_phrase(count: int) -> str:
+    """Return ``1 passage is``, ``2 passages are``."""
+    return f"{count} passage is" if count == 1 else f"{count} passages are"
+
+
+def blank_reasons(blank: Sequence[int]) -> tuple[str, ...]:
+    """Say how many passages are not read because they are blank, if any."""
+    return (f"{passages_phrase(len(blank))} left out, for want of text",) if blank else ()
+
+
+def failure_reasons(failures: Iterable[PassageFailure | None]) -> str:
+    """List why passages could not be compressed, each reason once."""
+    return ", ".join(sorted({failure.reason for failure in failures if failure is not None}))
+
+
+# Contexts held for later answers
 
 LEAST_SECONDS, MOST_SECONDS = 1.0, 3600.0
-MAX_BYTES = 256 * 2**20
+MAX_CONTEXT_BYTES = 256 * 2**20
 SHARES = 4  # a caller holds at most this part of all
-REMEMBERED = 10_000  # expired ones, so that their callers are told so
-TIMER_SECONDS = 0.01
+REMEMBERED = 10_000  # expired ones, so that their callers get ContextExpired
+EXPIRY_TIMER_SECONDS = 0.01
 # Counted for each context and document beside vectors and texts. Python takes less for a context;
 # so much keeps their number in the thousands, and a look at all of them under a millisecond or so.
 CONTEXT_BYTES, DOCUMENT_BYTES = 16_384, 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CompressedContext:
     """Passages that were compressed for a question.
 
     Attributes:
-        pair: Whose vectors they are.
-        fingerprint: The pair's, when it made them.
+        pair: Name of the OSCAR model that made the vectors.
+        fingerprint: The model's, when it made them.
         question: What they were compressed for.
-        documents: As they were given.
+        documents: As they were sent.
         passages: What became of each of them; None is a blank one, which is not read.
         vectors: That a window of a passage became at most.
-        text_bytes: What it takes beside the vectors (``text_bytes``).
+        text_bytes: What it takes beside the vectors (``count_text_bytes``).
     """
 
     pair: str
     fingerprint: str
     question: str
     documents: tuple[Document, ...]
-    passages: tuple[CompressedPassage | Failure | None, ...]
+    passages: tuple[CompressedPassage | PassageFailure | None, ...]
     vectors: int
     text_bytes: int
 
@@ -64,13 +199,13 @@ class Context:
         """About how many bytes it takes."""
         return self.text_bytes + sum(
             memory.nbytes
-            for one in self.passages
-            if isinstance(one, CompressedPassage)
-            for memory in one.memories
+            for passage in self.passages
+            if isinstance(passage, CompressedPassage)
+            for memory in passage.memories
         )
 
     def check(self, info: ModelInfo, question: str) -> None:
-        """Refuse another question, or a pair that can't read these vectors.
+        """Refuse another question, or a model that can't read these vectors.
 
         Raises:
             ContextMismatch: Which of the two it is.
@@ -94,41 +229,42 @@ class Context:
             )
 
 
-def text_bytes(question: str, documents: Sequence[Document]) -> int:
+def count_text_bytes(question: str, documents: Sequence[Document]) -> int:
     """Return about how many bytes a context takes without its vectors."""
     return (
         CONTEXT_BYTES
         + len(question.encode())
         + sum(
-            DOCUMENT_BYTES + len(f"{one.id}{one.text}{dict(one.metadata)}".encode())
-            for one in documents
+            DOCUMENT_BYTES + len(f"{document.id}{document.text}{dict(document.metadata)}".encode())
+            for document in documents
         )
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    context: Context
+class _StoredContext:
+    context: CompressedContext
     caller: str
     size: int
     ends: float
     timer: asyncio.TimerHandle
 
 
-class Contexts:
+class ContextStore:
     """Holds contexts for their time, and no more bytes than it may. For the event loop's thread.
 
-    A live one is never dropped for another: who finds no room is told when there will be some.
+    A live one is never dropped for another: where there is no space, Overloaded says when there
+    will be some.
 
     Args:
         max_bytes: Of all of them; one caller gets a quarter of it.
-        metrics: Where to tell how many there are.
+        metrics: Where to count them.
         clock: Seconds that only go forward.
     """
 
     def __init__(
         self,
-        max_bytes: int = MAX_BYTES,
+        max_bytes: int = MAX_CONTEXT_BYTES,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -136,18 +272,18 @@ class Contexts:
         self._metrics = metrics
         self._clock = clock
         # By the handle's hash: how far a guessed handle agrees with a real one takes no time.
-        self._held: dict[bytes, _Held] = {}
+        self._held: dict[bytes, _StoredContext] = {}
         self._expired: OrderedDict[bytes, str] = OrderedDict()  # and whose it was
-        self._lost: OrderedDict[bytes, tuple[str, str]] = OrderedDict()  # and by which pair
+        self._lost: OrderedDict[bytes, tuple[str, str]] = OrderedDict()  # and by which model
         self._bytes = 0
         self._shares: Counter[str] = Counter()  # bytes by caller
 
     def check_room(self, caller: str, size: int) -> None:
-        """Refuse what has no room, before work on it begins.
+        """Refuse what does not fit, before work on it begins.
 
         Raises:
-            PayloadTooLarge: It never has.
-            Overloaded: There is none until another context's time is over.
+            PayloadTooLarge: It never fits.
+            Overloaded: It does not fit until another context's time is over.
         """
         share = self._max_bytes // SHARES
         if size > share:
@@ -157,13 +293,13 @@ class Contexts:
                 field="documents",
                 value=size,
             )
-        if self._lacks_room(caller, size):
+        if self._exceeds(caller, size):
             self._expire()
-        if self._lacks_room(caller, size):
+        if self._exceeds(caller, size):
             own = self._shares[caller] + size > share
-            # Whoever ends next, though it may free too little: then its caller is told again.
+            # Of the one that ends next, though it may free too little: then the caller waits again.
             ends = min(
-                held.ends for held in self._held.values() if held.caller == caller or not own
+                stored.ends for stored in self._held.values() if stored.caller == caller or not own
             )
             if self._metrics is not None:
                 self._metrics.rejected.labels("context_bytes").inc()
@@ -174,7 +310,7 @@ class Contexts:
                 retry_after_seconds=max(0.1, ends - self._clock()),
             )
 
-    def put(self, caller: str, context: Context, ttl_seconds: float) -> str:
+    def put(self, caller: str, context: CompressedContext, ttl_seconds: float) -> str:
         """Hold a context for ``ttl_seconds``; returns its handle.
 
         Raises:
@@ -183,21 +319,23 @@ class Contexts:
         size = context.size
         self.check_room(caller, size)
         handle = f"ctx_{secrets.token_hex(16)}"
-        key = _key(handle)
+        key = _hash_handle(handle)
         # The clock says whether it is over; the timer only frees memory, and comes a bit late.
-        timer = asyncio.get_running_loop().call_later(ttl_seconds + TIMER_SECONDS, self._end, key)
-        self._held[key] = _Held(context, caller, size, self._clock() + ttl_seconds, timer)
+        timer = asyncio.get_running_loop().call_later(
+            ttl_seconds + EXPIRY_TIMER_SECONDS, self._end, key
+        )
+        self._held[key] = _StoredContext(context, caller, size, self._clock() + ttl_seconds, timer)
         self._bytes += size
         self._shares[caller] += size
-        self._tell()
+        self._count()
         return handle
 
-    def get(self, caller: str, handle: str) -> Context:
+    def get(self, caller: str, handle: str) -> CompressedContext:
         """Return a context of this caller's.
 
         Raises:
             ContextExpired: Its time is over.
-            ContextLost: The pair that made it was unloaded or replaced.
+            ContextLost: The model that made it was unloaded or replaced.
             ContextNotFound: There is none; another caller's is none.
         """
         return self._find(caller, handle)[1].context
@@ -211,47 +349,47 @@ class Contexts:
         self._drop(self._find(caller, handle)[0])
 
     def keep_only(self, serving: Mapping[str, str]) -> None:
-        """Let go of what was made by pairs that serve no more.
+        """Let go of what was made by models that serve no more.
 
         Args:
             serving: Fingerprints of those that do, by name; each reads what it made itself.
         """
         gone = [
             key
-            for key, held in self._held.items()
-            if serving.get(held.context.pair) != held.context.fingerprint
+            for key, stored in self._held.items()
+            if serving.get(stored.context.pair) != stored.context.fingerprint
         ]
         for key in gone:
-            held = self._drop(key)
-            self._lost[key] = held.caller, held.context.pair
+            stored = self._drop(key)
+            self._lost[key] = stored.caller, stored.context.pair
         while len(self._lost) > REMEMBERED:
             self._lost.popitem(last=False)
 
-    def _find(self, caller: str, handle: str) -> tuple[bytes, _Held]:
-        key = _key(handle)
-        held = self._held.get(key)
-        if held is not None and held.ends <= self._clock():
+    def _find(self, caller: str, handle: str) -> tuple[bytes, _StoredContext]:
+        key = _hash_handle(handle)
+        stored = self._held.get(key)
+        if stored is not None and stored.ends <= self._clock():
             self._end(key)
-            held = None
-        if held is not None and held.caller == caller:
-            return key, held
+            stored = None
+        if stored is not None and stored.caller == caller:
+            return key, stored
         if self._expired.get(key) == caller:
             raise ContextExpired(
                 "context: its time is over; compress the documents again.", field="context"
             )
-        owner, pair = self._lost.get(key, ("", ""))
-        if pair and owner == caller:
+        owner, model = self._lost.get(key, ("", ""))
+        if model and owner == caller:
             raise ContextLost(
-                f"context: the pair {pair} that made it was unloaded or replaced since; compress "
+                f"context: the pair {model} that made it was unloaded or replaced since; compress "
                 "the documents again.",
                 field="context",
-                value=pair,
+                value=model,
             )
         raise ContextNotFound("context: there is no such handle.", field="context")
 
     def _expire(self) -> None:
         now = self._clock()
-        for key in [key for key, held in self._held.items() if held.ends <= now]:
+        for key in [key for key, stored in self._held.items() if stored.ends <= now]:
             self._end(key)
 
     def _end(self, key: bytes) -> None:
@@ -260,22 +398,22 @@ class Contexts:
         while len(self._expired) > REMEMBERED:
             self._expired.popitem(last=False)
 
-    def _drop(self, key: bytes) -> _Held:
-        held = self._held.pop(key)
-        held.timer.cancel()
-        self._bytes -= held.size
-        self._shares[held.caller] -= held.size
-        if not self._shares[held.caller]:
-            del self._shares[held.caller]
-        self._tell()
-        return held
+    def _drop(self, key: bytes) -> _StoredContext:
+        stored = self._held.pop(key)
+        stored.timer.cancel()
+        self._bytes -= stored.size
+        self._shares[stored.caller] -= stored.size
+        if not self._shares[stored.caller]:
+            del self._shares[stored.caller]
+        self._count()
+        return stored
 
-    def _lacks_room(self, caller: str, size: int) -> bool:
+    def _exceeds(self, caller: str, size: int) -> bool:
         share = self._max_bytes // SHARES
         over = self._bytes + size > self._max_bytes
         return over or self._shares[caller] + size > share
 
-    def _tell(self) -> None:
+    def _count(self) -> None:
         if self._metrics is not None:
             self._metrics.contexts.set(len(self._held))
             self._metrics.context_bytes.set(self._bytes)
@@ -291,5 +429,5 @@ def check_lifetime(ttl_seconds: float) -> None:
         )
 
 
-def _key(handle: str) -> bytes:
+def _hash_handle(handle: str) -> bytes:
     return hashlib.sha256(handle.encode(errors="replace")).digest()

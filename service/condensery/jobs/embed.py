@@ -1,16 +1,39 @@
-"""Texts to vectors."""
+"""Texts to vectors: one a text or one a token, cosines between texts, and the tokens alone."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
-from condensery.encodings import SCALED, Encoded, Encoding, encode
-from condensery.errors import InputError
-from condensery.jobs.checks import check_count, check_texts
-from condensery.jobs.prompts import choose_prompt
+from condensery.encodings import INT8_ENCODINGS, Encoded, Encoding, encode
+from condensery.errors import InputError, ModelCannot, PayloadTooLarge, shorten
+from condensery.jobs.interfaces import Encoder
 from condensery.jobs.services import Services
-from condensery.values import Embedded, Floats, ModelInfo, Side
+from condensery.jobs.validation import check_count, check_inputs, check_texts, max_chars_of
+from condensery.values import (
+    PROMPT_PURPOSES,
+    Embedded,
+    EmbeddedTokens,
+    Floats,
+    ModelInfo,
+    TextToken,
+    TruncationDirection,
+    prompt_name_for,
+)
+
+INPUT_TYPE_SYNONYMS = {
+    "query": "search_query",
+    "document": "search_document",
+    "passage": "search_document",
+}
+INPUT_TYPES = (*PROMPT_PURPOSES, *INPUT_TYPE_SYNONYMS)
 
 INLINE_NUMBERS = 200_000  # some 2 ms of encoding; more is done in a thread
+MAX_TOKEN_ID = 2**32  # what tokenizers count in
+# Vectors in one reply: 384 numbers each are some 70 MB of JSON.
+MAX_TOKEN_VECTORS = 16_384
+# Of all texts whose tokens are listed at once: a token can be one character, and is an object.
+MAX_TOKENIZED_CHARACTERS = 250_000
 
 
 async def embed(
@@ -22,7 +45,7 @@ async def embed(
     input_type: str | None = None,
     normalize: bool | None = None,
     truncate: bool = True,
-    side: Side = "right",
+    side: TruncationDirection = "right",
     dimensions: int | None = None,
     field: str = "input",
 ) -> Embedded:
@@ -34,13 +57,13 @@ async def embed(
         model: An encoder's name; None takes the default.
         prompt_name: Which of the model's prompts to put before each text; None takes the model's
             own default.
-        input_type: What the texts are for (``prompts.INPUT_TYPES``), in place of a prompt's name.
+        input_type: What the texts are for (``INPUT_TYPES``), in place of a prompt's name.
         normalize: Scale vectors to length 1; None does as the model declares.
         truncate: Cut texts that are too long; if false, refuse them.
         side: Where to cut.
         dimensions: How many of each vector's first numbers to give, of those lengths that the
             model declares; None is all.
-        field: What the door calls ``texts``, for messages.
+        field: What the request calls ``texts``, for messages.
 
     Raises:
         ModelNotFound: No such encoder.
@@ -50,8 +73,7 @@ async def embed(
     """
     encoder = services.pool.encoder(model)
     info = encoder.info
-    check_count(texts, field, services.limits.max_items)
-    check_texts(texts, field, info.max_tokens * services.limits.chars_per_token)
+    check_inputs(services.limits, info, texts, field)
     check_dimensions(info, dimensions)
     return await encoder.embed(
         texts,
@@ -80,18 +102,20 @@ def check_dimensions(info: ModelInfo, dimensions: int | None) -> None:
         )
 
 
-async def encoded(found: Embedded, encoding: Encoding, *, field: str = "embed_dtype") -> Encoded:
+async def encode_vectors(
+    embedded: Embedded, encoding: Encoding, *, field: str = "embed_dtype"
+) -> Encoded:
     """Return the vectors in an encoding, (texts, numbers).
 
     Args:
-        found: The vectors.
+        embedded: The vectors.
         encoding: Which.
         field: What the request calls it, for messages.
 
     Raises:
         InputError: int8 or uint8 of vectors that were not scaled to length 1.
     """
-    vectors: Floats = found.vectors
+    vectors: Floats = embedded.vectors
     if vectors.size <= INLINE_NUMBERS:
         return encode(vectors, encoding, field=field)
     return await asyncio.to_thread(encode, vectors, encoding, field=field)
@@ -103,9 +127,226 @@ def check_scaled(normalize: bool | None, encoding: Encoding, *, field: str = "em
     Raises:
         InputError: Names the encoding.
     """
-    if normalize is False and encoding in SCALED:
+    if normalize is False and encoding in INT8_ENCODINGS:
         raise InputError(
             f"{field}: {encoding} is for vectors of length 1, and normalize is false.",
             field=field,
             value=encoding,
         )
+
+
+def choose_prompt(encoder: Encoder, name: str | None, input_type: str | None) -> str:
+    """Return the text to put before each input.
+
+    Args:
+        encoder: The model.
+        name: Of one of its prompts; None takes its default, if it has one.
+        input_type: One of ``INPUT_TYPES``, in place of a name.
+
+    Raises:
+        InputError: The model has no such prompt, there is no such input type, or both are given.
+    """
+    if input_type is None:
+        return find_prompt(encoder, name)
+    if name is not None:
+        raise InputError("prompt_name: give it or input_type; got both.", field="prompt_name")
+    if input_type not in INPUT_TYPES:
+        raise InputError(
+            f"input_type: {shorten(input_type)} is not one of {', '.join(INPUT_TYPES)}.",
+            field="input_type",
+            value=input_type,
+        )
+    return find_prompt(
+        encoder, prompt_name_for(encoder, INPUT_TYPE_SYNONYMS.get(input_type, input_type))
+    )
+
+
+def find_prompt(encoder: Encoder, name: str | None) -> str:
+    """Return the text of the encoder's prompt ``name``; None is its default, "" if it has none.
+
+    Raises:
+        InputError: The model has no such prompt.
+    """
+    name = encoder.default_prompt if name is None else name
+    if name is None:
+        return ""
+    prompt = encoder.prompts.get(name)
+    if prompt is None:
+        names = ", ".join(sorted(encoder.prompts)) or "none"
+        raise InputError(
+            f"prompt_name: {encoder.info.name} has no prompt {shorten(name)}; it has: {names}.",
+            field="prompt_name",
+            value=name,
+        )
+    return prompt
+
+
+async def embed_tokens(
+    services: Services,
+    texts: Sequence[str],
+    *,
+    model: str | None = None,
+    prompt_name: str | None = None,
+    truncate: bool = True,
+    side: TruncationDirection = "right",
+    field: str = "inputs",
+) -> EmbeddedTokens:
+    """Return the vector of every token of each text, special ones included, not scaled.
+
+    Arguments and errors are those of ``embed``; there may be only so many texts as have no more
+    than ``MAX_TOKEN_VECTORS`` tokens if they are as long as the model reads.
+    """
+    encoder = services.pool.encoder(model)
+    max_texts = max(1, MAX_TOKEN_VECTORS // encoder.info.max_tokens)
+    limits = services.limits
+    check_inputs(limits, encoder.info, texts, field, min(max_texts, limits.max_items))
+    return await encoder.embed_tokens(
+        texts,
+        prompt=find_prompt(encoder, prompt_name),
+        truncate=truncate,
+        side=side,
+        field=field,
+    )
+
+
+async def tokenize(
+    services: Services,
+    texts: Sequence[str],
+    *,
+    model: str | None = None,
+    prompt_name: str | None = None,
+    special: bool = True,
+    field: str = "inputs",
+) -> list[list[TextToken]]:
+    """Return the tokens of each text, with the prompt before it; nothing is cut.
+
+    Args:
+        services: The running parts.
+        texts: One or many.
+        model: An encoder's name; None takes the default.
+        prompt_name: Which of the model's prompts to put before each text.
+        special: With the special tokens.
+        field: What the request calls ``texts``, for messages.
+
+    Raises:
+        ModelNotFound: No such encoder.
+        InputError: As the message says; PayloadTooLarge among them.
+    """
+    encoder = services.pool.encoder(model)
+    check_inputs(services.limits, encoder.info, texts, field)
+    prompt = find_prompt(encoder, prompt_name)
+    characters = sum(map(len, texts))
+    if characters > MAX_TOKENIZED_CHARACTERS:
+        raise PayloadTooLarge(
+            f"{field}: {characters} characters, over the limit of {MAX_TOKENIZED_CHARACTERS} "
+            "in all.",
+            field=field,
+            value=characters,
+        )
+
+    return await asyncio.to_thread(
+        lambda: [encoder.pieces(prompt + text, special=special, field=field) for text in texts]
+    )
+
+
+async def decode_tokens(
+    services: Services,
+    ids: Sequence[Sequence[int]],
+    *,
+    model: str | None = None,
+    skip_special: bool = True,
+) -> list[str]:
+    """Return the text of each list of tokens.
+
+    Args:
+        services: The running parts.
+        ids: Of tokens.
+        model: An encoder's name; None takes the default.
+        skip_special: Without the special tokens.
+
+    Raises:
+        ModelNotFound: No such encoder.
+        InputError: An id is out of the range of tokens.
+    """
+    encoder = services.pool.encoder(model)
+    check_count(ids, "ids", services.limits.max_items)
+    for place, row in enumerate(ids):
+        for number in row:
+            if not 0 <= number < MAX_TOKEN_ID:
+                raise InputError(
+                    f"ids[{place}]: {number} is the number of no token.",
+                    field=f"ids[{place}]",
+                    value=number,
+                )
+    return await asyncio.to_thread(
+        lambda: [encoder.decode(row, skip_special=skip_special) for row in ids]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TextSimilarities:
+    """``cosines[i]`` (sentences,) is between the source and sentence ``i``."""
+
+    model: str
+    fingerprint: str
+    cosines: Floats
+    tokens: int
+    truncated: tuple[int, ...] = ()
+
+
+async def compare_texts(
+    services: Services,
+    source: str,
+    sentences: Sequence[str],
+    *,
+    model: str | None = None,
+    prompt_name: str | None = None,
+    truncate: bool = True,
+    side: TruncationDirection = "right",
+) -> TextSimilarities:
+    """Return the cosine between a text and each of others, by the default encoder's vectors.
+
+    Args:
+        services: The running parts.
+        source: The text.
+        sentences: The others.
+        model: An encoder's name.
+        prompt_name: Which of the model's prompts to put before each text.
+        truncate: Cut texts that are too long; if false, refuse them.
+        side: Where to cut.
+
+    Raises:
+        As ``embed``; a text is named as ``inputs.source_sentence`` or ``inputs.sentences[i]``.
+    """
+    limits, info = services.limits, services.pool.encoder(model).info
+    check_inputs(limits, info, sentences, "inputs.sentences", limits.max_items - 1)
+    check_texts([source], "inputs.source_sentence", max_chars_of(limits, info))
+    embedded = await embed(
+        services,
+        [*sentences, source],  # the source last, so that places are those of the sentences
+        model=model,
+        prompt_name=prompt_name,
+        normalize=True,
+        truncate=truncate,
+        side=side,
+        field="inputs.sentences",
+    )
+    cosines: Floats = embedded.vectors[:-1] @ embedded.vectors[-1]
+    return TextSimilarities(
+        embedded.model, embedded.fingerprint, cosines, embedded.tokens, embedded.truncated
+    )
+
+
+async def embed_sparse(services: Services, text: str, *, model: str | None = None) -> NoReturn:
+    """Refuse a text's sparse vector: no kind of model here gives weights by token.
+
+    Raises:
+        ModelNotFound: No such model.
+        ModelCannot: It gives none.
+    """
+    name = services.pool.encoder(model).info.name
+    raise ModelCannot(
+        f"model {name!r} gives dense vectors only; no model here gives sparse ones.",
+        field="model",
+        value=name,
+    )

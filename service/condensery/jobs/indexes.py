@@ -1,26 +1,87 @@
-"""Indexes: make, fill and empty them."""
+"""Create, fill, read and empty indexes, with the encoder and prompts that each was made with.
+
+A job on an index is done again where another index takes its place meanwhile (``retry_on_swap``).
+"""
 
 import asyncio
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from condensery.errors import InputError, shorten
+import numpy as np
+
+from condensery.errors import (
+    EncoderMismatch,
+    IndexClosed,
+    IndexNotFound,
+    InputError,
+    ModelNotFound,
+    shorten,
+)
 from condensery.index.filters import read_filter
 from condensery.index.kinds import KINDS
-from condensery.index.selecting import Wanted
+from condensery.index.selecting import PageQuery
 from condensery.index.splitting import split
-from condensery.jobs.checks import check_choice, check_count, check_range, check_text
-from condensery.jobs.index_ports import JsonObject
-from condensery.jobs.index_vectors import check_vectors, describe, encoder_of, prompts_of
-from condensery.jobs.ports import Encoder
-from condensery.jobs.services import Limits, Services
-from condensery.jobs.swapping import across_swaps
-from condensery.prompts import index_prompts
-from condensery.values import Document, Floats, IndexInfo, Page, Passage, Upserted
+from condensery.jobs.interfaces import Encoder, JsonObject
+from condensery.jobs.services import RequestLimits, Services
+from condensery.jobs.validation import check_choice, check_count, check_range, check_text
+from condensery.values import (
+    Document,
+    Floats,
+    IndexInfo,
+    IndexPrompts,
+    Page,
+    Passage,
+    RebuildPlan,
+    Upserted,
+    make_index_prompts,
+    make_older_index_prompts,
+)
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # A passage's id is its document's, "#" and its number: kept under the index's limit of 512.
 MAX_DOCUMENT_ID_CHARS = 500
-METRICS = ("ip", "l2")
+INDEX_METRICS = ("ip", "l2")
 PAGE_DOCUMENTS = 100
+
+SWAP_WAIT_SECONDS = 0.005
+# What a text is embedded for, of an index's description.
+EMBEDDING_FIELDS = ("name", "fingerprint", "prompts")
+
+IndexJob = Callable[Concatenate[Services, str, P], Coroutine[Any, Any, T]]
+
+
+def retry_on_swap(job: IndexJob[P, T]) -> IndexJob[P, T]:
+    """Do a job again where its index was replaced under it: by an alias, a restore, a rebuild.
+
+    By the time that it is searched or written, an index may have another encoder or other prompts
+    than a text was embedded for, or be gone; the caller named neither. A job that failed for that
+    has done nothing yet.
+    """
+
+    @functools.wraps(job)
+    async def steady(services: Services, name: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            before = services.indexes.info(name)
+            try:
+                return await job(services, name, *args, **kwargs)
+            except IndexClosed:
+                services.indexes.info(name)  # raises if it was dropped
+                await asyncio.sleep(SWAP_WAIT_SECONDS)  # closed, and not yet replaced
+            except (EncoderMismatch, IndexNotFound):
+                after = services.indexes.info(name)
+                if all(
+                    getattr(after, field) == getattr(before, field) for field in EMBEDDING_FIELDS
+                ):
+                    raise
+
+    return steady
 
 
 async def create_index(
@@ -50,55 +111,52 @@ async def create_index(
         IndexExists: The name is taken, with other settings.
         LimitReached: There are as many as there may be.
     """
-    check_choice(metric, "metric", METRICS)
-    check_choice(kind, "kind", KINDS)
-    running = services.pool.encoder(encoder)
+    check_index_settings(metric, kind)
+    running, own_dims = find_embedder(services, encoder)
     info = running.info
-    if info.dims is None:
-        raise InputError(f"encoder: {info.name} gives no vectors.", field="encoder", value=encoder)
-    if dims is not None and dims != info.dims:
+    if dims is not None and dims != own_dims:
         raise InputError(
-            f"dims: {dims}, but {info.name} gives vectors of {info.dims} dimensions.",
+            f"dims: {dims}, but {info.name} gives vectors of {own_dims} dimensions.",
             field="dims",
             value=dims,
         )
-    made = await asyncio.to_thread(
+    created = await asyncio.to_thread(
         services.indexes.create,
         name,
         encoder=info.name,
         fingerprint=info.fingerprint,
-        dims=info.dims,
+        dims=own_dims,
         metric=metric,
         kind=kind,
         options=options,
-        prompts=index_prompts(running),
+        prompts=make_index_prompts(running),
     )
-    return describe(services, made)
+    return describe_index(services, created)
 
 
 async def list_indexes(services: Services) -> list[IndexInfo]:
     """List every index."""
-    return [describe(services, one) for one in services.indexes.list()]
+    return [describe_index(services, info) for info in services.indexes.list()]
 
 
-async def index_info(services: Services, name: str) -> IndexInfo:
+async def get_index(services: Services, name: str) -> IndexInfo:
     """Return what the index is and holds."""
-    return describe(services, services.indexes.info(name))
+    return describe_index(services, services.indexes.info(name))
 
 
 async def drop_index(services: Services, name: str) -> None:
     """Delete the index with all it holds; IndexAliased if an alias points at it."""
-    await services.rebuilds.whole(_drop(services, name))
+    await services.rebuilds.run_to_end(_drop_index(services, name))
 
 
-async def _drop(services: Services, name: str) -> None:
+async def _drop_index(services: Services, name: str) -> None:
     async with services.rebuilds.beginning:  # of the next index of this name, too
         await asyncio.to_thread(services.indexes.drop, name)
         await services.rebuilds.stop(name)
 
 
-@across_swaps
-async def upsert(
+@retry_on_swap
+async def upsert_documents(
     services: Services,
     name: str,
     documents: Sequence[Document],
@@ -127,29 +185,32 @@ async def upsert(
         _check_document(document, f"documents[{place}]", services.limits)
     tokens, embedded_for = 0, None
     if vectors is None:
-        encoder = encoder_of(services, info)
+        encoder = find_index_encoder(services, info)
         passages = await asyncio.to_thread(split_documents, encoder, documents, services.limits)
         embedded = await encoder.embed(
-            [passage.text for passage in passages], prompt=prompts_of(encoder, info).passage
+            [passage.text for passage in passages], prompt=find_index_prompts(encoder, info).passage
         )
         vectors, tokens, fingerprint = embedded.vectors, embedded.tokens, embedded.fingerprint
         embedded_for = info
     else:
         fingerprint = check_vectors(info, vectors, fingerprint, "documents")
-        passages = [_whole(document) for document in documents]
-    await services.rebuilds.passing(info.name)
+        passages = [make_passage(document, f"{document.id}#0") for document in documents]
+    await services.rebuilds.wait_for_last_steps(info.name)
     with services.metrics.stage(info.encoder, "index"):
         await asyncio.to_thread(
             services.indexes.upsert,
-            *(name, documents, passages, vectors),
+            name,
+            documents,
+            passages,
+            vectors,
             fingerprint=fingerprint,
             embedded_for=embedded_for,
         )
     return Upserted(documents=len(documents), passages=len(passages), tokens=tokens)
 
 
-@across_swaps
-async def delete(
+@retry_on_swap
+async def delete_documents(
     services: Services,
     name: str,
     ids: Sequence[str] | None = None,
@@ -170,37 +231,35 @@ async def delete(
         StorageFull, StorageReadOnly: The disk refused; nothing is deleted.
     """
     info = services.indexes.info(name)
-    await services.rebuilds.passing(info.name)
     if (ids is None) == (filter is None):
         got = "neither" if ids is None else "both"
         raise InputError(f"ids: give `ids` or `filter`, one of them; got {got}.", field="ids")
     if ids is not None:
         check_count(ids, "ids", services.limits.max_items)
-        await services.rebuilds.passing(info.name)
-        with services.metrics.stage(info.encoder, "index"):
-            return await asyncio.to_thread(services.indexes.delete, name, ids)
-    chosen = read_filter(filter)
-    if chosen is None or not any(True for _ in chosen.leaves):
+        delete = functools.partial(services.indexes.delete, name, ids)
+    elif (chosen := read_filter(filter)) is not None and any(True for _ in chosen.leaves):
+        delete = functools.partial(services.indexes.delete_chosen, name, chosen)
+    else:
         raise InputError(
             "filter: it holds no condition, and so would delete every document; to do that, drop "
             "the index.",
             field="filter",
             value=filter,
         )
-    await services.rebuilds.passing(info.name)
+    await services.rebuilds.wait_for_last_steps(info.name)
     with services.metrics.stage(info.encoder, "index"):
-        return await asyncio.to_thread(services.indexes.delete_chosen, name, chosen)
+        return await asyncio.to_thread(delete)
 
 
-@across_swaps
-async def get(services: Services, name: str, ids: Sequence[str]) -> list[Document]:
-    """Return the documents found, in the order asked."""
+@retry_on_swap
+async def get_documents(services: Services, name: str, ids: Sequence[str]) -> list[Document]:
+    """Return the documents of these ids that exist, in the order of the ids."""
     check_count(ids, "ids", services.limits.max_items)
     return await asyncio.to_thread(services.indexes.get, name, ids)
 
 
-@across_swaps
-async def count(
+@retry_on_swap
+async def count_documents(
     services: Services, name: str, *, filter: JsonObject | None = None
 ) -> tuple[int, int]:
     """Return the (documents, passages) that there are, or that a filter chooses.
@@ -212,8 +271,8 @@ async def count(
     return await asyncio.to_thread(services.indexes.count, name, read_filter(filter))
 
 
-@across_swaps
-async def scroll(
+@retry_on_swap
+async def scroll_documents(
     services: Services,
     name: str,
     *,
@@ -226,7 +285,7 @@ async def scroll(
 ) -> Page:
     """Return documents by id, page by page.
 
-    A document that is there all the while is on exactly one page, whatever is written or deleted
+    A document that exists all the while is on exactly one page, whatever is written or deleted
     between them, and whether or not it is itself replaced.
 
     Args:
@@ -249,7 +308,7 @@ async def scroll(
         limit = min(PAGE_DOCUMENTS, services.limits.max_items)
     check_range(limit, "limit", 1, services.limits.max_items)
     check_text(after or "", "after", MAX_DOCUMENT_ID_CHARS)
-    wanted = Wanted(
+    page_query = PageQuery(
         chosen=read_filter(filter),
         after=after or "",
         limit=limit,
@@ -258,11 +317,135 @@ async def scroll(
         metadata=with_metadata,
         vectors=with_vectors,
     )
-    return await asyncio.to_thread(services.indexes.read_page, name, wanted)
+    return await asyncio.to_thread(services.indexes.read_page, name, page_query)
+
+
+def check_index_settings(metric: str, kind: str) -> None:
+    """Refuse a metric or a kind that indexes can't have."""
+    check_choice(metric, "metric", INDEX_METRICS)
+    check_choice(kind, "kind", KINDS)
+
+
+def find_embedder(services: Services, name: str | None) -> tuple[Encoder, int]:
+    """Return an encoder and its dimensions; ModelNotFound, or InputError if it gives no vectors."""
+    encoder = services.pool.encoder(name)
+    info = encoder.info
+    if info.dims is None:
+        raise InputError(f"encoder: {info.name} gives no vectors.", field="encoder", value=name)
+    return encoder, info.dims
+
+
+def find_index_encoder(services: Services, index: IndexInfo) -> Encoder:
+    """Return the running encoder that made the index's vectors.
+
+    Raises:
+        EncoderMismatch: It does not run, or has changed since.
+    """
+    try:
+        encoder = services.pool.encoder(index.encoder)
+    except ModelNotFound as error:
+        raise EncoderMismatch(
+            f"Index {index.name!r} was made by encoder {index.encoder!r} "
+            f"({index.fingerprint}), which does not run here.",
+            field="index",
+            value=index.name,
+        ) from error
+    if encoder.info.fingerprint != index.fingerprint:
+        raise EncoderMismatch(
+            f"Index {index.name!r} was made by encoder {index.encoder!r} with fingerprint "
+            f"{index.fingerprint}; the one that runs has {encoder.info.fingerprint}.",
+            field="index",
+            value=index.name,
+        )
+    return encoder
+
+
+def find_index_prompts(encoder: Encoder, index: IndexInfo | RebuildPlan) -> IndexPrompts:
+    """Return the prompts of an index: of its passages, and of queries.
+
+    Args:
+        encoder: The index's, as ``find_index_encoder`` returns it.
+        index: An index, or what is being made of one.
+    """
+    return make_older_index_prompts(encoder) if index.prompts is None else index.prompts
+
+
+def describe_index(services: Services, index: IndexInfo) -> IndexInfo:
+    """Return an index's description with its prompts, as far as its encoder runs."""
+    try:
+        encoder = find_index_encoder(services, index)
+    except EncoderMismatch:
+        return index
+    own = find_index_prompts(encoder, index)
+    return replace(index, prompts=own, prompts_outdated=own != make_index_prompts(encoder))
+
+
+def log_outdated_prompts(
+    services: Services, *, encoder: str | None = None, index: str | None = None
+) -> None:
+    """Log which indexes were embedded without prompts that their encoder has.
+
+    Args:
+        services: The running parts.
+        encoder: Only the indexes of this one; None is of all.
+        index: Only this one.
+    """
+    for info in services.indexes.list():
+        chosen = encoder in (None, info.encoder) and index in (None, info.name)
+        if chosen and describe_index(services, info).prompts_outdated:
+            _log.warning(
+                "index_prompts_outdated",
+                extra={
+                    "index": info.name,
+                    "model": info.encoder,
+                    "reason": "an older version made it without all of its encoder's prompts, and "
+                    "it is searched and written without them; a rebuild takes them",
+                },
+            )
+
+
+def check_vectors(
+    info: IndexInfo,
+    vectors: Floats,
+    fingerprint: str | None,
+    field: Literal["documents", "vector"],
+) -> str:
+    """Check vectors that a caller made, (count, dims); returns their fingerprint."""
+    if fingerprint is None:
+        raise InputError(
+            f"fingerprint: needed beside vectors, since index {info.name!r} takes those of encoder "
+            f"{info.encoder!r} only, whose fingerprint is {info.fingerprint}.",
+            field="fingerprint",
+        )
+    if fingerprint != info.fingerprint:
+        raise EncoderMismatch(
+            f"Index {info.name!r} holds vectors of encoder {info.encoder!r} with fingerprint "
+            f"{info.fingerprint}, not {shorten(fingerprint)}.",
+            field="fingerprint",
+            value=fingerprint,
+        )
+    rows = range(len(vectors))
+    names = ["vector"] if field == "vector" else [f"documents[{row}].vector" for row in rows]
+    if vectors.ndim != 2 or vectors.shape[1] != info.dims:
+        got = vectors.shape[-1]
+        raise InputError(
+            f"{names[0]}: {got} numbers, but index {info.name!r} has {info.dims} dimensions.",
+            field=names[0],
+            value=got,
+        )
+    finite = np.isfinite(vectors)
+    if not finite.all():
+        row, column = (int(place) for place in np.argwhere(~finite)[0])
+        raise InputError(
+            f"{names[row]}[{column}]: {vectors[row, column]} is not a finite number.",
+            field=f"{names[row]}[{column}]",
+            value=float(vectors[row, column]),
+        )
+    return fingerprint
 
 
 def split_documents(
-    encoder: Encoder, documents: Sequence[Document], limits: Limits
+    encoder: Encoder, documents: Sequence[Document], limits: RequestLimits
 ) -> list[Passage]:
     """Cut each document into passages that fit the encoder, at the ends of sentences."""
     # Two special tokens stand around a passage; a prompt may stand before it and is cut for.
@@ -285,12 +468,13 @@ def split_documents(
     return passages
 
 
-def _whole(document: Document) -> Passage:
+def make_passage(document: Document, identity: str) -> Passage:
+    """Return a whole document as a passage."""
     text = document.text
-    return Passage(f"{document.id}#0", document.id, text, 0, len(text), document.metadata)
+    return Passage(identity, document.id, text, 0, len(text), document.metadata)
 
 
-def _check_document(document: Document, field: str, limits: Limits) -> None:
+def _check_document(document: Document, field: str, limits: RequestLimits) -> None:
     if not 1 <= len(document.id) <= MAX_DOCUMENT_ID_CHARS:
         raise InputError(
             f"{field}.id: {shorten(document.id)} is not an id of 1 to {MAX_DOCUMENT_ID_CHARS} "

@@ -1,43 +1,158 @@
-"""Models that come and go, and their aliases: what speaks against it, and what it leads to."""
+"""Models: what serves, what each can do, how good it was measured to be; load and unload them.
 
+Reports, cards and plots raise ModelNotFound where no such model runs, ReportNotFound where it was
+never measured or the part is not there, and CorruptModel where a file is not the one published.
+"""
+
+import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from condensery.errors import ModelInUse
-from condensery.jobs.index_vectors import report_prompts
+from condensery.errors import ModelInUse, ModelNotFound, Unavailable
+from condensery.jobs.indexes import log_outdated_prompts
 from condensery.jobs.services import Services
-from condensery.values import ModelInfo, ModelLoad, ModelUnload, ModelVersion
+from condensery.values import (
+    ModelInfo,
+    ModelKind,
+    ModelLoad,
+    ModelReport,
+    ModelUnload,
+    ModelVersion,
+)
+
+TASK_KINDS: dict[str, tuple[ModelKind, ...]] = {
+    "embed": ("encoder",),
+    "rerank": ("oscar-pair", "reranker"),
+    "predict": ("classifier", "reranker"),
+    "answer": ("oscar-pair",),
+}
+TOKENIZATION_WORKERS = 2
 
 
-def follow(services: Services) -> None:
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A model and what one request to it may ask for.
+
+    Attributes:
+        model: What runs.
+        max_concurrent_requests: At once, whatever their model.
+        max_batch_tokens: Of one request's texts together.
+        max_client_batch_size: Texts of one request.
+        tokenization_workers: Threads that tokenise.
+    """
+
+    model: ModelInfo
+    max_concurrent_requests: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    tokenization_workers: int = TOKENIZATION_WORKERS
+
+
+def list_capabilities(services: Services) -> dict[str, list[ModelInfo]]:
+    """Return which models can do what, by the task's name in TEI's ``/info``."""
+    models = services.pool.models()
+    return {
+        task: [info for info in models if info.kind in kinds] for task, kinds in TASK_KINDS.items()
+    }
+
+
+def describe_model(services: Services, name: str | None = None) -> ModelDescription:
+    """Describe a model; None is the default one: an encoder, else a pair, else what there is.
+
+    Raises:
+        ModelNotFound: No such model serves.
+        Unavailable: None does.
+    """
+    model = _default_model(services) if name is None else _find_model(services, name)
+    max_items = services.limits.max_items
+    return ModelDescription(
+        model=model,
+        max_concurrent_requests=services.admission.max_requests,
+        max_batch_tokens=model.max_tokens * max_items,
+        max_client_batch_size=max_items,
+    )
+
+
+def is_classifier(services: Services, name: object) -> bool:
+    """Tell whether a model, or (None) the default one, is there for labels rather than vectors."""
+    try:
+        return (name is None or isinstance(name, str)) and (
+            describe_model(services, name).model.kind in TASK_KINDS["predict"]
+        )
+    except (ModelNotFound, Unavailable):
+        return False
+
+
+def _default_model(services: Services) -> ModelInfo:
+    models = list_capabilities(services)
+    info = next(iter([*models["embed"], *models["answer"], *models["predict"]]), None)
+    if info is None:
+        raise Unavailable("No model serves; /v1/models would be empty.")
+    return info
+
+
+def _find_model(services: Services, name: str) -> ModelInfo:
+    pool = services.pool
+    errors: list[ModelNotFound] = []
+    for find in (pool.encoder, pool.reader, pool.classifier):
+        try:
+            return find(name).info
+        except ModelNotFound as error:
+            errors.append(error)
+    raise errors[0]
+
+
+# Reports
+
+
+async def read_model_report(services: Services, model: str) -> ModelReport:
+    """Return what a model was measured at."""
+    return await asyncio.to_thread(services.pool.measured(model).report)
+
+
+async def read_model_card(services: Services, model: str) -> str:
+    """Return a model's card, Markdown."""
+    return await asyncio.to_thread(services.pool.measured(model).card)
+
+
+async def read_model_plot(services: Services, model: str, plot: str) -> bytes:
+    """Return a plot of a model's report, PNG."""
+    return await asyncio.to_thread(services.pool.measured(model).plot, plot)
+
+
+# Loading, unloading and aliases
+
+
+def watch_models(services: Services) -> None:
     """Let readiness and held contexts follow the models that serve, from now on."""
 
-    def told() -> None:
+    def follow() -> None:
         missing = services.pool.missing()
-        lacks = None if missing is None else f"the default model {missing} is not loaded"
-        services.health.lack(lacks)
+        services.health.set_missing(
+            None if missing is None else f"the default model {missing} is not loaded"
+        )
         infos = services.pool.models()
         services.contexts.keep_only({info.name: info.fingerprint for info in infos})
 
-    services.pool.watch(told)
+    services.pool.watch(follow)
 
 
 def list_models(services: Services) -> list[ModelInfo]:
     """List what serves, defaults first, then the aliases of what does; pairs with their traits."""
     pool = services.pool
-    found = []
+    infos = []
     for info in pool.models():
         pair = pool.reader(info.name).traits if info.kind == "oscar-pair" else None
-        found.append(replace(info, pair=pair))
-    by_name = {info.name: info for info in found}
+        infos.append(replace(info, pair=pair))
+    by_name = {info.name: info for info in infos}
     for alias in pool.aliases.targets:
         target = by_name.get(pool.aliases.resolve(alias))
         if target is not None:
-            found.append(replace(target, name=alias, alias_of=target.name))
-    return found
+            infos.append(replace(target, name=alias, alias_of=target.name))
+    return infos
 
 
-def serves(services: Services, name: str) -> bool | None:
+def is_serving(services: Services, name: str) -> bool | None:
     """Say whether a model, or what an alias leads to, serves; None if there is none of the name."""
     pool = services.pool
     target = pool.aliases.resolve(name)
@@ -72,12 +187,12 @@ async def load_model(
         ModelNotFound: There is no such model or version in the store.
         ModelCannot: It is no model that serves, or of another kind than what serves.
         ModelAliasTaken: Its name is an alias.
-        ModelNotLoaded: It is broken, or fails when it is tried, or there is no room for it.
+        ModelNotLoaded: It is broken, or fails when it is tried, or there is no memory for it.
     """
     loaded = await services.pool.changing.load(name, version, again=again)
     fingerprint = loaded.info.fingerprint
-    report_prompts(services, encoder=name)
-    return replace(loaded, stranded_indexes=_stranded(services, name, fingerprint))
+    log_outdated_prompts(services, encoder=name)
+    return replace(loaded, stranded_indexes=_stranded_indexes(services, name, fingerprint))
 
 
 async def unload_model(services: Services, name: str, *, force: bool = False) -> ModelUnload:
@@ -95,11 +210,13 @@ async def unload_model(services: Services, name: str, *, force: bool = False) ->
         ModelInUse: An alias leads to it; or, without ``force``, it is a default, an index's or a
             rebuild's.
     """
-    unloaded = await services.pool.changing.unload(name, _objections(services, name, force))
-    return replace(unloaded, stranded_indexes=_stranded(services, name, None))
+    unloaded = await services.pool.changing.unload(name, _unload_check(services, name, force))
+    return replace(unloaded, stranded_indexes=_stranded_indexes(services, name, None))
 
 
-async def set_aliases(services: Services, changes: Mapping[str, str | None]) -> Mapping[str, str]:
+async def set_model_aliases(
+    services: Services, changes: Mapping[str, str | None]
+) -> Mapping[str, str]:
     """Set aliases of models, or (None) remove them, all at once; kept over a restart.
 
     Args:
@@ -110,7 +227,7 @@ async def set_aliases(services: Services, changes: Mapping[str, str | None]) -> 
         All aliases that there are.
 
     Raises:
-        InputError: There is nothing to change, or an alias can't be a name.
+        InputError: There is nothing to change, or an alias is no valid name.
         ModelNotFound: One to be removed is not there.
         ModelAliasToNothing: What one would lead to does not serve.
         ModelAliasTaken: A model has the name.
@@ -120,10 +237,10 @@ async def set_aliases(services: Services, changes: Mapping[str, str | None]) -> 
     return await services.pool.changing.set_aliases(changes)
 
 
-def _objections(services: Services, name: str, force: bool) -> Callable[[], None]:
+def _unload_check(services: Services, name: str, force: bool) -> Callable[[], None]:
     def check() -> None:
         if aliases := services.pool.aliases.of(name):
-            raise _in_use(
+            raise _in_use_error(
                 name,
                 f"aliases lead to it ({', '.join(aliases)}); set "
                 "them to another model, or remove them, first",
@@ -131,19 +248,19 @@ def _objections(services: Services, name: str, force: bool) -> Callable[[], None
         if force:
             return
         if roles := services.pool.default_of(name):
-            raise _in_use(
+            raise _in_use_error(
                 name,
                 f"it is the default {' and '.join(roles)}, which "
                 "those get who name no model (`force` unloads it, and refuses them)",
             )
-        if indexes := _needing(services, name):
-            raise _in_use(
+        if indexes := _indexes_of_encoder(services, name):
+            raise _in_use_error(
                 name,
                 f"it is the encoder of {', '.join(indexes)}; "
                 "without it these indexes can be neither searched nor written (`force` unloads it)",
             )
-        if indexes := services.rebuilds.of_encoder(name):
-            raise _in_use(
+        if indexes := services.rebuilds.indexes_for_encoder(name):
+            raise _in_use_error(
                 name,
                 f"{', '.join(indexes)} is being rebuilt for it "
                 "(`force` unloads it, and that fails)",
@@ -152,11 +269,11 @@ def _objections(services: Services, name: str, force: bool) -> Callable[[], None
     return check
 
 
-def _in_use(name: str, reason: str) -> ModelInUse:
+def _in_use_error(name: str, reason: str) -> ModelInUse:
     return ModelInUse(f"model {name!r} is not unloaded: {reason}", field="model", value=name)
 
 
-def _needing(services: Services, name: str) -> tuple[str, ...]:
+def _indexes_of_encoder(services: Services, name: str) -> tuple[str, ...]:
     """Name the indexes whose encoder serves."""
     serving = {info.name: info.fingerprint for info in services.pool.models()}
     return tuple(
@@ -166,7 +283,7 @@ def _needing(services: Services, name: str) -> tuple[str, ...]:
     )
 
 
-def _stranded(services: Services, name: str, fingerprint: str | None) -> tuple[str, ...]:
+def _stranded_indexes(services: Services, name: str, fingerprint: str | None) -> tuple[str, ...]:
     return tuple(
         index.name
         for index in services.indexes.list()

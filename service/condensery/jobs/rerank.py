@@ -1,12 +1,26 @@
-"""Passages in the order of their relevance to a query."""
+"""Texts to scores: passages by their relevance to a query, and texts by labels."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from condensery.jobs.checks import check_count, check_range, check_text, check_texts
 from condensery.jobs.services import Services
-from condensery.values import Floats, Ranked, Reranked, Side
+from condensery.jobs.validation import (
+    check_count,
+    check_range,
+    check_text,
+    check_texts,
+    max_chars_of,
+)
+from condensery.values import (
+    Floats,
+    Input,
+    Predicted,
+    Prediction,
+    Ranked,
+    Reranked,
+    TruncationDirection,
+)
 
 
 async def rerank(
@@ -16,7 +30,7 @@ async def rerank(
     *,
     model: str | None = None,
     truncate: bool = True,
-    side: Side = "right",
+    side: TruncationDirection = "right",
     raw_scores: bool = False,
     top_n: int | None = None,
     field: str = "documents",
@@ -32,7 +46,7 @@ async def rerank(
         side: Where to cut.
         raw_scores: Give the logits; else their sigmoids, from 0 to 1.
         top_n: Return only so many of the best; None returns all.
-        field: What the door calls ``passages``, for messages.
+        field: What the request calls ``passages``, for messages.
 
     Raises:
         ModelNotFound: No such model, or it can't rerank.
@@ -41,9 +55,9 @@ async def rerank(
     scorer = services.pool.scorer(model)
     limits = services.limits
     check_count(passages, field, limits.max_items)
-    most = scorer.info.max_tokens * limits.chars_per_token
-    check_text(query, "query", most)
-    check_texts(passages, field, most)
+    max_chars = max_chars_of(limits, scorer.info)
+    check_text(query, "query", max_chars)
+    check_texts(passages, field, max_chars)
     if top_n is not None:
         check_range(top_n, "top_n", 1, 2**31 - 1)
     scored = await scorer.score(query, passages, truncate=truncate, side=side, field=field)
@@ -64,3 +78,69 @@ def sigmoid(logits: Floats) -> Floats:
     """Return 1 / (1 + exp(-x)) in float32, computed in float64 so that no end overflows."""
     half = np.asarray(logits, np.float64) / 2
     return (0.5 + 0.5 * np.tanh(half)).astype(np.float32)
+
+
+async def classify(
+    services: Services,
+    inputs: Sequence[Input],
+    *,
+    model: str | None = None,
+    truncate: bool = True,
+    side: TruncationDirection = "right",
+    raw_scores: bool = False,
+    field: str = "inputs",
+) -> Predicted:
+    """Score every label for each input, the likeliest first; of equal ones the lower number.
+
+    Args:
+        services: The running parts.
+        inputs: Texts, and pairs of texts.
+        model: A classifier's or cross-encoder's name; None takes the first classifier.
+        truncate: Cut what is too long, the longer text of a pair first; if false, refuse it.
+        side: Where to cut.
+        raw_scores: Give the logits; else what is likely: of one label among all by softmax, of
+            each by itself by sigmoid, as the model declares.
+        field: What the request calls ``inputs``, for messages.
+
+    Raises:
+        ModelNotFound: No such model, or it can't classify.
+        InputError, ModelFault, Overloaded: As for ``embed``.
+    """
+    classifier = services.pool.classifier(model)
+    info = classifier.info
+    check_count(inputs, field, services.limits.max_items)
+    max_chars = max_chars_of(services.limits, info)
+    for number in (0, 1):
+        check_texts([_text_of_input(entry, number) for entry in inputs], field, max_chars)
+    classified = await classifier.classify(inputs, truncate=truncate, side=side, field=field)
+    if raw_scores:
+        scores = classified.logits
+    else:
+        scores = sigmoid(classified.logits) if info.independent else softmax(classified.logits)
+    # By the logit: in float32 a likelihood is 1.0 long before its logit is the greatest.
+    orders = np.argsort(-classified.logits, axis=1, kind="stable")
+    return Predicted(
+        model=classified.model,
+        items=tuple(
+            tuple(Prediction(info.labels[i], float(row[i])) for i in order)
+            for row, order in zip(scores, orders.tolist(), strict=True)
+        ),
+        tokens=classified.tokens,
+        truncated=classified.truncated,
+        fingerprint=classified.fingerprint,
+    )
+
+
+def softmax(logits: Floats) -> Floats:
+    """Return the likelihoods (rows, labels), each row of sum 1, computed in float64."""
+    wide = np.asarray(logits, np.float64)
+    powers = np.exp(wide - wide.max(axis=1, keepdims=True))
+    likelihoods: Floats = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    return likelihoods
+
+
+def _text_of_input(entry: Input, number: int) -> str:
+    """Return a text of an input; "" where there is none."""
+    if isinstance(entry, str):
+        return "" if number else entry
+    return entry[number]

@@ -1,21 +1,239 @@
-"""What the doors hand to every job: the running parts and their limits, in one value."""
+"""What every job and endpoint gets: the running parts, their limits, health, admission.
 
-from collections.abc import Callable
+Admission bounds how many requests, and bytes of their bodies, are inside at once; tokens are
+bounded where they queue. ``Rebuilds`` is what this process knows of the rebuilds of its indexes.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from condensery.jobs.admission import Admission
-from condensery.jobs.contexts import Contexts
-from condensery.jobs.index_ports import Indexes
-from condensery.jobs.ports import Pool
-from condensery.jobs.rebuilds import Rebuilds
-from condensery.keys import Keys
+from condensery.auth import Keys
+from condensery.errors import Overloaded
+from condensery.jobs.contexts import ContextStore
+from condensery.jobs.interfaces import Indexes, ModelRegistry
 from condensery.logs import SlowRequests
 from condensery.metrics import Metrics
-from condensery.questions import SearchMode
+from condensery.question import SearchMode
+from condensery.values import Rebuild, RebuildPlan, RebuildState
+
+if TYPE_CHECKING:  # else describing the REST API would load faiss
+    from condensery.index.rebuilding import Rebuilding
+
+T = TypeVar("T")
+
+RATE_MEMORY = 0.95  # weight of the past in the drain rate, per request that leaves
+
+
+class Permit:
+    """A request's share of the limits, which grows with a body of unknown length."""
+
+    __slots__ = ("_admission", "size")
+
+    def __init__(self, admission: "Admission", size: int) -> None:
+        self._admission = admission
+        self.size = size
+
+    def grow(self, size: int) -> None:
+        """Hold ``size`` bytes more.
+
+        Raises:
+            Overloaded: They are over the limit.
+        """
+        self._admission.check_bytes(size, alone=self._admission.requests == 1)
+        self._admission.bytes += size
+        self.size += size
+
+
+class Admission:
+    """Counts the requests inside and their bytes.
+
+    Args:
+        max_requests: Requests inside at once.
+        max_bytes: Bytes of their bodies; a request that comes when there is no other always fits.
+        metrics: Where to count those refused.
+    """
+
+    def __init__(
+        self,
+        max_requests: int = 4096,
+        max_bytes: int = 64 * 2**20,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self.max_requests = max_requests
+        self.max_bytes = max_bytes
+        self.requests = 0
+        self.bytes = 0
+        self._seconds_each = 0.0  # between two requests that leave
+        self._last_left = math.nan
+
+    @contextmanager
+    def enter(self, size: int) -> Iterator[Permit]:
+        """Admit a request with a body of ``size`` bytes, as far as that is known.
+
+        Raises:
+            Overloaded: There are too many; ``retry_after_seconds`` is when there should be.
+        """
+        if self.requests >= self.max_requests:
+            raise self._refusal(
+                "requests",
+                f"{self.requests} requests are being served, the limit (max_requests).",
+                1 + self.requests - self.max_requests,
+            )
+        self.check_bytes(size, alone=not self.requests)
+        permit = Permit(self, size)
+        self.requests += 1
+        self.bytes += size
+        try:
+            yield permit
+        finally:
+            self.requests -= 1
+            self.bytes -= permit.size
+            self._left()
+
+    def check_bytes(self, size: int, *, alone: bool) -> None:
+        """Raise Overloaded if ``size`` bytes more are over the limit; ``alone``, they never are."""
+        if alone or self.bytes + size <= self.max_bytes:
+            return
+        mean = max(1.0, self.bytes / self.requests)
+        raise self._refusal(
+            "bytes",
+            f"{self.bytes} bytes of requests are being served and {size} more are over the "
+            f"limit of {self.max_bytes} (max_inflight_bytes).",
+            (self.bytes + size - self.max_bytes) / mean,
+        )
+
+    def _left(self) -> None:
+        now = time.monotonic()
+        if not math.isnan(self._last_left):
+            gap = min(now - self._last_left, 60.0)
+            past = self._seconds_each or gap
+            self._seconds_each = RATE_MEMORY * past + (1 - RATE_MEMORY) * gap
+        # With no request left, the time to the next says nothing of how fast a full service drains.
+        self._last_left = now if self.requests else math.nan
+
+    def _refusal(self, reason: str, message: str, requests: float) -> Overloaded:
+        if self._metrics is not None:
+            self._metrics.rejected.labels(reason).inc()
+        seconds = requests * (self._seconds_each or 1.0)
+        return Overloaded(message, retry_after_seconds=min(60.0, max(0.1, seconds)))
+
+
+@dataclass(slots=True)
+class RebuildRun:
+    """One rebuild, under way or over.
+
+    Attributes:
+        plan: What is being made.
+        rebuilding: Does it; None where it could not go on after a start.
+        code: What the reason is an instance of; holds nothing of a document, as the reason may.
+        open: Cleared while writes to the index wait for the new one.
+    """
+
+    plan: RebuildPlan
+    rebuilding: "Rebuilding | None" = None
+    task: "asyncio.Task[None] | None" = None
+    state: RebuildState = "running"
+    pending: int = 0
+    ended: float | None = None
+    reason: str | None = None
+    code: str | None = None
+    overlap: float | None = None
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, state: RebuildState) -> None:
+        """Note that it is over."""
+        self.state, self.ended = state, round(time.time(), 3)
+        self.open.set()
+
+    def fail(self, reason: str, code: str) -> None:
+        """Note that it failed: the old index goes on."""
+        self.reason, self.code = reason, code
+        self.end("failed")
+
+    def report(self) -> Rebuild:
+        """Return how far it has come."""
+        plan = self.plan
+        return Rebuild(
+            index=plan.index,
+            encoder=plan.encoder,
+            fingerprint=plan.fingerprint,
+            kind=plan.kind,
+            metric=plan.metric,
+            documents=plan.documents,
+            began=plan.began,
+            state=self.state,
+            pending=self.pending,
+            ended=self.ended,
+            reason=self.reason,
+            overlap=self.overlap,
+        )
+
+
+class Rebuilds:
+    """What is rebuilt in this process.
+
+    Attributes:
+        runs: The last one of each index.
+        beginning: Held to begin one, or to cancel one.
+    """
+
+    def __init__(self) -> None:
+        self.runs: dict[str, RebuildRun] = {}
+        self.beginning = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+
+    async def run_to_end(self, change: Coroutine[Any, Any, T]) -> T:
+        """Begin or cancel a rebuild, or drop an index, to the end even if the caller leaves.
+
+        Its threads go on anyway: cut short, a rebuild might be noted that nobody works on, or be
+        worked on and not noted.
+        """
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        # Fetched, so that asyncio does not log an error of a task that nobody awaits any more.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    def indexes_for_encoder(self, name: str) -> tuple[str, ...]:
+        """Name the indexes that are being rebuilt for an encoder."""
+        running = [run.plan for run in self.runs.values() if run.state == "running"]
+        return tuple(sorted(plan.index for plan in running if plan.encoder == name))
+
+    async def wait_for_last_steps(self, index: str) -> None:
+        """Wait while an index's rebuild does its last steps, which writes would outrun.
+
+        Only so that the rebuild ends: a write that does not wait is noted, and done once more.
+        """
+        run = self.runs.get(index)
+        if run is not None:
+            await run.open.wait()
+
+    async def stop(self, index: str) -> None:
+        """Stop working on an index's rebuild, if there is one; it can go on another time."""
+        run = self.runs.pop(index, None)
+        if run is not None and run.task is not None:
+            run.task.cancel()
+            await asyncio.wait({run.task})
+        if run is not None:
+            run.open.set()
+
+    async def close(self) -> None:
+        """Stop all; they go on at the next start."""
+        if self._changes:
+            await asyncio.wait(self._changes)
+        for index in list(self.runs):
+            await self.stop(index)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What one request may ask for.
 
     Attributes:
@@ -24,7 +242,7 @@ class Limits:
         max_header_bytes: Bytes of one request's headers, or metadata.
         max_json_depth: Objects and lists within each other, in one body.
         request_seconds: A request's time, where the caller names none or a longer one.
-        max_queue_tokens: That may wait for one model; how full its queue is, is told of that.
+        max_queue_tokens: That may wait for one model; how full a queue is, is relative to it.
         open_metrics: Whether metrics need no key where the rest does.
         chars_per_token: An input over ``max_tokens`` of its model times this many characters is
             refused; a shorter one that is too long in tokens is truncated and reported.
@@ -58,7 +276,7 @@ class Health:
         live: False once nothing but a new process helps.
         reason: For people: "starting", "ready", "draining", "a device worker hangs", ...
         draining: The server is about to end.
-        refusing: And takes no new requests any more; what is inside is finished.
+        refusing: And takes no new requests any more; those begun are finished.
     """
 
     def __init__(self) -> None:
@@ -67,7 +285,7 @@ class Health:
         self.refusing = False
         self._started = False
         self._fault: str | None = None
-        self._lacks: str | None = None
+        self._missing: str | None = None
         self._watchers: list[Callable[[bool], None]] = []
 
     @property
@@ -78,48 +296,48 @@ class Health:
     @property
     def ready(self) -> bool:
         """Whether the default models are loaded, all is well and the server is not draining."""
-        well = self._fault is None and self._lacks is None
+        well = self._fault is None and self._missing is None
         return self.live and self._started and not self.draining and well
 
     @property
     def reason(self) -> str:
-        """Say in a few words what ``ready`` says."""
+        """Why ``ready`` is what it is, in a few words."""
         if self._fault is not None:
             return self._fault
         if self.draining:
             return "draining"
-        if self._lacks is not None:
-            return self._lacks
+        if self._missing is not None:
+            return self._missing
         return "ready" if self._started else "starting"
 
     def start(self) -> None:
-        """All is loaded and warm."""
+        """Note that all is loaded and warm."""
         self._started = True
-        self._tell()
+        self._notify()
 
     def drain(self) -> None:
-        """The server is about to end: nobody should come any more."""
+        """Note that the server is about to end, and no requests should come."""
         self.draining = True
-        self._tell()
+        self._notify()
 
     def fault(self, reason: str | None, *, fatal: bool = False) -> None:
-        """Something broke, or (None) is mended; ``fatal`` is what no restart inside mends."""
+        """Note what broke, or (None) is mended; ``fatal``: only a new process mends it."""
         self._fault = reason
         self.live = self.live and not fatal
-        self._tell()
+        self._notify()
 
-    def lack(self, reason: str | None) -> None:
-        """Something that those need who name nothing is missing, or (None) is there again."""
-        self._lacks = reason
-        self._tell()
+    def set_missing(self, reason: str | None) -> None:
+        """Note that a default is missing, or (None) that none is."""
+        self._missing = reason
+        self._notify()
 
-    def watch(self, told: Callable[[bool], None]) -> None:
-        """Call ``told(ready)`` at each change, in the event loop's thread."""
-        self._watchers.append(told)
+    def watch(self, callback: Callable[[bool], None]) -> None:
+        """Call ``callback(ready)`` at each change, in the event loop's thread."""
+        self._watchers.append(callback)
 
-    def _tell(self) -> None:
-        for told in self._watchers:
-            told(self.ready)
+    def _notify(self) -> None:
+        for callback in self._watchers:
+            callback(self.ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +348,14 @@ class Services:
     took long.
     """
 
-    pool: Pool
+    pool: ModelRegistry
     indexes: Indexes
     metrics: Metrics
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     health: Health = field(default_factory=Health)
     admission: Admission = field(default_factory=Admission)
     keys: Keys = field(default_factory=Keys)
-    contexts: Contexts = field(default_factory=Contexts)
+    contexts: ContextStore = field(default_factory=ContextStore)
     rebuilds: Rebuilds = field(default_factory=Rebuilds)
     search: SearchMode = "dense"
     slow: SlowRequests = field(default_factory=SlowRequests)

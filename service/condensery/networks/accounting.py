@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from condensery.networks.oscar_shape import BertShape, OscarShape
 
 
-class ReadingCosts(Protocol):
-    """What any pair's cost can tell; ``flops_*`` in replies come from here."""
+class InferenceCosts(Protocol):
+    """Costs of any pair; ``flops_*`` in replies come from here."""
 
     def compress(self, question: int, passage: int) -> int:
         """FLOPs of reading one window of ``passage`` tokens for ``question`` tokens."""

@@ -19,9 +19,9 @@ class Adapters:
 
     def take(self, name: str, tensor: Tensor) -> bool:
         """Keep a tensor if its name is an adapter's; returns whether it is."""
-        for end, found in ((DOWN, self.down), (UP, self.up)):
+        for end, factors in ((DOWN, self.down), (UP, self.up)):
             if name.endswith(end):
-                found[name.removesuffix(end)] = tensor
+                factors[name.removesuffix(end)] = tensor
                 return True
         return False
 

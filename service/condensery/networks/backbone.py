@@ -22,14 +22,14 @@ from condensery.errors import CorruptModel
 from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
 from condensery.networks.dtypes import thread_dtypes
-from condensery.networks.effir_opening import open_pruned, pruning_of
+from condensery.networks.effir_loading import open_pruned, pruning_of
 from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
 from condensery.networks.packing import Packing
 from condensery.networks.pooling import Pooling, rows_read
 from condensery.networks.sublayers import constructor_options
 
-# These count positions from padding_idx + 1 and derive them from the ids unless told.
+# These count positions from padding_idx + 1 and derive them from the ids by default.
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"})
 # oneDNN prepares a kernel for each new number of rows, so row totals are rounded up with filler:
 # 23 to 30 % less CPU time over batches of random sizes. To less where a few rows are a large part
@@ -234,8 +234,8 @@ def _whole(
     wrong = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if wrong:
         raise CorruptModel(f"{path.name}: weights missing or of another shape: {wrong[:5]}")
-    found: PreTrainedModel = model.to(device).eval()
-    return found
+    ready: PreTrainedModel = model.to(device).eval()
+    return ready
 
 
 def run_packed(model: PreTrainedModel) -> Backbone:

@@ -21,9 +21,9 @@ from torch import Tensor
 # Positions that are given out together.
 BLOCK = 16
 
-Places = np.ndarray[Any, np.dtype[np.int64]]
+CachePositions = np.ndarray[Any, np.dtype[np.int64]]
 # Where keys lie: side by side, so that nothing has to be gathered, or anywhere.
-Seen: TypeAlias = slice | Tensor
+KeyPositions: TypeAlias = slice | Tensor
 
 
 class Cache:
@@ -95,7 +95,7 @@ class Span:
         count: Rows.
     """
 
-    places: Places
+    places: CachePositions
     start: int
     count: int
 
@@ -155,9 +155,9 @@ class Step:
             Chunk(int(end) - span.count, int(end), span.start)
             for span, end in zip(spans[singles:], ends[singles:], strict=True)
         ]
-        self._seen: dict[int | None, list[Seen]] = {}
+        self._seen: dict[int | None, list[KeyPositions]] = {}
 
-    def seen(self, window: int | None) -> list[Seen]:
+    def seen(self, window: int | None) -> list[KeyPositions]:
         """Return where the keys are that each span sees; a single row's no more than a window."""
         if window not in self._seen:
             self._seen[window] = [
@@ -165,7 +165,7 @@ class Step:
             ]
         return self._seen[window]
 
-    def _keys(self, span: Span, window: int | None) -> Seen:
+    def _keys(self, span: Span, window: int | None) -> KeyPositions:
         first = 0 if window is None else max(0, span.end - window)
         places = span.places[first : span.end]
         begin = int(places[0])

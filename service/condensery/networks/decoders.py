@@ -67,11 +67,11 @@ def with_layers(config: PretrainedConfig, kept: Sequence[int]) -> PretrainedConf
 
 def layer_name(name: str, kept: Sequence[int]) -> str | None:
     """Return a weight's name once only ``kept`` layers are left; None if it is gone."""
-    found = LAYER.match(name)
-    if found is None:
+    match = LAYER.match(name)
+    if match is None:
         return name
-    layer = int(found[2])
-    return f"{found[1]}{list(kept).index(layer)}{found[3]}" if layer in kept else None
+    layer = int(match[2])
+    return f"{match[1]}{list(kept).index(layer)}{match[3]}" if layer in kept else None
 
 
 def build(config: PretrainedConfig) -> PreTrainedModel:
@@ -152,7 +152,7 @@ def get_linear(module: nn.Module, name: str) -> nn.Linear | None:
     """Return the linear layer of that name, or None if there is none."""
     owner, _, last = name.rpartition(".")
     try:
-        found = getattr(module.get_submodule(owner), last, None)
+        linear = getattr(module.get_submodule(owner), last, None)
     except AttributeError:
         return None
-    return found if isinstance(found, nn.Linear) else None
+    return linear if isinstance(linear, nn.Linear) else None

@@ -97,9 +97,9 @@ class Decoder:
         token = Span(spot, last, 1)
         wanted = self._runner.logits(self._runner.run(probe[last:], Step(cache, [token])))
         for size in self.sizes:
-            found = self.run(probe[last:].expand(size, -1), [token] * size)
-            assert found is not None
-            agreement = nn.functional.cosine_similarity(found, wanted).min().item()
+            actual = self.run(probe[last:].expand(size, -1), [token] * size)
+            assert actual is not None
+            agreement = nn.functional.cosine_similarity(actual, wanted).min().item()
             # Not `<`: a NaN must be refused as well.
             if not agreement >= AGREEMENT:
                 raise ValueError(

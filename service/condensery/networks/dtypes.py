@@ -1,8 +1,8 @@
-"""Models of one dtype built in one thread, while others run theirs in other threads.
+"""Dtypes: their names, and models built in one while other threads run models of another.
 
 transformers builds a model under ``torch.set_default_dtype``, which is the whole process's: a
 forward pass that runs meanwhile makes its tensors of another dtype, and fails, or gives other
-numbers. Here the same is said to the thread that builds alone.
+numbers. Here the default is set for the thread that builds alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +19,11 @@ _MAKERS = frozenset(
 )
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name without its module: ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 class _DefaultDtype(TorchFunctionMode):
     """Gives a dtype to what is made without one, in this thread."""
 
@@ -33,10 +38,10 @@ class _DefaultDtype(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
-        if func in _MAKERS and given.get("dtype") is None:
-            given["dtype"] = self._dtype
-        return func(*args, **given)
+        options = dict(kwargs or {})
+        if func in _MAKERS and options.get("dtype") is None:
+            options["dtype"] = self._dtype
+        return func(*args, **options)
 
 
 @contextmanager

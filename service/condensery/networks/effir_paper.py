@@ -48,13 +48,13 @@ def retriever_parameters(shape: DecoderShape, pruning: Pruning) -> int:
     """Return the parameters of a Llama-like backbone without its head, biases left out."""
     hidden = shape.hidden_size
     attention = 2 * hidden * (shape.heads + shape.key_heads) * shape.head_size + hidden
-    found = shape.table + hidden
+    weights = shape.table + hidden
     for layer in range(shape.layers):
         if layer not in pruning.attention:
-            found += attention
+            weights += attention
         if size := pruning.size(layer, shape.mlp_size):
-            found += 3 * hidden * size + hidden
-    return found
+            weights += 3 * hidden * size + hidden
+    return weights
 
 
 def counts() -> Iterator[Count]:

@@ -50,12 +50,12 @@ class Pruning:
                 raise ValueError(
                     f"{SIZES}: is 0 in the layers {list(zeros)}, but {MLP} names {list(dropped)}"
                 )
-        found = cls(layers, _dropped(ATTENTION, config.get(ATTENTION), layers), dropped, sizes)
-        if len(found.mlp) == layers:
+        pruning = cls(layers, _dropped(ATTENTION, config.get(ATTENTION), layers), dropped, sizes)
+        if len(pruning.mlp) == layers:
             raise ValueError(f"{MLP}: every MLP is dropped, all {layers} of them")
-        if len(found.attention) == layers:
+        if len(pruning.attention) == layers:
             raise ValueError(f"{ATTENTION}: every attention is dropped, all {layers} of them")
-        return found
+        return pruning
 
     @staticmethod
     def named(config: Mapping[str, Any]) -> bool:
@@ -79,32 +79,32 @@ class Pruning:
         return whole if self.sizes is None else self.sizes[layer]
 
 
-def _dropped(key: str, given: object, layers: int) -> tuple[int, ...]:
+def _dropped(key: str, listed: object, layers: int) -> tuple[int, ...]:
     """Return the layers that a list names."""
-    if given is None:
+    if listed is None:
         return ()
-    if not isinstance(given, list):
-        raise ValueError(f"{key}: {given!r} is no list")
-    if given and all(isinstance(value, bool) for value in given):  # True is an int too
-        if len(given) != layers:
-            raise ValueError(f"{key}: has {len(given)} booleans for {layers} layers")
-        return tuple(layer for layer, gone in enumerate(given) if gone)
-    for value in given:
+    if not isinstance(listed, list):
+        raise ValueError(f"{key}: {listed!r} is no list")
+    if listed and all(isinstance(value, bool) for value in listed):  # True is an int too
+        if len(listed) != layers:
+            raise ValueError(f"{key}: has {len(listed)} booleans for {layers} layers")
+        return tuple(layer for layer, gone in enumerate(listed) if gone)
+    for value in listed:
         if type(value) is not int or not 0 <= value < layers:
             raise ValueError(f"{key}: {value!r} is no layer of {layers}")
-    if len(set(given)) != len(given):
-        raise ValueError(f"{key}: names a layer twice: {given}")
-    return tuple(sorted(given))
+    if len(set(listed)) != len(listed):
+        raise ValueError(f"{key}: names a layer twice: {listed}")
+    return tuple(sorted(listed))
 
 
-def _sizes(given: object, layers: int, whole: int) -> tuple[int, ...]:
+def _sizes(listed: object, layers: int, whole: int) -> tuple[int, ...]:
     """Return the widths of a list, one a layer."""
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != layers:
-        raise ValueError(f"{SIZES}: {given!r} is no list of {layers} widths")
-    for layer, value in enumerate(given):
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) != layers:
+        raise ValueError(f"{SIZES}: {listed!r} is no list of {layers} widths")
+    for layer, value in enumerate(listed):
         if type(value) is not int or not 0 <= value <= whole:
             raise ValueError(f"{SIZES}: layer {layer} has {value!r} neurons, of {whole}")
-    return tuple(given)
+    return tuple(listed)
 
 
 def _whole(config: Mapping[str, Any], key: str) -> int:

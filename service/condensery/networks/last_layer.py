@@ -30,8 +30,8 @@ class LastLayer(PrunedLayer):
 
     def feed(self, hidden_states: Tensor, **options: Any) -> Tensor:
         """Add the MLP's part to (1, total, hidden) where it is wanted."""
-        given = options.get("packing") or options.get("step")
-        rows: Tensor | None = None if given is None else given.wanted
+        layout = options.get("packing") or options.get("step")
+        rows: Tensor | None = None if layout is None else layout.wanted
         if rows is None:
             return super().feed(hidden_states)
         if not len(rows):

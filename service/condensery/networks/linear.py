@@ -37,7 +37,7 @@ class Prepacking(Protocol):
 def prepack_linears(module: nn.Module, *, fp32: bool = False) -> int:
     """Replace each ``nn.Linear`` under ``module`` by its prepacked form, where there is one.
 
-    Modules with a ``prepack`` of their own are told as well. The whole can only infer afterwards:
+    A ``prepack`` of a module's own is called as well. The whole can only infer afterwards:
     packed weights are no parameters.
 
     Args:

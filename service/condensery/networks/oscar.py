@@ -9,7 +9,7 @@ from transformers import BertConfig
 from condensery.networks.oscar_compressor import Compressor
 from condensery.networks.oscar_generator import Generator, standardised
 from condensery.networks.oscar_shape import OscarShape
-from condensery.networks.pointing import Pointer, Walk
+from condensery.networks.pointers import Pointer, SpanPointer
 
 WORDS = "compressor.backbone.embeddings.word_embeddings.weight"
 
@@ -27,11 +27,11 @@ class OscarPair(nn.Module):
     def __init__(self, config: BertConfig, shape: OscarShape, words: Tensor) -> None:
         super().__init__()
         self.shape = shape
-        pointer = (Walk if shape.walk else Pointer) if shape.copy else None
+        pointer = (SpanPointer if shape.walk else Pointer) if shape.copy else None
         self.compressor = Compressor(
             config, shape, generator_size=config.hidden_size, pointer=pointer
         )
-        if isinstance(self.compressor.pointer, Walk):
+        if isinstance(self.compressor.pointer, SpanPointer):
             self.compressor.pointer.sharp = shape.sharp
         self.generator = Generator(standardised(words), shape)
         table = self.compressor.backbone.embeddings.word_embeddings

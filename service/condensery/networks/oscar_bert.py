@@ -12,16 +12,16 @@ from torch import Tensor
 from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
 from condensery.networks.last_layer import trim_last
-from condensery.networks.neutral import Neutral
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_compressor import Compressor
-from condensery.networks.oscar_interface import Memories, Part, Reading
+from condensery.networks.oscar_interface import Memories, PassageWindow, PromptPart
 from condensery.networks.oscar_packing import Pairing, Specials, length, pack
 from condensery.networks.oscar_shape import BertShape, OscarShape
-from condensery.networks.windows import windows
+from condensery.networks.special_tokens import SpecialTokenEscaper
+from condensery.networks.windows import cut_windows
 
 
-class BertReadings:
+class BertWindows:
     """Question and passages as the compressor reads them: ``[CLS] question [SEP] passage [SEP]``.
 
     Args:
@@ -37,27 +37,27 @@ class BertReadings:
         self.query_tokens: int | None = shape.longest_question
         self._tokenizer = tokenizer
         self._shape = shape
-        self._neutral = Neutral(tokenizer)
+        self._neutral = SpecialTokenEscaper(tokenizer)
 
-    def cut(self, question: str, most: int | None = None) -> tuple[str, int]:
+    def cut(self, question: str) -> tuple[str, int]:
         """Return the question as far as it is read, and how many tokens it has in whole."""
-        found = self._tokenizer.encode(self._neutral(question), add_special_tokens=False)
-        limit = self._shape.longest_question if most is None else most
-        cut = question[: found.offsets[limit - 1][1]] if len(found.ids) > limit else question
-        return cut, len(found.ids)
+        encoding = self._tokenizer.encode(self._neutral(question), add_special_tokens=False)
+        limit = self._shape.longest_question
+        cut = question[: encoding.offsets[limit - 1][1]] if len(encoding.ids) > limit else question
+        return cut, len(encoding.ids)
 
-    def readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
+    def readings(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
         """Return the windows of each passage."""
         head = self.asked(question, self._shape.longest_question)
         room = min(self._shape.passage_tokens, self._shape.text_tokens - len(head) - 1)
         texts = [self._neutral(passage) for passage in passages]
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        readings = []
-        for encoding in found:
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        windows = []
+        for encoding in encodings:
             ids, offsets = encoding.ids, encoding.offsets
-            readings.append(
+            windows.append(
                 [
-                    Reading(
+                    PassageWindow(
                         ids=[*head, *ids[a:b], self.specials.end],
                         head=len(head),
                         tail=1,
@@ -66,10 +66,10 @@ class BertReadings:
                         end=offsets[b - 1][1] if b > a else 0,
                         first=a,
                     )
-                    for a, b in windows(len(ids), room)
+                    for a, b in cut_windows(len(ids), room)
                 ]
             )
-        return readings
+        return windows
 
     def asked(self, question: str, most: int | None = None) -> list[int]:
         """Return ``[CLS] question [SEP]``, of the question the first ``most`` tokens if so many."""
@@ -91,7 +91,7 @@ class BertTexts:
 
     def __init__(self, tokenizer: Tokenizer, shape: OscarShape) -> None:
         self._tokenizer = tokenizer
-        self._compressor = BertReadings(tokenizer, shape)
+        self._compressor = BertWindows(tokenizer, shape)
         self.stop = frozenset({self._compressor.specials.end})
         self.positions = shape.generator_positions
         self.query_tokens = self._compressor.query_tokens
@@ -102,10 +102,10 @@ class BertTexts:
         self.cut = self._compressor.cut
         self.readings = self._compressor.readings
 
-    def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[Part]:
+    def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[PromptPart]:
         """Return the prompt of memory vectors and pieces; ``embed`` puts separators between."""
         own = self._compressor
-        passages = (given if isinstance(given, Tensor) else own.pieces(given) for given in context)
+        passages = (part if isinstance(part, Tensor) else own.pieces(part) for part in context)
         return [*passages, own.asked(question)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -123,13 +123,13 @@ class BertCompressor:
         self._words = pair.generator.words.to(pair.compressor.slots.weight.device)
         self._specials = specials
 
-    def cost(self, reading: Reading) -> int:
-        """Return the positions a reading takes, slots included."""
-        return length(_pairing(reading), self._compressor.shape)
+    def cost(self, window: PassageWindow) -> int:
+        """Return the positions a window takes, slots included."""
+        return length(_pairing(window), self._compressor.shape)
 
-    def compress(self, readings: Sequence[Reading]) -> Memories:
+    def compress(self, windows: Sequence[PassageWindow]) -> Memories:
         """Compress and score all of them in one forward pass, without padding."""
-        return _compress(self._compressor, readings, self._specials, self._words)
+        return _compress(self._compressor, windows, self._specials, self._words)
 
 
 class BertHalf(Compressor):
@@ -141,22 +141,25 @@ class BertHalf(Compressor):
         fuse_layers(self.backbone)
         trim_last(self.backbone)
 
-    def cost(self, reading: Reading) -> int:
-        """Return the positions a reading takes, slots included."""
-        return len(reading.ids) + self.shape.slots
+    def cost(self, window: PassageWindow) -> int:
+        """Return the positions a window takes, slots included."""
+        return len(window.ids) + self.shape.slots
 
-    def compress(self, readings: Sequence[Reading]) -> Memories:
+    def compress(self, windows: Sequence[PassageWindow]) -> Memories:
         """Compress and score all of them in one forward pass, without padding."""
-        ids = readings[0].ids  # of every reading, the first and last are [CLS] and [SEP]
-        return _compress(self, readings, Specials(ids[0], ids[-1]), None)
+        ids = windows[0].ids  # of every window, the first and last are [CLS] and [SEP]
+        return _compress(self, windows, Specials(ids[0], ids[-1]), None)
 
 
 def _compress(
-    compressor: Compressor, readings: Sequence[Reading], specials: Specials, words: Tensor | None
+    compressor: Compressor,
+    windows: Sequence[PassageWindow],
+    specials: Specials,
+    words: Tensor | None,
 ) -> Memories:
     slots = compressor.slots.weight
-    given = pack(
-        [_pairing(reading) for reading in readings],
+    inputs = pack(
+        [_pairing(window) for window in windows],
         compressor.shape,
         specials,
         compressor.slot_positions,
@@ -164,11 +167,11 @@ def _compress(
         device=slots.device,
         pointing=compressor.pointer is not None,
     )
-    out = compressor(given, words)
-    counts = (compressor.shape.memory_tokens,) * len(readings)
+    out = compressor(inputs, words)
+    counts = (compressor.shape.memory_tokens,) * len(windows)
     return Memories(out.memory.flatten(0, 1), counts, out.relevance)
 
 
-def _pairing(reading: Reading) -> Pairing:
-    ids = reading.ids
-    return Pairing(ids[1 : reading.head - 1], ids[reading.head : len(ids) - reading.tail])
+def _pairing(window: PassageWindow) -> Pairing:
+    ids = window.ids
+    return Pairing(ids[1 : window.head - 1], ids[window.head : len(ids) - window.tail])

@@ -19,7 +19,7 @@ from condensery.networks.linear import prepack_linears
 from condensery.networks.oscar_bert import BertHalf
 from condensery.networks.oscar_causal_compressor import CausalCompressor, check_positions
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
-from condensery.networks.oscar_interface import Part
+from condensery.networks.oscar_interface import PromptPart
 from condensery.networks.oscar_shape import BertShape
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ class CausalGenerator(nn.Module):
         """Where it runs."""
         return self.words.device
 
-    def embed(self, parts: Sequence[Part]) -> Tensor:
+    def embed(self, parts: Sequence[PromptPart]) -> Tensor:
         """Return a prompt's embeddings, (1, positions, hidden)."""
         rows = [
             part.to(self.words) if isinstance(part, Tensor) else self._look_up(part)
@@ -110,11 +110,11 @@ class CausalPair(nn.Module):
         What one weight is tied to is not there twice; what the compressor shares with the
         generator is the generator's.
         """
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, weight in self.named_parameters():  # a tied one comes once
             if not (self._shared and name.startswith(SHARED)):
-                found[name] = tuple(weight.shape)
-        return found
+                shapes[name] = tuple(weight.shape)
+        return shapes
 
     def load(
         self,
@@ -208,7 +208,7 @@ class CausalPair(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or convert all but rotary frequencies, which stay as exact as they were."""
-        exact = [found for found in rotary_buffers(self) if not found[2].is_meta]
+        exact = [buffer for buffer in rotary_buffers(self) if not buffer[2].is_meta]
         moved: Self = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's own
         for module, name, value in exact:
             device = module.get_buffer(name).device

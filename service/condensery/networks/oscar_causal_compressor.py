@@ -15,7 +15,7 @@ from condensery.networks.attention import PACKED
 from condensery.networks.backbone import CPU_ROW_MULTIPLE
 from condensery.networks.last_layer import trim_last
 from condensery.networks.oscar_causal_shape import CompressorShape
-from condensery.networks.oscar_interface import Memories, Reading
+from condensery.networks.oscar_interface import Memories, PassageWindow
 from condensery.networks.packing import Packing
 
 
@@ -72,30 +72,30 @@ class CausalCompressor(nn.Module):
         self.backbone.set_attn_implementation(PACKED)
         trim_last(self.backbone)
 
-    def cost(self, reading: Reading) -> int:
-        """Return the positions a reading takes, memory and rerank tokens included."""
-        return len(reading.ids) + reading.memory + self.shape.rerank
+    def cost(self, window: PassageWindow) -> int:
+        """Return the positions a window takes, memory and rerank tokens included."""
+        return len(window.ids) + window.memory + self.shape.rerank
 
-    def compress(self, readings: Sequence[Reading]) -> Memories:
+    def compress(self, windows: Sequence[PassageWindow]) -> Memories:
         """Compress and score all of them in one forward pass, without padding."""
         words = self.backbone.get_input_embeddings()
         table = cast(Tensor, words.weight)
         device, shape = table.device, self.shape
-        lengths = [self.cost(reading) for reading in readings]
+        lengths = [self.cost(window) for window in windows]
         multiple = CPU_ROW_MULTIPLE if device.type == "cpu" else 1
         packing = Packing.of(lengths, dtype=table.dtype, device=device, total_multiple=multiple)
         ids, places = (np.zeros(packing.total, dtype=np.int64) for _ in range(2))
         slots_at: list[np.ndarray[Any, Any]] = []
         slot_ids: list[np.ndarray[Any, Any]] = []
         start = 0
-        for reading, length in zip(readings, lengths, strict=True):
-            text, end = start + len(reading.ids), start + length
-            ids[start:text] = reading.ids
+        for window, length in zip(windows, lengths, strict=True):
+            text, end = start + len(window.ids), start + length
+            ids[start:text] = window.ids
             places[start:text] = np.arange(text - start)
             first = shape.slots_at or text - start
             places[text:end] = np.arange(first, first + end - text)
             slots_at.append(np.arange(text, end))
-            rows = np.arange(reading.memory) % shape.memory_rows
+            rows = np.arange(window.memory) % shape.memory_rows
             slot_ids.append(np.append(rows, shape.memory_rows) if shape.rerank else rows)
             start = end
         at = torch.from_numpy(np.concatenate(slots_at)).to(device)
@@ -108,7 +108,7 @@ class CausalCompressor(nn.Module):
             packing=packing,
             use_cache=False,
         ).last_hidden_state[0]
-        counts = tuple(reading.memory for reading in readings)
+        counts = tuple(window.memory for window in windows)
         if self.rerank is None:
             return Memories(self.mapping(hidden[at]), counts, None)
         last = packing.ends

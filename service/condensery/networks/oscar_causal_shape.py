@@ -25,7 +25,7 @@ class CompressorShape:
         question: Whether it reads the question; PISCO's compressors don't.
         text_tokens: Longest text, question and special tokens included; a longer passage becomes
             windows.
-        query_tokens: Longest question that it was trained with, or that rates are told for, tokens.
+        query_tokens: Tokens of the longest question that it was trained with or reports rates for.
             Longer ones are read too, and leave less for the passage: see ``longest_question``.
         text_before: Before an enclosed text.
         text_after: After it.

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from condensery.networks.oscar_shape import BertShape
-from condensery.networks.pointing import Pointer, Walk
+from condensery.networks.pointers import Pointer, SpanPointer
 
 TEXT = -1  # in ``slot_ids``: an ordinary token
 
@@ -78,7 +78,7 @@ class Compressor(nn.Module):
         shape: BertShape,
         generator_size: int,
         *,
-        pointer: type[Pointer | Walk] | None = None,
+        pointer: type[Pointer | SpanPointer] | None = None,
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
@@ -104,35 +104,35 @@ class Compressor(nn.Module):
         last = self.backbone.config.max_position_embeddings
         return range(last - self.shape.slots, last)
 
-    def forward(self, given: CompressorInput, words: Tensor | None = None) -> Compressed:
-        """Compress and score every passage of ``given``.
+    def forward(self, inputs: CompressorInput, words: Tensor | None = None) -> Compressed:
+        """Compress and score every passage of ``inputs``.
 
         Args:
-            given: The sequences.
+            inputs: The sequences.
             words: The generator's word embeddings, (vocabulary, generator hidden size), which
                 the pointer copies from.
         """
-        at_slot = given.slot_ids != TEXT
-        embeds = self.backbone.embeddings.word_embeddings(given.input_ids)
-        slots = self.slots(given.slot_ids.clamp(min=0))
+        at_slot = inputs.slot_ids != TEXT
+        embeds = self.backbone.embeddings.word_embeddings(inputs.input_ids)
+        slots = self.slots(inputs.slot_ids.clamp(min=0))
         embeds = torch.where(at_slot[..., None], slots, embeds)
         hidden = self.backbone(
             inputs_embeds=embeds,
-            token_type_ids=given.token_type_ids,
-            position_ids=given.position_ids,
-            **given.attention,
+            token_type_ids=inputs.token_type_ids,
+            position_ids=inputs.position_ids,
+            **inputs.attention,
         ).last_hidden_state
         flat = hidden.reshape(-1, hidden.shape[-1])
-        states = flat[given.slots_at]
+        states = flat[inputs.slots_at]
         memory_states = states[:, :-1]
         memory = self.mapping(memory_states)
         log_pointer = None
         if self.pointer is not None:
             assert words is not None
-            real = given.passage_at >= 0
-            at = given.passage_at.clamp(min=0)
+            real = inputs.passage_at >= 0
+            at = inputs.passage_at.clamp(min=0)
             log_pointer, gate = self.pointer(memory_states, flat[at], real)
-            copied = log_pointer.exp().to(words.dtype) @ words[given.input_ids.reshape(-1)[at]]
+            copied = log_pointer.exp().to(words.dtype) @ words[inputs.input_ids.reshape(-1)[at]]
             memory = memory + gate * copied
         relevance = self.rerank(states[:, -1]).squeeze(-1).float()
         return Compressed(memory, relevance, log_pointer)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
 from condensery.networks.linear import Dense, can_prepack
-from condensery.networks.oscar_interface import Part
+from condensery.networks.oscar_interface import PromptPart
 from condensery.networks.oscar_shape import OscarShape
 
 
@@ -72,7 +72,7 @@ class Generator(nn.Module):
         """Where it runs."""
         return self.words.device
 
-    def embed(self, parts: Sequence[Part]) -> Tensor:
+    def embed(self, parts: Sequence[PromptPart]) -> Tensor:
         """Return a prompt's embeddings, a separator after every part but the last.
 
         Args:

@@ -3,8 +3,8 @@
 A pair is three parts: texts (tokens and prompts, no tensors but memory), a compressor and a
 generator. ``oscar_bert`` and ``oscar_causal`` have them.
 
-    for reading in texts.readings(question, passages): ...   # windows of each passage
-    memories = compressor.compress(readings)                 # one forward pass
+    for windows in texts.readings(question, passages): ...   # windows of each passage
+    memories = compressor.compress(windows)                  # one forward pass
     embeds = generator.embed(texts.prompt(question, kept))   # then forward and logits, step by step
 """
 
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 # Of a prompt: token ids, or the vectors (vectors, hidden) that stand in the place of some.
-Part: TypeAlias = Sequence[int] | Tensor
+PromptPart: TypeAlias = Sequence[int] | Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PassageWindow:
     """One window of a passage as the compressor reads it, without its memory tokens.
 
     Attributes:
@@ -49,12 +49,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Memories:
-    """What one forward pass gives for several readings.
+    """What one forward pass gives for several windows.
 
     Attributes:
-        vectors: Of all readings, one after another, (sum of counts, generator hidden size).
-        counts: Vectors of each reading.
-        relevance: Raw score of each, (readings,), fp32; None where the pair has no rerank head.
+        vectors: Of all windows, one after another, (sum of counts, generator hidden size).
+        counts: Vectors of each window.
+        relevance: Raw score of each, (windows,), fp32; None where the pair has no rerank head.
     """
 
     vectors: Tensor
@@ -62,9 +62,9 @@ class Memories:
     relevance: Tensor | None
 
     def split(self) -> tuple[Tensor, ...]:
-        """Return each reading's vectors, (its count, generator hidden size)."""
-        found: tuple[Tensor, ...] = self.vectors.split(self.counts)
-        return found
+        """Return each window's vectors, (its count, generator hidden size)."""
+        split: tuple[Tensor, ...] = self.vectors.split(self.counts)
+        return split
 
 
 class PairTexts(Protocol):
@@ -111,18 +111,15 @@ class PairTexts(Protocol):
         """Whether the compressor gives relevance too."""
         ...
 
-    def cut(self, question: str, most: int | None = None) -> tuple[str, int]:
-        """Return the question as far as the compressor reads it, and its tokens in whole.
-
-        ``most`` cuts it elsewhere than at ``query_tokens``.
-        """
+    def cut(self, question: str) -> tuple[str, int]:
+        """Return the question as far as the compressor reads it, and its tokens in whole."""
         ...
 
-    def readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
+    def readings(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
         """Return the windows of each passage, for a question that ``cut`` returned."""
         ...
 
-    def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[Part]:
+    def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[PromptPart]:
         """Return the generator's prompt.
 
         Args:
@@ -139,12 +136,12 @@ class PairTexts(Protocol):
 class CompressorNetwork(Protocol):
     """Passages, read for a question, to vectors and scores."""
 
-    def compress(self, readings: Sequence[Reading]) -> Memories:
+    def compress(self, windows: Sequence[PassageWindow]) -> Memories:
         """Compress and score all of them in one forward pass, without padding."""
         ...
 
-    def cost(self, reading: Reading) -> int:
-        """Return the positions a reading takes, memory tokens included."""
+    def cost(self, window: PassageWindow) -> int:
+        """Return the positions a window takes, memory tokens included."""
         ...
 
 
@@ -161,7 +158,7 @@ class GeneratorNetwork(Protocol):
         """Where it runs."""
         ...
 
-    def embed(self, parts: Sequence[Part]) -> Tensor:
+    def embed(self, parts: Sequence[PromptPart]) -> Tensor:
         """Return a prompt's embeddings, separators included, (1, positions, hidden)."""
         ...
 

@@ -7,12 +7,12 @@ import torch
 from tokenizers import Encoding, Tokenizer
 from torch import Tensor
 
-from condensery.networks.neutral import Neutral
-from condensery.networks.oscar_bert import BertReadings
+from condensery.networks.oscar_bert import BertWindows
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
-from condensery.networks.oscar_interface import Part, Reading
+from condensery.networks.oscar_interface import PassageWindow, PromptPart
 from condensery.networks.oscar_shape import longest_question
-from condensery.networks.windows import windows
+from condensery.networks.special_tokens import SpecialTokenEscaper
+from condensery.networks.windows import cut_windows
 
 
 class CompressorTexts:
@@ -29,7 +29,7 @@ class CompressorTexts:
     def __init__(self, tokenizer: Tokenizer, shape: CompressorShape) -> None:
         self._tokenizer = tokenizer
         self._shape = shape
-        self._neutral = Neutral(tokenizer)
+        self._neutral = SpecialTokenEscaper(tokenizer)
         # Special tokens that follow the second text of a pair.
         numbers = tokenizer.encode("a", "a").sequence_ids
         self._trailing = next((i for i, n in enumerate(reversed(numbers)) if n is not None), 0)
@@ -37,13 +37,13 @@ class CompressorTexts:
         if shape.question:
             self.query_tokens = longest_question(shape.text_tokens, self._beside())
 
-    def cut(self, question: str, most: int | None = None) -> tuple[str, int]:
+    def cut(self, question: str) -> tuple[str, int]:
         """Return the question as far as it is read, and how many tokens it has in whole."""
-        found = self._tokenizer.encode(self._neutral(question), add_special_tokens=False)
-        limit = self.query_tokens if most is None else most
-        if limit is None or len(found.ids) <= limit:
-            return question, len(found.ids)
-        return question[: found.offsets[limit - 1][1]], len(found.ids)
+        encoding = self._tokenizer.encode(self._neutral(question), add_special_tokens=False)
+        limit = self.query_tokens
+        if limit is None or len(encoding.ids) <= limit:
+            return question, len(encoding.ids)
+        return question[: encoding.offsets[limit - 1][1]], len(encoding.ids)
 
     def _beside(self) -> int:
         """Count the tokens of a text that are neither the question's nor the passage's."""
@@ -52,26 +52,26 @@ class CompressorTexts:
         special = self._shape.layout != "enclosed"
         return len(self._tokenizer.encode("".join(self._around("")), add_special_tokens=special))
 
-    def readings(self, question: str, passages: Sequence[str]) -> list[list[Reading]]:
+    def readings(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
         """Return the windows of each passage.
 
         Raises:
             ValueError: The question leaves no room for a passage.
         """
-        asked = self._neutral(question)
+        escaped = self._neutral(question)
         texts = [self._neutral(passage) for passage in passages]
         if self._shape.layout == "pair" and self._shape.question:
-            found = self._tokenizer.encode_batch([(asked, text) for text in texts])
-            spans = [_second(encoding, self._trailing) for encoding in found]
-            return [self._cut(*one, 0) for one in zip(found, spans, strict=True)]
-        before, after = self._around(asked)
+            encodings = self._tokenizer.encode_batch([(escaped, text) for text in texts])
+            spans = [_second(encoding, self._trailing) for encoding in encodings]
+            return [self._cut(*pair, 0) for pair in zip(encodings, spans, strict=True)]
+        before, after = self._around(escaped)
         special = self._shape.layout != "enclosed"  # which names its special tokens itself
-        found = self._tokenizer.encode_batch(
+        encodings = self._tokenizer.encode_batch(
             [f"{before}{text}{after}" for text in texts], add_special_tokens=special
         )
         start = len(before)
-        spans = [_inner(e, start, start + len(t)) for e, t in zip(found, texts, strict=True)]
-        return [self._cut(*one, start) for one in zip(found, spans, strict=True)]
+        spans = [_inner(e, start, start + len(t)) for e, t in zip(encodings, texts, strict=True)]
+        return [self._cut(*pair, start) for pair in zip(encodings, spans, strict=True)]
 
     def _around(self, question: str) -> tuple[str, str]:
         before = after = ""
@@ -85,7 +85,7 @@ class CompressorTexts:
             before, after = f"{self._shape.text_before}{before}", self._shape.text_after
         return before, after
 
-    def _cut(self, encoding: Encoding, span: tuple[int, int], shift: int) -> list[Reading]:
+    def _cut(self, encoding: Encoding, span: tuple[int, int], shift: int) -> list[PassageWindow]:
         """Cut an encoding into windows.
 
         Args:
@@ -101,13 +101,13 @@ class CompressorTexts:
                 f"the question leaves no room for a passage: {len(head) + len(tail)} tokens "
                 f"of {self._shape.text_tokens}"
             )
-        readings = []
-        for a, b in windows(last - first, room):
+        windows = []
+        for a, b in cut_windows(last - first, room):
             text = [*head, *ids[first + a : first + b], *tail]
             start = offsets[first + a][0] - shift if b > a else 0
             end = offsets[first + b - 1][1] - shift if b > a else 0
-            readings.append(
-                Reading(
+            windows.append(
+                PassageWindow(
                     ids=text,
                     head=len(head),
                     tail=len(tail),
@@ -118,7 +118,7 @@ class CompressorTexts:
                     first=a,
                 )
             )
-        return readings
+        return windows
 
 
 def _second(encoding: Encoding, trailing: int) -> tuple[int, int]:
@@ -153,7 +153,7 @@ class GeneratorTexts:
     def __init__(self, tokenizer: Tokenizer, shape: GeneratorShape) -> None:
         self._tokenizer = tokenizer
         self._shape = shape
-        self._neutral = Neutral(tokenizer)
+        self._neutral = SpecialTokenEscaper(tokenizer)
         ids = {name: tokenizer.token_to_id(name) for name in shape.memory}
         if missing := sorted(name for name, number in ids.items() if number is None):
             raise ValueError(f"the generator's tokenizer has no {', '.join(missing)}")
@@ -161,12 +161,12 @@ class GeneratorTexts:
             raise ValueError(f"the generator's tokenizer has no token {list(shape.stop)} (stop)")
         self._memory = frozenset(ids.values())
 
-    def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[Part]:
+    def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[PromptPart]:
         """Return the prompt; each passage is memory vectors (vectors, hidden), or its text."""
-        ids = self._encode(question, [self._passage(given) for given in context])
-        memories = (given for given in context if isinstance(given, Tensor))
+        ids = self._encode(question, [self._passage(passage) for passage in context])
+        memories = (passage for passage in context if isinstance(passage, Tensor))
         vectors = (vector for memory in memories for vector in memory)
-        parts: list[Part] = []
+        parts: list[PromptPart] = []
         for is_slot, run in groupby(ids, key=self._memory.__contains__):
             tokens = list(run)
             parts.append(torch.stack([next(vectors) for _ in tokens]) if is_slot else tokens)
@@ -177,11 +177,11 @@ class GeneratorTexts:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def _passage(self, given: Tensor | str) -> str:
-        if isinstance(given, str):
-            return f"{self._neutral(given)}{self._shape.plain_after}"
+    def _passage(self, passage: Tensor | str) -> str:
+        if isinstance(passage, str):
+            return f"{self._neutral(passage)}{self._shape.plain_after}"
         names = self._shape.memory
-        slots = "".join(names[i % len(names)] for i in range(len(given)))
+        slots = "".join(names[i % len(names)] for i in range(len(passage)))
         return f"{slots}{self._shape.passage_after}"
 
     def _encode(self, question: str, passages: Sequence[str]) -> list[int]:
@@ -190,8 +190,8 @@ class GeneratorTexts:
             f"{shape.passage_before.replace('{number}', str(number))}{text}"
             for number, text in enumerate(passages)
         )
-        asked = self._neutral(question.strip() if shape.strip else question)
-        text = f"{shape.before}{''.join(numbered)}{shape.between}{asked}{shape.after}"
+        escaped = self._neutral(question.strip() if shape.strip else question)
+        text = f"{shape.before}{''.join(numbered)}{shape.between}{escaped}{shape.after}"
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -201,7 +201,7 @@ class CausalTexts:
 
     def __init__(
         self,
-        compressor: CompressorTexts | BertReadings,
+        compressor: CompressorTexts | BertWindows,
         generator: GeneratorTexts,
         shape: CausalShape,
     ) -> None:

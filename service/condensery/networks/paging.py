@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from condensery.networks.caching import BLOCK, Cache, Places, Span
+from condensery.networks.caching import BLOCK, Cache, CachePositions, Span
 
-NOBODY: Places = np.zeros(0, dtype=np.int64)
+NOBODY: CachePositions = np.zeros(0, dtype=np.int64)
 
 
 class Tokens:
@@ -46,7 +46,7 @@ class Tokens:
         self.places = torch.zeros(rows, dtype=torch.int64, device=device)
         self.table = torch.full((rows, blocks), cache.spare, dtype=torch.int32, device=device)
         self.ends = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._owners: list[Places] = [NOBODY] * rows  # whose blocks the table's rows hold
+        self._owners: list[CachePositions] = [NOBODY] * rows  # whose blocks the table's rows hold
         self._blocks = np.full((rows, blocks), cache.spare, dtype=np.int32)
         self.fill([])
 
@@ -78,7 +78,7 @@ class Tokens:
         ):
             target.copy_(self.cache.tensor(values))
 
-    def _own(self, owners: Sequence[Places]) -> None:
+    def _own(self, owners: Sequence[CachePositions]) -> None:
         """Write the table's rows that are other sequences' than in the step before."""
         widest = 0
         for row, owner in enumerate(owners):

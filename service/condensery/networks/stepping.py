@@ -21,7 +21,7 @@ from condensery.networks.paging import Tokens
 BATCH_BOUND_ROPES = frozenset({"dynamic", "longrope"})
 
 
-class Network(GeneratorNetwork, Protocol):
+class StepperNetwork(GeneratorNetwork, Protocol):
     """A generator whose backbone is a transformers model."""
 
     @property
@@ -41,7 +41,7 @@ class Stepper:
         CorruptModel: The backbone does not give the same numbers in steps as at once.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: StepperNetwork) -> None:
         backbone = network.backbone
         config: Any = backbone.config
         self._network = network
@@ -116,14 +116,14 @@ class Stepper:
         kind = backbone.config.model_type
         source = torch.Generator().manual_seed(0)
         rows = [torch.randn(n, self.width, generator=source) for n in (9, 21)]
-        probes = [one.to(device=self.device, dtype=self._network.dtype) for one in rows]
+        probes = [row.to(device=self.device, dtype=self._network.dtype) for row in rows]
         backbone.set_attn_implementation("sdpa")
-        wanted = [self._network(one[None], use_cache=False).last_hidden_state[0] for one in probes]
+        wanted = [self._network(row[None], use_cache=False).last_hidden_state[0] for row in probes]
         backbone.set_attn_implementation(CACHED)
         trim_last(backbone)
         cache = self.cache(48)
         places = [np.arange(start, start + 24) for start in (24, 0)]
-        found: list[list[Tensor]] = [[], []]
+        actual: list[list[Tensor]] = [[], []]
         # The second is a chunk behind, so that chunks and single tokens meet.
         for first, second in (
             ((0, 8), None),
@@ -135,8 +135,8 @@ class Stepper:
             spans = [Span(places[i], a, b - a) for i, (a, b) in which]
             out = self.run(torch.cat([probes[i][a:b] for i, (a, b) in which]), Step(cache, spans))
             for (i, _), part in zip(which, out.split([s.count for s in spans]), strict=True):
-                found[i].append(part)
-        pairs = zip(wanted, found, strict=True)
+                actual[i].append(part)
+        pairs = zip(wanted, actual, strict=True)
         agreement = min(
             nn.functional.cosine_similarity(a.float(), torch.cat(b).float()).min().item()
             for a, b in pairs

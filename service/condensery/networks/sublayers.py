@@ -12,7 +12,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import PretrainedConfig
 
-# Base models that come with a pooler, for sentence pairs, unless told.
+# Base models that come with a pooler, for sentence pairs, by default.
 POOLED = frozenset({"bert", "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"})
 
 
@@ -104,7 +104,7 @@ FAMILIES = (
 
 
 def constructor_options(config: PretrainedConfig) -> dict[str, bool]:
-    """Return what transformers' constructor is told so that it makes no pooler."""
+    """Return the arguments by which transformers' constructor makes no pooler."""
     return {"add_pooling_layer": False} if config.model_type in POOLED else {}
 
 

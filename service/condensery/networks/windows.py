@@ -1,7 +1,7 @@
 """Passages longer than the compressor's window, in overlapping windows."""
 
 
-def windows(tokens: int, size: int) -> list[tuple[int, int]]:
+def cut_windows(tokens: int, size: int) -> list[tuple[int, int]]:
     """Cut ``tokens`` into windows of at most ``size``, evenly spaced, a quarter overlapping."""
     if tokens <= size:
         return [(0, tokens)]

@@ -1,37 +1,174 @@
-"""Batches that form by themselves: whatever waits when a worker falls free."""
+"""Batches that form by themselves: whatever waits when a worker falls free.
+
+There is no timer to tune. A batch that fails is run again in halves until what is at fault stands
+alone, so that nobody else's request fails with it.
+"""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Generic, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
-from condensery.callers import Call, current
+import torch
+
 from condensery.errors import CondenseryError, ModelFault, Unavailable
-from condensery.runtime.batch_gauges import BatchGauges, requests_of
-from condensery.runtime.delivering import send_error, send_results
-from condensery.runtime.faults import run_in_halves
-from condensery.runtime.lanes import MISSING, Item, Lane, Request, Result, Ticket
-from condensery.runtime.limits import SHORT_TOKENS, Limits, default_limits
-from condensery.runtime.refusing import Queue, refuse
-from condensery.runtime.workers import Job, Workers
+from condensery.request_context import current_request
+from condensery.runtime.queue import (
+    MISSING,
+    SHORT_TOKENS,
+    BatchLimits,
+    FairQueue,
+    Item,
+    QueuedRequest,
+    QueueItem,
+    QueueState,
+    Result,
+    default_limits,
+    loop_deadline,
+    refuse_if_overloaded,
+    send_error,
+    send_results,
+)
+from condensery.runtime.workers import Workers, WorkItem
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics, Stage
 
 RATE_MEMORY = 0.8  # weight of the past in the drain rate, per batch
-LEAST_SHARE = 64  # tokens below which a batch is not worth splitting between idle workers
+MIN_SHARE_TOKENS = 64  # tokens below which a batch is not worth splitting between idle workers
 
 # Items, and what each costs.
-Part: TypeAlias = tuple[Sequence[Item], Sequence[int]]
+CostedItems: TypeAlias = tuple[Sequence[Item], Sequence[int]]
+Element = TypeVar("Element")
+Outcome = TypeVar("Outcome")
+
+
+def requests_of(batch: Sequence[QueueItem[Item, Result]]) -> list[QueuedRequest[Item, Result]]:
+    """Return the requests that a batch has items of, each once."""
+    return list({id(entry.request): entry.request for entry in batch}.values())
+
+
+class BatcherMetrics:
+    """What one batcher counts; without metrics it counts nowhere.
+
+    Args:
+        metrics: Where to count.
+        model: The label.
+        stage: What its forward passes count as.
+    """
+
+    def __init__(self, metrics: "Metrics | None", model: str, stage: "Stage") -> None:
+        self._metrics = metrics
+        self._model = model
+        self._stage = stage
+        if metrics is None:
+            return
+        self._queue_requests = metrics.queue_requests.labels(model)
+        self._queue_tokens = metrics.queue_tokens.labels(model)
+        self._queue_seconds = metrics.stage_seconds.labels(model, "queue")
+        self._forward_seconds = metrics.stage_seconds.labels(model, "forward")
+        self._batch_tokens = metrics.batch_tokens.labels(model)
+        self._batch_items = metrics.batch_items.labels(model)
+        self._forwards = metrics.forwards.labels(model)
+
+    def show_queue(self, requests: int, tokens: int) -> None:
+        """Show what waits."""
+        if self._metrics is not None:
+            self._queue_requests.set(requests)
+            self._queue_tokens.set(tokens)
+
+    def count_forward(self) -> None:
+        """Count a forward pass."""
+        if self._metrics is not None:
+            self._forwards.inc()
+
+    def count_batch(
+        self, batch: Sequence[QueueItem[Any, Any]], tokens: int, started: float, seconds: float
+    ) -> None:
+        """Count a batch that began at ``started`` and took ``seconds``."""
+        if self._metrics is None:
+            return
+        for request in requests_of(batch):
+            self._queue_seconds.observe(started - request.arrived)
+        self._forward_seconds.observe(seconds)
+        self._batch_tokens.observe(tokens)
+        self._batch_items.observe(len(batch))
+        if self._metrics.tei is not None:
+            self._metrics.tei.batch(len(batch), tokens)
+
+    def count_dropped(self, *, begun: bool, cause: str) -> None:
+        """Count a request whose caller has gone, or whose time ran out."""
+        if self._metrics is not None:
+            stage = self._stage if begun else "queue"
+            self._metrics.cancelled.labels(self._model, stage, cause).inc()
+
+
+def run_in_halves(
+    run: Callable[[list[Element]], Sequence[Outcome | CondenseryError]],
+    batch: list[Element],
+    *,
+    model: str,
+    metrics: "Metrics | None",
+    describe: Callable[[Element], str],
+) -> list[Outcome | CondenseryError]:
+    """Run a batch; if it fails, halve it until the items at fault stand alone.
+
+    Args:
+        run: Returns an outcome for each item, in order.
+        batch: At least one item.
+        model: Name in messages.
+        metrics: Where to count.
+        describe: What messages call an item that fails; nothing that a user wrote.
+    """
+    try:
+        outcomes = list(run(batch))
+        if len(outcomes) == len(batch):
+            return outcomes
+        cause: Exception | None = None
+        reason = f"{len(outcomes)} results for {len(batch)} items"
+    except Exception as error:  # whatever a forward raises must not kill the worker
+        cause = error
+        reason = type(error).__name__
+    if cause is not None and is_out_of_memory(cause):
+        empty_device_cache(metrics, model, split=len(batch) > 1)
+    if len(batch) > 1:
+        middle = len(batch) // 2
+        halves = batch[:middle], batch[middle:]
+        return [
+            outcome
+            for half in halves
+            for outcome in run_in_halves(run, half, model=model, metrics=metrics, describe=describe)
+        ]
+    if isinstance(cause, CondenseryError):
+        return [cause]
+    # Not the error's own text either: it may hold what a user wrote.
+    fault = ModelFault(f"{model}: {describe(batch[0])} ({reason})")
+    fault.__cause__ = cause
+    return [fault]
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether memory ran out."""
+    # On a CPU torch raises a plain RuntimeError.
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
+def empty_device_cache(metrics: "Metrics | None", model: str, *, split: bool) -> None:
+    """Give back what torch keeps for later; halves of the batch, if any, are tried next."""
+    if metrics is not None:
+        metrics.oom.labels(model, "split" if split else "failed").inc()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 class Batcher(Generic[Item, Result]):
     """Runs ``forward`` over items from many callers, a batch at a time on each free worker.
 
     There is no timer: an idle service adds no delay, and a busy one fills its batches by itself.
-    Callers take turns, and of each goes first what is due first (``Lane``); short requests and
+    Callers take turns, and of each goes first what is due first (``FairQueue``); short requests and
     long ones get half of the tokens each while both wait.
 
     Args:
@@ -49,7 +186,7 @@ class Batcher(Generic[Item, Result]):
         forward: Callable[[list[Item]], Sequence[Result | CondenseryError]],
         workers: Workers,
         *,
-        limits: Limits | None = None,
+        limits: BatchLimits | None = None,
         model: str = "",
         stage: "Stage" = "forward",
         metrics: "Metrics | None" = None,
@@ -59,9 +196,9 @@ class Batcher(Generic[Item, Result]):
         self._limits = limits or default_limits(workers.device)
         self._model = model
         self._metrics = metrics
-        self._gauges = BatchGauges(metrics, model, stage)
-        self._short: Lane[Item, Result] = Lane()
-        self._long: Lane[Item, Result] = Lane()
+        self._counts = BatcherMetrics(metrics, model, stage)
+        self._short: FairQueue[Item, Result] = FairQueue()
+        self._long: FairQueue[Item, Result] = FairQueue()
         self._rate = 0.0  # tokens a second and worker
         self._closed = False
         workers.add(self)
@@ -93,7 +230,7 @@ class Batcher(Generic[Item, Result]):
             DeadlineExceeded: The caller's time ran out.
             Unavailable: Closed before the items ran.
         """
-        parts = _whole(items, tokens)
+        parts = _single_part(items, tokens)
         return cast(
             list[Result | CondenseryError],
             await self._submit(parts, len(items), sum(tokens), each=True),
@@ -101,7 +238,7 @@ class Batcher(Generic[Item, Result]):
 
     async def submit_parts(
         self,
-        parts: AsyncGenerator[Part[Item], None],
+        parts: AsyncGenerator[CostedItems[Item], None],
         count: int,
         cost: int,
     ) -> list[Result]:
@@ -124,7 +261,7 @@ class Batcher(Generic[Item, Result]):
 
     async def _submit(
         self,
-        parts: AsyncGenerator[Part[Item], None],
+        parts: AsyncGenerator[CostedItems[Item], None],
         count: int,
         cost: int,
         *,
@@ -132,59 +269,58 @@ class Batcher(Generic[Item, Result]):
     ) -> list[Result]:
         if not count:
             return []
-        call = current()
+        call = current_request()
         if call.seconds_left <= 0:
-            self._gauges.dropped(begun=False, cause="deadline")
+            self._counts.count_dropped(begun=False, cause="deadline")
             raise call.expired()
-        loop = asyncio.get_running_loop()
-        request: Request[Item, Result] = Request(
-            *(loop.create_future(), call, [MISSING] * count, count), each=each
+        request: QueuedRequest[Item, Result] = QueuedRequest(
+            asyncio.get_running_loop().create_future(), call, [MISSING] * count, count, each=each
         )
-        lane = self._short if cost <= SHORT_TOKENS else self._long
-        self._admit(lane, call.caller, cost)
+        queue = self._short if cost <= SHORT_TOKENS else self._long
+        self._admit(queue, call.caller, cost)
         try:
-            async with asyncio.timeout_at(_loop_time(loop, call)), aclosing(parts):
+            async with asyncio.timeout_at(loop_deadline(call)), aclosing(parts):
                 queued = 0
                 async for items, tokens in parts:
-                    queued += self._put(lane, request, queued, items, tokens)
+                    queued += self._put(queue, request, queued, items, tokens)
                     if request.reply.done():  # failed already: the rest is not worth making
                         break
                 return await request.reply
         except TimeoutError:
-            self._gauges.dropped(begun=request.begun, cause="deadline")
+            self._counts.count_dropped(begun=request.begun, cause="deadline")
             raise call.expired() from None
         except asyncio.CancelledError:
-            # A door's own timeout for the same deadline may come first.
+            # An endpoint's own timeout for the same deadline may come first.
             cause = "deadline" if call.seconds_left <= 0 else "client"
-            self._gauges.dropped(begun=request.begun, cause=cause)
+            self._counts.count_dropped(begun=request.begun, cause=cause)
             raise
         finally:
             # Cancelled, or failed: what is still queued of it never runs.
             if request.waiting:
                 with self._workers.changed:
-                    lane.forget(request)
-                    self._tell_queue()
+                    queue.drop(request)
+                    self._show_queue()
 
     def _put(
         self,
-        lane: Lane[Item, Result],
-        request: Request[Item, Result],
+        queue: FairQueue[Item, Result],
+        request: QueuedRequest[Item, Result],
         first: int,
         items: Sequence[Item],
         tokens: Sequence[int],
     ) -> int:
         """Queue a part of a request; returns how many items it has."""
-        tickets = [
-            Ticket(request, index, item, size)
+        entries = [
+            QueueItem(request, index, item, size)
             for index, (item, size) in enumerate(zip(items, tokens, strict=True), first)
         ]
         with self._workers.changed:
             if self._closed:
                 raise self._shutting_down()
-            lane.put(request, tickets)
-            self._tell_queue()
-            self._workers.wake(len(tickets), short=lane is self._short)
-        return len(tickets)
+            queue.put(request, entries)
+            self._show_queue()
+            self._workers.wake(len(entries), short=queue is self._short)
+        return len(entries)
 
     def close(self) -> None:
         """Refuse new items and whoever waits; batches that run are finished and delivered."""
@@ -193,7 +329,7 @@ class Batcher(Generic[Item, Result]):
                 return
             self._closed = True
             left = [*self._short.clear(), *self._long.clear()]
-            self._tell_queue()
+            self._show_queue()
         self._workers.remove(self)
         for request in left:
             send_error(request, self._shutting_down())
@@ -201,76 +337,74 @@ class Batcher(Generic[Item, Result]):
     def _shutting_down(self) -> Unavailable:
         return Unavailable(f"{self._model}: shutting down")
 
-    def _admit(self, lane: Lane[Item, Result], caller: str, cost: int) -> None:
+    def _admit(self, queue: FairQueue[Item, Result], caller: str, cost: int) -> None:
         """Refuse what would not fit, or would wait too long for its turns."""
         waiting = self.queued_tokens
-        # While the other lane has work, this one gets every second token.
-        ahead = lane.ahead(caller, cost) * (1 if waiting == lane.tokens else 2)
-        queue = Queue(waiting, min(waiting, ahead), self.rate)
-        refuse(queue, cost, self._limits, model=self._model, metrics=self._metrics)
+        # While the other queue has work, this one gets every second token.
+        ahead = queue.tokens_ahead(caller, cost) * (1 if waiting == queue.tokens else 2)
+        state = QueueState(waiting, min(waiting, ahead), self.rate)
+        refuse_if_overloaded(state, cost, self._limits, model=self._model, metrics=self._metrics)
 
-    def _tell_queue(self) -> None:
-        self._gauges.tell(self._short.items + self._long.items, self.queued_tokens)
+    def _show_queue(self) -> None:
+        self._counts.show_queue(self._short.items + self._long.items, self.queued_tokens)
 
-    def take(self, idle: int, *, express: bool) -> Job | None:
-        """Make a batch of what waits; called by a free worker (``Source``)."""
+    def take(self, idle: int, *, express: bool) -> WorkItem | None:
+        """Make a batch of what waits; called by a free worker (``WorkSource``)."""
         if not self.queued_tokens:
             return None
         contested = bool(self._short.items and self._long.items)
-        lane = self._short if express or not self._long.items else self._long
+        queue = self._short if express or not self._long.items else self._long
         if contested and not express:  # the one that has been served less while both had work
-            lane = min(self._short, self._long, key=lambda one: one.served)
+            queue = min(self._short, self._long, key=lambda queue: queue.served)
         # A request that finds several workers idle is shared between them.
-        share = max(LEAST_SHARE, -(-lane.tokens // max(1, idle)))
-        batch = lane.take(min(self._limits.batch_tokens, share), self._limits.batch_items)
-        self._tell_queue()
+        share = max(MIN_SHARE_TOKENS, -(-queue.tokens // max(1, idle)))
+        batch = queue.take(min(self._limits.batch_tokens, share), self._limits.batch_items)
+        self._show_queue()
         if not batch:  # express and nothing short; or all have gone
             return None
-        tokens = sum(ticket.tokens for ticket in batch)
+        tokens = sum(entry.tokens for entry in batch)
         if contested:
-            lane.served += tokens
+            queue.served += tokens
         else:
             self._short.served = self._long.served = 0
-        return Job(
+        return WorkItem(
             run=lambda: self._run(batch, tokens),
             fail=lambda reason: self._abandon(batch, reason),
-            long=lane is self._long,
+            long=queue is self._long,
             seconds=tokens / self._rate if self._rate else 0.0,
         )
 
-    def _run(self, batch: list[Ticket[Item, Result]], tokens: int) -> None:
-        """Run a batch in a worker's thread and send the results home."""
+    def _run(self, batch: list[QueueItem[Item, Result]], tokens: int) -> None:
+        """Run a batch in a worker's thread, and send the results to the callers."""
         started = time.perf_counter()
         outcomes = run_in_halves(
-            *(self._forward_tickets, batch),
+            self._forward_entries,
+            batch,
             model=self._model,
             metrics=self._metrics,
-            said=lambda ticket: f"failed on item {ticket.index}",
+            describe=lambda entry: f"failed on item {entry.index}",
         )
         seconds = time.perf_counter() - started
         rate = tokens / max(seconds, 1e-9)
         self._rate = RATE_MEMORY * self._rate + (1 - RATE_MEMORY) * rate if self._rate else rate
-        self._gauges.ran(batch, tokens, started, seconds)
+        self._counts.count_batch(batch, tokens, started, seconds)
         for request in requests_of(batch):
             device = self._workers.device.type
             request.call.spent.ran(device, request.arrived, started, started + seconds)
         send_results(batch, outcomes)
 
-    def _forward_tickets(
-        self, batch: list[Ticket[Item, Result]]
+    def _forward_entries(
+        self, batch: list[QueueItem[Item, Result]]
     ) -> Sequence[Result | CondenseryError]:
-        self._gauges.runs()
-        return self._forward([ticket.item for ticket in batch])
+        self._counts.count_forward()
+        return self._forward([entry.item for entry in batch])
 
-    def _abandon(self, batch: list[Ticket[Item, Result]], reason: str) -> None:
+    def _abandon(self, batch: list[QueueItem[Item, Result]], reason: str) -> None:
         """Fail a batch whose worker is lost."""
         send_results(batch, [ModelFault(f"{self._model}: {reason}") for _ in batch])
 
 
-async def _whole(items: Sequence[Item], tokens: Sequence[int]) -> AsyncGenerator[Part[Item], None]:
+async def _single_part(
+    items: Sequence[Item], tokens: Sequence[int]
+) -> AsyncGenerator[CostedItems[Item], None]:
     yield items, tokens
-
-
-def _loop_time(loop: asyncio.AbstractEventLoop, call: Call) -> float | None:
-    """Return the call's deadline in the loop's own time; None if it has none."""
-    return None if math.isinf(call.deadline) else loop.time() + call.seconds_left

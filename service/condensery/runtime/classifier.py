@@ -1,46 +1,215 @@
-"""A running sequence classifier: texts, or pairs of texts, to a logit for each label."""
+"""A running sequence classifier: texts, or pairs of texts, to a logit for each label.
+
+One of a single label reranks: the logit is a passage's score for a query.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import torch
+from tokenizers import Encoding, Tokenizer
 
-from condensery.errors import CondenseryError, CorruptModel, ModelFault
+from condensery.errors import CondenseryError, CorruptModel, InputError, ModelFault
 from condensery.networks import classifier as networks
 from condensery.networks.backbone import load_classifier
 from condensery.runtime.batcher import Batcher
-from condensery.runtime.describing import describe
-from condensery.runtime.encoder import WARM_UP_TOKENS
-from condensery.runtime.feeding import Feeder
-from condensery.runtime.limits import Limits
-from condensery.runtime.pair_tokenizing import PairTokenizer, PairTokens
-from condensery.runtime.tokenizing import Cutting
+from condensery.runtime.encoder import WARM_UP_TOKENS, describe_model
+from condensery.runtime.queue import BatchLimits
+from condensery.runtime.tokenizing import (
+    CUT_CHARACTERS_PER_TOKEN,
+    BatchFeeder,
+    TextTokenizer,
+    Truncation,
+    check_text,
+    run_tokenizing,
+)
 from condensery.runtime.workers import Workers
-from condensery.values import Classified, Floats, Input, ModelInfo, Scored, Side
+from condensery.values import Classified, Floats, Input, ModelInfo, Scored, TruncationDirection
 
-if TYPE_CHECKING:  # neither is there on a machine that only runs forward passes
+if TYPE_CHECKING:
     from condensery.metrics import Metrics
     from condensery.store.manifest import StoredModel
 
 
-class Text(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TokenizedTextPair:
+    """One text, or one pair, as the model reads it.
+
+    Attributes:
+        ids: Token ids, special ones included.
+        types: As many; 1 for the second text, where the tokenizer marks it.
+        cut: Whether the first text was cut, and whether the second was.
+    """
+
+    ids: list[int]
+    types: list[int]
+    cut: tuple[bool, bool]
+
+    @property
+    def count(self) -> int:
+        """Tokens read, special ones included."""
+        return len(self.ids)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a text of it was cut."""
+        return any(self.cut)
+
+
+class TextPairTokenizer:
+    """A classifier's tokenizer. What is too long loses tokens of the longer text first.
+
+    That is how sentence-transformers' cross-encoders and TEI cut (``longest_first``).
+
+    Args:
+        texts: Tokenises each text by itself.
+        threads: Where longer texts are tokenised.
+    """
+
+    def __init__(self, texts: TextTokenizer, threads: ThreadPoolExecutor) -> None:
+        self._texts = texts
+        self._threads = threads
+        self.max_tokens = texts.max_tokens
+        self._joining: dict[TruncationDirection, Tokenizer] = {}
+        for side in get_args(TruncationDirection):
+            joining = Tokenizer.from_str(texts.tokenizer.to_str())
+            joining.no_padding()
+            joining.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
+            self._joining[side] = joining
+        self._special = [joining.num_special_tokens_to_add(pair) for pair in (False, True)]
+
+    @classmethod
+    def load(cls, path: Path, max_tokens: int, threads: ThreadPoolExecutor) -> "TextPairTokenizer":
+        """Read ``tokenizer.json`` in the directory ``path``.
+
+        Raises:
+            CorruptModel: It is missing or unreadable.
+        """
+        return cls(TextTokenizer.load(path, max_tokens, threads), threads)
+
+    def check(self, inputs: Sequence[Input], fields: Sequence[str]) -> int:
+        """Check that each text can be tokenised; returns how many characters there are.
+
+        Args:
+            inputs: Texts, and pairs.
+            fields: What the request calls each text of an input, with ``{}`` for its place.
+
+        Raises:
+            InputError: One is over the limit, or no valid Unicode.
+        """
+        most = self._texts.max_characters
+        return sum(
+            check_text(text, name.format(place), most)
+            for place, texts in enumerate(inputs)
+            for name, text in zip(fields, _texts(texts), strict=False)
+        )
+
+    async def tokenise(
+        self,
+        inputs: Sequence[Input],
+        *,
+        truncate: bool,
+        side: TruncationDirection = "right",
+        field: str,
+        first: int = 0,
+    ) -> list[TokenizedTextPair]:
+        """Tokenise what has passed ``check``, in a thread of its own unless it is short.
+
+        Args:
+            inputs: Texts, and pairs.
+            truncate: Cut what is too long; else refuse it.
+            side: Where to cut.
+            field: The request's field that holds them, for messages.
+            first: The place of the first one in the request.
+
+        Raises:
+            InputError: An input is too long, and ``truncate`` is false.
+        """
+        characters = sum(len(text) for texts in inputs for text in _texts(texts))
+        tokenise = partial(self._tokenise, inputs, truncate, side, field, first)
+        return await run_tokenizing(tokenise, characters, self._threads)
+
+    def _tokenise(
+        self,
+        inputs: Sequence[Input],
+        truncate: bool,
+        side: TruncationDirection,
+        field: str,
+        first: int,
+    ) -> list[TokenizedTextPair]:
+        different = list(dict.fromkeys(text for texts in inputs for text in _texts(texts)))
+        encoded = dict(zip(different, self._encode(different, truncate, side), strict=True))
+        tokenised = []
+        for place, texts in enumerate(inputs, first):
+            parts = [encoded[text] for text in _texts(texts)]
+            count = sum(map(len, parts)) + self._special[len(parts) - 1]
+            if count > self.max_tokens and not truncate:
+                where = f"{field}[{place}]"
+                raise InputError(
+                    f"{where} has {count} tokens, over the model's {self.max_tokens}, and "
+                    "truncate is false",
+                    field=where,
+                    value=count,
+                )
+            tokenised.append(self._join(parts, side, cut=count > self.max_tokens))
+        return tokenised
+
+    def _join(
+        self, parts: Sequence[Encoding], side: TruncationDirection, *, cut: bool
+    ) -> TokenizedTextPair:
+        joining: Any = self._joining[side]  # whose stubs name each argument
+        whole = joining.post_process(*parts)
+        parts_cut = [False, False]
+        if cut:
+            left = whole.sequence_ids
+            for number, part in enumerate(parts):
+                parts_cut[number] = left.count(number) < len(part)
+        return TokenizedTextPair(whole.ids, whole.type_ids, (parts_cut[0], parts_cut[1]))
+
+    def _encode(
+        self, texts: Sequence[str], truncate: bool, side: TruncationDirection
+    ) -> list[Encoding]:
+        """Tokenise each text without special tokens; of a very long one only what may be read."""
+        tokenizer = self._texts.tokenizer
+        most = self.max_tokens * CUT_CHARACTERS_PER_TOKEN
+        kept = slice(most) if side == "right" else slice(-most, None)
+        parts = [text[kept] if truncate else text for text in texts]
+        encodings: list[Encoding] = tokenizer.encode_batch(parts, add_special_tokens=False)
+        for place, (text, part) in enumerate(zip(texts, parts, strict=True)):
+            # The part is as good as the text where its outermost word, which the cut may have gone
+            # through, lies beyond all that can be read.
+            if len(part) < len(text):
+                words = encodings[place].word_ids[:: 1 if side == "right" else -1]
+                if len(words) <= self.max_tokens or words[self.max_tokens] == words[-1]:
+                    encodings[place] = tokenizer.encode(text, add_special_tokens=False)
+        return encodings
+
+
+def _texts(texts: Input) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else texts
+
+
+class ClassifierInput(NamedTuple):
     """One text, or pair, in a batch."""
 
     ids: list[int]
     types: list[int]
 
 
-class Network:
+class ClassifierNetwork:
     """What a worker runs: a batch of token ids to the logits of each."""
 
     def __init__(self, network: networks.Classifier, model: str) -> None:
         self._network = network
         self._model = model
 
-    def forward(self, texts: Sequence[Text]) -> list[Floats | CondenseryError]:
+    def forward(self, texts: Sequence[ClassifierInput]) -> list[Floats | CondenseryError]:
         """Read a batch; logits that are not finite fail their own text only."""
         logits = self._network.read([text.ids for text in texts], [text.types for text in texts])
         array: Floats = logits.cpu().numpy()
@@ -61,21 +230,21 @@ class Classifier:
 
     def __init__(
         self,
-        network: Network,
-        tokenizer: PairTokenizer,
+        network: ClassifierNetwork,
+        tokenizer: TextPairTokenizer,
         workers: Workers,
         *,
         info: ModelInfo,
-        limits: Limits | None = None,
+        limits: BatchLimits | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
         self.info = info
         self.parts = (network,)
         self._tokenizer = tokenizer
-        self._batcher: Batcher[Text, Floats] = Batcher(
+        self._batcher: Batcher[ClassifierInput, Floats] = Batcher(
             network.forward, workers, limits=limits, model=info.name, metrics=metrics
         )
-        self._feeder = Feeder(self._batcher, info.name, metrics)
+        self._feeder = BatchFeeder(self._batcher, info.name, metrics)
 
     @classmethod
     def load(
@@ -85,7 +254,7 @@ class Classifier:
         *,
         dtype: torch.dtype = torch.float32,
         threads: ThreadPoolExecutor,
-        limits: Limits | None = None,
+        limits: BatchLimits | None = None,
         metrics: "Metrics | None" = None,
     ) -> "Classifier":
         """Load a stored classifier onto the workers' device. Blocks: call it off the event loop.
@@ -112,15 +281,18 @@ class Classifier:
             network = networks.run_classifier(model)
         except ValueError as error:
             raise CorruptModel(f"{manifest.name}: {error}") from error
-        info = describe(
-            *(manifest, network.backbone, workers.device, dtype),
+        info = describe_model(
+            manifest,
+            network.backbone,
+            workers.device,
+            dtype,
             dims=None,
             labels=tuple(map(str, labels)),
             independent=bool(manifest.shape.get("independent", len(labels) == 1)),
         )
         return cls(
-            Network(network, manifest.name),
-            PairTokenizer.load(stored.path, manifest.max_tokens, threads),
+            ClassifierNetwork(network, manifest.name),
+            TextPairTokenizer.load(stored.path, manifest.max_tokens, threads),
             workers,
             info=info,
             limits=limits,
@@ -132,7 +304,7 @@ class Classifier:
         inputs: Sequence[Input],
         *,
         truncate: bool = True,
-        side: Side = "right",
+        side: TruncationDirection = "right",
         field: str = "inputs",
     ) -> Classified:
         """Read each text or pair; logits in the order of ``info.labels``.
@@ -152,9 +324,9 @@ class Classifier:
             Unavailable: Closed.
         """
         names = [f"{field}[{{}}]"] * 2
-        cutting = Cutting(truncate, side)
-        logits, tokens = await self._read(inputs, cutting, field=field, names=names)
-        cut = tuple(place for place, one in enumerate(tokens) if one.truncated)
+        truncation = Truncation(truncate, side)
+        logits, tokens = await self._read(inputs, truncation, field=field, names=names)
+        cut = tuple(place for place, text in enumerate(tokens) if text.truncated)
         return Classified(self.info.name, logits, _count(tokens), cut, self.info.fingerprint)
 
     async def score(
@@ -163,7 +335,7 @@ class Classifier:
         passages: Sequence[str],
         *,
         truncate: bool = True,
-        side: Side = "right",
+        side: TruncationDirection = "right",
         field: str = "documents",
     ) -> Scored:
         """Score each passage for ``query`` by the logit of the only label; order kept.
@@ -173,28 +345,28 @@ class Classifier:
         """
         pairs = [(query, passage) for passage in passages]
         names = ["query", f"{field}[{{}}]"]
-        cutting = Cutting(truncate, side)
-        logits, tokens = await self._read(pairs, cutting, field=field, names=names)
+        truncation = Truncation(truncate, side)
+        logits, tokens = await self._read(pairs, truncation, field=field, names=names)
         return Scored(
             self.info.name,
             logits[:, 0],
             _count(tokens),
-            truncated=tuple(place for place, one in enumerate(tokens) if one.cut[1]),
-            query_truncated=any(one.cut[0] for one in tokens),
+            truncated=tuple(place for place, pair in enumerate(tokens) if pair.cut[1]),
+            query_truncated=any(pair.cut[0] for pair in tokens),
             fingerprint=self.info.fingerprint,
         )
 
     async def _read(
-        self, inputs: Sequence[Input], cutting: Cutting, *, field: str, names: Sequence[str]
-    ) -> tuple[Floats, list[PairTokens]]:
-        def tokenise(some: Sequence[Input], first: int) -> Awaitable[list[PairTokens]]:
+        self, inputs: Sequence[Input], truncation: Truncation, *, field: str, names: Sequence[str]
+    ) -> tuple[Floats, list[TokenizedTextPair]]:
+        def tokenise(some: Sequence[Input], first: int) -> Awaitable[list[TokenizedTextPair]]:
             return self._tokenizer.tokenise(
-                some, truncate=cutting.truncate, side=cutting.side, field=field, first=first
+                some, truncate=truncation.truncate, side=truncation.side, field=field, first=first
             )
 
         characters = self._tokenizer.check(inputs, names)
         rows, tokens = await self._feeder.feed(
-            inputs, characters, tokenise, lambda one: Text(one.ids, one.types)
+            inputs, characters, tokenise, lambda text: ClassifierInput(text.ids, text.types)
         )
         empty: Floats = np.empty((0, len(self.info.labels)), dtype=np.float32)
         return (np.stack(rows) if rows else empty), tokens
@@ -216,5 +388,5 @@ class Classifier:
         self._batcher.close()
 
 
-def _count(tokens: Sequence[PairTokens]) -> int:
-    return sum(one.count for one in tokens)
+def _count(tokens: Sequence[TokenizedTextPair]) -> int:
+    return sum(text.count for text in tokens)

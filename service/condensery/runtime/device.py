@@ -1,14 +1,17 @@
-"""Where forward passes run: the device, what it computes in, how the process is set up for it."""
+"""Where forward passes run: the device, the dtype, the allocator, the memory weights take."""
 
 import ctypes
-from collections.abc import Iterable, Iterator
+import gc
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
 
 from condensery.errors import SettingError
-from condensery.runtime.wide import have_threads
+from condensery.runtime.workers import set_thread_count
 
 DTypeSetting = Literal["auto", "float32", "bfloat16"]
 
@@ -76,7 +79,7 @@ def choose_common_dtype(
 
 
 def tune_allocator() -> bool:
-    """Tell glibc's malloc to keep what torch frees; returns whether it listened.
+    """Make glibc's malloc keep what torch frees; returns whether it does.
 
     By default each large activation is mapped from the kernel and given back, forward after
     forward: 1,500 to 10,000 page faults a batch of passages, and up to 14 % of its time.
@@ -113,5 +116,51 @@ def prepare_process() -> None:
     The main thread must hold one OMP thread first: where it has ever run with more, the workers'
     pools come on top of its own and every parallel region is 40 % slower.
     """
-    have_threads(1)
+    set_thread_count(1)
     tune_allocator()
+
+
+def weight_bytes(parts: Iterable[object]) -> Mapping[str, int]:
+    """Return the bytes of every tensor that the parts hold, by device; shared ones count once.
+
+    Args:
+        parts: Modules, or objects whose attributes are modules and tensors.
+    """
+    seen: set[int] = set()
+    sizes: Counter[str] = Counter()
+    for part in parts:
+        for tensor in _tensors(part):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                # Prepacked weights are opaque, and have no bytes of their own to ask for.
+                sizes[str(tensor.device)] += tensor.numel() * tensor.element_size()
+    return dict(sizes)
+
+
+def _tensors(part: object) -> Iterator[Tensor]:
+    if isinstance(part, nn.Module):
+        for module in part.modules():
+            yield from module.parameters(recurse=False)
+            yield from module.buffers(recurse=False)
+            yield from (value for value in vars(module).values() if isinstance(value, Tensor))
+        return
+    for value in getattr(part, "__dict__", {}).values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, nn.Module):
+            yield from _tensors(value)
+
+
+def release_memory() -> None:
+    """Return to the system what is free: reference cycles, CUDA's pool, and malloc's arenas.
+
+    The last is what counts on a CPU: malloc keeps what is freed (``tune_allocator``), as every
+    forward pass would else pay for its pages again; after a model has gone that is no use.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):  # another libc: it decides for itself
+        return

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,23 +11,83 @@ from torch import Tensor
 
 from condensery.errors import CondenseryError, CorruptModel, ModelFault
 from condensery.networks.backbone import Backbone, load_backbone
+from condensery.networks.dtypes import dtype_name
 from condensery.networks.pooling import Pooling, normalise, pool
 from condensery.runtime.batcher import Batcher
-from condensery.runtime.describing import describe, vector_lengths
-from condensery.runtime.feeding import Feeder
-from condensery.runtime.limits import Limits
-from condensery.runtime.tokenizing import Cutting, TextTokenizer, Tokens, check_text
+from condensery.runtime.queue import BatchLimits
+from condensery.runtime.tokenizing import (
+    BatchFeeder,
+    TextTokenizer,
+    TokenizedText,
+    Truncation,
+    check_text,
+)
 from condensery.runtime.workers import Workers
-from condensery.values import Embedded, EmbeddedTokens, Floats, ModelInfo, Piece, Side
+from condensery.values import (
+    Embedded,
+    EmbeddedTokens,
+    Floats,
+    ModelInfo,
+    TextToken,
+    TruncationDirection,
+)
 
-if TYPE_CHECKING:  # neither is there on a machine that only runs forward passes
+if TYPE_CHECKING:
     from condensery.metrics import Metrics
-    from condensery.store.manifest import StoredModel
+    from condensery.store.manifest import Manifest, StoredModel
 
 WARM_UP_TOKENS = (8, 16, 120, 480)
 
 
-class Text(NamedTuple):
+def describe_model(
+    manifest: "Manifest", backbone: Backbone, device: torch.device, dtype: torch.dtype, **own: Any
+) -> ModelInfo:
+    """Return what ``/v1/models`` shows of a model.
+
+    Args:
+        manifest: The stored model's.
+        backbone: What was loaded of it.
+        device: Where it runs.
+        dtype: What it computes in.
+        own: Fields of ``ModelInfo`` that only its kind has.
+
+    Raises:
+        CorruptModel: The manifest promises longer inputs than the network has positions for.
+    """
+    if backbone.longest is not None and manifest.max_tokens > backbone.longest:
+        raise CorruptModel(
+            f"{manifest.name}: max_tokens is {manifest.max_tokens}, but the network has "
+            f"only {backbone.longest} positions"
+        )
+    return ModelInfo(
+        name=manifest.name,
+        kind=manifest.kind,
+        method=manifest.method,
+        fingerprint=manifest.fingerprint,
+        max_tokens=manifest.max_tokens,
+        dtype=dtype_name(dtype),
+        device=str(device),
+        licence=manifest.licence,
+        created=manifest.created,
+        **own,
+    )
+
+
+def vector_lengths(manifest: "Manifest", width: int) -> tuple[int, ...]:
+    """Return the lengths that a stored model's vectors may be cut to, as its manifest has them.
+
+    Raises:
+        CorruptModel: A length is not one that the model's vectors can be cut to.
+    """
+    declared = manifest.shape.get("matryoshka", [])
+    lengths = declared if isinstance(declared, list) else [declared]
+    valid = [length for length in lengths if type(length) is int and 0 < length <= width]
+    if len(valid) != len(lengths):
+        raise CorruptModel(f"{manifest.name}: matryoshka {declared!r} of {width} dimensions")
+    return tuple(sorted(set(valid)))
+
+
+class EncoderInput(NamedTuple):
     """One text in a batch.
 
     Attributes:
@@ -41,7 +101,7 @@ class Text(NamedTuple):
     whole: bool = False
 
 
-class Network:
+class EncoderNetwork:
     """What a worker runs: a batch of token ids to fp32 vectors."""
 
     def __init__(self, backbone: Backbone, pooling: Pooling, model: str) -> None:
@@ -50,7 +110,7 @@ class Network:
         self.model = model
 
     @torch.inference_mode()
-    def forward(self, texts: Sequence[Text]) -> list[Floats | CondenseryError]:
+    def forward(self, texts: Sequence[EncoderInput]) -> list[Floats | CondenseryError]:
         """Embed a batch; a vector that is not finite fails its own text only.
 
         A text has its vector (dims,); those that are wanted whole have one a token, (tokens, dims).
@@ -64,20 +124,20 @@ class Network:
         if all(scaled):
             vectors = normalise(vectors)
         elif any(scaled):
-            chosen = torch.tensor(scaled, device=vectors.device)[:, None]
-            vectors = torch.where(chosen, normalise(vectors), vectors)
+            mask = torch.tensor(scaled, device=vectors.device)[:, None]
+            vectors = torch.where(mask, normalise(vectors), vectors)
         array: Floats = vectors.cpu().numpy()
         finite: list[bool] = torch.isfinite(vectors).all(dim=1).tolist()
-        found: list[Floats | CondenseryError] = [
+        rows: list[Floats | CondenseryError] = [
             row if good else self._fault() for row, good in zip(array, finite, strict=True)
         ]
         if every:
             first = 0
             for place, text in enumerate(texts):
                 if text.whole:
-                    found[place] = self._each(hidden[first : first + len(text.ids)])
+                    rows[place] = self._each(hidden[first : first + len(text.ids)])
                 first += len(text.ids)
-        return found
+        return rows
 
     def _each(self, hidden: Tensor) -> Floats | CondenseryError:
         if not bool(torch.isfinite(hidden).all()):
@@ -102,7 +162,7 @@ class Encoder:
 
     def __init__(
         self,
-        network: Network,
+        network: EncoderNetwork,
         tokenizer: TextTokenizer,
         workers: Workers,
         *,
@@ -110,7 +170,7 @@ class Encoder:
         prompts: Mapping[str, str],
         normalize: bool,
         default_prompt: str | None = None,
-        limits: Limits | None = None,
+        limits: BatchLimits | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
         self.info = info
@@ -120,10 +180,10 @@ class Encoder:
         self.content_tokens = tokenizer.max_tokens - tokenizer.special_tokens
         self._tokenizer = tokenizer
         self._normalize = normalize
-        self._batcher: Batcher[Text, Floats] = Batcher(
+        self._batcher: Batcher[EncoderInput, Floats] = Batcher(
             network.forward, workers, limits=limits, model=info.name, metrics=metrics
         )
-        self._feeder = Feeder(self._batcher, info.name, metrics)
+        self._feeder = BatchFeeder(self._batcher, info.name, metrics)
 
     @classmethod
     def load(
@@ -132,7 +192,7 @@ class Encoder:
         workers: Workers,
         *,
         dtype: torch.dtype = torch.float32,
-        limits: Limits | None = None,
+        limits: BatchLimits | None = None,
         metrics: "Metrics | None" = None,
         threads: ThreadPoolExecutor | None = None,
     ) -> "Encoder":
@@ -156,14 +216,17 @@ class Encoder:
                 "is no encoder"
             )
         backbone = load_backbone(stored.path, device=workers.device, dtype=dtype)
-        info = describe(
-            *(manifest, backbone, workers.device, dtype),
+        info = describe_model(
+            manifest,
+            backbone,
+            workers.device,
+            dtype,
             dims=backbone.width,
             pooling=manifest.pooling,
             dimensions=vector_lengths(manifest, backbone.width),
         )
         return cls(
-            Network(backbone, manifest.pooling, manifest.name),
+            EncoderNetwork(backbone, manifest.pooling, manifest.name),
             TextTokenizer.load(stored.path, manifest.max_tokens, threads),
             workers,
             info=info,
@@ -181,7 +244,7 @@ class Encoder:
         prompt: str = "",
         normalize: bool | None = None,
         truncate: bool = True,
-        side: Side = "right",
+        side: TruncationDirection = "right",
         dimensions: int | None = None,
         field: str = "input",
     ) -> Embedded:
@@ -205,14 +268,14 @@ class Encoder:
             Unavailable: Closed.
         """
         wanted = self._normalize if normalize is None else normalize
-        cutting = Cutting(truncate, side)
+        truncation = Truncation(truncate, side)
         rows, count, truncated = await self._read(
-            texts, prompt, cutting, field, lambda ids: Text(ids, wanted)
+            texts, prompt, truncation, field, lambda ids: EncoderInput(ids, wanted)
         )
         dims = self.info.dims or 0
         vectors = np.stack(rows) if rows else np.empty((0, dims), dtype=np.float32)
         if dimensions is not None and dimensions != dims:
-            vectors = _cut(vectors, dimensions, scale=wanted)
+            vectors = _shorten_vectors(vectors, dimensions, scale=wanted)
         return Embedded(
             model=self.info.name,
             fingerprint=self.info.fingerprint,
@@ -227,16 +290,20 @@ class Encoder:
         *,
         prompt: str = "",
         truncate: bool = True,
-        side: Side = "right",
+        side: TruncationDirection = "right",
         field: str = "input",
     ) -> EmbeddedTokens:
         """Return the vector of every token as the network gives it, neither pooled nor scaled.
 
         Arguments and errors are those of ``embed``.
         """
-        cutting = Cutting(truncate, side)
+        truncation = Truncation(truncate, side)
         rows, count, truncated = await self._read(
-            texts, prompt, cutting, field, lambda ids: Text(ids, normalise=False, whole=True)
+            texts,
+            prompt,
+            truncation,
+            field,
+            lambda ids: EncoderInput(ids, normalise=False, whole=True),
         )
         return EmbeddedTokens(self.info.name, self.info.fingerprint, tuple(rows), count, truncated)
 
@@ -244,19 +311,19 @@ class Encoder:
         self,
         texts: Sequence[str],
         prompt: str,
-        cutting: Cutting,
+        truncation: Truncation,
         field: str,
-        item: Callable[[list[int]], Text],
+        item: Callable[[list[int]], EncoderInput],
     ) -> tuple[list[Floats], int, tuple[int, ...]]:
         """Return what each text gives, the tokens of all, and which texts were cut."""
         characters = self._tokenizer.check(texts, field) + len(prompt) * len(texts)
 
-        def tokenise(some: Sequence[str], first: int) -> Awaitable[list[Tokens]]:
+        def tokenise(some: Sequence[str], first: int) -> Awaitable[list[TokenizedText]]:
             return self._tokenizer.tokenise(
                 some,
                 prompt=prompt,
-                truncate=cutting.truncate,
-                side=cutting.side,
+                truncate=truncation.truncate,
+                side=truncation.side,
                 field=field,
                 first=first,
             )
@@ -275,7 +342,7 @@ class Encoder:
         """
         return self._tokenizer.offsets(text)
 
-    def pieces(self, text: str, *, special: bool = True, field: str = "inputs") -> list[Piece]:
+    def pieces(self, text: str, *, special: bool = True, field: str = "inputs") -> list[TextToken]:
         """Return the tokens of a text, however many, with the special ones or without.
 
         Raises:
@@ -285,7 +352,7 @@ class Encoder:
         return self._tokenizer.pieces(text, special=special)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Return the text that tokens spell; numbers of no token spell nothing."""
+        """Return the text of token ids; ids that are no token's are left out."""
         return self._tokenizer.decode(ids, skip_special=skip_special)
 
     async def warm_up(self) -> None:
@@ -305,7 +372,7 @@ class Encoder:
         self._batcher.close()
 
 
-def _cut(vectors: Floats, dimensions: int, *, scale: bool) -> Floats:
+def _shorten_vectors(vectors: Floats, dimensions: int, *, scale: bool) -> Floats:
     """Keep the first numbers of each vector, and its length of 1 (Matryoshka, arXiv:2205.13147)."""
     kept: Floats = vectors[:, :dimensions]
     if not scale:

@@ -1,43 +1,175 @@
-"""Continuous batching: sequences join and leave at every step, their keys and values in blocks."""
+"""Continuous batching: sequences join and leave at every step.
 
+Their keys and values lie in blocks of one cache. On CUDA, steps of single tokens run as captured
+graphs once the first free worker has prepared them.
+"""
+
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
 
-from condensery.callers import current
 from condensery.errors import CondenseryError, InputError, ModelFault, Unavailable
-from condensery.networks.caching import BLOCK
+from condensery.networks.caching import BLOCK, Cache
+from condensery.networks.decoding import Decoder
 from condensery.networks.stepping import Stepper
-from condensery.runtime.blocks import Blocks, blocks_for, places_of
-from condensery.runtime.engine_gauges import EngineGauges
-from condensery.runtime.faults import run_in_halves
-from condensery.runtime.fixed import FixedSteps
-from condensery.runtime.grouping import Flight, Ready, gather
-from condensery.runtime.lanes import Lane, Ticket
-from condensery.runtime.limits import SHORT_TOKENS, Limits, default_limits
-from condensery.runtime.pace import Pace
-from condensery.runtime.refusing import refuse_overload
-from condensery.runtime.room import Room, default_room
-from condensery.runtime.sequences import Generation, Member, News, Order, send_home
-from condensery.runtime.steps import Outcome, run_step
-from condensery.runtime.widening import Width
-from condensery.runtime.workers import Job, Workers, worker_count
+from condensery.request_context import current_request
+from condensery.runtime.batcher import run_in_halves
+from condensery.runtime.queue import (
+    SHORT_TOKENS,
+    BatchLimits,
+    FairQueue,
+    QueueItem,
+    default_limits,
+    refuse_if_cache_full,
+)
+from condensery.runtime.scheduler import (
+    BlockAllocator,
+    InFlightStep,
+    KVCacheConfig,
+    StepTimeModel,
+    ThreadScaler,
+    block_positions,
+    blocks_for,
+    default_kv_cache_config,
+    schedule_step,
+)
+from condensery.runtime.sequence import (
+    GenerationRequest,
+    ScheduledChunk,
+    Sequence,
+    SequenceEvent,
+    StepOutcome,
+    run_step,
+    send_events,
+)
+from condensery.runtime.workers import Workers, WorkItem, worker_count
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
 
 LONG_SECONDS = 0.05  # a step that takes longer lets short requests overtake
 
+_log = logging.getLogger(__name__)
+
+
+class EngineMetrics:
+    """What one engine counts; without metrics it counts nowhere.
+
+    Args:
+        metrics: Where to count.
+        model: The label.
+        positions: Of the cache.
+    """
+
+    def __init__(self, metrics: "Metrics | None", model: str, positions: int) -> None:
+        self._metrics = metrics
+        if metrics is None:
+            return
+        metrics.cache_positions.labels(model, "limit").set(positions)
+        self._used = metrics.cache_positions.labels(model, "used")
+        self._running = metrics.sequences.labels(model, "running")
+        self._waiting = metrics.sequences.labels(model, "waiting")
+        self._queue_seconds = metrics.stage_seconds.labels(model, "queue")
+        self._step_tokens = metrics.step_tokens.labels(model)
+        self._inter_token = metrics.inter_token_seconds.labels(model)
+
+    def show_cache(self, running: int, waiting: int, used: int) -> None:
+        """Show how much runs and waits, and the positions taken."""
+        if self._metrics is not None:
+            self._running.set(running)
+            self._waiting.set(waiting)
+            self._used.set(used)
+
+    def count_wait(self, waited: float) -> None:
+        """Count the seconds that a sequence waited until it could begin."""
+        if self._metrics is not None:
+            self._queue_seconds.observe(waited)
+
+    def count_step(self, tokens: int) -> None:
+        """Count a step."""
+        if self._metrics is not None:
+            self._step_tokens.observe(tokens)
+
+    def count_token(self, sequence: Sequence) -> None:
+        """Count the time since the sequence's token before."""
+        seconds = sequence.seconds_since_last()
+        if self._metrics is not None and seconds is not None:
+            self._inter_token.observe(seconds)
+
+
+class FixedShapeDecoder:
+    """A decoder that the first free worker prepares; until then, and if it fails, there is none.
+
+    Steps then run as they are, slower by what launching their kernels costs; it is logged and
+    counted.
+
+    Args:
+        stepper: The model.
+        cache: The engine's.
+        sequences: Most of them in a step.
+        model: Name in metrics and logs.
+        metrics: Where to count.
+
+    Attributes:
+        decoder: What runs them, once it is ready.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        cache: Cache,
+        sequences: int,
+        *,
+        model: str,
+        metrics: "Metrics | None" = None,
+    ) -> None:
+        self.decoder: Decoder | None = None
+        self._stepper = stepper
+        self._cache = cache
+        self._sequences = sequences
+        self._model = model
+        self._metrics = metrics
+        self._begun = False
+
+    def work_item(self) -> WorkItem | None:
+        """Return what prepares the decoder, the first time; the caller holds the workers' lock."""
+        if self._begun:
+            return None
+        self._begun = True
+        return WorkItem(run=self._prepare, fail=self._failed, long=True)
+
+    def _prepare(self) -> None:
+        try:
+            decoder = self._stepper.decoder(self._cache, self._sequences)
+            decoder.prepare()
+        except Exception as error:  # capturing may raise anything, and serving goes on without
+            self._failed(type(error).__name__, error)
+            return
+        self.decoder = decoder
+        graphs = len(decoder.sizes) if self._cache.device.type == "cuda" else 0
+        _log.info("decode_ready", extra={"model": self._model, "graphs": graphs})
+        if self._metrics is not None:
+            self._metrics.decode_graphs.labels(self._model).set(graphs)
+
+    def _failed(self, reason: str, error: Exception | None = None) -> None:
+        fields = {"model": self._model, "reason": reason}
+        if error is not None:  # graphs are captured before any caller's text is read
+            fields["detail"] = str(error)
+        _log.warning("decode_graphs_failed", extra=fields, exc_info=error)
+        if self._metrics is not None:
+            self._metrics.decode_graph_failures.labels(self._model).inc()
+
 
 class Engine:
     """Generates for many callers, a token of each at a step.
 
-    A sequence reserves room for its prompt and all its tokens when it begins, so that nothing
-    that has begun is ever sent back; until there is room it waits its turn (``Lane``). One worker
-    takes all sequences that wait for a token, the others read prompts; where these have nothing
-    to do, it computes with their threads as well.
+    A sequence reserves blocks for its prompt and all its tokens when it begins, so that nothing
+    that has begun is ever sent back; until enough are free it waits its turn (``FairQueue``). One
+    worker takes all sequences that wait for a token, the others read prompts; where these have
+    nothing to do, it computes with their threads as well.
 
     Args:
         stepper: The model.
@@ -56,8 +188,8 @@ class Engine:
         workers: Workers,
         *,
         model: str,
-        limits: Limits | None = None,
-        room: Room | None = None,
+        limits: BatchLimits | None = None,
+        room: KVCacheConfig | None = None,
         fixed: bool | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
@@ -65,30 +197,31 @@ class Engine:
         self._workers = workers
         self._model = model
         self._limits = limits or default_limits(workers.device)
-        self._room = room or default_room(stepper)
-        self._blocks = Blocks(self._room.positions)
+        self._cache_config = room or default_kv_cache_config(stepper)
+        self._blocks = BlockAllocator(self._cache_config.positions)
         self._cache = stepper.cache(self._blocks.count * BLOCK)
-        self._lane: Lane[Generation, None] = Lane()
-        self._waiting: set[Generation] = set()
-        self._running: set[Generation] = set()
-        self._ready: deque[Generation] = deque()  # running, and in no step at the moment
-        # The steps under way, by the identity of their members.
-        self._flights: dict[int, Flight] = {}
-        self._pace = Pace()
-        self._width = Width(self._pace)
+        self._queue: FairQueue[Sequence, None] = FairQueue()
+        self._waiting: set[Sequence] = set()
+        self._running: set[Sequence] = set()
+        self._ready: deque[Sequence] = deque()  # running, and in no step at the moment
+        # The steps under way, by the identity of their chunks.
+        self._in_flight: dict[int, InFlightStep] = {}
+        self._step_times = StepTimeModel()
+        self._thread_scaler = ThreadScaler(self._step_times)
         self._cores = worker_count(workers.device)
-        self._fixed: FixedSteps | None = None
+        self._fixed: FixedShapeDecoder | None = None
         if stepper.device.type == "cuda" if fixed is None else fixed:
-            self._fixed = FixedSteps(
-                *(stepper, self._cache, self._room.sequences), model=model, metrics=metrics
+            sequences = self._cache_config.sequences
+            self._fixed = FixedShapeDecoder(
+                stepper, self._cache, sequences, model=model, metrics=metrics
             )
         self._metrics = metrics
-        self._gauges = EngineGauges(metrics, model, self._cache.positions)
+        self._counts = EngineMetrics(metrics, model, self._cache.positions)
         self._closed = False
         workers.add(self)
 
-    def begin(self, order: Order) -> Generation:
-        """Queue an order for the current caller; its news come to ``Generation.news``.
+    def begin(self, request: GenerationRequest) -> Sequence:
+        """Queue a request of the current caller; what comes of it is put into ``Sequence.news``.
 
         Raises:
             InputError: It would not fit if nothing else ran.
@@ -96,55 +229,59 @@ class Engine:
             DeadlineExceeded: The caller's time is over.
             Unavailable: Closed.
         """
-        call = current()
+        call = current_request()
         call.check()
-        generation = Generation.of(order, call)
-        cost = blocks_for(generation.reserve) * BLOCK
+        sequence = Sequence.of(request, call)
+        cost = blocks_for(sequence.reserve) * BLOCK
         if cost > self._cache.positions:
             raise InputError(
-                f"max_tokens={order.max_tokens} and a prompt of {order.prompt} positions are more "
-                f"than {self._model} has room for: {self._cache.positions}",
+                f"max_tokens={request.max_tokens} and a prompt of {request.prompt_positions} "
+                f"positions are more than {self._model} has room for: {self._cache.positions}",
                 field="max_tokens",
-                value=order.max_tokens,
+                value=request.max_tokens,
             )
         with self._workers.changed:
             if self._closed:
                 raise self._shutting_down()
             if not self._fits(cost):
-                refuse_overload(
-                    *(self._lane, call.caller, cost, self._pace.drain, self._limits),
+                refuse_if_cache_full(
+                    self._queue,
+                    call.caller,
+                    cost,
+                    self._step_times.drain_rate,
+                    self._limits,
                     model=self._model,
                     metrics=self._metrics,
                 )
-            self._lane.put(generation.request, [Ticket(generation.request, 0, generation, cost)])
-            self._waiting.add(generation)
-            self._tell()
+            self._queue.put(sequence.queued, [QueueItem(sequence.queued, 0, sequence, cost)])
+            self._waiting.add(sequence)
+            self._show()
             self._workers.wake(1, short=True)
-        return generation
+        return sequence
 
     def _fits(self, cost: int) -> bool:
         """Tell whether there is room for all that waits, and for so many positions more."""
-        # They wait for the step under way to end, which is no waiting for room.
-        some = len(self._running) + self._lane.items < self._room.sequences
-        return some and self._lane.tokens + cost <= self._blocks.free * BLOCK
+        # What waits now waits for the step under way to end, not for blocks.
+        some = len(self._running) + self._queue.items < self._cache_config.sequences
+        return some and self._queue.tokens + cost <= self._blocks.free * BLOCK
 
-    def leave(self, generation: Generation, cause: str | None = None) -> None:
+    def leave(self, sequence: Sequence, cause: str | None = None) -> None:
         """Generate no more of it; ``cause`` says why it is cut off, if it is.
 
         Called in the caller's loop. A step under way with it ends, and what it gives is dropped.
         """
         with self._workers.changed:
-            if generation.over:
+            if sequence.ended:
                 return
-            generation.request.reply.cancel()
+            sequence.queued.reply.cancel()
             if cause is not None:
-                self._count_dropped(generation, cause)
-            self._end(generation)
-            self._tell()
+                self._count_dropped(sequence, cause)
+            self._end(sequence)
+            self._show()
 
-    def expects(self, positions: int) -> float:
+    def expected_seconds(self, positions: int) -> float:
         """Return about how many seconds a prompt of so many takes; 0 if too little has run yet."""
-        return self._pace.expects(0, positions)
+        return self._step_times.upper_estimate(0, positions)
 
     @property
     def busy(self) -> bool:
@@ -152,162 +289,170 @@ class Engine:
         return bool(self._running or self._waiting)
 
     def close(self) -> None:
-        """Refuse new orders, and end those that wait or run."""
+        """Refuse new requests, and end those that wait or run."""
         with self._workers.changed:
             if self._closed:
                 return
             self._closed = True
             left = [*self._waiting, *self._running]
-            for generation in left:
-                self._end(generation)
-            self._tell()
+            for sequence in left:
+                self._end(sequence)
+            self._show()
         self._workers.remove(self)
-        send_home([(generation, self._shutting_down()) for generation in left])
+        send_events([(sequence, self._shutting_down()) for sequence in left])
 
-    def take(self, idle: int, *, express: bool) -> Job | None:
-        """Make a step of what is ready; called by a free worker (``Source``)."""
-        if self._fixed is not None and not express and (first := self._fixed.job()) is not None:
+    def take(self, idle: int, *, express: bool) -> WorkItem | None:
+        """Make a step of what is ready; called by a free worker (``WorkSource``)."""
+        if (
+            self._fixed is not None
+            and not express
+            and (first := self._fixed.work_item()) is not None
+        ):
             return first  # before anything is served: nobody should wait for it later
-        if not self._ready and not self._lane.items:
+        if not self._ready and not self._queue.items:
             return None
         self._drop_expired()
         self._admit()
-        members = self._gather(idle, express=express)
-        if not members:  # nothing is ready; or all of it joins the step under way
+        chunks = schedule_step(
+            self._ready,
+            idle,
+            step_tokens=self._cache_config.step_tokens,
+            batch_tokens=self._limits.batch_tokens,
+            steps=self._in_flight.values(),
+            own_seconds=self._step_times.estimate(len(self._running), 0),
+            express=express,
+        )
+        if not chunks:  # nothing is ready; or all of it joins the step under way
             return None
         prompt = 0
-        for member in members:
-            self._ready.remove(member.generation)
-            member.generation.flying = True
-            prompt += member.count if member.generation.reading else 0
-        tokens = _tokens(members)
-        likely = self._pace.estimates(tokens, prompt)
-        self._flights[id(members)] = Flight(time.monotonic(), likely, tokens)
+        for chunk in chunks:
+            self._ready.remove(chunk.sequence)
+            chunk.sequence.in_step = True
+            prompt += chunk.count if chunk.sequence.in_prompt else 0
+        tokens = _count_token_rows(chunks)
+        likely = self._step_times.estimate(tokens, prompt)
+        self._in_flight[id(chunks)] = InFlightStep(time.monotonic(), likely, tokens)
         if self._ready and idle > 1:
             self._workers.changed.notify()  # another worker takes the rest
-        alone = not (express or self._ready or self._lane.items)
+        alone = not (express or self._ready or self._queue.items)
         most = min(idle, self._cores) if alone else 1
-        threads = self._width.threads(most, tokens, prompt)
-        seconds = self._pace.expects(tokens, prompt)
-        return Job(
-            run=lambda: self._run(members, prompt, threads),
-            fail=lambda reason: self._abandon(members, reason),
+        threads = self._thread_scaler.threads(most, tokens, prompt)
+        seconds = self._step_times.upper_estimate(tokens, prompt)
+        return WorkItem(
+            run=lambda: self._run(chunks, prompt, threads),
+            fail=lambda reason: self._abandon(chunks, reason),
             long=prompt > SHORT_TOKENS or seconds > LONG_SECONDS,
             seconds=seconds,
             threads=threads,
         )
 
     def _drop_expired(self) -> None:
-        for generation in [one for one in self._ready if not one.request.wanted]:
-            self._count_dropped(generation, "deadline")
-            self._end(generation)
-            send_home([(generation, generation.request.call.expired())])
+        expired = [sequence for sequence in self._ready if not sequence.queued.wanted]
+        for sequence in expired:
+            self._count_dropped(sequence, "deadline")
+            self._end(sequence)
+            send_events([(sequence, sequence.queued.call.expired())])
 
     def _admit(self) -> None:
-        """Begin with what has waited longest, as far as there is room."""
-        while self._lane.items:
-            most = self._room.sequences - len(self._running)
-            tickets = self._lane.take(self._blocks.free * BLOCK, most, strict=True)
-            for ticket in tickets:
-                self._begin(ticket.item, ticket.tokens // BLOCK)
-            if self._running or not self._lane.items:
+        """Begin sequences in the queue's order, as far as blocks are free."""
+        while self._queue.items:
+            most = self._cache_config.sequences - len(self._running)
+            entries = self._queue.take(self._blocks.free * BLOCK, most, strict=True)
+            for entry in entries:
+                self._begin(entry.item, entry.tokens // BLOCK)
+            if self._running or not self._queue.items:
                 break
-            # Nothing runs, and still the first does not fit: a lost worker has its room.
-            for ticket in self._lane.take(self._cache.positions, 1):
-                self._end(ticket.item)
-                send_home([(ticket.item, self._fault("no room, since a worker was lost"))])
-        self._tell()
+            # Nothing runs, and still the first does not fit: a lost worker holds its blocks.
+            for entry in self._queue.take(self._cache.positions, 1):
+                self._end(entry.item)
+                send_events([(entry.item, self._fault("no room, since a worker was lost"))])
+        self._show()
 
-    def _begin(self, generation: Generation, blocks: int) -> None:
-        self._waiting.discard(generation)
-        self._running.add(generation)
-        generation.waited = time.perf_counter() - generation.request.arrived
-        self._gauges.began(generation.waited)
-        generation.blocks = self._blocks.take(blocks)
-        generation.places = places_of(generation.blocks)
-        self._ready.append(generation)
-        self._pace.began(time.monotonic())
+    def _begin(self, sequence: Sequence, blocks: int) -> None:
+        self._waiting.discard(sequence)
+        self._running.add(sequence)
+        sequence.waited = time.perf_counter() - sequence.queued.arrived
+        self._counts.count_wait(sequence.waited)
+        sequence.blocks = self._blocks.take(blocks)
+        sequence.positions = block_positions(sequence.blocks)
+        self._ready.append(sequence)
+        self._step_times.note_start(time.monotonic())
 
-    def _gather(self, idle: int, *, express: bool) -> list[Member]:
-        return gather(
-            Ready(self._ready, len(self._running), self._flights.values(), self._pace),
-            *(idle, self._room.step_tokens, self._limits.batch_tokens),
-            express=express,
-        )
-
-    def _run(self, members: list[Member], prompt: int, threads: int) -> None:
-        """Run a step in a worker's thread and send what it gives home."""
+    def _run(self, chunks: list[ScheduledChunk], prompt: int, threads: int) -> None:
+        """Run a step in a worker's thread, and send its outcomes to the callers."""
         started = time.perf_counter()
-        outcomes: list[Outcome] = []
+        outcomes: list[StepOutcome] = []
         try:
-            outcomes = self._outcomes(members)
-        finally:  # a thread that dies here gives back what it held; its watchdog tells the callers
+            outcomes = self._outcomes(chunks)
+        finally:  # a thread that dies here gives back what it held; the watchdog fails its batch
             seconds = time.perf_counter() - started
             threads = min(threads, torch.get_num_threads())  # or it did not get them
             with self._workers.changed:
-                self._width.ran(threads, _tokens(members), prompt, seconds)
-                self._land(members, outcomes)
+                self._thread_scaler.record(threads, _count_token_rows(chunks), prompt, seconds)
+                self._finish_step(chunks, outcomes)
 
-    def _land(self, members: list[Member], outcomes: list[Outcome]) -> None:
-        """Note what a step has given, and send it home; the caller holds ``changed``."""
-        news: list[tuple[Generation, News]] = []
-        self._flights.pop(id(members), None)
-        for member in members:
-            member.generation.flying = False
-            if member.generation.over:  # it left meanwhile, or the step was given up
-                self._release(member.generation)
-        for member, outcome in zip(members, outcomes, strict=False):
-            generation = member.generation
-            if generation.over:
+    def _finish_step(self, chunks: list[ScheduledChunk], outcomes: list[StepOutcome]) -> None:
+        """Note a step's outcomes, and send them to the callers; the caller holds ``changed``."""
+        events: list[tuple[Sequence, SequenceEvent]] = []
+        self._in_flight.pop(id(chunks), None)
+        for chunk in chunks:
+            chunk.sequence.in_step = False
+            if chunk.sequence.ended:  # it left meanwhile, or the step was given up
+                self._release(chunk.sequence)
+        for chunk, outcome in zip(chunks, outcomes, strict=False):
+            sequence = chunk.sequence
+            if sequence.ended:
                 continue
-            told = member.settle(outcome)
-            if told is not None:
-                news.append((generation, told))
-                self._gauges.chosen(generation)
-            if isinstance(told, CondenseryError) or (told is not None and told.finish):
-                self._end(generation)
+            event = chunk.apply(outcome)
+            if event is not None:
+                events.append((sequence, event))
+                self._counts.count_token(sequence)
+            if isinstance(event, CondenseryError) or (event is not None and event.finish):
+                self._end(sequence)
             else:
-                self._ready.append(generation)
-        self._gauges.ran(sum(member.count for member in members))
-        self._tell()
+                self._ready.append(sequence)
+        self._counts.count_step(sum(chunk.count for chunk in chunks))
+        self._show()
         # Before another worker can take the next step, whose tokens would else overtake these.
-        send_home(news)
+        send_events(events)
 
-    def _abandon(self, members: list[Member], reason: str) -> None:
-        """Fail a step whose worker is lost. It may write on: it keeps its room until it lands."""
+    def _abandon(self, chunks: list[ScheduledChunk], reason: str) -> None:
+        """Fail a step whose worker is lost. It may write on: it keeps its blocks until it ends."""
         with self._workers.changed:
-            self._flights.pop(id(members), None)
-            left = [one.generation for one in members if not one.generation.over]
-            for generation in left:
-                self._end(generation)
-            self._tell()
-        send_home([(generation, self._fault(reason)) for generation in left])
+            self._in_flight.pop(id(chunks), None)
+            left = [chunk.sequence for chunk in chunks if not chunk.sequence.ended]
+            for sequence in left:
+                self._end(sequence)
+            self._show()
+        send_events([(sequence, self._fault(reason)) for sequence in left])
 
-    def _end(self, generation: Generation) -> None:
-        generation.over = True
-        self._lane.forget(generation.request)
-        self._waiting.discard(generation)
-        self._running.discard(generation)
-        if generation in self._ready:
-            self._ready.remove(generation)
-        if not generation.flying:
-            self._release(generation)
+    def _end(self, sequence: Sequence) -> None:
+        sequence.ended = True
+        self._queue.drop(sequence.queued)
+        self._waiting.discard(sequence)
+        self._running.discard(sequence)
+        if sequence in self._ready:
+            self._ready.remove(sequence)
+        if not sequence.in_step:
+            self._release(sequence)
 
-    def _release(self, generation: Generation) -> None:
-        if not generation.blocks:
+    def _release(self, sequence: Sequence) -> None:
+        if not sequence.blocks:
             return
-        self._blocks.give_back(generation.blocks)
-        self._pace.ended(len(generation.blocks) * BLOCK, time.monotonic(), idle=not self._running)
-        generation.blocks = []
+        self._blocks.give_back(sequence.blocks)
+        self._step_times.note_end(
+            len(sequence.blocks) * BLOCK, time.monotonic(), idle=not self._running
+        )
+        sequence.blocks = []
 
-    def _outcomes(self, members: list[Member]) -> list[Outcome]:
+    def _outcomes(self, chunks: list[ScheduledChunk]) -> list[StepOutcome]:
         decoder = None if self._fixed is None else self._fixed.decoder
         return run_in_halves(
             lambda part: run_step(self._stepper, self._cache, part, self._model, decoder),
-            members,
+            chunks,
             model=self._model,
             metrics=self._metrics,
-            said=lambda _: "a step failed",
+            describe=lambda _: "a step failed",
         )
 
     def _fault(self, reason: str) -> ModelFault:
@@ -316,15 +461,15 @@ class Engine:
     def _shutting_down(self) -> Unavailable:
         return Unavailable(f"{self._model}: shutting down")
 
-    def _count_dropped(self, generation: Generation, cause: str) -> None:
+    def _count_dropped(self, sequence: Sequence, cause: str) -> None:
         if self._metrics is not None:
-            stage = "generate" if generation.request.begun else "queue"
+            stage = "generate" if sequence.queued.begun else "queue"
             self._metrics.cancelled.labels(self._model, stage, cause).inc()
 
-    def _tell(self) -> None:
-        self._gauges.tell(len(self._running), self._lane.items, self._blocks.used * BLOCK)
+    def _show(self) -> None:
+        self._counts.show_cache(len(self._running), self._queue.items, self._blocks.used * BLOCK)
 
 
-def _tokens(members: list[Member]) -> int:
-    """Return how many members read the token that they have chosen."""
-    return sum(member.start >= member.generation.size for member in members)
+def _count_token_rows(chunks: list[ScheduledChunk]) -> int:
+    """Return how many chunks are a sequence's newest token, not a part of its prompt."""
+    return sum(chunk.start >= chunk.sequence.size for chunk in chunks)

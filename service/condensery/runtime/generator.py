@@ -1,26 +1,35 @@
-"""A running generator: prompts to text, token by token."""
+"""A running generator: prompts to text, token by token.
+
+What was shown never changes, and what is shown piece by piece joins to the whole answer: a
+character, a blank or the beginning of a stop string is held back until it is certain.
+"""
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import abc
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-from condensery.answers import FinishReason, TokenLogprob
-from condensery.callers import Call, current
-from condensery.errors import CondenseryError, DeadlineExceeded
+from condensery.errors import CondenseryError, DeadlineExceeded, InputError
 from condensery.networks.caching import BLOCK
-from condensery.networks.oscar_interface import Part
-from condensery.networks.stepping import Network, Stepper
-from condensery.questions import GREEDY, Sampling
-from condensery.runtime.deltas import Deltas, StopStrings
+from condensery.networks.oscar_interface import PromptPart
+from condensery.networks.stepping import Stepper, StepperNetwork
+from condensery.question import (
+    GREEDY,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    FinishReason,
+    Sampling,
+    TokenLogprob,
+)
+from condensery.request_context import RequestContext, current_request
 from condensery.runtime.engine import Engine
-from condensery.runtime.limits import Limits
-from condensery.runtime.room import Bounds, Room, room_within
-from condensery.runtime.sequences import Chosen, Generation, Order
+from condensery.runtime.queue import BatchLimits, loop_deadline
+from condensery.runtime.scheduler import GeneratorLimits, KVCacheConfig, kv_cache_config
+from condensery.runtime.sequence import GenerationRequest, Sequence, TokenEvent
 from condensery.runtime.workers import Workers
 from condensery.values import Floats
 
@@ -28,11 +37,169 @@ if TYPE_CHECKING:
     from condensery.metrics import Metrics
 
 
-UNBOUNDED = Bounds()
+# What a decoder puts in the place of bytes that are no whole character (yet).
+REPLACEMENT_CHARACTER = "\ufffd"
+NO_SPACE_BEFORE = frozenset(".,;:!?%)]}'’”-–—/°")
+NO_SPACE_AFTER = frozenset("([{$£€#-–—/'’“")
+AFTER_APOSTROPHE = frozenset({"s", "t", "d", "m", "re", "ve", "ll"})
+NO_GENERATOR_LIMITS = GeneratorLimits()
+
+
+class IncrementalDetokenizer(Protocol):
+    """One answer's text, as its tokens come."""
+
+    def push(self, token: int) -> str:
+        """Return the text that ``token`` adds; it may be empty, and come with a later one."""
+        ...
+
+    def rest(self) -> str:
+        """Return what was held back, once no token follows."""
+        ...
+
+
+class WordPieceDetokenizer:
+    """Of BERT's word pieces; each blank is decided by the pieces before it alone.
+
+    BERT's pieces are lower-case and know no blanks: "african - american", "1 . 5", "u . s .".
+    Hyphens, apostrophes, numbers and initials are put together again.
+
+    Args:
+        piece_of: Word piece of an id.
+    """
+
+    def __init__(self, piece_of: Callable[[int], str]) -> None:
+        self._piece_of = piece_of
+        self._last = ""
+        self._before_last = ""
+        self._quoted = False
+
+    def push(self, token: int) -> str:
+        """Return the text that ``token`` adds, its leading blank included."""
+        piece = self._piece_of(token)
+        if piece.startswith("##"):
+            piece, joined = piece[2:], True
+        else:
+            joined = not self._last or self._closes(piece)
+        self._before_last, self._last = self._last, piece
+        if piece == '"':
+            self._quoted = not self._quoted
+        return piece if joined else " " + piece
+
+    def rest(self) -> str:
+        """Return nothing: nothing is held back."""
+        return ""
+
+    def _closes(self, piece: str) -> bool:
+        """Return whether ``piece`` follows the last one without a blank."""
+        last, before = self._last, self._before_last
+        if '"' in {piece, last} and self._quoted:
+            return True  # opened: its text follows, or its end
+        if piece in NO_SPACE_BEFORE:
+            return True
+        if last == ",":  # "10 , 000" and "53 , 42 ##3", but "may 7 , 2016"
+            return before.isdigit() and piece.isdigit() and max(len(before), len(piece)) <= 3
+        if last in {".", ":"} and before[-1:].isdigit() and piece[:1].isdigit():
+            return True  # "1 . 5", "11 : 28"
+        if last == ".":  # "u . s . army"
+            return len(before) == len(piece) == 1 and before.isalpha() and piece.isalpha()
+        if last in {"'", "’"} and before.endswith("s"):  # "the mongols ' army", "ross ' s"
+            return piece in AFTER_APOSTROPHE
+        return last in NO_SPACE_AFTER
+
+
+class DecodingDetokenizer:
+    """Of any tokenizer: by decoding the last tokens with and without the new one.
+
+    A character may take several tokens of bytes; it is shown when it is whole. The tokens
+    decoded begin one delta early, since decoders drop a leading blank.
+
+    Args:
+        decode: Text of token ids, special ones left out.
+    """
+
+    def __init__(self, decode: Callable[[abc.Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._known = 0  # tokens, at the beginning, whose text is shown
+        self._shown = ""  # theirs
+
+    def push(self, token: int) -> str:
+        """Return the text that ``token`` adds."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        # A token that is no character ever, at worst, is shown when the next whole one is.
+        if text.endswith(REPLACEMENT_CHARACTER) or len(text) <= len(self._shown):
+            return ""
+        return self._show(text)
+
+    def rest(self) -> str:
+        """Return what was held back, broken characters as their sign."""
+        return self._show(self._decode(self._ids)) if self._ids else ""
+
+    def _show(self, text: str) -> str:
+        delta = text[len(self._shown) :]
+        self._ids = self._ids[self._known :]
+        self._known = len(self._ids)
+        self._shown = self._decode(self._ids)
+        return delta
+
+
+class StopStrings:
+    """Ends a text before the first of some strings, and shows no part of one meanwhile.
+
+    Args:
+        stops: The strings.
+
+    Raises:
+        InputError: One is empty or too long, or there are too many.
+    """
+
+    def __init__(self, stops: abc.Sequence[str] = ()) -> None:
+        if len(stops) > MAX_STOPS:
+            raise InputError(
+                f"stop: {len(stops)} strings, over the limit of {MAX_STOPS}",
+                field="stop",
+                value=len(stops),
+            )
+        for place, stop in enumerate(stops):
+            if not 0 < len(stop) <= MAX_STOP_CHARS:
+                raise InputError(
+                    f"stop[{place}] has {len(stop)} characters, not 1 to {MAX_STOP_CHARS}",
+                    field=f"stop[{place}]",
+                    value=len(stop),
+                )
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, delta: str) -> tuple[str, bool]:
+        """Return what may be shown now, and whether the text has ended."""
+        if not self._stops:
+            return delta, False
+        text = self._held + delta
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            self._held = ""
+            return text[: min(places)], True
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def rest(self) -> str:
+        """Return what was held back, once nothing follows."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many of the last characters of ``text`` begin ``stop``, all of it not counted."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-size:]):
+            return size
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class GeneratedToken:
     """One step: the text it adds (may be empty), tokens so far, and why it was the last.
 
     Attributes:
@@ -41,7 +208,7 @@ class Token:
         finish: Why it was the last.
         id: The token's; None where nothing was chosen.
         logprob: Its log-probability, if it was asked for, and the token is part of the answer.
-        waited: Seconds that its answer waited until the generator had room for it.
+        waited: Seconds that its answer waited until the generator could begin with it.
     """
 
     text: str
@@ -57,47 +224,47 @@ class Generator:
 
     Args:
         network: The pair's generator; its backbone's attention is replaced.
-        deltas: Makes one answer's text of its tokens.
+        detokenizer: Makes one answer's text of its tokens.
         stop_ids: Tokens that end an answer.
         workers: Where steps run.
         model: Name in metrics and messages.
         name: Text of one token, for reports of log-probabilities.
         limits: Of the queue and of steps.
-        room: What may run at the same time; by default what suits, within ``bounds``.
-        bounds: What the operator allows.
+        room: What may run at the same time; by default what suits, within ``generator_limits``.
+        generator_limits: What the operator allows the generator to hold.
         metrics: Where to count.
 
     Raises:
         CorruptModel: The backbone does not run in steps.
-        SettingError: The bounds leave no room.
+        SettingError: The limits leave no room for a cache.
     """
 
     def __init__(
         self,
-        network: Network,
-        deltas: Callable[[], Deltas],
+        network: StepperNetwork,
+        detokenizer: Callable[[], IncrementalDetokenizer],
         stop_ids: frozenset[int],
         workers: Workers,
         *,
         model: str,
         name: Callable[[int], str] = str,
-        limits: Limits | None = None,
-        room: Room | None = None,
-        bounds: Bounds = UNBOUNDED,
+        limits: BatchLimits | None = None,
+        room: KVCacheConfig | None = None,
+        generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
         metrics: "Metrics | None" = None,
     ) -> None:
-        self._deltas = deltas
+        self._detokenizer = detokenizer
         self._stop_ids = stop_ids
         self._name = name
         stepper = Stepper(network)
-        room = room or room_within(stepper, bounds)
+        room = room or kv_cache_config(stepper, generator_limits)
         self._longest = stepper.longest
-        self._room = room.positions // BLOCK * BLOCK
+        self._cache_positions = room.positions // BLOCK * BLOCK
         self._engine = Engine(
             stepper, workers, model=model, limits=limits, room=room, metrics=metrics
         )
 
-    def spare(self, prompt: Sequence[Part], size: int, max_tokens: int) -> int:
+    def spare(self, prompt: abc.Sequence[PromptPart], size: int, max_tokens: int) -> int:
         """Return the positions that a prompt and its answer leave free; negative: too long.
 
         Args:
@@ -106,24 +273,24 @@ class Generator:
             max_tokens: Of the answer.
         """
         # The engine reserves one for a separator after each part; the last token is never read.
-        reserved = Order(prompt, max_tokens).prompt + max_tokens - 1
-        return min(self._longest - size - max_tokens, self._room - reserved)
+        reserved = GenerationRequest(prompt, max_tokens).prompt_positions + max_tokens - 1
+        return min(self._longest - size - max_tokens, self._cache_positions - reserved)
 
-    def expects(self, positions: int) -> float:
-        """Return about how many seconds a prompt takes to its first token, at the pace so far.
+    def expected_seconds(self, positions: int) -> float:
+        """Return about how many seconds a prompt takes to its first token, as measured so far.
 
         0 if too little has run yet. What waits before it is left out.
         """
-        return self._engine.expects(positions)
+        return self._engine.expected_seconds(positions)
 
     async def generate(
         self,
-        prompt: Sequence[Floats | Part],
+        prompt: abc.Sequence[Floats | PromptPart],
         *,
         max_tokens: int,
         sampling: Sampling = GREEDY,
-        stop: Sequence[str] = (),
-    ) -> AsyncGenerator[Token, None]:
+        stop: abc.Sequence[str] = (),
+    ) -> AsyncGenerator[GeneratedToken, None]:
         """Continue a prompt.
 
         Args:
@@ -139,41 +306,49 @@ class Generator:
             ModelFault: A step failed.
             Unavailable: Closed.
         """
-        stops, deltas, call = StopStrings(stop), self._deltas(), current()
+        stops, detokenizer, call = StopStrings(stop), self._detokenizer(), current_request()
         parts = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in prompt]
-        generation = self._engine.begin(Order(parts, max_tokens, self._stop_ids, sampling))
+        sequence = self._engine.begin(
+            GenerationRequest(parts, max_tokens, self._stop_ids, sampling)
+        )
         try:
             while True:
-                chosen = await _next(generation, call)
-                token = self._show(chosen, deltas, stops, generation.waited)
+                event = await _next_event(sequence, call)
+                token = self._show(event, detokenizer, stops, sequence.waited)
                 if token.finish is not None:  # by a stop string, perhaps: the engine knows of none
-                    self._engine.leave(generation)
+                    self._engine.leave(sequence)
                 yield token
                 if token.finish is not None:
                     return
         except DeadlineExceeded:
-            self._engine.leave(generation, "deadline")
+            self._engine.leave(sequence, "deadline")
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            self._engine.leave(generation, "deadline" if call.seconds_left <= 0 else "client")
+            self._engine.leave(sequence, "deadline" if call.seconds_left <= 0 else "client")
             raise
         finally:
-            self._engine.leave(generation)
+            self._engine.leave(sequence)
 
-    def _show(self, chosen: Chosen, deltas: Deltas, stops: StopStrings, waited: float) -> Token:
+    def _show(
+        self,
+        event: TokenEvent,
+        detokenizer: IncrementalDetokenizer,
+        stops: StopStrings,
+        waited: float,
+    ) -> GeneratedToken:
         """Turn a token into what may be shown once it is there."""
-        finish, text, stopped, choice = chosen.finish, "", False, chosen.choice
+        finish, text, stopped, choice = event.finish, "", False, event.choice
         logprob = None
         if finish != "stop":  # what stops is no part of the answer
-            text, stopped = stops.push(deltas.push(choice.id))
+            text, stopped = stops.push(detokenizer.push(choice.id))
             if choice.logprob is not None:
                 top = tuple((self._name(token), value) for token, value in choice.top)
                 logprob = TokenLogprob(self._name(choice.id), choice.logprob, top)
         if finish is not None and not stopped:
-            rest, stopped = stops.push(deltas.rest())
+            rest, stopped = stops.push(detokenizer.rest())
             text += rest if stopped else rest + stops.rest()
         ended = "stop" if stopped else finish
-        return Token(text, chosen.count, ended, choice.id, logprob, waited)
+        return GeneratedToken(text, event.count, ended, choice.id, logprob, waited)
 
     @property
     def busy(self) -> bool:
@@ -185,15 +360,13 @@ class Generator:
         self._engine.close()
 
 
-async def _next(generation: Generation, call: Call) -> Chosen:
+async def _next_event(sequence: Sequence, call: RequestContext) -> TokenEvent:
     """Wait for a sequence's next token, no longer than its caller has time."""
-    loop = asyncio.get_running_loop()
-    until = None if math.isinf(call.deadline) else loop.time() + call.seconds_left
     try:
-        async with asyncio.timeout_at(until):
-            told = await generation.news.get()
+        async with asyncio.timeout_at(loop_deadline(call)):
+            event = await sequence.news.get()
     except TimeoutError:
         raise call.expired() from None
-    if isinstance(told, CondenseryError):
-        raise told
-    return told
+    if isinstance(event, CondenseryError):
+        raise event
+    return event

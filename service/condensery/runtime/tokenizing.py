@@ -1,29 +1,49 @@
-"""Texts to token ids: limits checked, cut to length, off the event loop."""
+"""Texts to token ids, limits checked, cut to length, off the event loop; and on to a batcher.
+
+A long list is tokenised part by part, so that its first texts run while the last are tokenised.
+"""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tokenizers import Tokenizer
 
 from condensery.errors import CorruptModel, InputError, shorten
-from condensery.values import Piece, Side
+from condensery.request_context import current_request
+from condensery.runtime.batcher import Batcher, CostedItems
+from condensery.runtime.queue import Item, Result
+from condensery.values import TextToken, TruncationDirection
+
+if TYPE_CHECKING:
+    from condensery.metrics import Metrics
+
+
+Returned = TypeVar("Returned")
 
 # A text over this many characters for each token the model reads is refused, not truncated.
-CHARACTERS_PER_TOKEN = 250
+MAX_CHARACTERS_PER_TOKEN = 250
 # A long text is cut to this many characters a token before it is tokenised (prose has 4 to 5):
 # else a text 50 times too long takes 50 times the work, only to be thrown away.
 CUT_CHARACTERS_PER_TOKEN = 8
+# A longer list is tokenised in parts, so that the device starts on the first while the rest is
+# read, and nobody waits for a long list to be tokenised.
+PART_TEXTS = 64
+# About what prose has; a request's cost is guessed by it before it is tokenised.
+TYPICAL_CHARACTERS_PER_TOKEN = 4
 # Fewer characters than this are tokenised in the loop itself: a hop to a thread and back takes
 # 60 us and tokenising a query 50 us. 512 characters take about 200 us.
 INLINE_CHARACTERS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenizedText:
     """One text as the model reads it.
 
     Attributes:
@@ -40,11 +60,11 @@ class Tokens:
         return len(self.ids)
 
 
-class Cutting(NamedTuple):
+class Truncation(NamedTuple):
     """Whether what is too long is cut, and where."""
 
     truncate: bool
-    side: Side
+    side: TruncationDirection
 
 
 class TextTokenizer:
@@ -91,7 +111,7 @@ class TextTokenizer:
     @property
     def max_characters(self) -> int:
         """The longest text that is taken at all."""
-        return self.max_tokens * CHARACTERS_PER_TOKEN
+        return self.max_tokens * MAX_CHARACTERS_PER_TOKEN
 
     def check(self, texts: Sequence[str], field: str = "input") -> int:
         """Check that each text can be tokenised; returns how many characters there are.
@@ -99,8 +119,10 @@ class TextTokenizer:
         Raises:
             InputError: One is over ``max_characters``, or no valid Unicode.
         """
-        places = enumerate(texts)
-        return sum(check_text(text, f"{field}[{i}]", self.max_characters) for i, text in places)
+        return sum(
+            check_text(text, f"{field}[{place}]", self.max_characters)
+            for place, text in enumerate(texts)
+        )
 
     def encode(
         self,
@@ -108,9 +130,9 @@ class TextTokenizer:
         *,
         prompt: str = "",
         truncate: bool = True,
-        side: Side = "right",
+        side: TruncationDirection = "right",
         field: str = "input",
-    ) -> list[Tokens]:
+    ) -> list[TokenizedText]:
         """Tokenise each text with ``prompt`` before it, in this thread.
 
         Args:
@@ -133,43 +155,38 @@ class TextTokenizer:
         *,
         prompt: str = "",
         truncate: bool = True,
-        side: Side = "right",
+        side: TruncationDirection = "right",
         field: str = "input",
         first: int = 0,
-    ) -> list[Tokens]:
+    ) -> list[TokenizedText]:
         """Do what ``encode`` does, in a thread of its own unless the texts are short.
 
         Texts must have passed ``check``; ``first`` is the place of the first one in the request.
         """
         characters = sum(map(len, texts)) + len(prompt) * len(texts)
-        if characters <= INLINE_CHARACTERS:
-            return self._encode(texts, prompt, truncate, side, field, first)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._encode, texts, prompt, truncate, side, field, first
-        )
+        encode = partial(self._encode, texts, prompt, truncate, side, field, first)
+        return await run_tokenizing(encode, characters, self._threads)
 
-    def pieces(self, text: str, *, special: bool = True) -> list[Piece]:
+    def pieces(self, text: str, *, special: bool = True) -> list[TextToken]:
         """Return every token of ``text``, however long it is.
 
         Args:
             text: That has passed ``check``.
             special: With the special tokens round it.
         """
-        found: Any = self.tokenizer.encode(text, add_special_tokens=special)
-        marks = zip(
-            *(found.ids, found.tokens, found.special_tokens_mask, found.offsets), strict=True
-        )
+        encoding: Any = self.tokenizer.encode(text, add_special_tokens=special)
+        columns = (encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets)
         return [
-            Piece(number, token, True, None, None)
-            if mark
-            else Piece(number, text[start:end], False, start, end)
-            for number, token, mark, (start, end) in marks
+            TextToken(number, token, True, None, None)
+            if is_special
+            else TextToken(number, text[start:end], False, start, end)
+            for number, token, is_special, (start, end) in zip(*columns, strict=True)
         ]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Return the text that tokens spell; numbers of no token spell nothing."""
-        found: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special)
-        return found
+        """Return the text of token ids; ids that are no token's are left out."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special)
+        return text
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Return the character span of each token of ``text``, special tokens left out.
@@ -187,10 +204,10 @@ class TextTokenizer:
         texts: Sequence[str],
         prompt: str,
         truncate: bool,
-        side: Side,
+        side: TruncationDirection,
         field: str,
         first: int = 0,
-    ) -> list[Tokens]:
+    ) -> list[TokenizedText]:
         whole = [prompt + text for text in texts] if prompt else list(texts)
         cut = self.max_tokens * CUT_CHARACTERS_PER_TOKEN if truncate else self.max_characters * 2
         short = [text for text in whole if len(text) <= cut]
@@ -199,7 +216,7 @@ class TextTokenizer:
         tokens = []
         for place, text in enumerate(whole):
             if len(text) > cut and (part := self._part(text, cut, side)) is not None:
-                tokens.append(Tokens(part, truncated=True))
+                tokens.append(TokenizedText(part, truncated=True))
                 continue
             encoding = self.tokenizer.encode(text) if len(text) > cut else next(encodings)
             ids: list[int] = encoding.ids
@@ -220,13 +237,13 @@ class TextTokenizer:
                     field=where,
                     value=len(ids),
                 )
-            tokens.append(Tokens(self._shorten(ids, side) if over else ids, truncated=over))
+            tokens.append(TokenizedText(self._shorten(ids, side) if over else ids, truncated=over))
         return tokens
 
-    def _part(self, text: str, characters: int, side: Side) -> list[int] | None:
-        """Return the ids that are left of a long text, told from so many of its characters.
+    def _part(self, text: str, characters: int, side: TruncationDirection) -> list[int] | None:
+        """Return the ids that are left of a long text, from so many of its characters alone.
 
-        None if they can't be told from those: they have too few tokens, or the outermost kept one
+        None if those do not settle it: they have too few tokens, or the outermost kept token
         belongs to the word that the cut may have gone through.
         """
         part = text[:characters] if side == "right" else text[-characters:]
@@ -242,12 +259,21 @@ class TextTokenizer:
             return None
         return self._shorten(encoding.ids, side)
 
-    def _shorten(self, ids: list[int], side: Side) -> list[int]:
+    def _shorten(self, ids: list[int], side: TruncationDirection) -> list[int]:
         if side == "right":
             end = len(ids) - self._last_special
             return ids[: self.max_tokens - self._last_special] + ids[end:]
         first = self._first_special
         return ids[:first] + ids[first - self.max_tokens :]
+
+
+async def run_tokenizing(
+    work: Callable[[], Returned], characters: int, threads: ThreadPoolExecutor
+) -> Returned:
+    """Call what tokenises so many characters: in a thread, or in the loop itself if it is short."""
+    if characters <= INLINE_CHARACTERS:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def check_text(text: object, where: str, most: int) -> int:
@@ -285,3 +311,85 @@ def _check_unicode(text: str, where: str) -> None:
             field=where,
             value=repr(text[error.start]),
         ) from None
+
+
+class TokenizedInput(Protocol):
+    """A text, or a pair of texts, as a tokenizer gives it."""
+
+    @property
+    def count(self) -> int:
+        """Its tokens, special ones included."""
+        ...
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some of it was cut off."""
+        ...
+
+
+Tokenised = TypeVar("Tokenised", bound=TokenizedInput)
+
+
+class BatchFeeder(Generic[Item, Result]):
+    """Tokenises a model's inputs, hands them to the model's batcher, and counts them.
+
+    Args:
+        batcher: The model's.
+        model: Its name in metrics.
+        metrics: Where to count; None counts nowhere.
+    """
+
+    def __init__(
+        self, batcher: Batcher[Item, Result], model: str, metrics: "Metrics | None"
+    ) -> None:
+        self._batcher = batcher
+        self._model = model
+        self._metrics = metrics
+
+    async def feed(
+        self,
+        inputs: Sequence[Any],
+        characters: int,
+        tokenise: Callable[[Sequence[Any], int], Awaitable[list[Tokenised]]],
+        item: Callable[[Tokenised], Item],
+    ) -> tuple[list[Result], list[Tokenised]]:
+        """Run every input; returns the results and the tokens, in order.
+
+        Args:
+            inputs: Texts, or pairs of texts.
+            characters: Of all of them.
+            tokenise: Given some of the inputs, and the place of the first one.
+            item: What the batcher takes, of one that is tokenised.
+
+        Raises:
+            InputError: As ``tokenise``.
+            ModelFault, Overloaded, DeadlineExceeded, Unavailable: As the batcher.
+        """
+        tokens: list[Tokenised] = []
+        spent = current_request().spent
+        spent.characters += characters
+        spent.inputs += len(inputs)
+
+        async def parts() -> AsyncGenerator[CostedItems[Item], None]:
+            for start in range(0, len(inputs), PART_TEXTS):
+                began = time.perf_counter()
+                with self._tokenizing():
+                    part = await tokenise(inputs[start : start + PART_TEXTS], start)
+                spent.tokenizing += time.perf_counter() - began
+                tokens.extend(part)
+                counts = [text.count for text in part]
+                spent.tokens += sum(counts)
+                yield [item(text) for text in part], counts
+
+        cost = characters // TYPICAL_CHARACTERS_PER_TOKEN + 2 * len(inputs)
+        rows = await self._batcher.submit_parts(parts(), len(inputs), cost)
+        if self._metrics is not None:
+            count, truncated = sum(t.count for t in tokens), sum(t.truncated for t in tokens)
+            self._metrics.input_tokens.labels(self._model).inc(count)
+            self._metrics.truncated_inputs.labels(self._model).inc(truncated)
+        return rows, tokens
+
+    def _tokenizing(self) -> AbstractContextManager[None]:
+        if self._metrics is None:
+            return nullcontext()
+        return self._metrics.stage(self._model, "tokenize")

@@ -1,4 +1,4 @@
-"""Watches what could hang without a word: the device's workers, and the event loop."""
+"""Watches what could hang without a message: the device's workers, and the event loop."""
 
 import asyncio
 import faulthandler
@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from condensery.runtime.wide import TASKS
-from condensery.runtime.workers import Job, Worker, Workers
+from condensery.runtime.workers import THREADS_DIR, Worker, Workers, WorkItem
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 # A forward pass may take so many times what its tokens took before; other work on the machine
 # makes it two or three.
-PATIENCE = 5.0
+STALL_FACTOR = 5.0
 # And while a model is loaded, whose threads take the interpreter from the workers by turns: passes
 # of 3.6 s were seen on a machine that did much else, where 0.1 s is usual.
-LOADING_PATIENCE = 8.0
+LOADING_FACTOR = 8.0
 # Where nothing is known of a model's speed yet: kernels are compiled, memory is touched first.
 FIRST_SECONDS = 60.0
 # A second fault within this time is no accident.
 WINDOW_SECONDS = 600.0
-# Between "not live" and the end, so that probes and logs can tell.
+# Between "not live" and the end, so that probes and logs can show it.
 FAREWELL_SECONDS = 2.0
 LOOP_SECONDS = 30.0
 # For so long it is remembered how long a thread had waited.
@@ -39,10 +38,11 @@ _log = logging.getLogger(__name__)
 class Watchdog:
     """A thread that checks the workers' heartbeats, and the loop's.
 
-    A worker that takes over ``stall_seconds`` (and over ``PATIENCE`` times what its batch should
-    take) makes the service unready; at twice that, or as soon as its thread is dead, it is given
-    up: its batch fails, and another takes its place. That happens once in ``WINDOW_SECONDS``; a
-    second fault ends the process, since a device that hangs twice hangs for ever.
+    A worker that takes over ``stall_seconds`` (and over ``STALL_FACTOR`` times what its batch
+    should take) makes the service unready; at twice that, or as soon as its thread is dead, it is
+    given up: its batch fails, and another takes its place. That happens once in
+    ``WINDOW_SECONDS``; a second fault ends the process, since a device that hangs twice hangs for
+    ever.
 
     Time in which a thread of the batch could run and had no core is not counted: on a machine that
     others fill, a batch is slow and nothing hangs. Who waits for a lock, or sleeps, wants no core.
@@ -55,7 +55,7 @@ class Watchdog:
         end_process: Called in this thread where the loop hangs, or does not end in time.
         stall_seconds: As above.
         loading: Whether a model is being loaded, called in this thread; what runs meanwhile may
-            take ``LOADING_PATIENCE`` times as long.
+            take ``LOADING_FACTOR`` times as long.
         metrics: Where to count.
     """
 
@@ -80,11 +80,11 @@ class Watchdog:
         self._loading = loading
         self._loaded_last = -WINDOW_SECONDS  # when a load was last seen under way
         self._metrics = metrics
-        self._told: str | None = None
+        self._reported: str | None = None
         self._last_restart = -WINDOW_SECONDS
         self._fatal_since = 0.0
         self._loop_seen = time.monotonic()
-        self._waits = Waits()
+        self._waits = CpuWaits()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -100,7 +100,7 @@ class Watchdog:
             if not self._fatal_since:
                 self._look_at_workers()
             elif time.monotonic() - self._fatal_since > LOOP_SECONDS:
-                self._end_process()  # told to end, and it has not
+                self._end_process()  # asked to end, and it has not
 
     def _look_at_loop(self) -> None:
         now = time.monotonic()
@@ -119,36 +119,38 @@ class Watchdog:
         if self._loading():
             self._loaded_last = now
         oldest, wrong = 0.0, None
-        watched = [(workers, one) for workers in self._teams for one in workers.team()]
+        watched = [(workers, worker) for workers in self._teams for worker in workers.members()]
         for workers, worker in watched:
-            job, began = worker.job, worker.began
-            age = now - began if job is not None else 0.0
+            item, began = worker.item, worker.began
+            age = now - began if item is not None else 0.0
             oldest = max(oldest, age)
             age -= self._waits.since(worker, began, workers.threads(worker))
             assert worker.thread is not None
             if not worker.thread.is_alive():
-                wrong = wrong or self._give_up(workers, worker, job, "died")
-            elif job is not None and age > (limit := self._limit(job.seconds, began)):
+                wrong = wrong or self._give_up(workers, worker, item, "died")
+            elif item is not None and age > (limit := self._limit(item.seconds, began)):
                 if age > 2 * limit:
-                    wrong = self._give_up(workers, worker, job, "hung") or wrong
+                    wrong = self._give_up(workers, worker, item, "hung") or wrong
                 else:
                     wrong = "a device worker hangs"
         self._waits.forget(now - MEMORY_SECONDS)
         if self._metrics is not None:
             self._metrics.heartbeat_age.set(oldest)
-        if wrong != self._told and not self._fatal_since:
-            self._told = wrong
+        if wrong != self._reported and not self._fatal_since:
+            self._reported = wrong
             self._call(self._on_fault, wrong)
 
     def _limit(self, expected: float, began: float) -> float:
         if not expected:
             return FIRST_SECONDS
-        limit = max(self._stall_seconds, PATIENCE * expected)
-        return limit * (LOADING_PATIENCE if began <= self._loaded_last else 1)
+        limit = max(self._stall_seconds, STALL_FACTOR * expected)
+        return limit * (LOADING_FACTOR if began <= self._loaded_last else 1)
 
-    def _give_up(self, workers: Workers, worker: Worker, job: Job | None, how: str) -> str | None:
+    def _give_up(
+        self, workers: Workers, worker: Worker, item: WorkItem | None, how: str
+    ) -> str | None:
         """Replace a worker, the first time; returns what is still wrong."""
-        if worker.job is not job:  # it came to its end since we looked
+        if worker.item is not item:  # it came to its end since we looked
             return None
         now = time.monotonic()
         again = now - self._last_restart < WINDOW_SECONDS
@@ -163,7 +165,7 @@ class Watchdog:
         _log.error("worker_restarted", extra=event)
         if self._metrics is not None:
             self._metrics.worker_restarts.inc()
-        workers.replace(worker, f"the device worker {how} while it ran this batch", of=job)
+        workers.replace(worker, f"the device worker {how} while it ran this batch", of=item)
         return None
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
@@ -173,11 +175,11 @@ class Watchdog:
             self._stop.set()
 
 
-class Waits:
+class CpuWaits:
     """How long the threads of each batch were able to run and had no core to run on.
 
     Linux counts that for each thread (``schedstat``), but a wait only once it is over; of one that
-    goes on, the thread's state tells. Where the kernel tells neither, nobody waited.
+    goes on, the thread's state shows. Where the kernel has neither, nobody waited.
     """
 
     def __init__(self) -> None:
@@ -197,21 +199,21 @@ class Waits:
         """
         waited = 0.0
         for thread in threads:
-            if (found := _schedule(thread)) is None:
+            if (schedule := _schedule(thread)) is None:
                 continue
             now = time.monotonic()
             before = self._threads.get(thread)
             still = 0.0
             if before is not None:
-                if found.runs_or_waits:
+                if schedule.runs_or_waits:
                     # It neither ran nor had waited before: so it waits now.
                     passed = now - max(before.at, began)
-                    ran = found.ran - before.schedule.ran
-                    queued = found.queued - before.schedule.queued
+                    ran = schedule.ran - before.schedule.ran
+                    queued = schedule.queued - before.schedule.queued
                     carried = before.still if before.at >= began else 0.0
                     still = max(0.0, carried + passed - ran - queued)
-                waited += found.queued + still - before.schedule.queued - before.still
-            self._threads[thread] = _Thread(now, found, still)
+                waited += schedule.queued + still - before.schedule.queued - before.still
+            self._threads[thread] = _Thread(now, schedule, still)
         now = time.monotonic()
         last = self._batches.get(worker)
         if last is None or last.began != began:
@@ -221,13 +223,14 @@ class Waits:
         return total
 
     def forget(self, before: float) -> None:
-        """Forget what was last looked at before that time; others get its threads' ids."""
-        self._threads = {one: seen for one, seen in self._threads.items() if seen.at >= before}
-        self._batches = {one: seen for one, seen in self._batches.items() if seen.at >= before}
+        """Forget what was last looked at before that time: thread ids are used again."""
+        threads, batches = self._threads.items(), self._batches.items()
+        self._threads = {thread: seen for thread, seen in threads if seen.at >= before}
+        self._batches = {worker: batch for worker, batch in batches if batch.at >= before}
 
 
 class _Schedule(NamedTuple):
-    """What the kernel says of a thread: whether it wants a core, and seconds with one or without.
+    """What the kernel reports of a thread: whether it wants a core, seconds with and without it.
 
     Attributes:
         runs_or_waits: Whether it has a core or waits for one.
@@ -255,8 +258,8 @@ class _Batch:
 
 
 def _schedule(thread: int) -> _Schedule | None:
-    """Return what the kernel says of a thread; None if it has ended, or the kernel says nothing."""
-    task = TASKS / str(thread)
+    """Return what the kernel reports of a thread; None if it has ended, or there is no report."""
+    task = THREADS_DIR / str(thread)
     try:
         ran, queued, *_ = (task / "schedstat").read_text().split()
         state = (task / "stat").read_text().rpartition(")")[2].split()[0]

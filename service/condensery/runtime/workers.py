@@ -1,18 +1,123 @@
-"""The threads that feed the device."""
+"""The threads that feed the device.
 
+A thread a core on a CPU and one more, the express worker, for short requests; one thread on CUDA.
+A step that gains from it runs on the cores of idle workers too, in the one thread that may compute
+with several (``MulticoreThread``).
+"""
+
+import contextlib
+import itertools
 import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol, TypeAlias
 
 import torch
 
 from condensery.errors import SettingError
-from condensery.runtime.wide import WideThread, have_threads
+
+Action: TypeAlias = Callable[[], None]
+
+THREADS_DIR = Path("/proc/self/task")  # a folder a thread, where the kernel is Linux
+# Beside a long list, the p95 of single queries is 16 ms with it and 30 to 290 ms without.
+BATCH_NICENESS = 5
+_thread_numbers = itertools.count()
+
+
+class MulticoreThread:
+    """Runs one piece of work at a time, on as many cores as it may have.
+
+    There is one of it. OpenMP keeps a pool for every thread that ever computed with several, and
+    once the pools have more threads than there are cores none of them spins any more: waking a
+    sleeping one took longer than most operations do (a step of 60 ms took 150).
+
+    Args:
+        prepare: Called in the thread, before anything else.
+    """
+
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        self._prepare = prepare
+        self._busy = threading.Lock()
+        self._work: SimpleQueue[tuple[Action, int, Future[None]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        # What the kernel calls the thread, in 15 characters. OpenMP's threads inherit it from the
+        # one that starts them, and nothing else distinguishes them.
+        self._kernel_name = f"wide-{next(_thread_numbers)}"
+
+    def run(self, work: Action, threads: int) -> bool:
+        """Run ``work`` on so many threads and wait for its end; False if another is at it.
+
+        Raises:
+            BaseException: What ``work`` raises.
+        """
+        if not self._busy.acquire(blocking=False):
+            return False
+        try:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="device-worker-wide", daemon=True
+                )
+                self._thread.start()
+            future: Future[None] = Future()
+            self._work.put((work, threads, future))
+            future.result()
+        finally:
+            self._busy.release()
+        return True
+
+    def close(self) -> None:
+        """End the thread once its work is done."""
+        self._work.put(None)
+
+    def ids(self) -> list[int]:
+        """Return the kernel's ids of the thread and of those that compute with it, on Linux."""
+        ids = []
+        with contextlib.suppress(OSError):
+            for task in THREADS_DIR.iterdir():
+                with contextlib.suppress(OSError):  # it has ended since
+                    if (task / "comm").read_text().rstrip("\n") == self._kernel_name:
+                        ids.append(int(task.name))
+        return ids
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # no Linux
+            (THREADS_DIR / str(threading.get_native_id()) / "comm").write_text(self._kernel_name)
+        self._prepare()
+        current = 1
+        while (task := self._work.get()) is not None:
+            work, threads, future = task
+            if threads != current:
+                set_thread_count(threads)
+                # torch gives that number to whatever thread computes for the first time from now
+                # on; set by another thread, it is one again for those, and stays what it is here.
+                single = threading.Thread(target=set_thread_count, args=(1,))
+                single.start()
+                single.join()
+                current = threads
+            try:
+                work()
+            except BaseException as error:  # the caller's thread is to die of it, not this one
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+            del task, work, future  # else the step's tensors live on until the next one
+
+
+def set_thread_count(count: int) -> None:
+    """Let the calling thread compute with so many, and keep to it.
+
+    A thread's first operation in parallel takes over the number that any thread has set last;
+    asking for the number counts as one.
+    """
+    torch.set_num_threads(count)
+    torch.get_num_threads()
 
 
 def worker_count(device: torch.device | str) -> int:
@@ -26,16 +131,12 @@ def worker_count(device: torch.device | str) -> int:
     return max(1, len(os.sched_getaffinity(0)))
 
 
-# Beside a long list, the p95 of single queries is 16 ms with it and 30 to 290 ms without.
-BATCH_NICENESS = 5
-
-
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkItem:
     """A batch, ready to run.
 
     Attributes:
-        run: Does it, and sends the results home.
+        run: Does it, and sends the results to the callers.
         fail: Tells those who wait for it why it will not be done; may be called beside ``run``.
         long: Whether it may take much longer than a short request should wait.
         seconds: How long it should take; 0 if nothing is known yet.
@@ -54,17 +155,17 @@ class Job:
         return self.long or self.threads > 1
 
 
-def step_back() -> None:
+def lower_priority() -> None:
     """Let the event loop and the express worker go first; costs nothing while they are idle."""
     if sys.platform == "linux":  # elsewhere it is the whole process that steps back
         own = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own + BATCH_NICENESS)
 
 
-class Source(Protocol):
+class WorkSource(Protocol):
     """What holds work for the device: a model's queue."""
 
-    def take(self, idle: int, *, express: bool) -> Job | None:
+    def take(self, idle: int, *, express: bool) -> WorkItem | None:
         """Return the next piece of work, or None if nothing waits.
 
         Called by a worker that holds ``Workers.changed``, when ``idle`` workers (itself among
@@ -80,18 +181,18 @@ class Worker:
     Attributes:
         name: Of the thread.
         express: Whether it takes short work only, while all others run long batches.
-        job: What it is doing.
+        item: What it is doing.
         began: When it began that, seconds of ``time.monotonic``.
-        abandoned: It hangs and was replaced: what it still brings home is dropped.
-        source: Where its last job came from.
+        abandoned: It hangs and was replaced: the results it may still give are dropped.
+        source: Where its last item came from.
     """
 
     name: str
     express: bool = False
-    job: Job | None = None
+    item: WorkItem | None = None
     began: float = 0.0
     abandoned: bool = False
-    source: Source | None = None
+    source: WorkSource | None = None
     thread: threading.Thread | None = None
 
 
@@ -119,23 +220,23 @@ class Workers:
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self._express = threading.Condition(self._lock)
-        self._sources: deque[Source] = deque()
+        self._sources: deque[WorkSource] = deque()
         self._idle = 0
         self._closed = False
-        self._team: list[Worker] = []
-        self._wide = WideThread(step_back)
+        self._members: list[Worker] = []
+        self._multicore = MulticoreThread(lower_priority)
         for number in range(self.count):
             self._start(Worker(f"device-worker-{number}"))
         if self.device.type == "cpu":
             self._start(Worker("device-worker-express", express=True))
 
-    def add(self, source: Source) -> None:
+    def add(self, source: WorkSource) -> None:
         """Serve ``source`` from now on."""
         with self.changed:
             self._sources.append(source)
             self._wake_all()
 
-    def remove(self, source: Source) -> None:
+    def remove(self, source: WorkSource) -> None:
         """Serve ``source`` no more; what it gave out already runs on."""
         with self.changed:
             self._sources.remove(source)
@@ -146,41 +247,41 @@ class Workers:
         if short:
             self._express.notify()
 
-    def team(self) -> list[Worker]:
+    def members(self) -> list[Worker]:
         """Return the workers that are relied on."""
         with self._lock:
-            return list(self._team)
+            return list(self._members)
 
     def threads(self, worker: Worker) -> list[int]:
-        """Return the kernel's ids of the threads that a worker's job runs on."""
+        """Return the kernel's ids of the threads that a worker's item runs on."""
         assert worker.thread is not None
         own = [] if worker.thread.native_id is None else [worker.thread.native_id]
-        job = worker.job
-        return own + (self._wide.ids() if job is not None and job.threads > 1 else [])
+        item = worker.item
+        return own + (self._multicore.ids() if item is not None and item.threads > 1 else [])
 
-    def replace(self, worker: Worker, reason: str, *, of: Job | None = None) -> None:
+    def replace(self, worker: Worker, reason: str, *, of: WorkItem | None = None) -> None:
         """Give up a worker that hangs or has died: fail its batch, start another in its place.
 
         Args:
-            worker: In the team.
-            reason: Told to those who wait for its batch.
-            of: The job that it is given up for, left alone if that is done by now; None for
+            worker: One of ``members``.
+            reason: The message to those who wait for its batch.
+            of: The item that it is given up for, left alone if that is done by now; None for
                 whatever it does.
         """
         with self._lock:
-            job = worker.job
-            done = of is not None and job is not of
-            if self._closed or worker not in self._team or done:
+            item = worker.item
+            done = of is not None and item is not of
+            if self._closed or worker not in self._members or done:
                 return
-            self._team.remove(worker)
+            self._members.remove(worker)
             worker.abandoned = True
-            if job is not None and job.threads > 1:
-                self._wide.close()
-                self._wide = WideThread(step_back)
+            if item is not None and item.threads > 1:
+                self._multicore.close()
+                self._multicore = MulticoreThread(lower_priority)
                 self.changed.notify_all()
             self._start(Worker(worker.name, worker.express))
-        if job is not None:
-            job.fail(reason)
+        if item is not None:
+            item.fail(reason)
 
     def close(self, seconds: float = 10.0) -> bool:
         """Stop once the work in hand is done; waits for that, no longer than ``seconds``.
@@ -191,19 +292,19 @@ class Workers:
         with self.changed:
             self._closed = True
             self._wake_all()
-            team = list(self._team)
+            members = list(self._members)
         until = time.monotonic() + seconds
-        for worker in team:
+        for worker in members:
             assert worker.thread is not None
             worker.thread.join(max(0.0, until - time.monotonic()))
-        self._wide.close()  # not before: what is in hand may be for it
-        return not any(worker.thread and worker.thread.is_alive() for worker in team)
+        self._multicore.close()  # not before: what is in hand may be for it
+        return not any(worker.thread and worker.thread.is_alive() for worker in members)
 
     def _start(self, worker: Worker) -> None:
         worker.thread = threading.Thread(
             target=self._work, args=(worker,), name=worker.name, daemon=True
         )
-        self._team.append(worker)
+        self._members.append(worker)
         worker.thread.start()
 
     def _wake_all(self) -> None:
@@ -212,63 +313,86 @@ class Workers:
 
     def _work(self, worker: Worker) -> None:
         if self.device.type == "cpu":
-            have_threads(1)
+            set_thread_count(1)
             if not worker.express:
-                step_back()
-        while (job := self._next(worker)) is not None:
-            if job.threads == 1 or not self._wide.run(job.run, job.threads):
-                job.run()
+                lower_priority()
+        while (item := self._next(worker)) is not None:
+            if item.threads == 1 or not self._multicore.run(item.run, item.threads):
+                item.run()
             # Else the last batch's tensors live on until the next one comes.
-            del job
+            del item
 
-    def _next(self, worker: Worker) -> Job | None:
-        bell = self._express if worker.express else self.changed
+    def _next(self, worker: Worker) -> WorkItem | None:
+        condition = self._express if worker.express else self.changed
         with self._lock:
-            if worker.job is not None and worker.job.threads > 1:
+            if worker.item is not None and worker.item.threads > 1:
                 self.changed.notify_all()  # those whose threads it had
-            elif worker.job is not None and worker.express:
-                # What its job has left may be another's to go on with, who waits by now: it found
-                # nothing while the job ran.
+            elif worker.item is not None and worker.express:
+                # Another worker, which found nothing while the item ran, may go on with the rest.
                 self.changed.notify()
-            worker.job = None
+            worker.item = None
             if not worker.express:
                 self._idle += 1
             try:
                 while not self._closed and not worker.abandoned:
-                    if (job := self._find(worker)) is not None:
-                        # In this order: who sees the job sees when it began.
+                    if (item := self._find(worker)) is not None:
+                        # In this order: who sees the item sees when it began.
                         worker.began = time.monotonic()
-                        worker.job = job
-                        if job.blocks and not worker.express:
+                        worker.item = item
+                        if item.blocks and not worker.express:
                             self._express.notify()  # it may be the last that was free
-                        return job
-                    bell.wait()
+                        return item
+                    condition.wait()
                 return None
             finally:
                 if not worker.express:
                     self._idle -= 1
 
-    def _find(self, worker: Worker) -> Job | None:
-        free = max(0, self._idle - self._lent)
+    def _find(self, worker: Worker) -> WorkItem | None:
+        free = max(0, self._idle - self._lent_threads)
         if not (self._all_blocked() if worker.express else free):
             return None
         for _ in range(len(self._sources)):
             source = self._sources[0]
             self._sources.rotate(-1)
-            if (job := source.take(free, express=worker.express)) is not None:
+            if (item := source.take(free, express=worker.express)) is not None:
                 if worker.source is not source:
                     # Others may have left work of the source before to this worker.
                     self.changed.notify()
                 worker.source = source
-                return job
+                return item
         return None
 
     @property
-    def _lent(self) -> int:
-        """Idle workers whose threads another one's job has."""
-        return sum(worker.job.threads - 1 for worker in self._team if worker.job is not None)
+    def _lent_threads(self) -> int:
+        """Idle workers whose threads another worker's item has."""
+        return sum(worker.item.threads - 1 for worker in self._members if worker.item is not None)
 
     def _all_blocked(self) -> bool:
-        others = [worker.job for worker in self._team if not worker.express]
-        busy = [job for job in others if job is not None]
-        return len(busy) + self._lent == len(others) and all(job.blocks for job in busy)
+        others = [worker.item for worker in self._members if not worker.express]
+        busy = [item for item in others if item is not None]
+        return len(busy) + self._lent_threads == len(others) and all(item.blocks for item in busy)
+
+
+class WorkersByDevice:
+    """The workers of each device, started when they are first asked for.
+
+    Args:
+        count: Threads on a device; None is what suits it.
+    """
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        self._workers: dict[torch.device, Workers] = {}
+
+    def on(self, device: torch.device) -> Workers:
+        """Return the workers of a device."""
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device not in self._workers:
+            self._workers[device] = Workers(self._count, device)
+        return self._workers[device]
+
+    def all(self) -> tuple[Workers, ...]:
+        """Return the workers of every device so far."""
+        return tuple(self._workers.values())

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from condensery.aliasing import circles, follow, walk
-from condensery.durable import swap_whole
+from condensery.atomic_files import replace_atomically
 from condensery.errors import (
     InputError,
     ModelAliasCircle,
@@ -19,6 +18,7 @@ from condensery.errors import (
     shorten,
 )
 from condensery.store.manifest import NAME_PATTERN
+from condensery.values import alias_chain, is_circle, resolve_alias
 
 FILE = "model-aliases.json"
 MOST = 1000
@@ -31,7 +31,7 @@ class _File(BaseModel):
     aliases: dict[str, str]
 
 
-class Aliases:
+class ModelAliases:
     """Names that lead to models, or to other names that do; changed all at once, and kept.
 
     Args:
@@ -52,7 +52,7 @@ class Aliases:
 
     def resolve(self, name: str) -> str:
         """Return the model that a name leads to; one that is no alias is its own."""
-        return follow(self._targets, name)
+        return resolve_alias(self._targets, name)
 
     def of(self, model: str) -> tuple[str, ...]:
         """Return every alias that leads to a model, sorted."""
@@ -103,7 +103,7 @@ class Aliases:
             return
         content = {"format": 1, "aliases": dict(sorted(targets.items()))}
         try:
-            swap_whole(self._path, json.dumps(content, indent=2) + "\n")
+            replace_atomically(self._path, json.dumps(content, indent=2) + "\n")
         except OSError as error:
             raise StoreError(
                 f"The aliases can't be written, and stay as they were: {error.strerror or error}."
@@ -128,8 +128,8 @@ def _check_name(alias: str, taken: Collection[str]) -> None:
 
 def _check_targets(targets: Mapping[str, str], changed: set[str], serving: Collection[str]) -> None:
     for alias in sorted(targets):
-        path = walk(targets, alias)
-        if circles(path):
+        path = alias_chain(targets, alias)
+        if is_circle(path):
             raise ModelAliasCircle(
                 f"aliases: {' -> '.join(path)} leads in a circle.", field="aliases", value=alias
             )
@@ -152,12 +152,12 @@ def _read(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}: the aliases of models can't be read: {error}") from error
     try:
-        found = _File.model_validate_json(text)
-        if found.format != 1:
-            raise ValueError(f"format {found.format} is newer than this version reads")
-        for alias in found.aliases:
+        document = _File.model_validate_json(text)
+        if document.format != 1:
+            raise ValueError(f"format {document.format} is newer than this version reads")
+        for alias in document.aliases:
             _check_name(alias, ())
-            if circles(walk(found.aliases, alias)):
+            if is_circle(alias_chain(document.aliases, alias)):
                 raise ValueError(f"{alias!r} leads in a circle")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -168,4 +168,4 @@ def _read(path: Path) -> dict[str, str]:
         raise StoreError(
             f"{path}: the aliases of models can't be read: {error}. Mend or remove the file."
         ) from error
-    return dict(found.aliases)
+    return dict(document.aliases)

@@ -94,8 +94,8 @@ def _check_file(directory: Path, name: str, expected: str | None) -> None:
         raise CorruptModel(f"{name}: is empty")
     if name.endswith(WEIGHTS):
         check_weights(path)
-    if expected is not None and (found := sha256_of(path)) != expected:
-        raise CorruptModel(f"{name}: sha256 differs: expected {expected[:12]}…, got {found[:12]}…")
+    if expected is not None and (actual := sha256_of(path)) != expected:
+        raise CorruptModel(f"{name}: sha256 differs: expected {expected[:12]}…, got {actual[:12]}…")
 
 
 def _files_in(directory: Path) -> Iterator[str]:

@@ -17,7 +17,7 @@ from condensery.errors import StoreError
 from condensery.networks.decoders import layer_name
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
 from condensery.store.language_models import CONTEXT, QUESTION, LanguageModel
-from condensery.store.pair_options import Options
+from condensery.store.pair_options import PairOptions
 from condensery.store.pickles import read_pickle, read_tensors
 from condensery.store.published_pairs import (
     EMBED,
@@ -50,7 +50,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def read_cocom(path: Path, options: Options) -> PublishedPair:
+def read_cocom(path: Path, options: PairOptions) -> PublishedPair:
     """Read a directory whose ``config.json`` says COCOM.
 
     Raises:
@@ -61,7 +61,7 @@ def read_cocom(path: Path, options: Options) -> PublishedPair:
 
 
 class _Cocom:
-    def __init__(self, path: Path, options: Options) -> None:
+    def __init__(self, path: Path, options: PairOptions) -> None:
         self.path = path
         self.options = options
         self.config = config = read_json(path / "config.json")
@@ -168,10 +168,10 @@ class _Cocom:
         return ends
 
     def _adapter(self, name: str) -> dict[str, Tensor]:
-        found = self.adapters.get(name)
-        if not isinstance(found, dict):
+        adapter = self.adapters.get(name)
+        if not isinstance(adapter, dict):
             raise MissingTensors(f"{ADAPTERS}: {name} is missing")
-        return found
+        return adapter
 
     def _shape(self, layout: Any, room: int, **more: Any) -> CompressorShape:
         """Return a compressor's shape; ``room`` is what its text takes beside the two texts."""
@@ -179,7 +179,7 @@ class _Cocom:
         return CompressorShape(
             layout=layout,
             question=self.options.asks,
-            query_tokens=query,  # for the rates that are told: no question is cut to it
+            query_tokens=query,  # for the rates that are reported: no question is cut to it
             text_tokens=length + room,
             memory_tokens=self.memory,
             memory_rows=len(self.names),
@@ -219,11 +219,11 @@ class _Cocom:
     def _trimmed(self) -> tuple[CompressorShape, dict[str, Any], Tokenizer, Named]:
         """Take the first layers of a backbone, or every n-th, without its last norm."""
         key = "compr_base_model_name"
-        given = self.options.compressor_base
+        directory = self.options.compressor_base
         decoder = self.config.get("decoder_model_name")
-        if given is None and self.config.get(key) in (None, "", decoder):
-            given = self.base.path
-        base = base_of(given, self.config, key, "compressor_base", self.path)
+        if directory is None and self.config.get(key) in (None, "", decoder):
+            directory = self.base.path
+        base = base_of(directory, self.config, key, "compressor_base", self.path)
         file = base.path / "config.json"
         first, step = (self.config.get(f"compr_{n}") for n in ("n_layers", "every_n_layer"))
         if (first is None) == (step is None):
@@ -292,11 +292,11 @@ class _Cocom:
         else:
             file = "compressor/compressor.pth"
             self.files["compressor."] = file
-            found = dict(renamed(read_tensors(folder / "compressor.pth").items()))
-            if "compressor.backbone.embed_tokens.weight" not in found:
+            stored = dict(renamed(read_tensors(folder / "compressor.pth").items()))
+            if "compressor.backbone.embed_tokens.weight" not in stored:
                 raise MissingTensors(f"{file}: embed_tokens.weight is missing")
-            table = found["compressor.backbone.embed_tokens.weight"]
-            weights = iter(found.items())
+            table = stored["compressor.backbone.embed_tokens.weight"]
+            weights = iter(stored.items())
         if not shape.final_norm:
             weights = ((n, t) for n, t in weights if n != "compressor.backbone.norm.weight")
         self.files |= {
@@ -347,7 +347,7 @@ def _only_adapters(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _only(tensors: dict[str, Tensor], end: str) -> Tensor:
-    found = [tensor for name, tensor in tensors.items() if name.endswith(end) or name == "weight"]
-    if len(found) != 1:
+    matches = [tensor for name, tensor in tensors.items() if name.endswith(end) or name == "weight"]
+    if len(matches) != 1:
         raise MissingTensors(f"compressor/first_layer.pth: {end} is missing")
-    return found[0]
+    return matches[0]

@@ -28,7 +28,7 @@ from condensery.store.manifest import (
     Provenance,
     StoredModel,
 )
-from condensery.store.pair_options import Options
+from condensery.store.pair_options import PairOptions
 from condensery.store.retriever_options import ADAPTER, RetrieverOptions, is_retriever
 from condensery.store.store import ModelStore, check_name
 from condensery.store.writing import read_json
@@ -42,14 +42,14 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 # A config.json's model_type: naver/oscar-* and naver/pisco-*, and the code of naver/pisco.
 PAIR_LAYOUTS = ("COCOM", "PISCO")
-# What a directory turns out to be, and which options its import can be told; others are refused.
+# What a directory turns out to be, and which options its import takes; others are refused.
 ENCODERS = ("pooling", "normalize")
 RETRIEVERS = (*ENCODERS, "query_prompt", "max_tokens", "add_eos")
 KINDS: Mapping[str, tuple[str, ...]] = {
     "a stored model": (),
     "a classifier": (),
     "a sentence-transformers model": ENCODERS,
-    "a published pair": tuple(one.name for one in fields(Options)),
+    "a published pair": tuple(option.name for option in fields(PairOptions)),
     "a LoRA directory": (*RETRIEVERS, "base"),
     "a language model": RETRIEVERS,
     "a plain encoder": ENCODERS,
@@ -64,7 +64,7 @@ def import_model(
     *,
     pooling: Pooling | None = None,
     normalize: bool | None = None,
-    pair: Options | None = None,
+    pair: PairOptions | None = None,
     retriever: RetrieverOptions | None = None,
 ) -> StoredModel:
     """Import a directory into the store's own root.
@@ -93,29 +93,29 @@ def import_model(
     check_name(name)
     if not path.is_dir():
         raise StoreError(f"{path} is not a directory", field="path", value=str(path))
-    found = kind_of(path)
+    kind = kind_of(path)
     options = {"pooling": pooling, "normalize": normalize}
     for group in (pair, retriever):
         options |= {} if group is None else asdict(group)
-    _check_options(path, found, options)
-    if found == "a stored model":
+    _check_options(path, kind, options)
+    if kind == "a stored model":
         stored = read_model(path)
         files = {file: path / file for file in stored.manifest.files}
         return store.publish(files, stored.manifest.model_copy(update={"name": name}))
-    if found == "a classifier":
+    if kind == "a classifier":
         published = read_classifier(path)
-    elif found == "a sentence-transformers model":
+    elif kind == "a sentence-transformers model":
         published = read_sentence_transformers(path)
         if (pooling or published.pooling) != published.pooling:
             raise StoreError(f"pooling {pooling!r} is not the model's own, {published.pooling!r}")
         if normalize is not None and normalize != published.normalize:
             raise StoreError(f"normalize {normalize} is not the model's own")
-    elif found == "a published pair":
+    elif kind == "a published pair":
         # Late: torch, and the networks, which no other import needs.
         from condensery.store.importing_pairs import import_pair
 
-        return import_pair(store, path, name, str(_pair_layout(path)), pair or Options())
-    elif found in ("a LoRA directory", "a language model"):
+        return import_pair(store, path, name, str(_pair_layout(path)), pair or PairOptions())
+    elif kind in ("a LoRA directory", "a language model"):
         from condensery.store.importing_retrievers import import_retriever  # late, as above
 
         return import_retriever(
@@ -132,7 +132,7 @@ def import_model(
 
 
 def kind_of(path: Path) -> str:
-    """Tell what a directory is, one of ``KINDS``.
+    """Return what a directory is, one of ``KINDS``.
 
     Raises:
         StoreError: It is no model we know, or its ``config.json`` can't be read.
@@ -154,17 +154,17 @@ def kind_of(path: Path) -> str:
     )
 
 
-def _check_options(path: Path, found: str, options: Mapping[str, object]) -> None:
-    """Refuse options that were given and mean nothing for what was found."""
-    takes = KINDS[found]
+def _check_options(path: Path, kind: str, options: Mapping[str, object]) -> None:
+    """Refuse options that are set and mean nothing for this kind of directory."""
+    takes = KINDS[kind]
     for option, value in options.items():
         if value is None or option in takes:
             continue
         flag = f"--{'no-' * (value is False)}{option.replace('_', '-')}"
-        known = ", ".join(f"--{one.replace('_', '-')}" for one in takes) or "nothing but its name"
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in takes) or "only its name"
         raise StoreError(
             f"{flag}{'' if isinstance(value, bool) else f' {value}'} does not apply: "
-            f"{path.name or path} is {found}, and its import can be told {known}",
+            f"{path.name or path} is {kind}, and its import takes {flags}",
             field=option,
             value=str(value),
         )
@@ -190,11 +190,11 @@ def import_minilm(store: ModelStore) -> StoredModel:
                 continue  # a whole one goes beside it, as its next version
     path = _find_package() / "model"
     weights = path / "model.safetensors"
-    found = sha256_of(weights) if weights.is_file() else "no such file"
-    if found != MINILM_SHA256:
+    actual = sha256_of(weights) if weights.is_file() else "no such file"
+    if actual != MINILM_SHA256:
         raise StoreError(
             f"{MINILM_DISTRIBUTION}: model.safetensors is not the published one: "
-            f"expected sha256 {MINILM_SHA256}, got {found}"
+            f"expected sha256 {MINILM_SHA256}, got {actual}"
         )
     about = metadata.metadata(MINILM_DISTRIBUTION).json
     licence = read_licence(path / "README.md")

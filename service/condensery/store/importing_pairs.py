@@ -10,19 +10,19 @@ from condensery.errors import StoreError
 from condensery.store.cocom import read_cocom
 from condensery.store.layouts import prose_of, read_licence
 from condensery.store.manifest import Manifest, Provenance, StoredModel
-from condensery.store.pair_options import Options
+from condensery.store.pair_options import PairOptions
 from condensery.store.pisco import read_pisco
 from condensery.store.published_pairs import PublishedPair, write_pair
 from condensery.store.store import ModelStore
 
-READERS: dict[str, Callable[[Path, Options], PublishedPair]] = {
+READERS: dict[str, Callable[[Path, PairOptions], PublishedPair]] = {
     "COCOM": read_cocom,
     "PISCO": read_pisco,
 }
 
 
 def import_pair(
-    store: ModelStore, path: Path, name: str, layout: str, options: Options
+    store: ModelStore, path: Path, name: str, layout: str, options: PairOptions
 ) -> StoredModel:
     """Import a published pair; nothing of its own code is run, and nothing is downloaded.
 
@@ -71,7 +71,7 @@ def import_pair(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check_length(pair: PublishedPair, options: Options) -> None:
+def _check_length(pair: PublishedPair, options: PairOptions) -> None:
     """Refuse a ``max_length`` that the compressor has no positions for."""
     most = pair.configs[0].get("max_position_embeddings")
     needed = pair.shape.compressor.positions

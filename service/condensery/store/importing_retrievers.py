@@ -19,7 +19,8 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from condensery.errors import CorruptModel, StoreError, shorten
 from condensery.networks.adapters import Adapters
-from condensery.networks.effir_opening import build_pruned, own_name
+from condensery.networks.dtypes import dtype_name
+from condensery.networks.effir_loading import build_pruned, own_name
 from condensery.networks.effir_shape import KEYS, Pruning
 from condensery.store.language_models import (
     LanguageModel,
@@ -66,32 +67,32 @@ def import_retriever(
         StoreError: A file is missing, or asks for what we don't do; named.
         CorruptModel: Weights are missing, of another shape, or not finite; named.
     """
-    told = options or RetrieverOptions()
-    found = _Retriever(path, told)
-    chosen: Pooling = pooling or ("last" if found.causal else "mean")
+    options = options or RetrieverOptions()
+    retriever = _Retriever(path, options)
+    chosen: Pooling = pooling or ("last" if retriever.causal else "mean")
     if pooling is None:
-        found.notes.append(f"The directory declares no pooling; {chosen} was taken.")
+        retriever.notes.append(f"The directory declares no pooling; {chosen} was taken.")
     if normalize is None:
-        found.notes.append("The directory declares no normalisation; vectors are normalised.")
-    end_token = found.end_texts(chosen, told.add_eos)
+        retriever.notes.append("The directory declares no normalisation; vectors are normalised.")
+    end_token = retriever.end_texts(chosen, options.add_eos)
     aside = store.own / f".{name}-{secrets.token_hex(4)}.partial"
     try:
         aside.mkdir(parents=True)
-        files = found.write(aside)
+        files = retriever.write(aside)
         manifest = Manifest(
             name=name,
             kind="encoder",
-            method="none" if found.pruning.dense else "effir",
-            prompts={} if found.prompt is None else {"query": found.prompt, "document": ""},
+            method="none" if retriever.pruning.dense else "effir",
+            prompts={} if retriever.prompt is None else {"query": retriever.prompt, "document": ""},
             pooling=chosen,
             normalize=True if normalize is None else normalize,
-            max_tokens=found.max_tokens,
+            max_tokens=retriever.max_tokens,
             end_token=end_token,
-            dtype=found.dtype,
-            shape=found.shape,
-            licence=found.licence,
-            provenance=Provenance(source=str(path.resolve()), notes=tuple(found.notes)),
-            cost={"parameters": found.parameters},
+            dtype=retriever.dtype,
+            shape=retriever.shape,
+            licence=retriever.licence,
+            provenance=Provenance(source=str(path.resolve()), notes=tuple(retriever.notes)),
+            cost={"parameters": retriever.parameters},
         )
         return store.publish(files | prose_of(path), manifest)
     except OSError as error:
@@ -133,13 +134,13 @@ class _Retriever:
         self.prompt = options.query_prompt
         if self.prompt is None and self.adapted:
             self.prompt = QUERY_PROMPT
-        licences = {read_licence(one / "README.md") for one in (path, self.base.path)}
+        licences = {read_licence(folder / "README.md") for folder in (path, self.base.path)}
         known = licences - {"unknown"}
         self.licence = " and ".join(sorted(known)) or "unknown"
         if "unknown" in licences:
             self.notes.append("No licence is stated in the model card's front matter.")
-        told = path / "tokenizer_config.json"
-        longest = longest_input(self.values, read_json(told) if told.is_file() else {})
+        file = path / "tokenizer_config.json"
+        longest = longest_input(self.values, read_json(file) if file.is_file() else {})
         if options.max_tokens is not None and options.max_tokens > longest:
             raise StoreError(
                 f"--max-tokens {options.max_tokens} is too long: network and tokenizer allow "
@@ -164,24 +165,24 @@ class _Retriever:
         try:
             return self.base.special("eos_token")
         except StoreError:
-            found = self.values.get("eos_token_id")
-            first = found[0] if isinstance(found, list) and found else found
+            ids = self.values.get("eos_token_id")
+            first = ids[0] if isinstance(ids, list) and ids else ids
             token = self.tokenizer.id_to_token(first) if isinstance(first, int) else None
             if token is None:
                 raise
             return str(token)
 
-    def end_texts(self, pooling: Pooling, asked: bool | None) -> EndToken:
+    def end_texts(self, pooling: Pooling, add_eos: bool | None) -> EndToken:
         """Have texts end with the end token, or leave them as the tokenizer does it.
 
         Args:
             pooling: The import's.
-            asked: Its ``add_eos``.
+            add_eos: The import's; None decides by the pooling.
 
         Raises:
             StoreError: The token is to be added, and the directory names none that there is.
         """
-        wanted = asked if asked is not None else pooling == "last" and not self.adapted
+        wanted = add_eos if add_eos is not None else pooling == "last" and not self.adapted
         try:
             end = self.end
         except StoreError:
@@ -195,7 +196,7 @@ class _Retriever:
             self.notes.append("The tokenizer did not end texts; its end token was added.")
             return "added"
         self.notes.append(f"The tokenizer ends no text with {end}, and none was added.")
-        if self.words.says_add_eos and asked is None:
+        if self.words.says_add_eos and add_eos is None:
             self.notes.append(
                 f"{self.words.path.name}/tokenizer_config.json says add_eos_token true, which "
                 "transformers 5 ignores beside a tokenizer.json; --add-eos does as it says."
@@ -244,7 +245,7 @@ class _Retriever:
                 raise CorruptModel(f"{file}: {name}: holds values that are not finite")
             weight = self._merged(own, weight)
             self.parameters += weight.numel()
-            dtype = str(weight.dtype).removeprefix("torch.")
+            dtype = dtype_name(weight.dtype)
             counts[dtype] = counts.get(dtype, 0) + weight.numel()
             yield own, weight
         if wrong:
@@ -263,10 +264,10 @@ class _Retriever:
             raise CorruptModel(f"{file}: {layer}: its adapter is not finite")
         return self.adapters.merged(layer, weight, self.scale)
 
-    def _base(self, given: Path | None) -> LanguageModel:
+    def _base(self, path: Path | None) -> LanguageModel:
         named = read_json(self.path / ADAPTER).get("base_model_name_or_path")
-        given = given or named_directory(named, self.path)
-        if given is None:
+        path = path or named_directory(named, self.path)
+        if path is None:
             raise StoreError(
                 f"{name_of(self.path / ADAPTER)}: base_model_name_or_path {shorten(named)} is a "
                 "base model that is neither in the directory nor beside it, and nothing is "
@@ -274,8 +275,8 @@ class _Retriever:
                 field="base",
                 value=named,
             )
-        self.notes.append(f"The adapter was merged into {given.resolve()}.")
-        return LanguageModel(given, "base")
+        self.notes.append(f"The adapter was merged into {path.resolve()}.")
+        return LanguageModel(path, "base")
 
     def _embedding(self) -> Tensor | None:
         """Return the word table that a LoRA directory brings, as the reference takes it."""

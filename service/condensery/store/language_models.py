@@ -24,7 +24,7 @@ CONTEXT, QUESTION = "CONDENSERYPASSAGES", "CONDENSERYQUESTION"
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class ChatPrompt:
     """A chat template with a system and a user text in it, around passages and a question."""
 
     before: str
@@ -70,13 +70,13 @@ class LanguageModel:
         if not path.is_file():
             raise StoreError(f"{self.role}: {self.path.name} holds no tokenizer.json")
         try:
-            found = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises nothing more precise
             raise StoreError(f"{self.role}: {name_of(path)} can't be read: {error}") from error
-        found.no_truncation()
-        found.no_padding()
-        found.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in extra])
-        return found
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in extra])
+        return tokenizer
 
     def special(self, name: str) -> str:
         """Return a special token's text: ``bos_token`` or ``eos_token``.
@@ -118,16 +118,16 @@ class LanguageModel:
         """
         path = self.path / "generation_config.json"
         generation = read_json(path) if path.is_file() else {}
-        found = generation.get("eos_token_id", self.config.get("eos_token_id"))
-        stop = tuple(found) if isinstance(found, list) else (found,)
+        eos = generation.get("eos_token_id", self.config.get("eos_token_id"))
+        stop = tuple(eos) if isinstance(eos, list) else (eos,)
         if not stop or not all(type(token) is int for token in stop):
-            told = path if "eos_token_id" in generation else self.path / "config.json"
+            source = path if "eos_token_id" in generation else self.path / "config.json"
             raise StoreError(
-                f"{self.role}: {name_of(told)}: eos_token_id {found!r} is no token's id"
+                f"{self.role}: {name_of(source)}: eos_token_id {eos!r} is no token's id"
             )
         return stop
 
-    def prompt(self, system: str, user: str) -> Prompt:
+    def prompt(self, system: str, user: str) -> ChatPrompt:
         """Put texts into its chat template, ``CONTEXT`` and ``QUESTION`` standing for theirs.
 
         Where the template refuses a system text, that goes before the user's, in one turn.
@@ -159,7 +159,7 @@ class LanguageModel:
             turn | {"content": turn["content"].replace(QUESTION, QUESTION + " \n")}
             for turn in chosen
         ]
-        return Prompt(before, between, after, strip=self._render(spaced) == text)
+        return ChatPrompt(before, between, after, strip=self._render(spaced) == text)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield its weights one at a time, by their names in the files.
@@ -203,14 +203,14 @@ class LanguageModel:
     @cached_property
     def _template(self) -> str:
         path = self.path / "chat_template.jinja"
-        found: Any = self._tokenizer_config.get("chat_template")
-        if isinstance(found, list):  # several, by name
-            found = {each.get("name"): each.get("template") for each in found}.get("default")
-        if found is None and path.is_file():
-            found = path.read_text(encoding="utf-8")
-        if not isinstance(found, str):
+        template: Any = self._tokenizer_config.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = {each.get("name"): each.get("template") for each in template}.get("default")
+        if template is None and path.is_file():
+            template = path.read_text(encoding="utf-8")
+        if not isinstance(template, str):
             raise StoreError(f"{self.role}: {self.path.name} holds no chat template")
-        return found
+        return template
 
     def _weight_files(self) -> list[Path]:
         for whole in ("model.safetensors", "pytorch_model.bin"):

@@ -14,7 +14,7 @@ from typing import Any
 from condensery.errors import StoreError, shorten
 from condensery.store.manifest import WEIGHTS, Pooling, path_problem
 from condensery.store.writing import name_of, parse_json, read_json
-from condensery.values import Kind
+from condensery.values import ModelKind
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -63,7 +63,7 @@ class Published:
     files: dict[str, Path]
     max_tokens: int
     shape: dict[str, Any]
-    kind: Kind = "encoder"
+    kind: ModelKind = "encoder"
     pooling: Pooling | None = None
     normalize: bool | None = None
     prompts: dict[str, str] = field(default_factory=dict)
@@ -147,7 +147,7 @@ def read_licence(card: Path) -> str:
     except OSError:
         return "unknown"
     front = re.match(r"\A---\r?\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
-    found = {
+    values = {
         key: (value or item).strip("\"' \t")
         for key, value, item in re.findall(
             r"^(license|license_name):[ \t]*([^\r\n#]*)(?:\r?\n\s*-[ \t]*([^\r\n#]+))?",
@@ -155,9 +155,9 @@ def read_licence(card: Path) -> str:
             re.MULTILINE,
         )
     }
-    licence: str = found.get("license", "")
+    licence: str = values.get("license", "")
     if licence in ("", "other"):
-        return found.get("license_name") or licence or "unknown"
+        return values.get("license_name") or licence or "unknown"
     return licence
 
 
@@ -219,17 +219,17 @@ def read_settings(path: Path, task: str) -> dict[str, Any]:
     Raises:
         StoreError: It is of another task, or asks for what we don't do; named.
     """
-    found = sorted(path.glob("sentence_*_config.json"))
-    settings = read_json(found[0]) if found else {}
+    files = sorted(path.glob("sentence_*_config.json"))
+    settings = read_json(files[0]) if files else {}
     if not isinstance(longest := settings.get("max_seq_length"), int | None):
-        raise StoreError(f"{found[0].name}: max_seq_length {shorten(longest)} is no number")
+        raise StoreError(f"{files[0].name}: max_seq_length {shorten(longest)} is no number")
     if (own := settings.get("transformer_task", task)) != task:
-        raise StoreError(f"{found[0].name}: transformer_task {shorten(own)} is not {task!r}")
+        raise StoreError(f"{files[0].name}: transformer_task {shorten(own)} is not {task!r}")
     if settings.get("do_lower_case"):
         tokenizer = _read_if_there(path / "tokenizer_config.json")
         if not tokenizer.get("do_lower_case"):
             raise StoreError(
-                f"{found[0].name}: do_lower_case true, which the tokenizer does not do itself"
+                f"{files[0].name}: do_lower_case true, which the tokenizer does not do itself"
             )
     return settings
 
@@ -248,8 +248,8 @@ def _check_network(config: Mapping[str, Any], *, classifies: bool) -> tuple[str,
     if config.get("is_encoder_decoder"):
         raise StoreError(f"config.json: {kind!r} is an encoder-decoder, which is not supported")
     for architecture in map(str, config.get("architectures") or ()):
-        found = re.search(r"For(SequenceClassification|TokenCl|QuestionAns)", architecture)
-        if found and not (classifies and found[1] == CLASSIFIER):
+        match = re.search(r"For(SequenceClassification|TokenCl|QuestionAns)", architecture)
+        if match and not (classifies and match[1] == CLASSIFIER):
             raise StoreError(f"config.json: {architecture} is not an encoder")
     if "auto_map" in config:
         return ("The auto_map of config.json was ignored: its code is never run.",)
@@ -289,8 +289,8 @@ def _prompts(about: Mapping[str, Any]) -> dict[str, str]:
 def prose_of(path: Path) -> dict[str, Path]:
     """Return the model card, as card.md, and the licence's own text, if there."""
     names = {"README.md": "card.md"} | {n: n for n in ("LICENSE", "LICENSE.txt", "NOTICE")}
-    found = {stored: path / name for name, stored in names.items() if (path / name).is_file()}
-    return {stored: file for stored, file in found.items() if file.stat().st_size}
+    files = {stored: path / name for name, stored in names.items() if (path / name).is_file()}
+    return {stored: file for stored, file in files.items() if file.stat().st_size}
 
 
 def longest_input(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int:

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from condensery.values import Kind
+from condensery.values import ModelKind
 
 MANIFEST = "model.json"
 WEIGHTS = ".safetensors"
@@ -121,7 +121,7 @@ class Manifest(BaseModel):
         max_tokens: Longest input, tokens, special ones included.
         end_token: Of a retriever made of a language model, what ends a text: the end token that
             its published tokenizer adds, the one that its import made it add, or none. None is
-            not said. It only tells: ``tokenizer.json`` does it, and is in the fingerprint.
+            unknown. It only describes: ``tokenizer.json`` does it, and is in the fingerprint.
         dtype: Of the stored weights (most of their elements).
         shape: The method's dimensions: dropped layers, widths, experts, memory tokens.
         defaults: What a pair does where nothing is asked for; see ``Defaults``.
@@ -136,7 +136,7 @@ class Manifest(BaseModel):
     format: Literal[1] = 1
     name: str = Field(pattern=NAME_PATTERN)
     version: str = Field(default="1", pattern=VERSION_PATTERN)
-    kind: Kind
+    kind: ModelKind
     method: Method = "none"
     base: str | None = Field(default=None, pattern=NAME_PATTERN)
     base_fingerprint: Fingerprint | None = None

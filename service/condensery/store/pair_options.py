@@ -1,11 +1,11 @@
-"""What an import of a published pair is told."""
+"""Options of importing a published pair."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PairOptions:
     """What a published directory does not say, or says of the machine that made it.
 
     None is not asked for: an option that is, and does not apply, is refused.

@@ -38,8 +38,8 @@ def read_pickle(path: Path) -> dict[str, Any]:
     content = _load(path)
     if not _only_tensors(content):
         raise StoreError(f"{name_of(path)}: holds something else than tensors by name")
-    found: dict[str, Any] = content
-    return found
+    values: dict[str, Any] = content
+    return values
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from condensery.errors import StoreError
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
 from condensery.store.language_models import CONTEXT, QUESTION, LanguageModel
-from condensery.store.pair_options import Options
+from condensery.store.pair_options import PairOptions
 from condensery.store.pickles import read_tensors
 from condensery.store.published_pairs import (
     EMBED,
@@ -42,7 +42,7 @@ PASSAGE = 128  # tokens; the directory does not say
 TABLE = "compressor.backbone.embed_tokens.weight"
 
 
-def read_pisco(path: Path, options: Options) -> PublishedPair:
+def read_pisco(path: Path, options: PairOptions) -> PublishedPair:
     """Read a directory whose ``config.json`` says PISCO.
 
     Raises:
@@ -70,8 +70,9 @@ def read_pisco(path: Path, options: Options) -> PublishedPair:
         base.config, base.path / "config.json", len(ends[EMBED]), tokenizer, f"{STATE}: {EMBED}"
     )
     compressor = LanguageModel(path / "compressor", "compressor")
-    reading = LanguageModel(path / "compressor_tokenizer", "compressor_tokenizer").tokenizer()
-    slot = reading.token_to_id(MEMORY)
+    name = "compressor_tokenizer"
+    compressor_tokenizer = LanguageModel(path / name, name).tokenizer()
+    slot = compressor_tokenizer.token_to_id(MEMORY)
     if slot is None:
         raise StoreError(f"compressor_tokenizer/tokenizer.json: has no {MEMORY}")
     weights = dict(renamed(compressor.tensors()))
@@ -85,7 +86,7 @@ def read_pisco(path: Path, options: Options) -> PublishedPair:
             layout="lines",
             question=options.asks,
             text_tokens=length + (8 if options.asks else 3),  # the words around both, or none
-            query_tokens=query,  # for the rates that are told: no question is cut to it
+            query_tokens=query,  # for the rates that are reported: no question is cut to it
             memory_tokens=1,
             memory_rate=rate,
             memory_rows=1,
@@ -112,12 +113,12 @@ def read_pisco(path: Path, options: Options) -> PublishedPair:
                 compressor.config,
                 compressor.path / "config.json",
                 len(weights[TABLE]),
-                reading,
+                compressor_tokenizer,
                 "compressor: embed_tokens.weight",
             ),
             generator,
         ),
-        tokenizers=(reading, tokenizer),
+        tokenizers=(compressor_tokenizer, tokenizer),
         tensors=chain(
             iter(weights.items()),
             iter([("compressor.slots.weight", weights[TABLE][[slot]])]),
@@ -140,10 +141,10 @@ def read_pisco(path: Path, options: Options) -> PublishedPair:
 
 def _ends(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the generator's embeddings and head, as trained, by their own names."""
-    found = dict(_trained(state))
-    if EMBED not in found:
+    weights = dict(_trained(state))
+    if EMBED not in weights:
         raise MissingTensors(f"{STATE}: {EMBED} is missing")
-    return found
+    return weights
 
 
 def _trained(state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

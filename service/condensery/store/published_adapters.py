@@ -59,11 +59,11 @@ def read_adapters(path: Path, prefix: str) -> tuple[Adapters, float]:
     adapters = Adapters()
     weights = find_weights(path)
     for name, tensor in _tensors(weights):
-        found = TENSOR.match(plain(name))
-        if found is None:
+        match = TENSOR.match(plain(name))
+        if match is None:
             raise UnknownTensors(f"{name_of(weights)}: {name}: is no adapter's tensor")
-        layer = found[1].removeprefix(prefix)
-        if not adapters.take(f"{layer}.lora_{found[2]}", tensor):
+        layer = match[1].removeprefix(prefix)
+        if not adapters.take(f"{layer}.lora_{match[2]}", tensor):
             raise UnknownTensors(f"{name_of(weights)}: {name}: is no adapter's tensor")
     if not adapters.layers:
         raise StoreError(f"{name_of(weights)}: its adapter adapts nothing")

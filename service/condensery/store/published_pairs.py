@@ -20,11 +20,12 @@ from transformers import PretrainedConfig
 from condensery.errors import StoreError, shorten
 from condensery.networks.adapters import Adapters
 from condensery.networks.decoders import build, read_config, resized, with_layers
+from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar_causal import HALVES, CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape
-from condensery.networks.oscar_opening import read_configs
+from condensery.networks.oscar_loading import read_configs
 from condensery.store.language_models import LanguageModel, named_directory
-from condensery.store.pair_options import Options
+from condensery.store.pair_options import PairOptions
 from condensery.store.refusals import (
     HalvesMismatch,
     MisshapenTensors,
@@ -73,9 +74,11 @@ class PublishedPair:
 
     def place(self, name: str, *, adapter: bool = False) -> str:
         """Return a tensor's name with the file that has it, or should have it."""
-        asked = f"lora.{name}" if adapter else name
-        found = max((start for start in self.files if asked.startswith(start)), key=len, default="")
-        return f"{self.files[found]}: {name}" if found else name
+        full_name = f"lora.{name}" if adapter else name
+        prefix = max(
+            (start for start in self.files if full_name.startswith(start)), key=len, default=""
+        )
+        return f"{self.files[prefix]}: {name}" if prefix else name
 
 
 @dataclass(slots=True)
@@ -141,22 +144,22 @@ def _checked(pair: PublishedPair, network: CausalPair, written: Written) -> Name
             elif shape != tuple(tensor.shape):
                 misshapen.append(f"{pair.place(name)} is {tuple(tensor.shape)}, not {shape}")
         written.parameters += tensor.numel()
-        written.dtypes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+        written.dtypes[dtype_name(tensor.dtype)] += tensor.numel()
         yield name, tensor
     missing = [pair.place(name) for name in expected]
     for half, rank in zip(HALVES, pair.ranks, strict=True):
-        found, module = adapters[half], network.get_submodule(half)
+        factors, module = adapters[half], network.get_submodule(half)
         missing += [
             pair.place(f"{half}.{layer}.lora_*", adapter=True)
-            for layer in _lacking(found, module, rank)
+            for layer in _lacking(factors, module, rank)
         ]
         misshapen += [
-            pair.place(f"{half}.{problem}", adapter=True) for problem in found.problems(module)
+            pair.place(f"{half}.{problem}", adapter=True) for problem in factors.problems(module)
         ]
         misshapen += [
             pair.place(f"{half}.{layer}.lora_A", adapter=True)
             + f" has rank {len(down)}, not {rank}"
-            for layer, down in found.down.items()
+            for layer, down in factors.down.items()
             if len(down) != rank
         ]
     for kind, names in (
@@ -185,12 +188,12 @@ def _lacking(adapters: Adapters, module: torch.nn.Module, rank: int) -> list[str
 
 
 def base_of(
-    given: Path | None, config: Mapping[str, Any], key: str, field: str, directory: Path
+    path: Path | None, config: Mapping[str, Any], key: str, field: str, directory: Path
 ) -> LanguageModel:
-    """Find a base model's directory: the one that was given, or the one the layout names.
+    """Find a base model's directory: the one of the flag, or the one the layout names.
 
     Args:
-        given: By the import's flag, or None.
+        path: By the import's flag, or None.
         config: The layout's ``config.json``.
         key: Of it, names the base model.
         field: The flag's, and what the base is for.
@@ -199,8 +202,8 @@ def base_of(
     Raises:
         StoreError: Neither is there.
     """
-    given = given or named_directory(config.get(key), directory)
-    if given is None:
+    path = path or named_directory(config.get(key), directory)
+    if path is None:
         raise StoreError(
             f"{name_of(directory / 'config.json')}: {key} {shorten(config.get(key))} is a base "
             "model that is neither in the directory nor beside it, and nothing is downloaded: "
@@ -208,7 +211,7 @@ def base_of(
             field=field,
             value=config.get(key),
         )
-    return LanguageModel(given, field)
+    return LanguageModel(path, field)
 
 
 def positive(file: Path, config: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -219,7 +222,7 @@ def positive(file: Path, config: Mapping[str, Any], name: str, default: int | No
     return value
 
 
-def lengths(options: Options, passage: int) -> tuple[int, int]:
+def lengths(options: PairOptions, passage: int) -> tuple[int, int]:
     """Return the longest question and passage together, and the longest question, tokens.
 
     Args:
@@ -232,8 +235,8 @@ def lengths(options: Options, passage: int) -> tuple[int, int]:
 
 def plain(name: str) -> str:
     """Return a weight's name without what wrapped its network: PEFT, or a trimmed model."""
-    while found := next((p for p in PREFIXES if name.startswith(p)), None):
-        name = name.removeprefix(found)
+    while prefix := next((p for p in PREFIXES if name.startswith(p)), None):
+        name = name.removeprefix(prefix)
     return name
 
 
@@ -252,11 +255,11 @@ def adapters_of(
         UnknownTensors: A tensor is no adapter's.
     """
     for name, tensor in content:
-        found = ADAPTER.match(plain(name))
-        if found is None:
+        match = ADAPTER.match(plain(name))
+        if match is None:
             raise UnknownTensors(f"{file}: {name}: is no adapter's tensor")
-        layer = found[1] if model else found[1].removeprefix("model.")
-        yield f"{prefix}{layer}.lora_{found[2]}", tensor
+        layer = match[1] if model else match[1].removeprefix("model.")
+        yield f"{prefix}{layer}.lora_{match[2]}", tensor
 
 
 def renamed(tensors: Iterable[tuple[str, Tensor]]) -> Named:
@@ -333,7 +336,7 @@ def configuration(
     Args:
         values: Its ``config.json``.
         file: Which that is, for messages.
-        kept: Which layers are left, told how many there are; None is all.
+        kept: Which layers are left, by how many there are; None is all.
 
     Raises:
         StoreError: It is of no causal language model that we can run, or has no such layers.

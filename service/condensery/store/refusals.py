@@ -1,7 +1,7 @@
 """Why a published checkpoint is refused, each by its own name.
 
 They never leave by a transport (an import is a command), so the tree in ``condensery.errors``
-need not have them; a door would answer as for their parents there.
+need not have them; REST and gRPC would answer as for their parents there.
 """
 
 from collections.abc import Sequence

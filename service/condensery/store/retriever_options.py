@@ -1,4 +1,4 @@
-"""Which directories are retrievers made of language models, and what an import of one is told."""
+"""Which directories are retrievers made of language models, and the options of importing one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,6 @@ def is_retriever(path: Path) -> bool:
     config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
     architectures = config.get("architectures")
     causal = isinstance(architectures, list) and any(
-        str(one).endswith("ForCausalLM") for one in architectures
+        str(architecture).endswith("ForCausalLM") for architecture in architectures
     )
     return causal or Pruning.named(config)

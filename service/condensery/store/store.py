@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from condensery.durable import sync
+from condensery.atomic_files import sync_path
 from condensery.errors import CorruptModel, ModelNotFound, StoreError, shorten
 from condensery.store.checking import read_model
 from condensery.store.manifest import (
@@ -75,8 +75,8 @@ class ModelStore:
         Raises:
             StoreError: A root itself can't be read.
         """
-        found = [entry for root in self._roots() for entry in _scan(root, check)]
-        return sorted(found, key=lambda entry: entry.name)  # stable: the rest is in order
+        entries = [entry for root in self._roots() for entry in _scan(root, check)]
+        return sorted(entries, key=lambda entry: entry.name)  # stable: the rest is in order
 
     def names(self) -> tuple[str, ...]:
         """Name what ``open`` can be asked for, broken ones included, sorted."""
@@ -184,7 +184,7 @@ class ModelStore:
                     continue  # another publisher took this version meanwhile
                 raise
             for directory in (place.parent, self.own, self.own.parent):
-                sync(directory)
+                sync_path(directory)
             return StoredModel(final, place)
 
     def _roots(self) -> tuple[Path, ...]:

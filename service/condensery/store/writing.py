@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from condensery.durable import sync
+from condensery.atomic_files import sync_path
 from condensery.errors import StoreError
 from condensery.store.checking import check_weights
 from condensery.store.manifest import MANIFEST, WEIGHTS, Manifest, path_problem
@@ -22,10 +22,10 @@ def collect(source: Path | Mapping[str, Path]) -> dict[str, Path]:
         StoreError: A file is missing, empty, or of a kind that is never stored; or no weights.
     """
     if isinstance(source, Path):
-        found = (path.relative_to(source) for path in source.rglob("*") if path.is_file())
+        paths = (path.relative_to(source) for path in source.rglob("*") if path.is_file())
         files = {
             path.as_posix(): source / path
-            for path in found
+            for path in paths
             if path.as_posix() != MANIFEST and not any(p.startswith(".") for p in path.parts)
         }
     else:
@@ -69,7 +69,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     for folder, _, _ in os.walk(directory):
-        sync(Path(folder))
+        sync_path(Path(folder))
 
 
 def name_of(path: Path) -> str:

@@ -2,9 +2,16 @@ import math
 
 import pytest
 
-from condensery.api.asking import key_name, patience, presented, request_id
+from condensery.auth import (
+    Key,
+    Keys,
+    check_any_key,
+    hash_key,
+    read_key,
+    read_request_id,
+    read_timeout,
+)
 from condensery.errors import Forbidden, InputError, Unauthenticated
-from condensery.keys import Key, Keys, hash_key
 
 SECRET = "a-key-of-sixteen-or-more"
 
@@ -26,7 +33,7 @@ SECRET = "a-key-of-sixteen-or-more"
 def test_a_key_comes_as_bearer_bare_or_by_itself(
     authorization: str | None, api_key: str | None, key: str | None
 ) -> None:
-    assert presented(authorization, api_key) == key
+    assert read_key(authorization, api_key) == key
 
 
 @pytest.mark.parametrize(
@@ -34,33 +41,33 @@ def test_a_key_comes_as_bearer_bare_or_by_itself(
     [(None, math.inf), ("1", 0.001), ("2500", 2.5), (" 2500 ", 2.5), ("0000010", 0.01)],
 )
 def test_a_callers_patience_is_read_in_milliseconds(given: str | None, seconds: float) -> None:
-    assert patience(given) == seconds
+    assert read_timeout(given) == seconds
 
 
 def test_a_time_without_end_is_one() -> None:
-    assert patience("9" * 5000) > 1e12
+    assert read_timeout("9" * 5000) > 1e12
 
 
 @pytest.mark.parametrize("given", ["", "0", "000", "-5", "1.5", "1e3", "soon", "٣", "²"])
 def test_a_time_that_is_none_is_refused_by_name_and_value(given: str) -> None:
     with pytest.raises(InputError, match="x-request-timeout-ms: ") as caught:
-        patience(given)
+        read_timeout(given)
     assert caught.value.field == "x-request-timeout-ms"
     assert repr(given) in caught.value.message
 
 
 def test_an_id_that_fits_a_header_and_a_log_line_is_kept() -> None:
-    assert request_id("mine") == "mine"
+    assert read_request_id("mine") == "mine"
     for given in (None, "", "two\nlines", "é", "x" * 129):
-        assert len(request_id(given)) == 32
+        assert len(read_request_id(given)) == 32
 
 
 def test_a_method_without_a_scope_takes_every_key_that_is_known() -> None:
     keys = Keys([Key("writer", frozenset({"index-write"}), hash_key(SECRET))])
-    assert key_name(keys, SECRET, "index-write") == "writer"
-    assert key_name(keys, SECRET, None) == "writer"
+    assert check_any_key(keys, SECRET, "index-write") == "writer"
+    assert check_any_key(keys, SECRET, None) == "writer"
     with pytest.raises(Forbidden):
-        key_name(keys, SECRET, "infer")
+        check_any_key(keys, SECRET, "infer")
     with pytest.raises(Unauthenticated):
-        key_name(keys, "another", None)
-    assert key_name(Keys(), None, None) is None
+        check_any_key(keys, "another", None)
+    assert check_any_key(Keys(), None, None) is None

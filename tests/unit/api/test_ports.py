@@ -7,13 +7,13 @@ import pytest
 from condensery.api.ports import (
     Tls,
     check_free,
-    check_guarded,
-    connection_limit,
+    check_keys_for_host,
     is_reachable,
+    limit_connections,
     listen,
 )
+from condensery.auth import Key, Keys
 from condensery.errors import PortTaken, SettingError, StartError
-from condensery.keys import Key, Keys
 
 
 def test_files_that_have_changed_since_the_start_are_named(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_connections_leave_files_for_what_else_there_is(
     monkeypatch: pytest.MonkeyPatch, files: int, limit: int
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
-    assert connection_limit(4096) == limit
+    assert limit_connections(4096) == limit
 
 
 def test_an_address_is_loopback_or_others_may_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +72,11 @@ def test_an_address_is_loopback_or_others_may_reach_it(monkeypatch: pytest.Monke
 
 
 def test_others_are_let_in_without_a_key_only_if_that_is_said() -> None:
-    check_guarded("127.0.0.1", Keys(), allow_no_keys=False)
-    check_guarded("0.0.0.0", Keys([Key("a", frozenset(), b"")]), allow_no_keys=False)
-    check_guarded("0.0.0.0", Keys(), allow_no_keys=True)
+    check_keys_for_host("127.0.0.1", Keys(), allow_no_keys=False)
+    check_keys_for_host("0.0.0.0", Keys([Key("a", frozenset(), b"")]), allow_no_keys=False)
+    check_keys_for_host("0.0.0.0", Keys(), allow_no_keys=True)
     with pytest.raises(SettingError) as caught:
-        check_guarded("0.0.0.0", Keys(), allow_no_keys=False)
+        check_keys_for_host("0.0.0.0", Keys(), allow_no_keys=False)
     assert caught.value.field == "host"
     ways = ("'0.0.0.0'", "CONDENSERY_API_KEY", "--keys-file", "--make-key", "--allow-no-keys")
     assert [way for way in ways if way not in caught.value.message] == []

@@ -8,10 +8,10 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from condensery.client.access import milliseconds
-from condensery.client.asking import Asking
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
+from condensery.client.operations import QuestionOptions
 from condensery.client.rest import AsyncClient, Client
+from condensery.client.transports import format_milliseconds
 from condensery.errors import InputError
 
 METHODS = sorted(name for name in vars(Client) if not name.startswith("_"))
@@ -29,9 +29,9 @@ def test_all_clients_have_the_same_methods_and_parameters(other: type) -> None:
 
 def test_methods_show_their_parameters_and_say_what_they_do() -> None:
     assert str(inspect.signature(Client.drop_index)) == "(self, /, name: str)"
-    asked = inspect.signature(Client.answer).parameters
-    assert [*asked] == ["self", "question", *get_type_hints(Asking)]
-    assert asked["top_n"].annotation == int | None
+    parameters = inspect.signature(Client.answer).parameters
+    assert [*parameters] == ["self", "question", *get_type_hints(QuestionOptions)]
+    assert parameters["top_n"].annotation == int | None
     for name in METHODS:
         assert (getattr(Client, name).__doc__ or "").strip(), name
 
@@ -59,8 +59,8 @@ async def test_a_file_without_certificates_is_refused(
 
 
 def test_a_time_without_end_can_be_told() -> None:
-    assert milliseconds(float("inf")) == "1" + "0" * 15
-    assert milliseconds(1e-9) == "1"
+    assert format_milliseconds(float("inf")) == "1" + "0" * 15
+    assert format_milliseconds(1e-9) == "1"
 
 
 @pytest.mark.parametrize(

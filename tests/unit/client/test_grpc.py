@@ -10,8 +10,8 @@ import pytest
 from grpc import StatusCode
 
 from condensery import errors
-from condensery.client.faults import Retries
 from condensery.client.grpc import AsyncGrpcClient
+from condensery.client.transports import Retries
 from condensery.errors import CondenseryError, Overloaded, Unavailable
 from condensery.stubs import condensery_v1_pb2 as pb
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from condensery import errors
-from condensery.client.faults import Fault, Retries
 from condensery.client.rest import AsyncClient, Client
+from condensery.client.transports import Refusal, Retries
 from condensery.errors import (
     CondenseryError,
     DeadlineExceeded,
@@ -107,14 +107,14 @@ def test_a_full_server_is_asked_again_when_it_says(script: Any, vectors_reply: A
 
 def test_those_refused_together_do_not_come_back_together_nor_sooner_than_said() -> None:
     for said, spread in ((0.0, 0.1), (0.02, 0.1), (2.0, 2.0), (30.0, 30.0)):
-        fault = Fault(Overloaded("full"), said)
+        fault = Refusal(Overloaded("full"), said)
         pauses = [Retries().pause(1, fault) for _ in range(200)]
         assert said <= min(pauses) < said + spread / 4
         assert said + spread * 3 / 4 < max(pauses) <= said + spread
         seeded = [Retries(chance=random.Random(7)).pause(1, fault) for _ in range(2)]
         assert seeded[0] == seeded[1]
     with pytest.raises(Overloaded):
-        Retries().pause(1, Fault(Overloaded("full"), 30.1))
+        Retries().pause(1, Refusal(Overloaded("full"), 30.1))
 
 
 class Later(random.Random):

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import pytest
 
-from condensery.commands import asking, compressing
+from condensery.commands import ask
 
 
 @dataclass
@@ -41,7 +41,6 @@ class Client:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    made = Client()
-    for module in (asking, compressing):
-        monkeypatch.setattr(module, "connect", lambda args: made)
-    return made
+    client = Client()
+    monkeypatch.setattr(ask, "connect", lambda args: client)
+    return client

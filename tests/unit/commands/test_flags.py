@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from condensery.commands.flags import add_flags, explain, read_flags, show
+from condensery.commands.flags import add_flags, explain_setting, format_setting, read_flags
 from condensery.settings import Settings, flag_of, group_of, is_secret, read_settings
 
 SECRETS = [name for name in Settings.model_fields if is_secret(name)]
@@ -32,9 +32,9 @@ def test_a_secret_as_a_flag_is_refused_with_what_to_do_instead(
     for arguments in (["--api-key", "secret-of-mine-0123"], ["--api-key=secret-of-mine-0123"]):
         with pytest.raises(SystemExit, match="2"):
             make().parse_args(arguments)
-        said = capsys.readouterr().err
-        assert "set CONDENSERY_API_KEY, or name a file of keys with --keys-file" in said
-        assert "secret-of-mine" not in said
+        message = capsys.readouterr().err
+        assert "set CONDENSERY_API_KEY, or name a file of keys with --keys-file" in message
+        assert "secret-of-mine" not in message
 
 
 def test_a_flag_reaches_its_setting_and_what_is_not_given_does_not() -> None:
@@ -80,7 +80,7 @@ def test_help_lists_each_flag_in_its_group_with_its_values_and_default() -> None
             continue
         (section,) = [text for text in sections if text.startswith(f"{group_of(name)}:\n")]
         assert f"\n  {flag_of(name)}" in section
-        assert explain(name) in " ".join(section.split())
+        assert explain_setting(name) in " ".join(section.split())
     text = " ".join(make().format_help().split())
     assert "--dtype {auto,float32,bfloat16}" in text
     assert "REST port; 0 takes a free one (0 to 65535; default: 8080)" in text
@@ -103,4 +103,4 @@ def test_help_lists_each_flag_in_its_group_with_its_values_and_default() -> None
     ],
 )
 def test_a_value_is_shown_as_people_read_it(name: str, value: object, shown: str) -> None:
-    assert show(name, value) == shown
+    assert format_setting(name, value) == shown

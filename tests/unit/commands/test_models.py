@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tiny_published import Cocom, Pisco, write_base
 
+from condensery.atomic_files import umask
 from condensery.cli import main
-from condensery.durable import umask
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +22,9 @@ def test_a_published_pair_is_imported_by_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, published: Path
 ) -> None:
     own = ["--store", str(tmp_path / "own")]
-    told = ["--no-questions", "--max-length", "128", "--rounded-rope"]
+    options = ["--no-questions", "--max-length", "128", "--rounded-rope"]
     capsys.readouterr()
-    assert main(["models", "import", str(published), "--name", "pair", *told, *own]) == 0
+    assert main(["models", "import", str(published), "--name", "pair", *options, *own]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("pair version 1 (oscar-pair): ")
     assert "note: The generator's base was read from" in err

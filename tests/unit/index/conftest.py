@@ -51,13 +51,13 @@ class Batch:
 
 def make_batch(ids: Sequence[str], seed: int = 0, tag: str = "") -> Batch:
     documents, passages = [], []
-    for one in ids:
-        first, second = f"First of {one}{tag}.", f"Second of {one}{tag}."
+    for identity in ids:
+        first, second = f"First of {identity}{tag}.", f"Second of {identity}{tag}."
         text = f"{first} {second}"
-        documents.append(Document(one, text, {"tag": tag}))
+        documents.append(Document(identity, text, {"tag": tag}))
         spans = ((0, len(first)), (len(first) + 1, len(text)))
         passages += [
-            Passage(f"{one}#{n}", one, text[start:end], start, end, {"n": n})
+            Passage(f"{identity}#{n}", identity, text[start:end], start, end, {"n": n})
             for n, (start, end) in enumerate(spans)
         ]
     return Batch(documents, passages, make_vectors(len(passages), seed))
@@ -80,7 +80,7 @@ def read_truth(data_dir: Path, name: str = "kb") -> dict[str, Floats]:
     """Every passage's vector, by id, straight from SQLite."""
     connection = sqlite3.connect(database_of(data_dir, name))
     rows = connection.execute("SELECT id, vector FROM passages JOIN vectors ON passage = row")
-    truth = {one: np.frombuffer(vector, dtype=np.float32) for one, vector in rows}
+    truth = {identity: np.frombuffer(vector, dtype=np.float32) for identity, vector in rows}
     connection.close()
     return truth
 
@@ -139,22 +139,22 @@ def assert_words_agree(data_dir: Path, name: str = "kb") -> None:
     )
     fresh.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", sorted(texts.items()))
     places, lengths = [], []
-    for one in (connection, fresh):
-        one.execute("CREATE VIRTUAL TABLE temp.places USING fts5vocab (main, words, instance)")
-        places.append(sorted(one.execute("SELECT term, doc, offset FROM temp.places")))
-        lengths.append(sorted(one.execute("SELECT id, sz FROM words_docsize")))
-        one.close()
+    for database in (connection, fresh):
+        database.execute("CREATE VIRTUAL TABLE temp.places USING fts5vocab (main, words, instance)")
+        places.append(sorted(database.execute("SELECT term, doc, offset FROM temp.places")))
+        lengths.append(sorted(database.execute("SELECT id, sz FROM words_docsize")))
+        database.close()
     assert places[0] == places[1]
     assert lengths[0] == lengths[1]
 
 
 def assert_best_hits(hits: Sequence[Hit], scores: dict[str, float], top_k: int) -> None:
     """The hits are the best, each with its own score; those within rounding may swap places."""
-    found = [hit.passage.id for hit in hits]
-    assert len(set(found)) == len(found) == min(top_k, len(scores))
+    ids = [hit.passage.id for hit in hits]
+    assert len(set(ids)) == len(ids) == min(top_k, len(scores))
     close = {"rtol": 1e-5, "atol": 1e-6}
     got = [hit.score for hit in hits]
-    np.testing.assert_allclose(got, [scores[one] for one in found], **close)
+    np.testing.assert_allclose(got, [scores[identity] for identity in ids], **close)
     np.testing.assert_allclose(got, sorted(scores.values(), reverse=True)[:top_k], **close)
 
 
@@ -254,7 +254,9 @@ class Disk:
 
             ours = _Methods.from_buffer_copy(methods)
             callbacks = _WRITE(write), _SYNC(sync)
-            ours.write, ours.sync = (ctypes.cast(one, ctypes.c_void_p) for one in callbacks)
+            ours.write, ours.sync = (
+                ctypes.cast(callback, ctypes.c_void_p) for callback in callbacks
+            )
             keep.extend((ours, *callbacks))
             ctypes.c_void_p.from_address(file).value = ctypes.addressof(ours)
 

@@ -17,7 +17,7 @@ Life = Callable[[Path, Say, Any], None]
 
 PATIENCE = 60  # seconds without a word
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pytest", "condensery.index.store", "condensery.jobs.rebuild"])
+FORKS.set_forkserver_preload(["pytest", "condensery.index.store", "condensery.jobs.maintenance"])
 
 
 def live(life: Life, data_dir: Path, argument: Any, *, after: int, wait: float = 0) -> list[str]:

@@ -103,7 +103,7 @@ def fits(value: Any, condition: Any) -> bool:
         ((kind, wanted),) = condition["match"].items()
         if kind == "value":
             return same(value, wanted)
-        return any(same(value, one) for one in wanted) == (kind == "any")
+        return any(same(value, accepted) for accepted in wanted) == (kind == "any")
     if isinstance(value, bool | str):
         return False
     tests = {

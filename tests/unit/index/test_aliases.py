@@ -27,7 +27,7 @@ from condensery.errors import (
     StorageFull,
 )
 from condensery.index.store import IndexStore
-from condensery.upkeep import Alias, AliasAction, Caps
+from condensery.values import Alias, AliasAction, IndexCaps
 
 
 def point(alias: str, index: str) -> AliasAction:
@@ -45,7 +45,7 @@ def two(data_dir: Path) -> Iterator[IndexStore]:
 
 
 def targets(store: IndexStore) -> dict[str, str | None]:
-    return {one.alias: one.index for one in store.aliases()}
+    return {alias.alias: alias.index for alias in store.aliases()}
 
 
 def test_an_alias_does_wherever_a_name_is_asked_for(two: IndexStore) -> None:
@@ -53,7 +53,7 @@ def test_an_alias_does_wherever_a_name_is_asked_for(two: IndexStore) -> None:
     make_batch(["more"], seed=3).upsert(two, "live")
     assert two.info("live") == two.info("one")
     assert two.count("live") == (2, 4)
-    assert [one.id for one in two.get("live", ["more", "one"])] == ["more", "one"]
+    assert [document.id for document in two.get("live", ["more", "one"])] == ["more", "one"]
     vector = make_vectors(1)[0]
     assert two.query("live", vector, top_k=9) == two.query("one", vector, top_k=9)
     assert two.match("live", "first", top_k=9) == two.match("one", "first", top_k=9)
@@ -78,8 +78,8 @@ def test_two_aliases_are_swapped_in_one_go(two: IndexStore) -> None:
 
     def watch() -> None:
         while not done.is_set():
-            found = targets(two)
-            seen.append((found["blue"], found["green"]))
+            ends = targets(two)
+            seen.append((ends["blue"], ends["green"]))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -139,7 +139,7 @@ def test_no_change_at_all_is_refused(two: IndexStore) -> None:
 def test_there_are_as_many_aliases_as_there_may_be(two: IndexStore, data_dir: Path) -> None:
     two.update_aliases([point(f"a{n}", "one") for n in range(3)])
     two.close()
-    with IndexStore(data_dir, caps=Caps(aliases=2)) as store:  # more were there already
+    with IndexStore(data_dir, caps=IndexCaps(aliases=2)) as store:  # more were there already
         with pytest.raises(LimitReached, match="would be 4 aliases, and there may be 2 ") as caught:
             store.update_aliases([point("a9", "one")])
         assert caught.value.field == "actions"
@@ -310,8 +310,8 @@ def test_what_was_acknowledged_survives_kill_9_whole(two: IndexStore, data_dir: 
                 assert doubt is not None
                 state, doubt, changes = doubt, None, changes + 1
         with IndexStore(data_dir) as store:
-            found = targets(store)
-            pair_found = (found["blue"], found["green"])
+            ends = targets(store)
+            pair_found = (ends["blue"], ends["green"])
             assert pair_found in {state, doubt}, f"life {life}"
             state = pair_found  # type: ignore[assignment]
             assert store.count("blue") == (1, 2)

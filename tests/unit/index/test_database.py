@@ -9,9 +9,9 @@ import pytest
 
 from condensery.errors import StorageError, StorageFull, StorageReadOnly
 from condensery.index import database
-from condensery.index.database import Settings
+from condensery.index.database import IndexSettings
 
-SETTINGS = Settings("e", "f", 4, "ip", "flat")
+SETTINGS = IndexSettings("e", "f", 4, "ip", "flat")
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def choose(documents: list[Any], asked: Any) -> set[str]:
     """The ids that SQLite chooses of documents with this metadata."""
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE documents (row INTEGER PRIMARY KEY, id TEXT, metadata TEXT)")
-    rows = [(n, IDS[n], json.dumps(one)) for n, one in enumerate(documents)]
+    rows = [(n, IDS[n], json.dumps(document)) for n, document in enumerate(documents)]
     connection.executemany("INSERT INTO documents VALUES (?, ?, ?)", rows)
     fields.create(connection)
     chosen = read_filter(asked)
@@ -35,11 +35,11 @@ def choose(documents: list[Any], asked: Any) -> set[str]:
         return {id_ for _, id_, _ in rows}
     where, values = fields.compile_filter(chosen)
     statement = f"SELECT id FROM (SELECT id, row AS document FROM documents) WHERE {where}"
-    found = {id_ for (id_,) in connection.execute(statement, values)}
+    ids = {id_ for (id_,) in connection.execute(statement, values)}
     fields.remove(connection, [row for row, _, _ in rows])
     assert connection.execute("SELECT count(*) FROM fields").fetchone() == (0,)
     connection.close()
-    return found
+    return ids
 
 
 @settings(max_examples=400, deadline=None)
@@ -49,12 +49,12 @@ def choose(documents: list[Any], asked: Any) -> set[str]:
 @example([{}, {"a": None}], {"must_not": {"key": "a", "match": {"except": []}}})
 @given(st.lists(metadata, max_size=len(IDS)), filters)
 def test_sqlite_chooses_what_plain_python_does(documents: list[Any], asked: Any) -> None:
-    expected = {IDS[n] for n, one in enumerate(documents) if holds(asked, IDS[n], one)}
+    expected = {IDS[n] for n, document in enumerate(documents) if holds(asked, IDS[n], document)}
     assert choose(documents, asked) == expected
 
 
 def test_each_condition_is_read() -> None:
-    found = read_filter(
+    root = read_filter(
         {
             "must": [
                 {"key": "year", "range": {"gte": 1900, "lt": 2000.5, "gt": None}},
@@ -64,7 +64,7 @@ def test_each_condition_is_read() -> None:
             "must_not": {"has_id": ["d1"]},
         }
     )
-    assert found == Filter(
+    assert root == Filter(
         must=(
             Range("year", (("gte", 1900), ("lt", 2000.5))),
             Filter(must_not=(Match("a.b[].c", ("x", 1, True), negated=True),)),
@@ -92,8 +92,8 @@ def test_a_filter_without_a_condition_is_none(nothing: Any) -> None:
     ],
 )
 def test_a_path_has_one_form(key: str, path: str) -> None:
-    found = read_filter({"must": {"key": key, "match": {"value": 1}}})
-    assert found == Filter(must=(Match(path, (1,)),))
+    root = read_filter({"must": {"key": key, "match": {"value": 1}}})
+    assert root == Filter(must=(Match(path, (1,)),))
 
 
 def ranged(**bounds: Any) -> Any:

@@ -5,7 +5,10 @@ from condensery.values import Hit, Passage
 
 
 def ranking(*ids: str) -> list[Hit]:
-    return [Hit(Passage(one, one, "", 0, 0), 100.0 - place) for place, one in enumerate(ids)]
+    return [
+        Hit(Passage(identity, identity, "", 0, 0), 100.0 - place)
+        for place, identity in enumerate(ids)
+    ]
 
 
 def ids(hits: list[Hit]) -> list[str]:

@@ -95,7 +95,9 @@ def test_a_cache_that_is_behind_is_brought_up_to_date(
         make_batch(["d5"], seed=7).upsert(store)
         assert_agrees(store, tmp_path / "crashed")
     assert [event for event, _ in events(caplog)] == ["index_cache_caught_up"]
-    (record,) = (one for one in caplog.records if one.getMessage() == "index_cache_caught_up")
+    (record,) = (
+        record for record in caplog.records if record.getMessage() == "index_cache_caught_up"
+    )
     assert {name: getattr(record, name) for name in ("writes", "added", "removed")} == {
         "writes": 2,
         "added": 6,
@@ -161,8 +163,11 @@ def write_and_cut_power(
     left = disk.after_power_cut(tmp_path / "left")
     with open_store(left) as survivor:
         assert_agrees(survivor, left)
-        found = {one.id for one in survivor.get("kb", sorted(there | {f"d{n}" for n in range(99)}))}
-    return there, found
+        documents = {
+            document.id
+            for document in survivor.get("kb", sorted(there | {f"d{n}" for n in range(99)}))
+        }
+    return there, documents
 
 
 # 150 writes of some 20 pages each pass several checkpoints (one every 1,000 pages)
@@ -329,12 +334,12 @@ def test_a_snapshot_and_what_is_restored_are_on_the_disk_before_they_count(data_
         """A rename counts once what it names is synced, and lasts once its folder is."""
         assert steps.count(move) == 1, steps
         place = steps.index(move)
-        assert [one for one in before if f"sync {one}" not in steps[:place]] == [], steps
-        assert [one for one in after if f"sync {one}" not in steps[place:]] == [], steps
+        assert [path for path in before if f"sync {path}" not in steps[:place]] == [], steps
+        assert [path for path in after if f"sync {path}" not in steps[place:]] == [], steps
 
     check(
         snapshot,
-        [f"snapshots/kb/SNAPSHOT.partial{one}" for one in ("", "/index.sqlite3", "/snapshot.json")],
+        [f"snapshots/kb/SNAPSHOT.partial{end}" for end in ("", "/index.sqlite3", "/snapshot.json")],
         "move snapshots/kb/SNAPSHOT.partial snapshots/kb/SNAPSHOT",
         ["snapshots/kb", "snapshots", "."],  # each names the next, and is new with the first
     )
@@ -343,7 +348,7 @@ def test_a_snapshot_and_what_is_restored_are_on_the_disk_before_they_count(data_
     check(
         over[moved:],
         [
-            *(f"{generation}{one}" for one in ("", "/index.sqlite3", "/vectors.faiss")),
+            *(f"{generation}{end}" for end in ("", "/index.sqlite3", "/vectors.faiss")),
             *("indexes/kb", "indexes/kb/current.partial"),
         ],
         "move indexes/kb/current.partial indexes/kb/current",

@@ -19,7 +19,7 @@ from tests.unit.index.conftest import (
 from condensery.errors import (
     IndexNotFound,
 )
-from condensery.index import words
+from condensery.index import bm25
 from condensery.index.store import IndexStore
 
 
@@ -39,17 +39,19 @@ def test_readers_never_see_half_a_write(store: IndexStore, data_dir: Path, kind:
                 if done.is_set():
                     return
                 hits = store.query("other", vector, top_k=1000)
-                stable = [one.passage for one in hits if one.passage.document_id != "fleeting"]
+                stable = [hit.passage for hit in hits if hit.passage.document_id != "fleeting"]
                 # all forty passages, all of one write
                 assert len(stable) == 40
-                assert len({one.text.rpartition("d")[2].rstrip(".") for one in stable}) == 20
-                assert len({one.document_id for one in stable}) == 20
-                assert len({one.text.split(":")[1] for one in stable}) == 1
+                assert (
+                    len({passage.text.rpartition("d")[2].rstrip(".") for passage in stable}) == 20
+                )
+                assert len({passage.document_id for passage in stable}) == 20
+                assert len({passage.text.split(":")[1] for passage in stable}) == 1
                 few = store.query("other", vector, top_k=5)
                 assert len(few) == 5
-                found = [hit.passage.text for hit in store.match("other", "first", top_k=1000)]
-                assert len([one for one in found if "fleeting" not in one]) == 20
-                assert len({one.split(":")[1] for one in found if "fleeting" not in one}) == 1
+                texts = [hit.passage.text for hit in store.match("other", "first", top_k=1000)]
+                assert len([text for text in texts if "fleeting" not in text]) == 20
+                assert len({text.split(":")[1] for text in texts if "fleeting" not in text}) == 1
                 queries[0] += 1
         except BaseException as error:
             errors.append(error)
@@ -111,22 +113,22 @@ def test_closing_waits_for_who_is_reading(
     store: IndexStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_batch(["a", "b", "c"]).upsert(store)
-    index, search = store.find("kb"), words.search
+    index, search = store.find("kb"), bm25.search
     reading, go_on = threading.Event(), threading.Event()
     order: list[str] = []
 
     def slow(*args: Any) -> list[tuple[int, float]]:
         reading.set()
         assert go_on.wait(20)
-        found = search(*args)
+        hits = search(*args)
         order.append("read")
-        return found
+        return hits
 
     def close() -> None:
         index.close()
         order.append("closed")
 
-    monkeypatch.setattr(words, "search", slow)
+    monkeypatch.setattr(bm25, "search", slow)
     reader = threading.Thread(target=store.match, args=("kb", "first"), kwargs={"top_k": 3})
     reader.start()
     assert reading.wait(20)

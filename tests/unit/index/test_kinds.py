@@ -69,7 +69,9 @@ def recall(store: IndexStore, data_dir: Path, chosen: Filter | None = None, **ho
     truth = read_truth(data_dir, "pq")
     if how:
         keep = how["keep"]
-        truth = {one: vector for one, vector in truth.items() if keep(int(one[1:-2]))}
+        truth = {
+            identity: vector for identity, vector in truth.items() if keep(int(identity[1:-2]))
+        }
     good = 0
     for number in range(50):
         query = vector_of(100_000 + number)
@@ -261,7 +263,7 @@ def test_readers_of_codes_never_see_half_a_write(data_dir: Path) -> None:
                     if done.is_set():
                         return
                     hits = store.query("kb", vector, top_k=1100)
-                    texts = [one.passage.text for one in hits if "filler" not in one.passage.id]
+                    texts = [hit.passage.text for hit in hits if "filler" not in hit.passage.id]
                     assert len(hits) == 1000
                     assert len(texts) == 200
                     tags = {text.rstrip(".")[-1] for text in texts}

@@ -18,7 +18,7 @@ from tests.unit.index.conftest import (
 
 from condensery.errors import StorageFull
 from condensery.index.filters import Filter, HasId, Match
-from condensery.index.selecting import Wanted
+from condensery.index.selecting import PageQuery
 from condensery.index.store import IndexStore
 
 NEW = Filter(must=(Match("tag", ("new",)),))
@@ -29,9 +29,9 @@ def ids_of(store: IndexStore, limit: int, **how: object) -> list[str]:
     found: list[str] = []
     after = ""
     while True:
-        page = store.read_page("kb", Wanted(after=after, limit=limit, **how))  # type: ignore[arg-type]
+        page = store.read_page("kb", PageQuery(after=after, limit=limit, **how))  # type: ignore[arg-type]
         assert 0 < len(page.documents) <= limit or not found
-        found += [one.id for one in page.documents]
+        found += [document.id for document in page.documents]
         if page.next is None:
             return found
         assert page.next == found[-1]
@@ -49,7 +49,7 @@ def test_pages_hold_every_document_once_by_id(store: IndexStore, limit: int) -> 
     assert ids_of(store, limit) == kept
     assert ids_of(store, limit, chosen=NEW) == ["d7", "d9"]
     assert ids_of(store, limit, chosen=Filter(must_not=(NEW,))) == [
-        one for one in kept if one not in ("d7", "d9")
+        identity for identity in kept if identity not in ("d7", "d9")
     ]
     assert ids_of(store, limit, chosen=Filter(must=(HasId(()),))) == []
 
@@ -57,23 +57,29 @@ def test_pages_hold_every_document_once_by_id(store: IndexStore, limit: int) -> 
 def test_a_page_holds_what_is_asked_for(store: IndexStore) -> None:
     batch = make_batch(["a", "b"], tag="t")
     batch.upsert(store)
-    (one, _) = store.read_page("kb", Wanted()).documents
-    assert (one.id, one.text, one.metadata) == ("a", batch.documents[0].text, {"tag": "t"})
-    assert one.passages is None
-    (_, other) = store.read_page("kb", Wanted(text=False, metadata=False, vectors=True)).documents
+    (document, _) = store.read_page("kb", PageQuery()).documents
+    assert (document.id, document.text, document.metadata) == (
+        "a",
+        batch.documents[0].text,
+        {"tag": "t"},
+    )
+    assert document.passages is None
+    (_, other) = store.read_page(
+        "kb", PageQuery(text=False, metadata=False, vectors=True)
+    ).documents
     assert (other.id, other.text, other.metadata) == ("b", None, None)
     assert other.passages is not None
-    told = [(piece.id, piece.start, piece.end) for piece in other.passages]
-    assert told == [(piece.id, piece.start, piece.end) for piece in batch.passages[2:]]
+    pieces = [(piece.id, piece.start, piece.end) for piece in other.passages]
+    assert pieces == [(piece.id, piece.start, piece.end) for piece in batch.passages[2:]]
     assert np.array_equal([piece.vector for piece in other.passages], batch.vectors[2:])
 
 
 def test_a_page_ends_where_it_gets_too_long(store: IndexStore) -> None:
     make_batch(["a", "b", "c"]).upsert(store)
-    page = store.read_page("kb", Wanted(max_bytes=10))
-    assert ([one.id for one in page.documents], page.next) == (["a"], "a")
-    page = store.read_page("kb", Wanted(after="a", max_bytes=10, text=False, metadata=False))
-    assert ([one.id for one in page.documents], page.next) == (["b", "c"], None)
+    page = store.read_page("kb", PageQuery(max_bytes=10))
+    assert ([document.id for document in page.documents], page.next) == (["a"], "a")
+    page = store.read_page("kb", PageQuery(after="a", max_bytes=10, text=False, metadata=False))
+    assert ([document.id for document in page.documents], page.next) == (["b", "c"], None)
 
 
 def test_pages_miss_and_repeat_nothing_that_stays_beside_writers(store: IndexStore) -> None:
@@ -97,9 +103,9 @@ def test_pages_miss_and_repeat_nothing_that_stays_beside_writers(store: IndexSto
     writer.start()
     try:
         for _ in range(10):
-            found = ids_of(store, 4, vectors=True)
-            assert len(set(found)) == len(found)
-            assert [one for one in found if one.startswith("stay")] == stay
+            ids = ids_of(store, 4, vectors=True)
+            assert len(set(ids)) == len(ids)
+            assert [identity for identity in ids if identity.startswith("stay")] == stay
     finally:
         done.set()
         writer.join()

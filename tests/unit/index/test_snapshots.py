@@ -20,7 +20,7 @@ from tests.unit.index.conftest import (
     make_vectors,
 )
 from tests.unit.index.lives import live
-from tests.unit.index.test_migrating import FORMAT_1
+from tests.unit.index.test_database_migrating import FORMAT_1
 
 from condensery.errors import (
     IndexExists,
@@ -39,13 +39,13 @@ from condensery.index import changes, database
 from condensery.index.snapshots import _hash
 from condensery.index.store import IndexStore
 from condensery.metrics import Metrics
-from condensery.upkeep import AliasAction, Caps, Snapshot
+from condensery.values import AliasAction, IndexCaps, Snapshot
 
 
 def ids(store: IndexStore, name: str = "kb") -> set[str]:
     """Every document's id."""
     with store.find(name).reading() as connection:
-        return {one for (one,) in connection.execute("SELECT id FROM documents")}
+        return {identity for (identity,) in connection.execute("SELECT id FROM documents")}
 
 
 def file_of(data_dir: Path, made: Snapshot, file: str = "index.sqlite3") -> Path:
@@ -88,13 +88,13 @@ def test_what_is_restored_is_what_was_there(data_dir: Path, kind: str) -> None:
         assert store.get("kb", sorted(ids(store))) == documents
         make_batch(["after"], seed=3).upsert(store)
         store.delete("kb", ["d9"])
-        found = store.query("kb", asked, top_k=9)
+        hits = store.query("kb", asked, top_k=9)
     with IndexStore(data_dir) as store:
-        assert store.query("kb", asked, top_k=9) == found
+        assert store.query("kb", asked, top_k=9) == hits
         assert ids(store) == {f"d{n}" for n in range(30) if n not in (3, 9)} | {"after"}
         assert store.keeping.snapshots("kb").found == (made,)
         # nothing is left of the one before
-        names = {one.name for one in (data_dir / "indexes" / "kb").iterdir()}
+        names = {path.name for path in (data_dir / "indexes" / "kb").iterdir()}
         assert len(names) == 2
         assert "current" in names
 
@@ -153,7 +153,7 @@ def test_an_alias_does_for_snapshots_but_not_as_a_new_indexs_name(store: IndexSt
 def test_as_many_snapshots_are_made_as_there_may_be_however_many_are_made_at_once(
     data_dir: Path,
 ) -> None:
-    with IndexStore(data_dir, caps=Caps(snapshots=4)) as store:
+    with IndexStore(data_dir, caps=IndexCaps(snapshots=4)) as store:
         for name in ("kb", "other"):
             store.create(name, **SETTINGS)
         made = [store.keeping.snapshot("kb")]
@@ -167,13 +167,13 @@ def test_as_many_snapshots_are_made_as_there_may_be_however_many_are_made_at_onc
 
         with ThreadPoolExecutor(8) as pool:
             outcomes = list(pool.map(make, range(12)))
-        made += [one for one in outcomes if isinstance(one, Snapshot)]
-        refused = [one for one in outcomes if isinstance(one, str)]
+        made += [outcome for outcome in outcomes if isinstance(outcome, Snapshot)]
+        refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
         assert (len(made), len(refused)) == (4, 9)
-        assert all("there may be 4 (max_snapshots)" in one for one in refused)
+        assert all("there may be 4 (max_snapshots)" in outcome for outcome in refused)
         store.keeping.delete_snapshot("kb", made[0].id)
         assert isinstance(make(0), Snapshot)
-    with IndexStore(data_dir, caps=Caps(snapshots=1)) as store:
+    with IndexStore(data_dir, caps=IndexCaps(snapshots=1)) as store:
         assert len(store.keeping.snapshots("other").found) == 4
         store.keeping.restore("other", made[1].id)
         with pytest.raises(LimitReached):
@@ -209,10 +209,10 @@ def test_writes_and_queries_go_on_while_it_is_copied(store: IndexStore, data_dir
     for at_least, snapshot, at_most in made:
         assert 2 * at_least <= snapshot.documents <= 2 * (at_most + 1)
         store.keeping.restore("kb", snapshot.id, "copy")
-        found = ids(store, "copy")
-        assert len(found) == snapshot.documents
-        assert {one[1:] for one in found if one[0] == "a"} == {
-            one[1:] for one in found if one[0] == "b"
+        kept = ids(store, "copy")
+        assert len(kept) == snapshot.documents
+        assert {identity[1:] for identity in kept if identity[0] == "a"} == {
+            identity[1:] for identity in kept if identity[0] == "b"
         }
         assert_agrees(store, data_dir, "copy", queries=1)
 
@@ -248,14 +248,14 @@ def test_a_damaged_snapshot_is_refused_and_the_index_stays_as_it_was(
     made = store.keeping.snapshot("kb")
     make_batch(["d"]).upsert(store)
     HARMS[harm](file_of(data_dir, made), file_of(data_dir, made, "snapshot.json"))
-    before = sorted(one.name for one in (data_dir / "indexes" / "kb").iterdir())
+    before = sorted(path.name for path in (data_dir / "indexes" / "kb").iterdir())
     with pytest.raises(SnapshotDamaged, match=f"Snapshot {made.id} of index 'kb'") as caught:
         store.keeping.restore("kb", made.id, into)
     assert str(data_dir) not in caught.value.message
     assert ids(store) == {"a", "b", "c", "d"}
     assert_agrees(store, data_dir)
-    assert sorted(one.name for one in (data_dir / "indexes" / "kb").iterdir()) == before
-    assert [one.name for one in (data_dir / "indexes").iterdir()] == ["kb"]
+    assert sorted(path.name for path in (data_dir / "indexes" / "kb").iterdir()) == before
+    assert [path.name for path in (data_dir / "indexes").iterdir()] == ["kb"]
     listed = store.keeping.snapshots("kb")
     if harm not in ("flipped", "first bit", "last bit"):  # which only the hash tells
         assert listed.found == ()
@@ -269,10 +269,10 @@ def test_a_snapshot_of_a_newer_format_is_refused_as_that(
     make_batch(["a"]).upsert(store)
     made = store.keeping.snapshot("kb")
     note = file_of(data_dir, made, "snapshot.json")
-    told = json.loads(note.read_text())["snapshot"]
-    told[field] += 1
-    told["invented"] = True
-    note.write_text(json.dumps({"snapshot": told, "sha256": _hash(told)}))
+    content = json.loads(note.read_text())["snapshot"]
+    content[field] += 1
+    content["invented"] = True
+    note.write_text(json.dumps({"snapshot": content, "sha256": _hash(content)}))
     with pytest.raises(SnapshotTooNew, match=f"{made.id} .* format is 1 ahead"):
         store.keeping.restore("kb", made.id)
     assert ids(store) == {"a"}
@@ -296,10 +296,10 @@ def test_a_snapshot_of_an_older_format_is_brought_up_to_date(
     connection.execute("INSERT INTO vectors VALUES (1, ?)", (make_vectors(1)[0].tobytes(),))
     connection.commit()
     connection.close()
-    told = json.loads(note.read_text())["snapshot"]
-    told |= {"index_format": 1, "bytes": file.stat().st_size}
-    told["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    note.write_text(json.dumps({"snapshot": told, "sha256": _hash(told)}))
+    content = json.loads(note.read_text())["snapshot"]
+    content |= {"index_format": 1, "bytes": file.stat().st_size}
+    content["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    note.write_text(json.dumps({"snapshot": content, "sha256": _hash(content)}))
     for into in ("old", None):
         store.keeping.restore("kb", made.id, into)
         (hit,) = store.match(into or "kb", "words", top_k=9)
@@ -332,7 +332,7 @@ def test_a_disk_that_refuses_the_copy_leaves_nothing_behind(
     with pytest.raises(kind):
         store.keeping.snapshot("kb")
     disk.refuse = lambda operation, path: 0
-    assert [one.name for one in (data_dir / "snapshots" / "kb").iterdir()] == [kept.id]
+    assert [path.name for path in (data_dir / "snapshots" / "kb").iterdir()] == [kept.id]
     assert ids(store) == {"a"}
     store.keeping.snapshot("kb")
 
@@ -399,7 +399,7 @@ def test_leftovers_of_a_crash_are_cleared_away(store: IndexStore, data_dir: Path
     with IndexStore(data_dir) as again:
         assert again.keeping.snapshots("kb").found == (made,)
         assert ids(again) == {"a"}
-    assert [one.name for one in (data_dir / "snapshots" / "kb").iterdir()] == [made.id]
+    assert [path.name for path in (data_dir / "snapshots" / "kb").iterdir()] == [made.id]
     assert not list((data_dir / "indexes" / "kb").glob("gen-*"))
 
 
@@ -464,9 +464,9 @@ def restore_for_ever(data_dir: Path, say: Any, seed: int) -> None:
         snapshots = store.keeping.snapshots("kb").found
         say("ready")
         while True:
-            one = draw.choice(snapshots)
-            say("begin", one.documents)
-            store.keeping.restore("kb", one.id)
+            snapshot = draw.choice(snapshots)
+            say("begin", snapshot.documents)
+            store.keeping.restore("kb", snapshot.id)
             say("done")
 
 
@@ -486,18 +486,18 @@ def test_a_kill_amid_a_restore_leaves_one_index_or_the_other_whole(
             after=draw.randint(1, 8),
             wait=draw.uniform(0, 0.02),
         ):
-            verb, *given = line.split()
+            verb, *counts = line.split()
             if verb == "begin":
-                doubt = int(given[0])
+                doubt = int(counts[0])
             elif verb == "done":
                 assert doubt is not None
                 state, doubt, restored = doubt, None, restored + 1
         with IndexStore(data_dir) as again:
-            found = len(ids(again))
-            assert found in {state, doubt}, f"life {life}"
-            assert ids(again) == {f"d{n}" for n in range(found)}
-            assert again.count("kb") == (found, 2 * found)
-            state = found
+            count = len(ids(again))
+            assert count in {state, doubt}, f"life {life}"
+            assert ids(again) == {f"d{n}" for n in range(count)}
+            assert again.count("kb") == (count, 2 * count)
+            state = count
     assert restored > 12
 
 

@@ -52,7 +52,7 @@ def test_no_passage_is_over_size_or_inside_another(text: str, size: int, overlap
     for before, after in itertools.pairwise(spans):
         assert before[0] < after[0]
         assert before[1] < after[1]
-        shared = [one for one in tokens if after[0] <= one[0] and one[1] <= before[1]]
+        shared = [token for token in tokens if after[0] <= token[0] and token[1] <= before[1]]
         assert len(shared) <= overlap
 
 
@@ -94,8 +94,8 @@ def test_words_are_not_cut_where_tokens_are_parts_of_words() -> None:
     tokens = [match.span() for match in re.finditer(r"\w{1,5}", text)]
     spans = split(text, tokens, 5, 2)
     assert all(text[start:end].split() <= text.split() for start, end in spans)
-    found = {word for start, end in spans for word in text[start:end].split()}
-    assert found == set(text.split())
+    words = {word for start, end in spans for word in text[start:end].split()}
+    assert words == set(text.split())
 
 
 def test_the_next_passage_repeats_overlap_tokens() -> None:

@@ -30,8 +30,7 @@ from condensery.errors import (
 from condensery.index.lock import DataDirLock
 from condensery.index.store import IndexStore
 from condensery.metrics import Metrics
-from condensery.upkeep import Caps
-from condensery.values import IndexInfo
+from condensery.values import IndexCaps, IndexInfo
 
 
 def test_a_created_index_is_listed_empty(store: IndexStore) -> None:
@@ -66,13 +65,13 @@ def test_other_kinds_and_bad_names_are_refused(store: IndexStore) -> None:
         store.create("other", **{**SETTINGS, "kind": "ivf"})
     with pytest.raises(InputError, match=r"index: '\.\./etc'"):
         store.create("../etc", **SETTINGS)
-    assert [one.name for one in store.list()] == ["kb"]
+    assert [index.name for index in store.list()] == ["kb"]
 
 
 def test_as_many_indexes_are_made_as_there_may_be_however_many_are_made_at_once(
     data_dir: Path,
 ) -> None:
-    with IndexStore(data_dir, caps=Caps(indexes=3)) as store:
+    with IndexStore(data_dir, caps=IndexCaps(indexes=3)) as store:
         store.create("kb", **SETTINGS)
         made = store.keeping.snapshot("kb")
 
@@ -87,20 +86,20 @@ def test_as_many_indexes_are_made_as_there_may_be_however_many_are_made_at_once(
             return None
 
         with ThreadPoolExecutor(8) as pool:
-            refused = [one for one in pool.map(make, range(16)) if one]
+            refused = [reason for reason in pool.map(make, range(16)) if reason]
         assert (len(store.list()), len(refused)) == (3, 14)
-        assert all("there may be 3 (max_indexes)" in one for one in refused)
+        assert all("there may be 3 (max_indexes)" in reason for reason in refused)
         store.create("kb", **SETTINGS)  # it is there
         store.keeping.restore("kb", made.id)  # in its own place
         store.drop("kb")
         store.create("other", **SETTINGS)
         with pytest.raises(LimitReached):
             store.create("kb", **SETTINGS)
-    with IndexStore(data_dir, caps=Caps(indexes=1)) as store:  # what is there is opened
+    with IndexStore(data_dir, caps=IndexCaps(indexes=1)) as store:  # what is there is opened
         assert len(store.list()) == 3
         with pytest.raises(LimitReached, match="there are 3 indexes, and there may be 1"):
             store.create("kb", **SETTINGS)
-    assert [one.name for one in (data_dir / "indexes").glob(".new-*")] == []
+    assert [path.name for path in (data_dir / "indexes").glob(".new-*")] == []
 
 
 def test_an_unknown_index_is_named_beside_those_there_are(store: IndexStore) -> None:
@@ -185,7 +184,7 @@ def test_a_broken_index_is_named_and_the_others_serve(
     (data_dir / "indexes" / "bad" / "index.sqlite3").write_bytes(b"rubbish" * 1000)
     (data_dir / "indexes" / "Not A Name").mkdir()
     with IndexStore(data_dir) as store:
-        assert [one.name for one in store.list()] == ["good", "newer"]
+        assert [index.name for index in store.list()] == ["good", "newer"]
         assert set(store.broken) == {"bad", "Not A Name"}
         with pytest.raises(StorageError, match=r"indexes/bad/index\.sqlite3 is corrupt"):
             store.query("bad", make_vectors(1)[0], top_k=1)
@@ -195,7 +194,7 @@ def test_a_broken_index_is_named_and_the_others_serve(
         store.drop("bad")
         store.create("bad", **SETTINGS)
         assert store.count("bad") == (0, 0)
-    assert [one.getMessage() for one in caplog.records].count("index_broken") == 2
+    assert [record.getMessage() for record in caplog.records].count("index_broken") == 2
 
 
 def test_a_full_disk_at_creation_leaves_nothing_behind(
@@ -205,7 +204,7 @@ def test_a_full_disk_at_creation_leaves_nothing_behind(
     with pytest.raises(StorageFull, match="under indexes/other is full"):
         store.create("other", **SETTINGS)
     disk.refuse = lambda operation, path: 0
-    assert [one.name for one in store.list()] == ["kb"]
+    assert [index.name for index in store.list()] == ["kb"]
     assert [path.name for path in (data_dir / "indexes").iterdir()] == ["kb"]
     store.create("other", **SETTINGS)
 

@@ -50,11 +50,11 @@ def test_hnsw_finds_nearly_what_brute_force_finds(metric: str) -> None:
     vectors = make_vectors(2000)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cache = fill("hnsw", metric, vectors)
-    found = [
+    hits = [
         len({*cache.search(query, 10)[0]} & {*brute(vectors, query, metric)[:10]})
         for query in make_vectors(50, seed=1)
     ]
-    assert sum(found) / 500 > 0.95
+    assert sum(hits) / 500 > 0.95
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
@@ -65,10 +65,10 @@ def test_removed_rows_are_passed_over_and_top_k_is_still_met(kind: str) -> None:
     nearest = set(brute(vectors, query, "ip")[:300])  # more than the graph's walk looks at
     cache.discard(nearest)
     assert cache.live == 100
-    found, best = cache.search(query, 20)[0], brute(vectors, query, "ip", nearest)[:20]
-    assert len(found) == 20
-    assert not nearest.intersection(found)
-    assert found == best if kind == "flat" else len({*found} & {*best}) >= 15
+    rows, best = cache.search(query, 20)[0], brute(vectors, query, "ip", nearest)[:20]
+    assert len(rows) == 20
+    assert not nearest.intersection(rows)
+    assert rows == best if kind == "flat" else len({*rows} & {*best}) >= 15
     assert len(cache.search(query, 500)[0]) == 100
 
 
@@ -81,11 +81,11 @@ def test_an_hnsw_walk_looks_at_more_the_fewer_are_allowed(monkeypatch: pytest.Mo
     cache.add(np.arange(len(vectors), dtype=np.int64) + 1000, vectors)
     allowed = np.sort(chance.permutation(len(vectors))[:300]) + 1000
     without = {*range(1000, 4000)} - {*allowed.tolist()}
-    found = [
+    hits = [
         len({*cache.search(query, 10, allowed)[0]} & {*brute(vectors, query, "ip", without)[:10]})
         for query in chance.standard_normal((30, dims)).astype(np.float32)
     ]
-    assert sum(found) / 300 > 0.985  # 0.96 with the breadth of a search without a filter
+    assert sum(hits) / 300 > 0.985  # 0.96 with the breadth of a search without a filter
 
 
 def test_an_hnsw_walk_lost_among_removed_rows_falls_back_to_a_scan() -> None:

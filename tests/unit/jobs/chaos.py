@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.unit.conftest import vector_of
-from tests.unit.jobs.test_rebuild import assert_whole, document, held
+from tests.unit.jobs.test_maintenance_rebuild import assert_whole, document, held
 
 from condensery.errors import (
     Conflict,
@@ -22,9 +22,9 @@ from condensery.errors import (
     SnapshotNotFound,
     StorageError,
 )
-from condensery.jobs import aliases, indexes, rebuild, search, snapshots
+from condensery.jobs import indexes, maintenance, retrieval
 from condensery.jobs.services import Services
-from condensery.upkeep import AliasAction
+from condensery.values import AliasAction
 
 KEPT = ("kept-1", "kept-2")
 WILD = ("wild-1", "wild-2")
@@ -136,9 +136,9 @@ class Chaos:
         # in doubt while it is under way, and for ever if it never said how it ended
         mine[one] = Written([*before, after], op if known is None else known.op)
         if gone:
-            work: Any = indexes.delete(self.services, name, [f"d{one}"])
+            work: Any = indexes.delete_documents(self.services, name, [f"d{one}"])
         else:
-            work = indexes.upsert(self.services, name, [document(one, version)])
+            work = indexes.upsert_documents(self.services, name, [document(one, version)])
         done, error = await self.call(work, may, op)
         if done:
             mine[one] = Written([after], op)
@@ -153,20 +153,20 @@ class Chaos:
             name = self.known(name)
         text = f"number {self.draw.randrange(1 + self.next_id)} as of 0"
         works: list[Callable[[], Any]] = [
-            lambda: search.query(self.services, name, text, search="dense"),
-            lambda: search.query(self.services, name, text, search="bm25"),
-            lambda: search.query(self.services, name, text, search="hybrid"),
-            lambda: indexes.scroll(self.services, name, limit=5),
-            lambda: indexes.count(self.services, name),
-            lambda: indexes.get(self.services, name, ["d1", "d2"]),
-            lambda: indexes.index_info(self.services, name),
+            lambda: retrieval.query_index(self.services, name, text, search="dense"),
+            lambda: retrieval.query_index(self.services, name, text, search="bm25"),
+            lambda: retrieval.query_index(self.services, name, text, search="hybrid"),
+            lambda: indexes.scroll_documents(self.services, name, limit=5),
+            lambda: indexes.count_documents(self.services, name),
+            lambda: indexes.get_documents(self.services, name, ["d1", "d2"]),
+            lambda: indexes.get_index(self.services, name),
         ]
         done, found = await self.call(self.draw.choice(works)(), may)
         if done and isinstance(found, list) and found and hasattr(found[0], "passage"):
             assert len({hit.passage.id for hit in found}) == len(found)
 
     async def list_all(self) -> None:
-        _, found = await self.call(aliases.list_aliases(self.services))
+        _, found = await self.call(maintenance.list_index_aliases(self.services))
         for one in found or ():
             assert one.index in KEPT, one
         _, listed = await self.call(indexes.list_indexes(self.services))
@@ -175,11 +175,11 @@ class Chaos:
 
     async def point(self) -> None:
         action = AliasAction("create", self.draw.choice(ALIASES), self.draw.choice(KEPT))
-        await self.call(aliases.update_aliases(self.services, [action]))
+        await self.call(maintenance.update_index_aliases(self.services, [action]))
 
     async def rebuild(self) -> None:
         name, may = self.any_index()
-        work = rebuild.rebuild_index(
+        work = maintenance.rebuild_index(
             self.services, name,
             encoder=self.draw.choice(("words", "other")),
             kind=self.draw.choice(("flat", "hnsw")),
@@ -188,16 +188,16 @@ class Chaos:
 
     async def cancel(self) -> None:
         name, may = self.any_index()
-        await self.call(rebuild.cancel_rebuild(self.services, name), (RebuildNotFound, *may))
+        await self.call(maintenance.cancel_rebuild(self.services, name), (RebuildNotFound, *may))
 
     async def snapshot(self) -> None:
         name, may = self.any_index()
-        await self.call(snapshots.make_snapshot(self.services, name), may)
+        await self.call(maintenance.create_snapshot(self.services, name), may)
 
     async def _some_snapshot(self) -> tuple[str, str] | None:
         name = self.draw.choice((*KEPT, *WILD))
         done, found = await self.call(
-            snapshots.list_snapshots(self.services, name), (IndexNotFound,)
+            maintenance.list_snapshots(self.services, name), (IndexNotFound,)
         )
         if not done:
             return None
@@ -206,13 +206,13 @@ class Chaos:
 
     async def unsnapshot(self) -> None:
         if (some := await self._some_snapshot()) and self.draw.random() < 0.5:
-            await self.call(snapshots.delete_snapshot(self.services, *some), (SnapshotNotFound,))
+            await self.call(maintenance.delete_snapshot(self.services, *some), (SnapshotNotFound,))
 
     async def restore(self) -> None:
         if some := await self._some_snapshot():
             into, op = self.draw.choice(WILD), Op(time.monotonic())
             self.discards[into].append(op)
-            work = snapshots.restore_snapshot(self.services, *some, into=into)
+            work = maintenance.restore_snapshot(self.services, *some, into=into)
             await self.call(work, (SnapshotNotFound, RebuildRunning, Conflict, NotFound), op)
 
     async def drop(self) -> None:
@@ -257,7 +257,7 @@ class Chaos:
                 await asyncio.wait({run.task}, timeout=HANGS)
                 assert run.state != "running"
             with contextlib.suppress(RebuildNotFound):
-                await rebuild.cancel_rebuild(self.services, one.name)
+                await maintenance.cancel_rebuild(self.services, one.name)
 
     async def check(self, services: Services) -> None:
         """What was acknowledged is there, once, and can be asked for."""
@@ -271,8 +271,8 @@ class Chaos:
                     assert there.get(f"d{number}") in known.may, (one.name, number, known)
             if one.name in KEPT:
                 assert sure
-            await search.query(
+            await retrieval.query_index(
                 services, one.name, vector=vector_of("x"), fingerprint=one.fingerprint
             )
-        for alias in await aliases.list_aliases(services):
+        for alias in await maintenance.list_index_aliases(services):
             assert alias.index in KEPT

@@ -4,12 +4,12 @@ import pytest
 
 from condensery.errors import InputError
 from condensery.jobs import indexes
-from condensery.jobs.accounting import account
+from condensery.jobs.accounting import count_request
 
 
 def counted(services, **labels):
-    found = services.metrics.registry.get_sample_value("condensery_requests_total", labels)
-    return found or 0
+    count = services.metrics.registry.get_sample_value("condensery_requests_total", labels)
+    return count or 0
 
 
 def labels(model, code, task="embed"):
@@ -17,13 +17,13 @@ def labels(model, code, task="embed"):
 
 
 def test_a_request_is_counted_once_by_its_outcome(services):
-    with account(services, None, "embed", "rest"):
+    with count_request(services, None, "embed", "rest"):
         pass
-    with pytest.raises(InputError), account(services, "other", "embed", "rest"):
+    with pytest.raises(InputError), count_request(services, "other", "embed", "rest"):
         raise InputError("no")
-    with pytest.raises(asyncio.CancelledError), account(services, None, "embed", "rest"):
+    with pytest.raises(asyncio.CancelledError), count_request(services, None, "embed", "rest"):
         raise asyncio.CancelledError
-    with pytest.raises(ZeroDivisionError), account(services, None, "embed", "rest"):
+    with pytest.raises(ZeroDivisionError), count_request(services, None, "embed", "rest"):
         raise ZeroDivisionError
     assert counted(services, **labels("words", "ok")) == 1
     assert counted(services, **labels("other", "InputError")) == 1
@@ -33,16 +33,16 @@ def test_a_request_is_counted_once_by_its_outcome(services):
 
 def test_names_that_callers_make_up_do_not_become_labels(services):
     for made_up in ("one", "two"):
-        with account(services, made_up, "rerank", "rest"):
+        with count_request(services, made_up, "rerank", "rest"):
             pass
     assert counted(services, **labels("unknown", "ok", "rerank")) == 2
 
 
 async def test_an_index_counts_for_its_encoder(services):
     await indexes.create_index(services, "kb", encoder="other")
-    with account(services, None, "index", "rest", index="kb"):
+    with count_request(services, None, "index", "rest", index="kb"):
         pass
-    with account(services, None, "index", "rest", index="nowhere"):
+    with count_request(services, None, "index", "rest", index="nowhere"):
         pass
     assert counted(services, **labels("other", "ok", "index")) == 1
     assert counted(services, **labels("unknown", "ok", "index")) == 1

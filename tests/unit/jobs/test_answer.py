@@ -2,12 +2,11 @@ import asyncio
 
 import pytest
 
-from condensery.answers import Answer, Delta, Retrieved, TokenLogprob
-from condensery.callers import Call, calling, current
 from condensery.errors import EmptyInput, IndexNotFound, InputError, ModelNotFound
 from condensery.jobs import indexes
-from condensery.jobs.answer import answer, answered
-from condensery.questions import Question, Sampling
+from condensery.jobs.answer import answer, answer_whole
+from condensery.question import Answer, Delta, Question, Retrieved, Sampling, TokenLogprob
+from condensery.request_context import RequestContext, current_request, serving_request
 from condensery.values import Document
 
 DOCUMENTS = [
@@ -34,8 +33,11 @@ async def test_events_come_in_order_and_the_deltas_join_to_the_answer(services):
 
 
 async def test_the_generator_reads_the_most_relevant_best_first(services):
-    whole = await answered(services, Question("where?", documents=DOCUMENTS, top_n=2))
-    assert [(one.id, one.index) for one in whole.citations] == [("best", 1), ("good", 2)]
+    whole = await answer_whole(services, Question("where?", documents=DOCUMENTS, top_n=2))
+    assert [(citation.id, citation.index) for citation in whole.citations] == [
+        ("best", 1),
+        ("good", 2),
+    ]
     assert whole.citations[0].metadata == {"page": 7}
     assert whole.citations[0].relevance_score > whole.citations[1].relevance_score > 0.5
     assert whole.finish_reason == "stop"
@@ -43,7 +45,7 @@ async def test_the_generator_reads_the_most_relevant_best_first(services):
 
 async def test_the_block_says_what_was_done_and_equals_the_metrics(services):
     for _ in range(2):
-        whole = await answered(services, Question("where?", documents=DOCUMENTS, top_n=2))
+        whole = await answer_whole(services, Question("where?", documents=DOCUMENTS, top_n=2))
     block = whole.compression
     assert (block.status, block.mode, block.reason) == ("applied", "auto", None)
     assert (block.docs, block.tokens_in, block.vectors_out, block.ratio) == (2, 5, 4, 1.25)
@@ -60,18 +62,20 @@ async def test_the_block_says_what_was_done_and_equals_the_metrics(services):
 
 async def test_passages_come_from_an_index(services):
     await indexes.create_index(services, "kb")
-    await indexes.upsert(services, "kb", DOCUMENTS)
-    whole = await answered(services, Question("where?", index="kb", top_k=3, top_n=1))
-    assert [one.document_id for one in whole.citations] == ["best"]
+    await indexes.upsert_documents(services, "kb", DOCUMENTS)
+    whole = await answer_whole(services, Question("where?", index="kb", top_k=3, top_n=1))
+    assert [citation.document_id for citation in whole.citations] == ["best"]
     assert whole.citations[0].id == "best#0"
     stage = {"model": "words", "stage": "index"}
     assert sample(services, "condensery_stage_duration_seconds_count", **stage) == 2
 
 
 async def test_without_compression_the_passages_are_read_as_they_were_found(services):
-    whole = await answered(services, Question("where?", documents=DOCUMENTS, top_n=2, mode="off"))
+    whole = await answer_whole(
+        services, Question("where?", documents=DOCUMENTS, top_n=2, mode="off")
+    )
     assert whole.text == "where? some words here gold gold gold "
-    assert [one.id for one in whole.citations] == ["plain", "best"]
+    assert [citation.id for citation in whole.citations] == ["plain", "best"]
     assert (whole.compression.status, whole.compression.reason) == ("off", "asked for")
     assert (whole.compression.docs, whole.compression.vectors_out) == (0, 0)
     assert sample(services, "condensery_context_vectors_out_total", model="pair") == 0
@@ -79,18 +83,18 @@ async def test_without_compression_the_passages_are_read_as_they_were_found(serv
 
 async def test_an_index_without_passages_is_said_to_be_so(services):
     await indexes.create_index(services, "empty")
-    whole = await answered(services, Question("where?", index="empty"))
+    whole = await answer_whole(services, Question("where?", index="empty"))
     assert whole.citations == ()
     assert (whole.compression.status, whole.compression.reason) == ("off", "no passages were found")
 
 
 async def test_a_question_that_was_cut_is_reported(services):
-    whole = await answered(services, Question("why " * 30, documents=DOCUMENTS))
+    whole = await answer_whole(services, Question("why " * 30, documents=DOCUMENTS))
     assert "the question was cut" in whole.compression.reason
 
 
 async def test_max_tokens_ends_an_answer(services):
-    whole = await answered(services, Question("where?", documents=DOCUMENTS, max_tokens=1))
+    whole = await answer_whole(services, Question("where?", documents=DOCUMENTS, max_tokens=1))
     assert (whole.text, whole.finish_reason, whole.usage.completion_tokens) == (
         "where? ",
         "length",
@@ -101,7 +105,7 @@ async def test_max_tokens_ends_an_answer(services):
 async def test_sampling_and_stop_strings_reach_the_generator(services, pool):
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
     asked = Question("where?", documents=DOCUMENTS, sampling=sampling, stop=("end", "."))
-    whole = await answered(services, asked)
+    whole = await answer_whole(services, asked)
     assert pool.readers["pair"].asked == [(sampling, ("end", "."))]
     assert whole.logprobs is None
 
@@ -110,28 +114,28 @@ async def test_logprobs_come_with_their_deltas_and_joined_with_the_answer(servic
     asked = Question("where?", documents=DOCUMENTS, sampling=Sampling(logprobs=1))
     events = [event async for event in answer(services, asked)]
     deltas = [event for event in events if isinstance(event, Delta)]
-    assert [one.logprobs for one in deltas] == [
-        (TokenLogprob(one.text, -0.5, ((one.text, -0.5),)),) for one in deltas
+    assert [delta.logprobs for delta in deltas] == [
+        (TokenLogprob(delta.text, -0.5, ((delta.text, -0.5),)),) for delta in deltas
     ]
-    assert events[-1].logprobs == tuple(said for one in deltas for said in one.logprobs)
-    assert "".join(said.text for said in events[-1].logprobs) == events[-1].text
+    assert events[-1].logprobs == tuple(logprob for delta in deltas for logprob in delta.logprobs)
+    assert "".join(logprob.text for logprob in events[-1].logprobs) == events[-1].text
 
 
 async def test_leaving_while_passages_are_compressed_ends_that(services, pool):
-    reader = pool.readers["pair"]
-    reader.delay = 60
-    task = asyncio.create_task(answered(services, Question("where?", documents=DOCUMENTS)))
+    oscar = pool.readers["pair"]
+    oscar.delay = 60
+    task = asyncio.create_task(answer_whole(services, Question("where?", documents=DOCUMENTS)))
     async with asyncio.timeout(20):
-        while not reader.passes:  # noqa: ASYNC110 - what is waited for has no event
+        while not oscar.passes:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert reader.contexts == []
+    assert oscar.contexts == []
 
 
 async def test_times_add_up(services):
-    whole = await answered(services, Question("where?", documents=DOCUMENTS))
+    whole = await answer_whole(services, Question("where?", documents=DOCUMENTS))
     times = whole.timings
     parts = times.retrieve_ms + times.compress_ms + times.generate_ms
     assert 0 < parts <= times.total_ms
@@ -170,9 +174,9 @@ async def test_a_bad_request_fails_before_the_first_event(services, request_, er
 
 
 async def test_waiting_for_the_generators_room_is_told_apart_from_generating(services, pool):
-    reader = pool.readers["pair"]
-    reader.waited = 3600.0  # more than anything takes here: it is taken off, not measured
-    whole = await answered(services, Question("where?", documents=DOCUMENTS))
+    oscar = pool.readers["pair"]
+    oscar.waited = 3600.0  # more than anything takes here: it is taken off, not measured
+    whole = await answer_whole(services, Question("where?", documents=DOCUMENTS))
     assert whole.timings.queue_ms == 3_600_000
     assert whole.timings.generate_ms == 0
     stage = {"model": "pair", "stage": "generate"}
@@ -182,18 +186,18 @@ async def test_waiting_for_the_generators_room_is_told_apart_from_generating(ser
 
 
 async def test_what_compression_waits_and_tokenises_is_told_apart_from_compressing(services, pool):
-    reader = pool.readers["pair"]
-    compress = reader.compress
+    oscar = pool.readers["pair"]
+    compress = oscar.compress
 
     async def slowly(*given, **how):
-        current().spent.queued += 0.25
-        current().spent.tokenizing += 0.125
+        current_request().spent.queued += 0.25
+        current_request().spent.tokenizing += 0.125
         await asyncio.sleep(0.4)
         return await compress(*given, **how)
 
-    reader.compress = slowly
-    with calling(Call()):
-        whole = await answered(services, Question("where?", documents=DOCUMENTS))
+    oscar.compress = slowly
+    with serving_request(RequestContext()):
+        whole = await answer_whole(services, Question("where?", documents=DOCUMENTS))
     times = whole.timings
     assert times.queue_ms == pytest.approx(250)
     assert times.tokenize_ms >= 125
@@ -203,6 +207,6 @@ async def test_what_compression_waits_and_tokenises_is_told_apart_from_compressi
 
 
 async def test_a_long_question_is_not_said_to_be_cut_where_nothing_is_compressed(services):
-    whole = await answered(services, Question("why " * 30, documents=DOCUMENTS, mode="off"))
+    whole = await answer_whole(services, Question("why " * 30, documents=DOCUMENTS, mode="off"))
     assert whole.compression.reason == "asked for"
     assert whole.text.startswith("why " * 30)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from tests.unit.conftest import info
 
-from condensery.answers import CompressedPassage
 from condensery.errors import (
     ContextExpired,
     ContextLost,
@@ -18,9 +17,15 @@ from condensery.errors import (
     PayloadTooLarge,
 )
 from condensery.jobs import contexts as module
-from condensery.jobs.contexts import Context, Contexts, check_lifetime, text_bytes
-from condensery.jobs.failures import Failure
+from condensery.jobs.contexts import (
+    CompressedContext,
+    ContextStore,
+    PassageFailure,
+    check_lifetime,
+    count_text_bytes,
+)
 from condensery.metrics import Metrics
+from condensery.question import CompressedPassage
 from condensery.values import Document
 
 DOCUMENTS = (Document("a", "gold"), Document("b", "broken"))
@@ -47,17 +52,17 @@ def metrics():
 
 @pytest.fixture
 def held(clock, metrics):
-    return Contexts(400_000, metrics, clock)
+    return ContextStore(400_000, metrics, clock)
 
 
 def make(size=10_000):
     memory = np.zeros(size // 4, np.float32).reshape(-1, 1)
-    return Context(
+    return CompressedContext(
         *("pair", "sha256:pair", "where?"),
         documents=DOCUMENTS,
-        passages=(CompressedPassage(memory, 1.0, 1), Failure("fault", "ModelFault")),
+        passages=(CompressedPassage(memory, 1.0, 1), PassageFailure("fault", "ModelFault")),
         vectors=len(memory),
-        text_bytes=text_bytes("where?", DOCUMENTS),
+        text_bytes=count_text_bytes("where?", DOCUMENTS),
     )
 
 
@@ -147,7 +152,7 @@ async def test_a_released_context_is_gone(held, metrics):
 
 
 async def test_memory_is_freed_when_the_time_is_over_though_nobody_asks(metrics):
-    held = Contexts(400_000, metrics)
+    held = ContextStore(400_000, metrics)
     held.put("alice", make(), 0.05)
     assert sample(metrics, "contexts") == 1
     async with asyncio.timeout(20):
@@ -157,7 +162,7 @@ async def test_memory_is_freed_when_the_time_is_over_though_nobody_asks(metrics)
 
 
 async def test_however_small_they_are_their_number_is_bounded():
-    held = Contexts(2**20)
+    held = ContextStore(2**20)
     for _ in range(2**18 // make(0).size):  # in a quarter of a mebibyte: a dozen
         held.put("alice", make(0), 60)
     with pytest.raises(Overloaded):
@@ -167,11 +172,11 @@ async def test_however_small_they_are_their_number_is_bounded():
 
 async def test_vectors_texts_and_metadata_count(held, metrics):
     assert make(10_000).size - make(0).size == 10_000
-    bare = text_bytes("where?", [Document("a", "")])
-    assert text_bytes("where?", [Document("a", "é" * 100)]) - bare == 200
-    assert text_bytes("where?", [Document("a", "", {"title": "t" * 100})]) - bare >= 100
-    assert text_bytes("where?" + "x" * 50, [Document("a", "")]) - bare == 50
-    assert text_bytes("where?", [Document("a", ""), Document("b", "")]) - bare > 1000
+    bare = count_text_bytes("where?", [Document("a", "")])
+    assert count_text_bytes("where?", [Document("a", "é" * 100)]) - bare == 200
+    assert count_text_bytes("where?", [Document("a", "", {"title": "t" * 100})]) - bare >= 100
+    assert count_text_bytes("where?" + "x" * 50, [Document("a", "")]) - bare == 50
+    assert count_text_bytes("where?", [Document("a", ""), Document("b", "")]) - bare > 1000
     held.put("alice", make(), 60)
     held.put("bob", make(), 60)
     assert sample(metrics, "contexts") == 2

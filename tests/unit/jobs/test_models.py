@@ -2,14 +2,13 @@ from typing import Any
 
 import pytest
 
-from condensery.callers import Call, calling
 from condensery.errors import ContextLost, ContextNotFound, EncoderMismatch, ModelInUse
 from condensery.jobs import models
-from condensery.jobs.answer import answered
-from condensery.jobs.compress import compress
-from condensery.jobs.indexes import create_index, upsert
+from condensery.jobs.answer import answer_whole, compress_documents
+from condensery.jobs.indexes import create_index, upsert_documents
 from condensery.jobs.services import Services
-from condensery.questions import Question
+from condensery.question import Question
+from condensery.request_context import RequestContext, serving_request
 from condensery.values import Document
 
 
@@ -33,13 +32,13 @@ async def test_a_default_an_indexs_encoder_and_what_an_alias_names_are_each_refu
     await create_index(services, "kb", encoder="other")
     with pytest.raises(ModelInUse, match="it is the encoder of kb"):
         await models.unload_model(services, "other")
-    await models.set_aliases(services, {"best": "other", "words-too": "words"})
+    await models.set_model_aliases(services, {"best": "other", "words-too": "words"})
     for name, alias in (("other", "best"), ("words", "words-too")):
         for force in (False, True):
             with pytest.raises(ModelInUse, match=f"aliases lead to it .{alias}.") as caught:
                 await models.unload_model(services, name, force=force)
             assert (caught.value.field, caught.value.value) == ("model", name)
-    await models.set_aliases(services, {"best": None, "words-too": None})
+    await models.set_model_aliases(services, {"best": None, "words-too": None})
     gone = await models.unload_model(services, "other", force=True)
     assert gone.stranded_indexes == ("kb",)
     assert (await models.unload_model(services, "words", force=True)).stranded_indexes == ()
@@ -62,11 +61,11 @@ async def test_a_load_says_which_indexes_can_not_be_used_with_it_and_they_refuse
     change_fingerprint(pool, "other")
     assert (await models.load_model(services, "other")).stranded_indexes == ("kb",)
     with pytest.raises(EncoderMismatch, match="sha256:another"):
-        await upsert(services, "kb", [Document("a", "some text")])
+        await upsert_documents(services, "kb", [Document("a", "some text")])
 
 
 async def test_readiness_follows_the_default_models(services: Services, pool: Any) -> None:
-    models.follow(services)
+    models.watch_models(services)
     pool.lacks = "words"
     tell(pool)
     assert not services.health.ready
@@ -82,28 +81,30 @@ async def test_readiness_follows_the_default_models(services: Services, pool: An
 async def test_contexts_of_a_pair_that_went_are_lost_and_say_so_to_their_caller_only(
     services: Services, pool: Any
 ) -> None:
-    models.follow(services)
+    models.watch_models(services)
     question = "what is gold?"
-    with calling(Call(caller="alice")):
-        made = await compress(services, question, [Document("a", "gold"), Document("b", "tin")])
+    with serving_request(RequestContext(caller="alice")):
+        made = await compress_documents(
+            services, question, [Document("a", "gold"), Document("b", "tin")]
+        )
         assert made.context is not None
         asked = Question(question, context=made.context)
-        assert (await answered(services, asked)).text
+        assert (await answer_whole(services, asked)).text
         tell(pool)  # others came or went: this pair still serves
-        assert (await answered(services, asked)).text
+        assert (await answer_whole(services, asked)).text
         change_fingerprint(pool, "pair")
         tell(pool)
         with pytest.raises(ContextLost, match="the pair pair that made it was unloaded or rep"):
-            await answered(services, asked)
-    with calling(Call(caller="bob")), pytest.raises(ContextNotFound) as caught:
-        await answered(services, asked)
+            await answer_whole(services, asked)
+    with serving_request(RequestContext(caller="bob")), pytest.raises(ContextNotFound) as caught:
+        await answer_whole(services, asked)
     assert type(caught.value) is ContextNotFound
     assert services.metrics.registry.get_sample_value("condensery_context_bytes") == 0
 
 
 async def test_aliases_are_listed_as_models_after_them(services: Services) -> None:
-    await models.set_aliases(services, {"best": "other", "answers": "pair"})
-    found = {one.name: one for one in models.list_models(services)}
+    await models.set_model_aliases(services, {"best": "other", "answers": "pair"})
+    found = {info.name: info for info in models.list_models(services)}
     assert list(found) == ["words", "other", "pair", "answers", "best"]
     assert found["best"].alias_of == "other"
     assert found["best"].fingerprint == found["other"].fingerprint
@@ -112,8 +113,10 @@ async def test_aliases_are_listed_as_models_after_them(services: Services) -> No
 
 
 async def test_what_serves_is_told_of_models_and_aliases(services: Services, pool: Any) -> None:
-    await models.set_aliases(services, {"best": "other"})
-    told = {name: models.serves(services, name) for name in ("other", "best", "broken", "nobody")}
+    await models.set_model_aliases(services, {"best": "other"})
+    told = {
+        name: models.is_serving(services, name) for name in ("other", "best", "broken", "nobody")
+    }
     assert told == {"other": True, "best": True, "broken": False, "nobody": None}
     del pool.encoders["other"]
-    assert models.serves(services, "best") is False
+    assert models.is_serving(services, "best") is False

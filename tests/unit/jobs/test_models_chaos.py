@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.runtime.test_changing import ENCODER, OTHER, PAIR, encoder, pair
+from tests.unit.runtime.test_lifecycle import ENCODER, OTHER, PAIR, encoder, pair
 from tiny_classifier import write_classifier
 
-from condensery.callers import Call, calling
 from condensery.errors import (
     CondenseryError,
     Conflict,
@@ -29,20 +28,21 @@ from condensery.errors import (
     RebuildRunning,
 )
 from condensery.index.store import IndexStore
-from condensery.jobs import indexes, models, rebuild, search
-from condensery.jobs.answer import answered
+from condensery.jobs import indexes, maintenance, models, retrieval
+from condensery.jobs.answer import answer_whole
 from condensery.jobs.embed import embed
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.metrics import Metrics
-from condensery.questions import Question
-from condensery.runtime import changing
+from condensery.question import Question
+from condensery.request_context import RequestContext, serving_request
+from condensery.runtime import lifecycle
 from condensery.runtime.classifier import Classifier
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.opening import Opener
-from condensery.runtime.pool import RunningModels
-from condensery.runtime.reader import Reader
-from condensery.store.aliases import Aliases
+from condensery.runtime.loader import ModelLoader
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.registry import ModelRegistry
+from condensery.store.aliases import ModelAliases
 from condensery.store.importing import import_model
 from condensery.store.store import ModelStore
 from condensery.values import Document
@@ -52,7 +52,7 @@ SEEDS = [int(one) for one in os.environ.get("CHAOS_SEEDS", "1").split(",")]
 CALM = "calm"  # an encoder that nobody touches
 TEXTS = [f"the {what} of the {where} mill, {n}" for n in range(3) for what in ("bread", "stone")
          for where in ("old", "new")]  # fmt: skip
-KINDS = (Encoder, Reader, Classifier)
+KINDS = (Encoder, OscarModel, Classifier)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ class Chaos:
         work, refusals = self.draw.choice(list(self.acts.items()))
 
         async def called() -> None:
-            with calling(Call()):
+            with serving_request(RequestContext()):
                 await work()
 
         task = asyncio.create_task(called(), name=work.__name__)
@@ -163,14 +163,14 @@ class Chaos:
             {"index": CALM} if self.draw.random() < 0.5 else {"documents": some}
         )
         asked = Question("who is in the mill?", model=PAIR, max_tokens=4, top_k=2, **source)
-        assert (await answered(self.services, asked)).usage.completion_tokens
+        assert (await answer_whole(self.services, asked)).usage.completion_tokens
 
     async def query_calm(self) -> None:
         await self.query(CALM)
 
     async def query(self, index: str = "kb") -> None:
         text = self.draw.choice(TEXTS)
-        hits = await search.query(self.services, index, text, top_k=50)
+        hits = await retrieval.query_index(self.services, index, text, top_k=50)
         scores = [hit.score for hit in hits]
         ways = [
             [float(known[text] @ known[hit.passage.text]) for hit in hits]
@@ -189,7 +189,7 @@ class Chaos:
         self.busy |= set(chosen)  # one writer each: else nobody knows who was last
         documents = [Document(name, text) for (_, name), text in chosen.items()]
         try:
-            await indexes.upsert(self.services, index, documents)
+            await indexes.upsert_documents(self.services, index, documents)
             self.written |= {one: {text} for one, text in chosen.items()}
         except asyncio.CancelledError:
             for one, text in chosen.items():
@@ -199,14 +199,14 @@ class Chaos:
             self.busy -= set(chosen)
 
     async def rebuild_calm(self) -> None:
-        await rebuild.rebuild_index(self.services, CALM)
+        await maintenance.rebuild_index(self.services, CALM)
 
     async def rebuild(self) -> None:
         name = self.draw.choice([ENCODER, OTHER, CALM])
-        await rebuild.rebuild_index(self.services, "kb", encoder=name)
+        await maintenance.rebuild_index(self.services, "kb", encoder=name)
 
     async def give_up(self) -> None:
-        await rebuild.cancel_rebuild(self.services, self.draw.choice(["kb", CALM]))
+        await maintenance.cancel_rebuild(self.services, self.draw.choice(["kb", CALM]))
 
     async def load(self) -> None:
         name = self.draw.choice([OTHER, OTHER, PAIR, "cross", "nobody"])
@@ -223,7 +223,7 @@ class Chaos:
 
     async def alias(self) -> None:
         to = self.draw.choice([None, None, OTHER, ENCODER, "second", "nobody"])
-        await models.set_aliases(
+        await models.set_model_aliases(
             self.services, {self.draw.choice(["best", "best", "second", OTHER]): to}
         )
 
@@ -266,7 +266,7 @@ def alive() -> int:
     return sum(type(one) in KINDS for one in gc.get_objects())
 
 
-async def vectors_of(store: ModelStore, pool: RunningModels) -> dict[str, dict[str, Any]]:
+async def vectors_of(store: ModelStore, pool: ModelRegistry) -> dict[str, dict[str, Any]]:
     """Return each version's vector of each text, by the version's fingerprint."""
     found = {}
     for name, version in ((ENCODER, "1"), (OTHER, "1"), (CALM, "1"), (ENCODER, "2"), (OTHER, "2")):
@@ -280,9 +280,9 @@ async def vectors_of(store: ModelStore, pool: RunningModels) -> dict[str, dict[s
 @pytest.fixture
 def harm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a share of the loads fail, for want of memory and when they are tried."""
-    draw, opened, prove = random.Random(7), Opener.open, changing.prove
+    draw, opened, prove = random.Random(7), ModelLoader.open, lifecycle.self_test
 
-    def open_(self: Opener, stored: Any) -> Any:
+    def open_(self: ModelLoader, stored: Any) -> Any:
         if draw.random() < 0.1:
             raise MemoryError
         return opened(self, stored)
@@ -292,8 +292,8 @@ def harm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if draw.random() < 0.1:
             raise ModelFault("it is not the same twice")
 
-    monkeypatch.setattr(Opener, "open", open_)
-    monkeypatch.setattr(changing, "prove", prove_)
+    monkeypatch.setattr(ModelLoader, "open", open_)
+    monkeypatch.setattr(lifecycle, "self_test", prove_)
     yield
     monkeypatch.undo()
 
@@ -303,18 +303,18 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
     store: ModelStore, tmp_path: Path, seed: int, request: pytest.FixtureRequest
 ) -> None:
     before = alive()
-    pool = RunningModels.load(
+    pool = ModelRegistry.load(
         *(store,),
         device=torch.device("cpu"),
         dtype=torch.float32,
         workers=2,
-        aliases=Aliases(tmp_path / "aliases.json"),
+        aliases=ModelAliases(tmp_path / "aliases.json"),
         drain_seconds=60,
         metrics=(metrics := Metrics()),
     )
     with IndexStore(tmp_path / "data") as held:
         services = Services(pool=pool, indexes=held, metrics=metrics)
-        models.follow(services)
+        models.watch_models(services)
         chaos = Chaos(services, await vectors_of(store, pool), seed)
         await indexes.create_index(services, "kb", encoder=ENCODER)
         await indexes.create_index(services, CALM, encoder=CALM)
@@ -327,14 +327,14 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
         states = pool.changing.states
         assert not states.loading
         assert not states.leaving
-        assert Aliases(tmp_path / "aliases.json").targets == pool.aliases.targets
+        assert ModelAliases(tmp_path / "aliases.json").targets == pool.aliases.targets
         assert all(one._users == 0 for one in pool._serving.values())
         assert alive() - before == len(pool.models()), "what went is still held"
         queues = sum(2 if info.kind == "oscar-pair" else 1 for info in pool.models())
         assert sum(len(team._sources) for team in pool.teams) == queues
         assert threading.active_count() <= threads + 16  # asyncio's own, which stay
         served = {info.name for info in pool.models()}
-        assert all(pool.aliases.resolve(one) in served for one in pool.aliases.targets)
+        assert all(pool.aliases.resolve(alias) in served for alias in pool.aliases.targets)
         await services.rebuilds.close()
     pool.close()
     print(sum(chaos.done.values()), sorted(chaos.done.items()))

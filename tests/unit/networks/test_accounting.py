@@ -10,10 +10,10 @@ from condensery.networks.accounting import LayerCost, PairCost
 from condensery.networks.last_layer import trim_last
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_bert import BertCompressor
-from condensery.networks.oscar_interface import Reading
+from condensery.networks.oscar_interface import PassageWindow
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import OscarShape
-from condensery.runtime.pair import make_ready
+from condensery.runtime.oscar_pair import prepare_for_inference
 
 SMALL = OscarShape(memory_tokens=2, mapping_size=5, generator_layers=3, generator_mlp_size=7)
 
@@ -71,8 +71,8 @@ def test_the_compressors_figure_is_what_torch_counts(shape: dict[str, bool]) -> 
     question, passage = 8, 17  # 8 + 17 + 3 and 4 slots: a row of 32 without padding
     ids = list(range(5, 5 + question + passage))
     ids = [2, *ids[:question], 3, *ids[question:], 3]
-    reading = Reading(ids, head=question + 2, tail=1, memory=3, start=0, end=0)
-    network = BertCompressor(make_ready(pair), Specials(2, 3))
+    reading = PassageWindow(ids, head=question + 2, tail=1, memory=3, start=0, end=0)
+    network = BertCompressor(prepare_for_inference(pair), Specials(2, 3))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network.compress([reading])
     assert network.cost(reading) == 32

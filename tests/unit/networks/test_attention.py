@@ -68,7 +68,7 @@ def test_in_bf16_too_whatever_way_a_cpu_takes(causal: bool) -> None:
     got = attend(packing, *rows, scale=32**-0.5, causal=causal)
     assert got.dtype == torch.bfloat16
     for start, end in pairwise(accumulate(lengths, initial=0)):
-        wanted = softmax_attention(*(one[start:end] for one in rows), causal)
+        wanted = softmax_attention(*(tensor[start:end] for tensor in rows), causal)
         # Scores and weights are rounded to eight bits each.
         torch.testing.assert_close(got[start:end].double(), wanted, atol=0.02, rtol=0.02)
 
@@ -79,14 +79,16 @@ def test_a_token_sees_no_farther_than_its_window_reaches(causal: bool, dtype: to
     lengths = [3, 30, 16, 45, 1]
     packing = Packing.of(lengths, dtype=dtype)
     rows = [random_rows(packing.total, 2, size=16, seed=seed).to(dtype) for seed in range(3)]
-    leaves = [one.requires_grad_() for one in rows]
+    leaves = [tensor.requires_grad_() for tensor in rows]
     got = attend(packing, *leaves, scale=16**-0.5, causal=causal, reach=7)
     close = 0.02 if dtype == torch.bfloat16 else 2e-6
     for start, end in pairwise(accumulate(lengths, initial=0)):
-        wanted = softmax_attention(*(one[start:end] for one in rows), causal, reach=7)
+        wanted = softmax_attention(*(tensor[start:end] for tensor in rows), causal, reach=7)
         torch.testing.assert_close(got[start:end].double(), wanted, atol=close, rtol=close)
     got.float().sum().backward()
-    assert all(torch.isfinite(one.grad).all() for one in leaves)  # padding is a row of its own
+    assert all(
+        torch.isfinite(tensor.grad).all() for tensor in leaves
+    )  # padding is a row of its own
 
 
 def test_a_neighbour_s_values_change_nothing() -> None:
@@ -211,18 +213,18 @@ def test_a_window_reaches_exactly_as_far_as_transformers_has_it(family: str) -> 
             wanted = [model(input_ids=ids).last_hidden_state[0] for ids in tokens]
             model.set_attn_implementation(PACKED)
             for some in ([0], [1], [2], [3], [0, 1, 2, 3]):  # alone, and beside longer ones
-                packing = Packing.of([lengths[one] for one in some], dtype=FP32)
-                found = model(
+                packing = Packing.of([lengths[place] for place in some], dtype=FP32)
+                actual = model(
                     input_ids=packing.row(torch.cat([tokens[i] for i in some], 1)[0].numpy()),
                     position_ids=packing.position_ids,
                     packing=packing,
                 ).last_hidden_state[0]
                 torch.testing.assert_close(
-                    found[: packing.starts[-1] + lengths[some[-1]]],
-                    torch.cat([wanted[one] for one in some]),
+                    actual[: packing.starts[-1] + lengths[some[-1]]],
+                    torch.cat([wanted[place] for place in some]),
                     atol=5e-5,
                     rtol=1e-4,
-                    msg=lambda said, window=window, some=some: f"{window}, {some}: {said}",
+                    msg=lambda message, window=window, some=some: f"{window}, {some}: {message}",
                 )
 
 

@@ -26,7 +26,9 @@ def rows(count: int, heads: int, seed: int) -> Tensor:
 
 def plain(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
     """Attend over one whole sequence, by the formula."""
-    key, value = (one.repeat_interleave(HEADS // one.shape[1], dim=1) for one in (key, value))
+    key, value = (
+        tensor.repeat_interleave(HEADS // tensor.shape[1], dim=1) for tensor in (key, value)
+    )
     scores = torch.einsum("qhd,khd->hqk", query, key) * scale
     row, place = torch.arange(len(query))[:, None], torch.arange(len(query))[None, :]
     seen = place <= row
@@ -46,7 +48,7 @@ def test_pieces_see_what_whole_sequences_see(shared: int, window: int | None) ->
         tuple(rows(n, heads, 10 * i + j) for j, heads in enumerate((HEADS, shared, shared)))
         for i, n in enumerate(lengths)
     ]
-    found = [torch.full((n, HEADS, SIZE), torch.nan) for n in lengths]
+    actual = [torch.full((n, HEADS, SIZE), torch.nan) for n in lengths]
     # Which rows of which sequence run together; single ones first.
     for parts in (
         [(0, 0, 6)],
@@ -56,22 +58,22 @@ def test_pieces_see_what_whole_sequences_see(shared: int, window: int | None) ->
         [(1, 19, 20), (2, 12, 33)],
     ):
         step = Step(cache, [Span(places[i], a, b - a) for i, a, b in parts])
-        given = [torch.cat([whole[i][part][a:b] for i, a, b in parts]) for part in range(3)]
-        out = attend(step, 1, *given, scale=0.3, window=window)
+        parts_of = [torch.cat([whole[i][part][a:b] for i, a, b in parts]) for part in range(3)]
+        out = attend(step, 1, *parts_of, scale=0.3, window=window)
         for (i, a, b), part in zip(parts, out.split([b - a for _, a, b in parts]), strict=True):
-            found[i][a:b] = part
-    for got, one in zip(found, whole, strict=True):
-        torch.testing.assert_close(got, plain(*one, 0.3, window), atol=1e-5, rtol=1e-5)
+            actual[i][a:b] = part
+    for got, tensors in zip(actual, whole, strict=True):
+        torch.testing.assert_close(got, plain(*tensors, 0.3, window), atol=1e-5, rtol=1e-5)
     assert cache.layer(0)[0].isnan().all(), "another layer's"
 
 
 def test_a_step_can_be_run_again() -> None:
     cache = cache_of(32, 2)
-    given = [rows(9, heads, heads) for heads in (HEADS, 2, 2)]
+    tensors = [rows(9, heads, heads) for heads in (HEADS, 2, 2)]
     places = np.arange(32)[::-1].copy()
-    first = attend(Step(cache, [Span(places, 0, 9)]), 0, *given, scale=1.0)
+    first = attend(Step(cache, [Span(places, 0, 9)]), 0, *tensors, scale=1.0)
     step = Step(cache, [Span(places, 4, 5)])
-    again = [attend(step, 0, *(one[4:] for one in given), scale=1.0) for _ in range(2)]
+    again = [attend(step, 0, *(tensor[4:] for tensor in tensors), scale=1.0) for _ in range(2)]
     torch.testing.assert_close(again[0], first[4:])
     assert torch.equal(again[0], again[1])
 
@@ -79,7 +81,7 @@ def test_a_step_can_be_run_again() -> None:
 def test_what_cached_attention_does_not_do_is_refused() -> None:
     module = nn.Module()
     step = Step(cache_of(16, HEADS), [Span(np.arange(16), 0, 3)])
-    given = [rows(3, HEADS, seed).transpose(0, 1)[None] for seed in range(3)]
+    tensors = [rows(3, HEADS, seed).transpose(0, 1)[None] for seed in range(3)]
     for wrong, message in (
         ({"step": None}, "keyword argument step"),
         ({"attention_mask": torch.zeros(1)}, "no mask"),
@@ -87,12 +89,12 @@ def test_what_cached_attention_does_not_do_is_refused() -> None:
         ({"softcap": 30.0}, "softcap"),
     ):
         with pytest.raises(ValueError, match=message):
-            cached_attention(module, *given, **{"attention_mask": None, "step": step, **wrong})
+            cached_attention(module, *tensors, **{"attention_mask": None, "step": step, **wrong})
     with pytest.raises(ValueError, match="2 queries and 2 keys for a step of 3"):
-        cached_attention(module, *(one[:, :, :2] for one in given), None, step=step)
+        cached_attention(module, *(tensor[:, :, :2] for tensor in tensors), None, step=step)
     module.is_causal = False
     with pytest.raises(ValueError, match="causal"):
-        cached_attention(module, *given, None, step=step)
+        cached_attention(module, *tensors, None, step=step)
 
 
 @pytest.mark.gpu
@@ -110,10 +112,10 @@ def test_a_gpu_sees_in_bf16_what_a_cpu_sees(window: int | None) -> None:
             [Span(np.arange(16), 9, 4), Span(np.arange(16, 96), 8, 20)],
         ):
             step = Step(cache, spans)
-            given = [
+            tensors = [
                 torch.randn(step.total, heads, SIZE * 8, generator=source).to(device, dtype)
                 for heads in (HEADS, shared, shared)
             ]
-            out.append(attend(step, 0, *given, scale=0.125, window=window).float().cpu())
+            out.append(attend(step, 0, *tensors, scale=0.125, window=window).float().cpu())
         outs.append(torch.cat(out))
     torch.testing.assert_close(*outs, atol=0.05, rtol=0.05)

@@ -15,12 +15,12 @@ from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_compressor import Compressed
 from condensery.networks.oscar_generator import standardised
 from condensery.networks.oscar_packing import Pairing, pack
-from condensery.runtime.pair import make_ready
+from condensery.runtime.oscar_pair import prepare_for_inference
 
 FP32 = torch.float32
 CPU = torch.device("cpu")
 PAIR = tiny_pair()
-READY = make_ready(copy.deepcopy(PAIR))
+READY = prepare_for_inference(copy.deepcopy(PAIR))
 PLAIN = tiny_pair(copy=False)
 WALK = tiny_pair(walk=True)
 
@@ -146,7 +146,7 @@ def test_memory_is_the_mapping_plus_what_the_pointer_copies(
 
 
 def make_copy(pair: OscarPair) -> OscarPair:
-    return make_ready(copy.deepcopy(pair))
+    return prepare_for_inference(copy.deepcopy(pair))
 
 
 def test_the_question_changes_the_memory_and_the_relevance() -> None:

@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM, BertModel, DynamicCache
 from condensery.networks.accounting import CausalPairCost, DecoderShape, LayerCost
 from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape
-from condensery.networks.oscar_interface import CompressorNetwork, PairTexts, Reading
-from condensery.networks.oscar_opening import cost_of, open_networks, open_texts, read_shape
+from condensery.networks.oscar_interface import CompressorNetwork, PairTexts, PassageWindow
+from condensery.networks.oscar_loading import cost_of, open_networks, open_texts, read_shape
 
 FAMILIES = ["mistral", "llama", "qwen2"]
 QUESTION = text_of(5)
@@ -51,7 +51,7 @@ def inner(state: State, prefix: str) -> State:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
-def by_hand(state: State, readings: list[Reading]) -> tuple[Tensor, Tensor]:
+def by_hand(state: State, readings: list[PassageWindow]) -> tuple[Tensor, Tensor]:
     """Compress through transformers' own BERT, in rows padded to the longest.
 
     Returns:
@@ -316,7 +316,7 @@ def test_bf16_gives_about_the_same_and_rounds_no_buffer() -> None:
     assert torch.equal(*frequencies)
     assert rough.generator.dtype == torch.bfloat16
     ids = [2, 50, 60, 3, *range(40, 60), 3]
-    batch = [Reading(ids, 4, 1, 3, 0, 0)]
+    batch = [PassageWindow(ids, 4, 1, 3, 0, 0)]
     with torch.inference_mode():
         one, other = (p.compressor.compress(batch).vectors.float() for p in (pair, rough))
     assert torch.cosine_similarity(one, other).min() > 0.98

@@ -24,19 +24,19 @@ from condensery.networks.oscar_interface import (
     CompressorNetwork,
     GeneratorNetwork,
     Memories,
-    Part,
-    Reading,
+    PassageWindow,
+    PromptPart,
 )
-from condensery.networks.oscar_opening import cost_of
+from condensery.networks.oscar_loading import cost_of
 
 FAMILIES = ["mistral", "llama", "qwen2"]
 
 
-def reading(tokens: list[int], memory: int = 8) -> Reading:
-    return Reading(tokens, 0, 0, memory, 0, 0)
+def reading(tokens: list[int], memory: int = 8) -> PassageWindow:
+    return PassageWindow(tokens, 0, 0, memory, 0, 0)
 
 
-def compress(pair: CausalPair, *batch: Reading) -> Memories:
+def compress(pair: CausalPair, *batch: PassageWindow) -> Memories:
     compressor: CompressorNetwork = pair.compressor
     with torch.inference_mode():
         return compressor.compress(batch)
@@ -120,7 +120,7 @@ def test_memory_tokens_trained_behind_padding_keep_their_places() -> None:
     assert (compress(right_after, reading(tokens)).vectors - found).abs().max() > 0.1
 
 
-def prompt(memory: Tensor) -> list[Part]:
+def prompt(memory: Tensor) -> list[PromptPart]:
     return [[5, 6, 7], memory[:8], [9], memory[8:], [9, 11, 12]]
 
 

@@ -13,13 +13,18 @@ from tiny_causal import TEXT, bpe, tiny_bert_causal, tiny_causal, with_specials
 from tiny_pair import SPECIALS, WORDS, tiny_pair, tiny_tokenizer
 from torch import Tensor, nn
 
-from condensery.networks.oscar_bert import BertCompressor, BertReadings, BertTexts
+from condensery.networks.oscar_bert import BertCompressor, BertTexts, BertWindows
 from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
-from condensery.networks.oscar_interface import CompressorNetwork, Memories, PairTexts, Reading
+from condensery.networks.oscar_interface import (
+    CompressorNetwork,
+    Memories,
+    PairTexts,
+    PassageWindow,
+)
 from condensery.networks.oscar_shape import BertShape
 from condensery.networks.oscar_texts import CausalTexts, CompressorTexts, GeneratorTexts
-from condensery.runtime.pair import make_ready
+from condensery.runtime.oscar_pair import prepare_for_inference
 
 ROUNDS = 6
 Kind = tuple[PairTexts, CompressorNetwork, nn.Module]
@@ -29,7 +34,7 @@ def kind_of(reader: str, made: tuple[CausalPair, dict[str, Tensor]]) -> Kind:
     pair, shape = made[0], made[0].shape
     own = shape.compressor
     reads = (
-        BertReadings(tiny_tokenizer(), own)
+        BertWindows(tiny_tokenizer(), own)
         if isinstance(own, BertShape)
         else CompressorTexts(bpe(reader), own)
     )
@@ -39,7 +44,7 @@ def kind_of(reader: str, made: tuple[CausalPair, dict[str, Tensor]]) -> Kind:
 
 
 def shared_words() -> Kind:
-    pair = make_ready(copy.deepcopy(tiny_pair()))
+    pair = prepare_for_inference(copy.deepcopy(tiny_pair()))
     texts = BertTexts(tiny_tokenizer(), pair.shape)
     return texts, BertCompressor(pair, SPECIALS), pair.compressor.backbone
 
@@ -75,7 +80,7 @@ def counted(module: nn.Module) -> Iterator[list[int]]:
 
 
 @torch.inference_mode()
-def compress(compressor: CompressorNetwork, readings: list[Reading]) -> Memories:
+def compress(compressor: CompressorNetwork, readings: list[PassageWindow]) -> Memories:
     return compressor.compress(readings)
 
 

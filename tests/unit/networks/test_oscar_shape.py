@@ -8,7 +8,7 @@ from tiny_pair import tiny_shape
 
 from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
-from condensery.networks.oscar_interface import Reading
+from condensery.networks.oscar_interface import PassageWindow
 from condensery.networks.oscar_shape import OscarShape
 
 # What the first pair's manifest said, before there were rates.
@@ -110,14 +110,14 @@ def test_the_first_vectors_are_those_of_a_compressor_that_has_no_others() -> Non
     configs = pair.compressor.backbone.config, pair.generator.network.config
     tokens = list(range(10, 31))
     with torch.inference_mode():
-        found = pair.compressor.compress([Reading(tokens, 0, 0, 8, 0, 0)]).vectors
+        found = pair.compressor.compress([PassageWindow(tokens, 0, 0, 8, 0, 0)]).vectors
         for count in pair.shape.compressor.fewer:
             compressor = CompressorShape("pair", 64, memory_tokens=count, memory_rows=count)
             shape = CausalShape(compressor, generator_shape(memory=MEMORY[:count]))
             rows = {"compressor.slots.weight": state["compressor.slots.weight"][:count]}
             rest = {name: value for name, value in state.items() if "rerank" not in name}
             alone = CausalPair(shape, *configs).load((rest | rows).items())
-            wanted = alone.compressor.compress([Reading(tokens, 0, 0, count, 0, 0)]).vectors
+            wanted = alone.compressor.compress([PassageWindow(tokens, 0, 0, count, 0, 0)]).vectors
             assert torch.allclose(found[:count], wanted, rtol=0, atol=5e-5)
 
 

@@ -110,8 +110,6 @@ def test_a_question_is_cut_where_it_would_leave_a_passage_less_than_a_quarter(la
     assert all(len(window.ids) == 64 for window in windows)
     assert all(15 <= window.tokens <= 18 for window in windows)  # 16, but for what joins to others
     assert windows[-1].end == len(TEXT)
-    shorter, whole = texts.cut(TEXT, 5)
-    assert (texts.cut(shorter)[1], whole) == (5, tokens)
 
 
 def test_a_compressor_that_reads_no_question_cuts_none() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensery.networks.windows import windows
+from condensery.networks.windows import cut_windows
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ from condensery.networks.windows import windows
 def test_windows_start_at_the_first_token_and_end_at_the_last(
     tokens: int, size: int, wanted: list[tuple[int, int]]
 ) -> None:
-    assert windows(tokens, size) == wanted
+    assert cut_windows(tokens, size) == wanted
 
 
 @given(tokens=st.integers(0, 3000), size=st.integers(1, 200))
 def test_windows_cover_every_token_and_none_is_over_size(tokens: int, size: int) -> None:
-    found = windows(tokens, size)
+    found = cut_windows(tokens, size)
     covered = set()
     for start, end in found:
         assert 0 <= start <= end <= tokens
@@ -38,6 +38,6 @@ def test_windows_cover_every_token_and_none_is_over_size(tokens: int, size: int)
 
 @given(tokens=st.integers(201, 3000), size=st.integers(8, 200))
 def test_neighbours_share_about_a_quarter_or_more(tokens: int, size: int) -> None:
-    found = windows(tokens, size)
+    found = cut_windows(tokens, size)
     for (_, end), (start, _) in pairwise(found):
         assert end - start >= size // 4 - 1

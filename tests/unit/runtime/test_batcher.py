@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.runtime.conftest import submit
 
-from condensery.callers import Call, calling
 from condensery.errors import (
     CondenseryError,
     DeadlineExceeded,
@@ -23,9 +22,10 @@ from condensery.errors import (
     Unavailable,
 )
 from condensery.metrics import Metrics
+from condensery.request_context import RequestContext, serving_request
 from condensery.runtime import batcher as batching
 from condensery.runtime.batcher import Batcher
-from condensery.runtime.limits import Limits
+from condensery.runtime.queue import BatchLimits
 from condensery.runtime.workers import Workers
 
 Item = TypeVar("Item")
@@ -108,7 +108,7 @@ async def started(work: Awaitable[object]) -> "asyncio.Task[object]":
 
 
 async def test_each_caller_gets_its_own_results_in_order(device: Device, workers: Workers) -> None:
-    batcher = Batcher(device.forward, workers, limits=Limits(batch_items=3))
+    batcher = Batcher(device.forward, workers, limits=BatchLimits(batch_items=3))
     requests = [[f"{caller}-{place}" for place in range(caller)] for caller in range(1, 9)]
     answers = await settled([submit(batcher, items, [1] * len(items)) for items in requests])
     assert answers == [[("done", item) for item in items] for items in requests]
@@ -134,7 +134,7 @@ async def test_items_that_arrive_while_the_device_is_busy_share_a_batch(
 async def test_a_batch_keeps_to_its_tokens_and_a_longer_item_runs_alone(
     device: Device, worker: Workers
 ) -> None:
-    batcher = Batcher(device.forward, worker, limits=Limits(batch_tokens=100))
+    batcher = Batcher(device.forward, worker, limits=BatchLimits(batch_tokens=100))
     tasks = [await device.held(batcher)]
     tasks.append(await started(submit(batcher, list("abcdef"), [60, 40, 30, 300, 70, 30])))
     device.free.set()
@@ -244,7 +244,7 @@ async def test_what_a_failed_request_still_had_queued_never_runs(
         assert gate.wait(WAIT)
         return batch
 
-    batcher = Batcher(forward, worker, limits=Limits(batch_items=1))
+    batcher = Batcher(forward, worker, limits=BatchLimits(batch_items=1))
     with pytest.raises(ModelFault):
         await submit(batcher, ["bad", *range(500)], [1] * 501)
     assert batcher.queued_tokens == 0
@@ -285,7 +285,7 @@ async def test_where_each_item_is_wanted_one_that_fails_leaves_the_others_their_
     device: Device, worker: Workers
 ) -> None:
     device.faulty = {"bad", "worse"}
-    batcher = Batcher(device.forward, worker, limits=Limits(batch_items=3), model="m")
+    batcher = Batcher(device.forward, worker, limits=BatchLimits(batch_items=3), model="m")
     items = ["a", "bad", "b", "c", "worse"]
     found = await batcher.submit_each(items, [1] * 5)
     assert [found[place] for place in (0, 2, 3)] == [("done", item) for item in "abc"]
@@ -300,12 +300,15 @@ async def test_where_each_item_is_wanted_one_that_fails_leaves_the_others_their_
 async def test_what_concerns_all_items_is_raised_even_where_each_is_wanted(
     device: Device, worker: Workers
 ) -> None:
-    batcher = Batcher(device.forward, worker, limits=Limits(queue_tokens=10), model="m")
+    batcher = Batcher(device.forward, worker, limits=BatchLimits(queue_tokens=10), model="m")
     tasks = [await device.held(batcher)]
     waits = await started(batcher.submit_each(["a", "b"], [1, 9]))
     with pytest.raises(Overloaded):
         await batcher.submit_each(["c"], [1])
-    with calling(Call(deadline=time.monotonic() + 0.05)), pytest.raises(DeadlineExceeded):
+    with (
+        serving_request(RequestContext(deadline=time.monotonic() + 0.05)),
+        pytest.raises(DeadlineExceeded),
+    ):
         await batcher.submit_each(["d"], [0])
     batcher.close()
     device.free.set()
@@ -325,10 +328,10 @@ async def test_a_lost_worker_fails_the_items_it_had_and_what_it_brings_home_late
         assert gates[batch[0]].wait(WAIT)
         return batch
 
-    batcher = Batcher(forward, worker, limits=Limits(batch_items=1), model="m")
+    batcher = Batcher(forward, worker, limits=BatchLimits(batch_items=1), model="m")
     task = await started(batcher.submit_each(["lost", "kept"], [1, 1]))
     assert await asyncio.to_thread(entered.acquire, timeout=WAIT)
-    lost = next(one for one in worker.team() if one.job is not None)
+    lost = next(one for one in worker.members() if one.item is not None)
     worker.replace(lost, "the device worker hung")
     assert await asyncio.to_thread(entered.acquire, timeout=WAIT)
     gates["lost"].set()
@@ -349,7 +352,7 @@ async def test_none_is_a_result_like_any_other(worker: Workers) -> None:
 async def test_a_request_that_does_not_fit_whole_leaves_nothing_behind(
     device: Device, worker: Workers
 ) -> None:
-    batcher = Batcher(device.forward, worker, limits=Limits(queue_tokens=100))
+    batcher = Batcher(device.forward, worker, limits=BatchLimits(queue_tokens=100))
     tasks = [await device.held(batcher)]
     tasks.append(await started(submit(batcher, ["first"], [90])))
     with pytest.raises(Overloaded, match="90 tokens wait and 20 more") as refused:
@@ -365,7 +368,7 @@ async def test_a_request_that_does_not_fit_whole_leaves_nothing_behind(
 async def test_a_request_over_the_queue_s_size_runs_when_nothing_waits(
     device: Device, worker: Workers
 ) -> None:
-    batcher = Batcher(device.forward, worker, limits=Limits(queue_tokens=10, batch_tokens=64))
+    batcher = Batcher(device.forward, worker, limits=BatchLimits(queue_tokens=10, batch_tokens=64))
     assert len(await submit(batcher, list(range(50)), [7] * 50)) == 50
 
 
@@ -382,7 +385,7 @@ async def test_retry_after_follows_the_rate_at_which_the_queue_drains(
             clock.now += 0.125
         return batch
 
-    batcher = Batcher(forward, worker, limits=Limits(queue_tokens=1000))
+    batcher = Batcher(forward, worker, limits=BatchLimits(queue_tokens=1000))
     await submit(batcher, ["measured"], [100])  # 800 tokens a second
     held = await started(submit(batcher, ["held"], [1]))
     assert await asyncio.to_thread(entered.wait, WAIT)
@@ -416,7 +419,7 @@ async def test_shutdown_refuses_whoever_waits_and_finishes_what_runs(
 
 
 async def test_two_models_take_turns(device: Device, worker: Workers) -> None:
-    limits = Limits(batch_items=1)
+    limits = BatchLimits(batch_items=1)
     first = Batcher(device.forward, worker, limits=limits)
     second = Batcher(device.forward, worker, limits=limits)
     tasks = [await device.held(first)]
@@ -440,7 +443,7 @@ def test_no_item_is_lost_doubled_or_mixed_up(requests: list[list[int]]) -> None:
         return batch
 
     async def main() -> list[object]:
-        batcher = Batcher(forward, workers, limits=Limits(batch_tokens=512, batch_items=8))
+        batcher = Batcher(forward, workers, limits=BatchLimits(batch_tokens=512, batch_items=8))
         return await settled(
             [
                 submit(batcher, [(caller, place) for place in range(len(costs))], costs)
@@ -485,8 +488,8 @@ def sampler(metrics: Metrics) -> Callable[..., float | None]:
     return sample
 
 
-async def under(call: Call, work: Awaitable[object]) -> object:
-    with calling(call):
+async def under(call: RequestContext, work: Awaitable[object]) -> object:
+    with serving_request(call):
         return await work
 
 
@@ -495,7 +498,7 @@ async def test_who_leaves_the_queue_unserved_has_waited_all_the_time(
 ) -> None:
     batcher = Batcher(device.forward, worker)
     tasks = [await device.held(batcher)]
-    call, began = Call(), time.perf_counter()
+    call, began = RequestContext(), time.perf_counter()
     waits = await started(under(call, submit(batcher, ["waits"], [1])))
     await asyncio.sleep(0.05)
     least = time.perf_counter() - began - 0.01
@@ -512,7 +515,7 @@ async def test_time_that_runs_out_in_the_queue_costs_no_forward(
     metrics = Metrics()
     batcher = Batcher(device.forward, worker, model="m", metrics=metrics)
     held = await device.held(batcher)
-    call = Call(deadline=time.monotonic() + 0.05)
+    call = RequestContext(deadline=time.monotonic() + 0.05)
     with pytest.raises(ExpiredInQueue):
         await asyncio.wait_for(under(call, submit(batcher, ["late"], [10])), WAIT)
     assert batcher.queued_tokens == 0
@@ -537,7 +540,7 @@ async def test_time_that_runs_out_while_its_batch_runs_harms_no_batch_mate(
 
     batcher = Batcher(forward, worker, model="m", metrics=metrics)
     held = await device.held(batcher)
-    call = Call(deadline=time.monotonic() + 1000)
+    call = RequestContext(deadline=time.monotonic() + 1000)
     late = await started(under(call, submit(batcher, ["late"], [1])))
     mate = await started(submit(batcher, ["mate"], [1]))
     device.free.set()
@@ -558,7 +561,7 @@ async def test_time_that_runs_out_while_its_batch_runs_harms_no_batch_mate(
 async def test_what_comes_too_late_is_not_even_queued(device: Device, worker: Workers) -> None:
     batcher = Batcher(device.forward, worker)
     with pytest.raises(ExpiredInQueue):
-        await under(Call(deadline=time.monotonic() - 1), submit(batcher, ["late"], [1]))
+        await under(RequestContext(deadline=time.monotonic() - 1), submit(batcher, ["late"], [1]))
     assert device.batches == []
 
 
@@ -582,7 +585,7 @@ async def test_a_caller_who_goes_is_counted_by_how_far_its_work_had_come(
 async def test_short_requests_do_not_wait_behind_a_long_one(
     device: Device, worker: Workers
 ) -> None:
-    batcher = Batcher(device.forward, worker, limits=Limits(batch_tokens=1000))
+    batcher = Batcher(device.forward, worker, limits=BatchLimits(batch_tokens=1000))
     held = await device.held(batcher)
     bulk = await started(submit(batcher, [f"bulk{place}" for place in range(10)], [500] * 10))
     short = await started(submit(batcher, ["short"], [10]))
@@ -595,7 +598,7 @@ async def test_short_requests_do_not_wait_behind_a_long_one(
 async def test_a_long_request_gets_its_half_under_a_flood_of_short_ones(
     device: Device, worker: Workers
 ) -> None:
-    batcher = Batcher(device.forward, worker, limits=Limits(batch_tokens=500, batch_items=100))
+    batcher = Batcher(device.forward, worker, limits=BatchLimits(batch_tokens=500, batch_items=100))
     held = await device.held(batcher)
     tasks = [await started(submit(batcher, ["bulk"] * 10, [100] * 10))]
     tasks += [await started(submit(batcher, ["short"], [100])) for _ in range(30)]
@@ -613,7 +616,7 @@ async def test_a_long_request_gets_its_half_under_a_flood_of_short_ones(
 async def test_a_short_request_overtakes_a_long_batch_that_runs_already(
     device: Device, worker: Workers
 ) -> None:
-    batcher = Batcher(device.forward, worker, limits=Limits(batch_tokens=2048))
+    batcher = Batcher(device.forward, worker, limits=BatchLimits(batch_tokens=2048))
     device.free.clear()
     bulk = await started(submit(batcher, ["bulk"], [2000]))
     assert await asyncio.to_thread(device.entered.acquire, timeout=WAIT)
@@ -638,10 +641,10 @@ async def test_who_would_wait_too_long_is_refused_and_others_are_not(
         return batch
 
     metrics = Metrics()
-    limits = Limits(queue_seconds=2.0)
+    limits = BatchLimits(queue_seconds=2.0)
     batcher = Batcher(forward, worker, limits=limits, model="m", metrics=metrics)
     assert await submit(batcher, ["measured"], [100]) == ["measured"]  # 1,000 tokens a second
-    flood = Call(caller="flood")
+    flood = RequestContext(caller="flood")
     tasks = [await started(submit(batcher, ["held"], [600]))]
     assert await asyncio.to_thread(entered.wait, WAIT)
     more: list[asyncio.Task[object]] = []
@@ -654,7 +657,9 @@ async def test_who_would_wait_too_long_is_refused_and_others_are_not(
     assert refused.value.retry_after_seconds == 1
     tasks += more
     # Another caller's turn comes long before: after one turn of the flood's.
-    tasks.append(await started(under(Call(caller="meek"), submit(batcher, ["short"], [10]))))
+    tasks.append(
+        await started(under(RequestContext(caller="meek"), submit(batcher, ["short"], [10])))
+    )
     gate.set()
     assert all(isinstance(outcome, list) for outcome in await settled(tasks))
     assert sampler(metrics)("rejected_total", reason="queue_seconds") == 1
@@ -691,16 +696,16 @@ async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_
     for limit, fits in ((seconds - 0.01, False), (seconds + 0.01, True)):
         gate.clear()
         entered.clear()
-        batcher = Batcher(forward, worker, limits=Limits(queue_seconds=limit))
+        batcher = Batcher(forward, worker, limits=BatchLimits(queue_seconds=limit))
         await submit(batcher, ["measured"], [100])  # 1,000 tokens a second
         tasks = [await started(submit(batcher, ["held"], [1]))]  # short: the express worker rests
         assert await asyncio.to_thread(entered.wait, WAIT)
         costs = [500] * 3 + [long] * bool(long)
-        batcher._limits = Limits()  # these are let in, however long they wait
+        batcher._limits = BatchLimits()  # these are let in, however long they wait
         waiting = [submit(batcher, ["waits"], [cost]) for cost in costs]
-        tasks += [await started(under(Call(caller="one"), one)) for one in waiting]
-        batcher._limits = Limits(queue_seconds=limit)
-        last = await started(under(Call(caller=caller), submit(batcher, ["last"], [500])))
+        tasks += [await started(under(RequestContext(caller="one"), one)) for one in waiting]
+        batcher._limits = BatchLimits(queue_seconds=limit)
+        last = await started(under(RequestContext(caller=caller), submit(batcher, ["last"], [500])))
         await asyncio.sleep(0)
         assert last.done() != fits
         gate.set()
@@ -712,7 +717,7 @@ async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_
 async def test_lanes_share_by_tokens_and_not_by_batches_and_owe_each_other_nothing_afterwards(
     device: Device, worker: Workers
 ) -> None:
-    limits = Limits(batch_tokens=600, batch_items=1, queue_seconds=math.inf)
+    limits = BatchLimits(batch_tokens=600, batch_items=1, queue_seconds=math.inf)
     batcher = Batcher(device.forward, worker, limits=limits)
     tasks = [await device.held(batcher)]
 
@@ -780,7 +785,7 @@ async def test_a_batch_whose_worker_is_lost_fails_and_the_next_runs(
     batcher = Batcher(device.forward, worker, model="m")
     held = await device.held(batcher)
     waits = await started(submit(batcher, ["waits"], [1]))
-    lost = next(one for one in worker.team() if one.job is not None)
+    lost = next(one for one in worker.members() if one.item is not None)
     worker.replace(lost, "the device worker hung")
     outcome = (await settled([held]))[0]
     assert isinstance(outcome, ModelFault)

@@ -16,7 +16,7 @@ from condensery.runtime.workers import Workers
 from condensery.store.importing import import_model
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore
-from condensery.values import Input, Side
+from condensery.values import Input, TruncationDirection
 
 LONG, LONGER = text_of(3 * LENGTH, 1), text_of(40 * LENGTH, 2)
 INPUTS: list[Input] = [
@@ -59,7 +59,7 @@ def stored(folder: Path, root: Path) -> StoredModel:
 def test_texts_and_pairs_are_read_as_transformers_reads_them(
     kind: str,
     labels: tuple[str, ...],
-    side: Side,
+    side: TruncationDirection,
     tmp_path: Path,
     workers: Workers,
     threads: ThreadPoolExecutor,

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
-from condensery.callers import Call, calling
 from condensery.errors import CorruptModel, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
+from condensery.request_context import RequestContext, serving_request
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.feeding import PART_TEXTS
+from condensery.runtime.tokenizing import PART_TEXTS
 from condensery.runtime.workers import Workers
 from condensery.values import Floats
 
@@ -152,7 +152,7 @@ async def test_vectors_that_are_kept_keep_no_other_texts_vectors_alive(
 
 
 async def test_a_call_knows_where_its_time_went(encoder: Encoder) -> None:
-    with calling(Call()) as call:
+    with serving_request(RequestContext()) as call:
         began = time.perf_counter()
         await encoder.embed(TEXTS, prompt="so: ")
         took = time.perf_counter() - began
@@ -163,7 +163,7 @@ async def test_a_call_knows_where_its_time_went(encoder: Encoder) -> None:
     assert 0 <= spent.waiting < took
     assert 0 < spent.running < took
     assert spent.waiting + spent.running <= took
-    other = Call()
+    other = RequestContext()
     assert (other.spent.device, other.spent.running) == ("", 0)
 
 

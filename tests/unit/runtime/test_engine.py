@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tiny_generators import KINDS, VOCABULARY, Reference
 from torch import Tensor
 
-from condensery.callers import Call, calling
 from condensery.errors import (
     CondenseryError,
     DeadlineExceeded,
@@ -25,11 +24,12 @@ from condensery.metrics import Metrics
 from condensery.networks.caching import BLOCK
 from condensery.networks.decoding import Decoder
 from condensery.networks.stepping import Stepper
-from condensery.questions import GREEDY, Sampling
+from condensery.question import GREEDY, Sampling
+from condensery.request_context import RequestContext, serving_request
 from condensery.runtime.engine import Engine
-from condensery.runtime.limits import Limits
-from condensery.runtime.room import Room, default_room
-from condensery.runtime.sequences import Generation, Order, send_home
+from condensery.runtime.queue import BatchLimits
+from condensery.runtime.scheduler import KVCacheConfig, default_kv_cache_config
+from condensery.runtime.sequence import GenerationRequest, Sequence, send_events
 from condensery.runtime.workers import Workers
 
 WAIT = 30.0  # for what must happen, however busy the machine is
@@ -52,8 +52,8 @@ class Served:
         stepper: Stepper = LLAMA,
         *,
         workers: int = 1,
-        room: Room | None = None,
-        limits: Limits | None = None,
+        room: KVCacheConfig | None = None,
+        limits: BatchLimits | None = None,
         fixed: bool = False,
     ) -> None:
         self.workers = Workers(workers)
@@ -63,7 +63,7 @@ class Served:
             *(stepper, self.workers),
             model="m",
             limits=limits,
-            room=room or Room(64, 4096, 256),
+            room=room or KVCacheConfig(64, 4096, 256),
             fixed=fixed,
             metrics=self.metrics,
         )
@@ -92,10 +92,10 @@ class Served:
             assert time.monotonic() < until, "something was never given back"
             await asyncio.sleep(0.002)
 
-    def begin(self, prompt: list[int], count: int, **order: object) -> Generation:
-        return self.engine.begin(Order([prompt], count, **order))
+    def begin(self, prompt: list[int], count: int, **order: object) -> Sequence:
+        return self.engine.begin(GenerationRequest([prompt], count, **order))
 
-    async def rest(self, generation: Generation) -> list[int]:
+    async def rest(self, generation: Sequence) -> list[int]:
         """Return the ids that come until the last one."""
         found: list[int] = []
         while True:
@@ -181,14 +181,16 @@ class Faults:
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     mix=MIXES,
-    room=st.sampled_from([Room(64, 4096, 256), Room(3, 4096, 7), Room(64, 112, 20)]),
+    room=st.sampled_from(
+        [KVCacheConfig(64, 4096, 256), KVCacheConfig(3, 4096, 7), KVCacheConfig(64, 112, 20)]
+    ),
     workers=st.sampled_from([1, 3]),
     fixed=st.booleans(),
 )
 def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
     kind: str,
     mix: list[tuple[int, int, int, int, tuple[str, int]]],
-    room: Room,
+    room: KVCacheConfig,
     workers: int,
     fixed: bool,
 ) -> None:
@@ -203,7 +205,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
             # A vector of its own, in the prompt: it fails wherever that is read.
             vector = torch.randn(1, 32, generator=torch.Generator().manual_seed(seed * 100 + when))
             faults.marked.append(vector[0])
-            generation = served.engine.begin(Order([prompt[: when + 1], vector], count))
+            generation = served.engine.begin(GenerationRequest([prompt[: when + 1], vector], count))
             with pytest.raises(ModelFault, match="a step failed"):
                 await served.rest(generation)
             return
@@ -217,7 +219,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
         served.engine.leave(generation, "client")
 
     async def all_of_them() -> None:
-        limits = Limits(batch_tokens=50)
+        limits = BatchLimits(batch_tokens=50)
         stepper = STEPPERS[kind]
         served = Served(stepper, workers=workers, room=room, limits=limits, fixed=fixed)
         try:
@@ -234,7 +236,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
 
 
 async def test_steps_of_single_tokens_run_in_fixed_shapes_once_they_are_ready() -> None:
-    served = Served(fixed=True, room=Room(5, 4096, 256))
+    served = Served(fixed=True, room=KVCacheConfig(5, 4096, 256))
     try:
         prompts = [prompt_of(i, 3 + 11 * i) for i in range(7)]
         found = await asyncio.gather(*(served.answer(one, 20) for one in prompts))
@@ -295,7 +297,7 @@ async def test_prompts_of_one_token_share_a_step_with_longer_ones(served: Served
 
 
 async def test_a_long_prompt_is_read_in_pieces_and_stalls_no_stream() -> None:
-    served = Served(room=Room(64, 4096, 10), limits=Limits(batch_tokens=40))
+    served = Served(room=KVCacheConfig(64, 4096, 10), limits=BatchLimits(batch_tokens=40))
     sizes: list[int] = []
     gate = Gate()
     try:
@@ -320,7 +322,7 @@ async def test_a_long_prompt_is_read_in_pieces_and_stalls_no_stream() -> None:
 
 
 async def test_what_ends_makes_room_for_what_waits() -> None:
-    served = Served(room=Room(64, 4 * BLOCK, 256))
+    served = Served(room=KVCacheConfig(64, 4 * BLOCK, 256))
     gate = Gate()
     try:
         with served.before_each_step(gate):
@@ -338,7 +340,7 @@ async def test_what_ends_makes_room_for_what_waits() -> None:
 
 
 async def test_what_could_never_fit_is_refused_naming_the_field() -> None:
-    served = Served(room=Room(64, 4 * BLOCK, 256))
+    served = Served(room=KVCacheConfig(64, 4 * BLOCK, 256))
     try:
         served.begin(prompt_of(0, 40), 4 * BLOCK - 40)
         with pytest.raises(InputError, match=r"max_tokens=25 .* room for: 64") as caught:
@@ -366,11 +368,11 @@ async def test_an_answer_ends_at_a_stop_token_which_is_not_part_of_it(served: Se
 
 
 async def test_callers_take_turns_for_room() -> None:
-    served = Served(room=Room(1, 4096, 256))
+    served = Served(room=KVCacheConfig(1, 4096, 256))
     gate, order = Gate(), []
 
     async def ask(name: str, seed: int) -> None:
-        with calling(Call(caller=name)):
+        with serving_request(RequestContext(caller=name)):
             generation = served.begin(prompt_of(seed), 2)
         await served.rest(generation)
         order.append(name)
@@ -392,8 +394,8 @@ async def test_callers_take_turns_for_room() -> None:
 
 
 async def test_too_much_waiting_is_refused_by_positions_and_by_time() -> None:
-    limits = Limits(queue_tokens=3 * BLOCK, queue_seconds=0.5)
-    served = Served(room=Room(1, 4096, 256), limits=limits)
+    limits = BatchLimits(queue_tokens=3 * BLOCK, queue_seconds=0.5)
+    served = Served(room=KVCacheConfig(1, 4096, 256), limits=limits)
     gate = Gate()
     try:
         with served.before_each_step(gate):
@@ -415,7 +417,7 @@ async def test_too_much_waiting_is_refused_by_positions_and_by_time() -> None:
             left = [served.begin(prompt_of(0, 20), 4)]
             await gate.wait()
             left.append(served.begin(prompt_of(1, 200), 4))
-            served.engine._limits = Limits(queue_seconds=0.1)
+            served.engine._limits = BatchLimits(queue_seconds=0.1)
             with pytest.raises(Overloaded, match=r"would wait \d+ s for room"):
                 served.begin(prompt_of(2, 200), 4)
             gate.opened.set()
@@ -431,8 +433,8 @@ async def test_a_step_that_takes_long_lets_short_requests_overtake_and_a_quick_o
 ) -> None:
     for seconds, long in ((0.2, True), (0.0001, False)):
         for _ in range(100):  # a rate is a mean of those before
-            served.engine._pace.ran(1, 0, seconds)
-            served.engine._pace.ran(0, 9, 2 * seconds)
+            served.engine._step_times.record(1, 0, seconds)
+            served.engine._step_times.record(0, 9, 2 * seconds)
         with served.workers.changed:  # or a worker takes it first
             generation = served.begin(prompt_of(1), 1)
             job = served.engine.take(1, express=False)
@@ -445,8 +447,8 @@ async def test_a_step_that_takes_long_lets_short_requests_overtake_and_a_quick_o
 async def test_what_there_is_room_for_is_not_refused_however_slowly_room_came_back(
     served: Served,
 ) -> None:
-    served.engine._pace.began(0.0)
-    served.engine._pace.ended(BLOCK, 1000.0, idle=True)
+    served.engine._step_times.note_start(0.0)
+    served.engine._step_times.note_end(BLOCK, 1000.0, idle=True)
     gate = Gate()
     with served.before_each_step(gate):
         asked = [served.begin(prompt_of(0), 3)]
@@ -460,7 +462,7 @@ async def test_what_there_is_room_for_is_not_refused_however_slowly_room_came_ba
 
 async def test_who_leaves_frees_its_room_wherever_it_is(served: Served) -> None:
     gate, later = Gate(), Gate(passing=3)
-    served.engine._room = Room(2, 4096, 256)
+    served.engine._cache_config = KVCacheConfig(2, 4096, 256)
     with served.before_each_step(gate), served.before_each_step(later):
         stays = served.begin(prompt_of(0), 6)
         await gate.wait()  # flying
@@ -496,9 +498,9 @@ async def test_a_sequence_that_leaves_in_mid_step_keeps_its_room_until_the_step_
 
 
 async def test_a_sequence_whose_time_is_over_leaves_at_the_next_step(served: Served) -> None:
-    call, gate = Call(), Gate(passing=2)
+    call, gate = RequestContext(), Gate(passing=2)
     with served.before_each_step(gate):
-        with calling(call):
+        with serving_request(call):
             late = served.begin(prompt_of(0), 200)
         await gate.wait()
         call.deadline = time.monotonic()
@@ -509,7 +511,7 @@ async def test_a_sequence_whose_time_is_over_leaves_at_the_next_step(served: Ser
     served.engine.leave(late, "deadline")  # its caller's own clock: counted already
     assert served.dropped("generate", "deadline") == 1
     assert served.sample("step_tokens_count", model="m") == 3
-    with calling(call), pytest.raises(DeadlineExceeded):
+    with serving_request(call), pytest.raises(DeadlineExceeded):
         served.begin(prompt_of(0), 1)
 
 
@@ -559,7 +561,7 @@ async def test_scores_that_are_nan_fail_their_own_sequence_only(served: Served) 
     vectors = torch.full((3, 32), torch.nan)
     asked = [
         served.begin(prompt_of(0), 6),
-        served.engine.begin(Order([vectors, prompt_of(0)], 6)),
+        served.engine.begin(GenerationRequest([vectors, prompt_of(0)], 6)),
         served.begin(prompt_of(1), 6),
     ]
     found = await asyncio.gather(*map(served.rest, asked), return_exceptions=True)
@@ -572,13 +574,13 @@ async def test_scores_that_are_nan_fail_their_own_sequence_only(served: Served) 
 
 
 async def test_a_lost_worker_fails_its_step_and_keeps_its_room_until_it_comes_back() -> None:
-    served = Served(workers=2, room=Room(64, 6 * BLOCK, 256))
+    served = Served(workers=2, room=KVCacheConfig(64, 6 * BLOCK, 256))
     gate = Gate()
     try:
         with served.before_each_step(gate):
             lost = served.begin(prompt_of(0, 40), 8)
             await gate.wait()
-            (worker,) = [one for one in served.workers.team() if one.job is not None]
+            (worker,) = [one for one in served.workers.members() if one.item is not None]
             other = served.begin(prompt_of(1, 20), 8)
             served.workers.replace(worker, "it hung")
             with pytest.raises(ModelFault, match="m: it hung"):
@@ -601,7 +603,7 @@ async def test_a_lost_worker_fails_its_step_and_keeps_its_room_until_it_comes_ba
 # A thread that ends by an exception is what is tested.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_worker_that_dies_gives_back_the_room_it_held() -> None:
-    served = Served(room=Room(64, 6 * BLOCK, 256))
+    served = Served(room=KVCacheConfig(64, 6 * BLOCK, 256))
 
     def die(_: Tensor) -> None:
         raise SystemExit
@@ -609,7 +611,7 @@ async def test_a_worker_that_dies_gives_back_the_room_it_held() -> None:
     try:
         with served.before_each_step(die):
             dead = served.begin(prompt_of(0, 40), 8)
-            (worker, _) = served.workers.team()
+            (worker, _) = served.workers.members()
             assert worker.thread is not None
             await asyncio.to_thread(worker.thread.join, WAIT)
         served.workers.replace(worker, "it died")  # as its watchdog does
@@ -682,7 +684,7 @@ async def test_a_step_is_one_threads_where_it_was_to_be_however_many_torch_has_t
                 job.run()
     finally:
         torch.set_num_threads(before)
-    assert served.engine._pace.estimates(1, 0) > 0
+    assert served.engine._step_times.estimate(1, 0) > 0
 
 
 async def test_a_long_step_beside_idle_workers_has_their_threads_and_says_the_same() -> None:
@@ -714,15 +716,15 @@ async def test_tokens_come_in_order_however_quick_another_worker_is_with_the_nex
         nonlocal homes
         homes += 1
         if homes > 1:
-            send_home(news)
+            send_events(news)
             overtaken.set()
             return
         with served.workers.changed:
             served.workers.changed.notify_all()
         overtaken.wait(0.2)  # the other worker has the time for the next step, if it may take it
-        send_home(news)
+        send_events(news)
 
-    monkeypatch.setattr("condensery.runtime.engine.send_home", late)
+    monkeypatch.setattr("condensery.runtime.engine.send_events", late)
     try:
         assert await served.answer(prompt_of(0), 6) == ANSWER(prompt_of(0), 6)
     finally:
@@ -761,7 +763,7 @@ async def test_a_seed_gives_the_same_answer_whatever_else_runs(served: Served) -
 
 
 async def test_closing_ends_what_waits_and_what_runs(served: Served) -> None:
-    served.engine._room = Room(1, 4096, 256)
+    served.engine._cache_config = KVCacheConfig(1, 4096, 256)
     gate = Gate()
     with served.before_each_step(gate):
         running = served.begin(prompt_of(0), 200)
@@ -779,7 +781,7 @@ async def test_closing_ends_what_waits_and_what_runs(served: Served) -> None:
 
 async def test_bf16_runs_and_holds_one_long_sequence_at_least() -> None:
     stepper = Stepper(Reference().network.bfloat16())
-    room = default_room(stepper)
+    room = default_kv_cache_config(stepper)
     assert room.positions >= stepper.longest
     served = Served(stepper, workers=2, room=room)
     try:
@@ -797,7 +799,7 @@ def test_on_a_gpu_graphs_give_what_transformers_gives(kind: str) -> None:
         return list(await asyncio.gather(*(served.answer(one, 12) for one in prompts)))
 
     stepper = Stepper(Reference(kind).network.to("cuda"))
-    served = Served(stepper, room=Room(6, 4096, 64), fixed=True)
+    served = Served(stepper, room=KVCacheConfig(6, 4096, 64), fixed=True)
     try:
         prompts = [prompt_of(i, 4 + 9 * i) for i in range(9)]
         wanted = [REFERENCES[kind](one, 12) for one in prompts]
@@ -811,11 +813,11 @@ def test_on_a_gpu_graphs_give_what_transformers_gives(kind: str) -> None:
 
 
 async def test_what_waits_for_room_says_how_long_and_the_metrics_have_it_as_the_queue() -> None:
-    served = Served(room=Room(1, 4096, 256))  # one at a time
+    served = Served(room=KVCacheConfig(1, 4096, 256))  # one at a time
     queue = {"model": "m", "stage": "queue"}
     gate = Gate()
     try:
-        with served.before_each_step(gate), calling(Call()) as call:
+        with served.before_each_step(gate), serving_request(RequestContext()) as call:
             first = served.begin(prompt_of(1), 3)
             await gate.wait()
             second = served.begin(prompt_of(2), 3)

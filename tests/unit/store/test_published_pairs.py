@@ -9,7 +9,7 @@ from torch import Tensor
 
 from condensery.errors import StoreError
 from condensery.networks.oscar_causal import CausalPair
-from condensery.networks.oscar_opening import open_networks, open_texts
+from condensery.networks.oscar_loading import open_networks, open_texts
 from condensery.store.published_pairs import PublishedPair, write_pair
 from condensery.store.refusals import MissingTensors
 

@@ -11,125 +11,87 @@ from grpc import StatusCode
 from condensery import errors
 from condensery.errors import CondenseryError, Overloaded, Unavailable
 
-Context = grpc.aio.ServicerContext[Any, Any]
+CallContext = grpc.aio.ServicerContext[Any, Any]
 Trailer = tuple[str, str | bytes]
-# Whose contract a call is of: two have codes of their own for the same error.
+# The contract a call is of: each has its own codes for some errors.
 Family = Literal["condensery", "tei"]
 
-# When an unready server is worth asking again.
+# When to try an unready server again.
 UNREADY_RETRY_SECONDS = 1.0
 
-# Clients read 8 KiB of headers for sure. gRPC writes details percent-encoded.
+# All clients read 8 KiB of headers. gRPC writes details percent-encoded.
 MAX_DETAILS_BYTES = 4096
 MAX_FIELD_CHARS = 256
 
-CODES: dict[type[CondenseryError], StatusCode] = {
+# An error that is not listed has the code of its nearest parent.
+STATUS_CODES: dict[type[CondenseryError], StatusCode] = {
     errors.CondenseryError: StatusCode.INTERNAL,
+    # Also for payloads that are too large, as Conflict's is for limits: RESOURCE_EXHAUSTED reads as
+    # "retry".
     errors.InputError: StatusCode.INVALID_ARGUMENT,
-    errors.EmptyInput: StatusCode.INVALID_ARGUMENT,
-    errors.PayloadTooLarge: StatusCode.INVALID_ARGUMENT,  # RESOURCE_EXHAUSTED reads as "retry"
-    errors.HeadersTooLarge: StatusCode.INVALID_ARGUMENT,
-    errors.TokenIdsRefused: StatusCode.INVALID_ARGUMENT,
-    errors.ContextTooLong: StatusCode.INVALID_ARGUMENT,
     errors.Unauthenticated: StatusCode.UNAUTHENTICATED,
     errors.Forbidden: StatusCode.PERMISSION_DENIED,
     errors.NotFound: StatusCode.NOT_FOUND,
-    errors.ModelNotFound: StatusCode.NOT_FOUND,
-    errors.ModelCannot: StatusCode.NOT_FOUND,
-    errors.ModelAliasToNothing: StatusCode.NOT_FOUND,
-    errors.ReportNotFound: StatusCode.NOT_FOUND,
-    errors.IndexNotFound: StatusCode.NOT_FOUND,
-    errors.IndexClosed: StatusCode.NOT_FOUND,
-    errors.AliasNotFound: StatusCode.NOT_FOUND,
-    errors.AliasToNothing: StatusCode.NOT_FOUND,
-    errors.SnapshotNotFound: StatusCode.NOT_FOUND,
-    errors.RebuildNotFound: StatusCode.NOT_FOUND,
-    errors.ContextNotFound: StatusCode.NOT_FOUND,
-    errors.ContextExpired: StatusCode.NOT_FOUND,
-    errors.ContextLost: StatusCode.NOT_FOUND,
     errors.Conflict: StatusCode.FAILED_PRECONDITION,
     errors.IndexExists: StatusCode.ALREADY_EXISTS,
     errors.NameTaken: StatusCode.ALREADY_EXISTS,
-    errors.AliasCircle: StatusCode.FAILED_PRECONDITION,
-    errors.IndexAliased: StatusCode.FAILED_PRECONDITION,
-    # RESOURCE_EXHAUSTED reads as "retry", here too
-    errors.LimitReached: StatusCode.FAILED_PRECONDITION,
-    errors.SnapshotDamaged: StatusCode.FAILED_PRECONDITION,
-    errors.SnapshotTooNew: StatusCode.FAILED_PRECONDITION,
-    errors.RebuildRunning: StatusCode.FAILED_PRECONDITION,
-    errors.TextsMissing: StatusCode.FAILED_PRECONDITION,
-    errors.EncoderMismatch: StatusCode.FAILED_PRECONDITION,
-    errors.ContextMismatch: StatusCode.FAILED_PRECONDITION,
-    errors.ModelInUse: StatusCode.FAILED_PRECONDITION,
-    errors.ModelNotLoaded: StatusCode.FAILED_PRECONDITION,
-    errors.ModelAliasTaken: StatusCode.FAILED_PRECONDITION,
-    errors.ModelAliasCircle: StatusCode.FAILED_PRECONDITION,
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
-    errors.ExpiredInQueue: StatusCode.DEADLINE_EXCEEDED,
-    errors.ModelFault: StatusCode.INTERNAL,
-    errors.CompressionFailed: StatusCode.INTERNAL,
-    errors.StoreError: StatusCode.INTERNAL,
-    errors.CorruptModel: StatusCode.INTERNAL,
-    errors.StorageError: StatusCode.INTERNAL,
-    errors.StorageFull: StatusCode.INTERNAL,
-    errors.StorageReadOnly: StatusCode.INTERNAL,
-    errors.StartError: StatusCode.INTERNAL,
-    errors.PortTaken: StatusCode.INTERNAL,
-    errors.DataDirTaken: StatusCode.INTERNAL,
-    errors.SettingError: StatusCode.INTERNAL,
 }
 
-# TEI tells what is the model's fault, whether it can't do it or failed at it, in one way.
-TEI_CODES: dict[type[CondenseryError], StatusCode] = {
-    **CODES,
+# TEI has one code for what is the model's fault, whether it can't do it or failed at it.
+TEI_STATUS_CODES: dict[type[CondenseryError], StatusCode] = {
+    **STATUS_CODES,
     errors.ModelCannot: StatusCode.FAILED_PRECONDITION,
     errors.ModelFault: StatusCode.FAILED_PRECONDITION,
+    errors.CompressionFailed: StatusCode.INTERNAL,
 }
-TABLES: dict[Family, dict[type[CondenseryError], StatusCode]] = {
-    "condensery": CODES,
-    "tei": TEI_CODES,
+STATUS_CODES_BY_FAMILY: dict[Family, dict[type[CondenseryError], StatusCode]] = {
+    "condensery": STATUS_CODES,
+    "tei": TEI_STATUS_CODES,
 }
 
 
-def code_of(error: CondenseryError, family: Family = "condensery") -> StatusCode:
+def status_code_of(error: CondenseryError, family: Family = "condensery") -> StatusCode:
     """Return the status of the error's nearest listed class."""
-    table = TABLES[family]
+    table = STATUS_CODES_BY_FAMILY[family]
     return next(table[kind] for kind in type(error).__mro__ if kind in table)
 
 
-def trailers(error: CondenseryError) -> tuple[Trailer, ...]:
-    """Return what a client may want beside status and message.
+def make_trailers(error: CondenseryError) -> tuple[Trailer, ...]:
+    """Return what clients may need beside status and message.
 
-    ``x-error`` is the error's class, ``x-field`` the request's field at fault. When to come back
-    is said twice: ``grpc-retry-pushback-ms`` for gRPC's own retries, and in
-    ``grpc-status-details-bin`` google.rpc's RetryInfo for clients with their own.
+    ``x-error`` is the error's class, ``x-field`` the request's field at fault. When to retry
+    stands twice: in ``grpc-retry-pushback-ms`` for gRPC's own retries, and as google.rpc's
+    RetryInfo in ``grpc-status-details-bin`` for clients with their own.
     """
-    found: list[Trailer] = [("x-error", type(error).__name__)]
+    trailers: list[Trailer] = [("x-error", type(error).__name__)]
     if error.field is not None and _is_header(error.field):
-        found.append(("x-field", error.field))
+        trailers.append(("x-field", error.field))
     seconds = _retry_seconds(error)
     if seconds is not None:
         milliseconds = math.ceil(seconds * 1000)
-        found.append(("grpc-retry-pushback-ms", str(milliseconds)))
-        found.append(("grpc-status-details-bin", _retry_info(error, milliseconds)))
-    return tuple(found)
+        trailers.append(("grpc-retry-pushback-ms", str(milliseconds)))
+        trailers.append(("grpc-status-details-bin", _retry_info(error, milliseconds)))
+    return tuple(trailers)
 
 
-async def refuse(
-    context: Context, error: CondenseryError, request_id: str, family: Family = "condensery"
+async def abort_with_error(
+    context: CallContext, error: CondenseryError, request_id: str, family: Family = "condensery"
 ) -> NoReturn:
     """End a call with ``error``."""
-    await abort(context, code_of(error, family), error.message, request_id, *trailers(error))
+    await abort_call(
+        context, status_code_of(error, family), error.message, request_id, *make_trailers(error)
+    )
 
 
-async def abort(
-    context: Context, code: StatusCode, message: str, request_id: str, *extra: Trailer
+async def abort_call(
+    context: CallContext, code: StatusCode, message: str, request_id: str, *extra: Trailer
 ) -> NoReturn:
     """End a call with a status of any kind."""
     await context.abort(
-        code, fit(message), trailing_metadata=(*extra, ("x-request-id", request_id))
+        code, fit_details(message), trailing_metadata=(*extra, ("x-request-id", request_id))
     )
     raise AssertionError  # abort raises
 
@@ -144,14 +106,14 @@ def _retry_info(error: CondenseryError, milliseconds: int) -> bytes:
     info = RetryInfo()
     info.retry_delay.FromMilliseconds(milliseconds)
     # Clients refuse details whose code and message are not those of the reply.
-    status = Status(code=code_of(error).value[0], message=fit(error.message))
+    status = Status(code=status_code_of(error).value[0], message=fit_details(error.message))
     status.details.add().Pack(info)
-    written: bytes = status.SerializeToString()
-    return written
+    details: bytes = status.SerializeToString()
+    return details
 
 
-def fit(message: str) -> str:
-    """Return the message, cut if headers would not hold it."""
+def fit_details(message: str) -> str:
+    """Return the message, cut to what headers hold."""
     message = message.encode("utf-8", "replace").decode()
     size = 0
     for place, char in enumerate(message):

@@ -1,10 +1,10 @@
 """Health checks, ``grpc.health.v1``: asked once, or watched.
 
-They need no key, so that they are bounded by themselves, in all and for each address: whoever asks,
-or watches, for ever and a thousand times takes no place of who has work to be done.
+They need no key, so they have limits of their own, in all and for each address: however many health
+calls there are, they take no capacity from other calls.
 
-Not the servicer of grpcio-health-checking: when one of a service's watchers leaves, the others of
-that service hear no more there, and a watcher holds up the server's end until the grace is over.
+This is not the servicer of grpcio-health-checking: there, when one watcher of a service leaves, the
+others get no more updates, and a watcher delays the server's stop until the grace period is over.
 """
 
 import asyncio
@@ -19,110 +19,108 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from condensery.api.asking import request_id
-from condensery.api.grpc.errors import refuse
-from condensery.api.grpc.metadata import host_of
-from condensery.api.grpc.reading import Readers
+from condensery.api.grpc.errors import CallContext, abort_with_error
+from condensery.api.grpc.streaming import MessageReaders, peer_host
+from condensery.auth import read_request_id
 from condensery.errors import CondenseryError, Overloaded, shorten
 
-SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-PATHS = tuple(f"/{SERVICE}/{name}" for name in ("Check", "Watch"))
-Context = grpc.aio.ServicerContext[Any, Any]
-_Reply = health_pb2.HealthCheckResponse
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+HEALTH_PATHS = tuple(f"/{HEALTH_SERVICE}/{name}" for name in ("Check", "Watch"))
+_HealthReply = health_pb2.HealthCheckResponse
 
-# At once, in all and from one address. A client that watches has one call a connection; behind a
-# proxy the clients have one address together. One that asks once is gone in a millisecond.
+# At once, in all and from one address. A client that watches has one call a connection; clients
+# behind a proxy share one address. A single check takes a millisecond.
 WATCHERS, WATCHERS_PER_ADDRESS = 1024, 128
 CHECKS, CHECKS_PER_ADDRESS = 256, 32
-CALLS = WATCHERS + CHECKS
-# When it is worth trying again.
-RETRY_SECONDS = 5.0
+HEALTH_CALLS = WATCHERS + CHECKS
+HEALTH_RETRY_SECONDS = 5.0  # when a refused client may try again
 
 
-class Places:
-    """So many at once, and so many of one address.
+class AddressLimits:
+    """Limits how many calls are open at once, in all and from one address.
 
     Args:
-        what: They are, in the refusal.
-        most: In all.
-        most_each: From one address.
+        what: Names them in the refusal.
+        limit: In all.
+        limit_per_address: From one address.
     """
 
-    def __init__(self, what: str, most: int, most_each: int) -> None:
+    def __init__(self, what: str, limit: int, limit_per_address: int) -> None:
         self._what = what
-        self._most = most
-        self._most_each = most_each
-        self._taken: Counter[str] = Counter()
+        self._limit = limit
+        self._limit_per_address = limit_per_address
+        self._open: Counter[str] = Counter()
 
     @contextmanager
     def enter(self, address: str) -> Iterator[None]:
-        """Hold a place in the block.
+        """Count a call from an address as open during the block.
 
         Raises:
-            Overloaded: There is none.
+            Overloaded: A limit is reached.
         """
-        if self._taken[address] >= self._most_each:
-            self._refuse(self._most_each, " from one address")
-        if self._taken.total() >= self._most:
-            self._refuse(self._most)
-        self._taken[address] += 1
+        if self._open[address] >= self._limit_per_address:
+            self._refuse(self._limit_per_address, " from one address")
+        if self._open.total() >= self._limit:
+            self._refuse(self._limit)
+        self._open[address] += 1
         try:
             yield
         finally:
-            self._taken[address] -= 1
-            if not self._taken[address]:
-                del self._taken[address]
+            self._open[address] -= 1
+            if not self._open[address]:
+                del self._open[address]
 
-    def _refuse(self, most: int, where: str = "") -> NoReturn:
-        message = f"There are as many {self._what} at once as may be: {most}{where}."
-        raise Overloaded(message, retry_after_seconds=RETRY_SECONDS)
+    def _refuse(self, limit: int, where: str = "") -> NoReturn:
+        message = f"Too many {self._what} at once: the limit is {limit}{where}."
+        raise Overloaded(message, retry_after_seconds=HEALTH_RETRY_SECONDS)
 
 
-class Health:
-    """Tells whether the server is ready, and what it serves.
+class HealthService:
+    """Reports whether the server is ready, and what it serves.
 
     Args:
-        serves: Given a name, tells whether that serves while the server is ready; None where there
-            is no such thing. The server as a whole is called "".
-        readers: How messages are read; not those of other calls, for which nobody's health waits.
+        serves: Takes a name; returns whether that serves while the server is ready, or None where
+            there is no such service or model. The server as a whole is called "".
+        readers: Reads messages. Not the readers of other calls, so that no health call waits for
+            those.
     """
 
-    def __init__(self, serves: Callable[[str], bool | None], readers: Readers) -> None:
+    def __init__(self, serves: Callable[[str], bool | None], readers: MessageReaders) -> None:
         self._readers = readers
         self._serves = serves
         self._ready = False
         self._closed = self._ended = False
         self._changed = asyncio.Event()
-        # Who sends no message holds a turn of reading until its time is over: one address can't
-        # hold them all.
+        # A client that sends no message keeps a reader until its time is over: one address can't
+        # keep them all.
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._turns_each = max(1, readers.most // 32)
-        self._watching = Places("health watchers", WATCHERS, WATCHERS_PER_ADDRESS)
-        self._checking = Places("health checks", CHECKS, CHECKS_PER_ADDRESS)
+        self._turns_each = max(1, readers.limit // 32)
+        self._watching = AddressLimits("health watchers", WATCHERS, WATCHERS_PER_ADDRESS)
+        self._checking = AddressLimits("health checks", CHECKS, CHECKS_PER_ADDRESS)
 
     def set_ready(self, ready: bool) -> None:
-        """Change what is told, and tell those who watch."""
+        """Change the status, and notify watchers."""
         self._ready = ready and not self._closed
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
-        """Look again at what serves, and tell those who watch."""
+    def notify(self) -> None:
+        """Let watchers look again at what serves."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def close(self) -> None:
-        """Be ready no more; whoever watches hears that."""
+        """Be ready no more; watchers are notified."""
         self._closed = True
         self.set_ready(False)
 
     def end(self) -> None:
-        """Tell whoever watches that the server goes.
+        """End the calls of watchers, since the server stops.
 
-        Not at once with ``close``: grpc's client forgets what it was told before the end of a call
-        and has not handed out yet.
+        Not at once with ``close``: grpc's client drops replies that it has not handed out when the
+        call ends.
         """
         self._ended = True
-        self.tell()
+        self.notify()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the service, for a server."""
@@ -130,70 +128,66 @@ class Health:
             "Check": grpc.stream_unary_rpc_method_handler(self._check),
             "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
         }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+        return grpc.method_handlers_generic_handler(HEALTH_SERVICE, methods)
 
-    async def _check(self, _: Any, context: Context) -> bytes:
+    async def _check(self, _: Any, context: CallContext) -> bytes:
         with await self._enter(self._checking, context):
             service = await self._read(context)
         if self._serves(service) is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {shorten(service)} here")
-        return self._told(service)
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"there is no service or model {shorten(service)}"
+            )
+        return self._status(service)
 
-    async def _watch(self, _: Any, context: Context) -> None:
+    async def _watch(self, _: Any, context: CallContext) -> None:
         with await self._enter(self._watching, context):
-            await self._tell_changes(await self._read(context), context)
+            service, last = await self._read(context), b""
+            while True:
+                changed = self._changed
+                if (status := self._status(service)) != last:
+                    await context.write(status)
+                    last = status
+                if self._ended:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+                await changed.wait()
 
-    async def _tell_changes(self, service: str, context: Context) -> None:
-        last = b""
-        while True:
-            changed = self._changed
-            if (told := self._told(service)) != last:
-                await context.write(told)
-                last = told
-            if self._ended:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
-            await changed.wait()
-
-    def _told(self, service: str) -> bytes:
+    def _status(self, service: str) -> bytes:
         serves = self._serves(service)
         if serves is None:
-            reply = _Reply(status=_Reply.SERVICE_UNKNOWN)
+            reply = _HealthReply(status=_HealthReply.SERVICE_UNKNOWN)
         else:
-            well = serves and self._ready
-            reply = _Reply(status=_Reply.SERVING if well else _Reply.NOT_SERVING)
+            ready = serves and self._ready
+            reply = _HealthReply(status=_HealthReply.SERVING if ready else _HealthReply.NOT_SERVING)
         return reply.SerializeToString()
 
-    async def _enter(self, places: Places, context: Context) -> ExitStack:
+    async def _enter(self, limits: AddressLimits, context: CallContext) -> ExitStack:
         with ExitStack() as stack:
             try:
-                stack.enter_context(places.enter(_address_of(context)))
+                stack.enter_context(limits.enter(_client_address(context)))
             except Overloaded as error:
-                await refuse(context, error, request_id(None))
+                await abort_with_error(context, error, read_request_id(None))
             return stack.pop_all()
 
-    async def _read(self, context: Context) -> str:
-        address = _address_of(context)
+    async def _read(self, context: CallContext) -> str:
+        address = _client_address(context)
         turns = self._turns.setdefault(address, asyncio.Semaphore(self._turns_each))
         try:
             async with turns:
                 data = await self._readers.read(context)
             return health_pb2.HealthCheckRequest.FromString(data).service
         except CondenseryError as error:
-            await refuse(context, error, request_id(None))
+            await abort_with_error(context, error, read_request_id(None))
         except DecodeError:
-            await _refuse(context)
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "the message is no grpc.health.v1.HealthCheckRequest",
+            )
+        raise AssertionError  # abort raises
 
 
-async def _refuse(context: Context) -> NoReturn:
-    await context.abort(
-        grpc.StatusCode.INVALID_ARGUMENT, "the message is no grpc.health.v1.HealthCheckRequest"
-    )
-    raise AssertionError  # abort raises
-
-
-def _address_of(context: Context) -> str:
-    """Return what tells callers apart; of IPv6 half an address, whose other half they choose."""
-    host = host_of(context.peer())
+def _client_address(context: CallContext) -> str:
+    """Return a caller's address; of IPv6 the first half, since callers choose the other."""
+    host = peer_host(context.peer())
     try:
         address = ip_address(host)
     except ValueError:  # a socket of the file system

@@ -1,7 +1,15 @@
-"""The gRPC server, in the same loop as REST and in front of the same jobs."""
+"""The gRPC server, in the same loop as REST and in front of the same jobs.
+
+Keys are checked before a call's message is read, whether or not its method exists. Around every
+call its message is read and counted, and errors become statuses.
+"""
 
 import asyncio
-from collections.abc import Callable, Collection
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, aclosing
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
@@ -13,56 +21,156 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
 )
 
 from condensery.api import ports
-from condensery.api.grpc import calls, health, reading, tei
-from condensery.api.grpc.guarding import Guard
-from condensery.api.grpc.handling import handler
-from condensery.api.grpc.reading import Readers
-from condensery.api.grpc.streaming import Streams
+from condensery.api.grpc import condensery_v1, health, streaming, tei_v1
+from condensery.api.grpc.condensery_v1 import RpcMethod
+from condensery.api.grpc.errors import CallContext, abort_call, abort_with_error, status_code_of
+from condensery.api.grpc.streaming import (
+    MessageReaders,
+    Metadata,
+    OpenStreams,
+    check_size,
+    count_call,
+    find_key,
+    find_metadata,
+    metadata_bytes,
+    parse_message,
+    peer_host,
+    read_deadline,
+    run_in_time,
+    serve_stream,
+    write_message,
+)
 from condensery.api.ports import Tls, check_free
-from condensery.errors import StartError
+from condensery.auth import check_any_key, read_request_id
+from condensery.errors import CondenseryError, HeadersTooLarge, StartError, Unavailable
 from condensery.jobs import models
-from condensery.jobs.describe import capabilities
-from condensery.jobs.services import Limits, Services
+from condensery.jobs.accounting import count_refusals
+from condensery.jobs.models import list_capabilities
+from condensery.jobs.services import RequestLimits, Services
+from condensery.request_context import RequestContext, serving_request
 from condensery.stubs import condensery_v1_pb2, tei_v1_pb2
 
-CONTRACTS = (condensery_v1_pb2.DESCRIPTOR, tei_v1_pb2.DESCRIPTOR)
-CALLS = (*calls.CALLS, *tei.CALLS)
-# TEI's clients ask these whether the model is of the kind that they need.
-NEEDS = {"tei.v1.Embed": "embed", "tei.v1.Predict": "predict", "tei.v1.Rerank": "rerank"}
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+_log = logging.getLogger(__name__)
 
-# A message, or metadata, over our limit, up to so many times, is read and refused by us, by its
-# size and the limit; one over that is the transport's to refuse. Messages being read are in memory
-# before admission can count them, and so may be no larger than need be.
+CONTRACTS = (condensery_v1_pb2.DESCRIPTOR, tei_v1_pb2.DESCRIPTOR)
+ALL_METHODS = (*condensery_v1.METHODS, *tei_v1.METHODS)
+# TEI's clients check by the health of these services that the model is of the kind they need.
+TEI_SERVICE_TASKS = {
+    "tei.v1.Embed": "embed",
+    "tei.v1.Predict": "predict",
+    "tei.v1.Rerank": "rerank",
+}
+
+# A message, or metadata, of up to this many times our limit is read, and refused by us with its
+# size and the limit; the transport refuses larger ones. Messages being read are in memory before
+# admission counts them, so the factors are small.
 MESSAGE_FACTOR = 2
 METADATA_FACTOR = 4
-# Calls over those that admission takes and over those to health, which is bounded by itself: for
-# descriptions, and for who is being refused. Who comes when all are taken is refused at once, with
-# RESOURCE_EXHAUSTED.
+# Calls beside those that admission and health accept: for descriptions, and for calls being
+# refused. A call over all of these is refused at once, with RESOURCE_EXHAUSTED.
 SPARE_CALLS = 64
-# Calls at once of one connection; a client keeps those over it to itself until there is room.
+# Calls at once of one connection; a client holds back more until some have ended.
 CALLS_PER_CONNECTION = 1024
-LEAST_PING_SECONDS = 10.0
-# A connection without a call for so long is ended, and its file is free; a client that comes again
-# connects again.
+MIN_PING_SECONDS = 10.0
+# A connection without a call for this long is closed, to free its file; clients connect again.
 IDLE_SECONDS = 600.0
-# For a connection to begin: for its TLS handshake, and for what HTTP/2 begins with.
+# For a connection's TLS handshake and HTTP/2 preface.
 HANDSHAKE_SECONDS = 20.0
+# A stream's deadline is checked between its steps, so that what is done can still be sent. This
+# much later it is cut wherever it is: at a step that hangs, or a client that stopped reading.
+STREAM_MARGIN_SECONDS = 1.0
+
+# The name of the call's key, where keys are needed. Each call has a task, and so a context, of its
+# own.
+_caller_name: ContextVar[str | None] = ContextVar("caller", default=None)
+
+
+class AuthInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls without a valid key, and calls that come when the server is about to stop.
+
+    Where keys are needed, all but ``open_paths`` need one, also methods that don't exist, and
+    reflection. A refused call's message is not read: callers without a key take no memory.
+
+    Args:
+        services: The running parts.
+        methods: The methods that need a scope, by path; all others need any key.
+        open_paths: Paths that never need a key, and answer until the server stops: health.
+    """
+
+    def __init__(
+        self, services: Services, methods: Mapping[str, RpcMethod[Any]], open_paths: Iterable[str]
+    ) -> None:
+        self._services = services
+        self._methods = methods
+        self._open_paths = frozenset(open_paths)
+        self._releasing = asyncio.Event()
+        self._releasing.set()
+
+    def hold_refusals(self) -> None:
+        """Hold the refusals of calls that come now until ``release_refusals``."""
+        self._releasing.clear()
+
+    def release_refusals(self) -> None:
+        """Send the refusals that were held."""
+        self._releasing.set()
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Return the method's handler, or one that refuses."""
+        path: str = handler_call_details.method
+        metadata: Metadata = handler_call_details.invocation_metadata or ()
+        method = self._methods.get(path)
+        try:
+            with count_refusals(self._services, method.task if method else None, "grpc"):
+                self._check_size(metadata)
+                if path not in self._open_paths:
+                    self._check_key(method, metadata)
+                    await self._check_open()
+        except CondenseryError as error:
+            refusal, request_id = error, read_request_id(find_metadata(metadata, "x-request-id"))
+        else:
+            return await continuation(handler_call_details)
+
+        async def refuse(_: Any, context: CallContext) -> None:
+            await abort_with_error(context, refusal, request_id)
+
+        # A stream's handler begins before any message is read.
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _check_size(self, metadata: Metadata) -> None:
+        size, limit = metadata_bytes(metadata), self._services.limits.max_header_bytes
+        if size > limit:
+            raise HeadersTooLarge(
+                f"The metadata has {size} bytes, over the limit of {limit} (max_header_bytes).",
+                value=size,
+            )
+
+    def _check_key(self, method: RpcMethod[Any] | None, metadata: Metadata) -> None:
+        keys = self._services.keys
+        if not keys.open:
+            _caller_name.set(
+                check_any_key(keys, find_key(metadata), method.scope if method else None)
+            )
+
+    async def _check_open(self) -> None:
+        health = self._services.health
+        if health.refusing:
+            await self._releasing.wait()
+            raise Unavailable(f"The server takes no new requests: {health.reason}.")
 
 
 class GrpcServer:
-    """A running server; made by ``start``.
-
-    Attributes:
-        port: Where it listens.
-    """
+    """A running server, listening at ``port``; made by ``start_server``."""
 
     def __init__(
         self,
         server: grpc.aio.Server,
         port: int,
-        guard: Guard,
-        checks: health.Health,
-        streams: Streams,
+        guard: AuthInterceptor,
+        checks: health.HealthService,
+        streams: OpenStreams,
     ) -> None:
         self.port = port
         self._server = server
@@ -71,15 +179,15 @@ class GrpcServer:
         self._streams = streams
 
     async def stop(self, grace: float) -> None:
-        """Say NOT_SERVING, refuse new calls, wait ``grace`` seconds for those in flight.
+        """Report NOT_SERVING, refuse new calls, wait ``grace`` seconds for those in flight.
 
-        Of a stream those messages are in flight that have come.
+        Of a stream, the messages that have come are in flight.
 
-        gRPC cancels the calls that have reached it when it stops, or are on their way, and are not
-        begun; that tells nobody that they may be repeated. So refusals are held until gRPC has told
-        its clients that it ends: who waits for a reply sends nothing into the end. Connections that
-        wait in its listening socket are cut off, and no call has come over them: a client sends
-        none before the server has greeted it.
+        gRPC cancels the calls that have reached it when it stops, or are on their way, and have not
+        begun; that does not say that they may be repeated. So refusals are held until gRPC has sent
+        its clients the end of the connection: a client that waits for a reply sends no new calls
+        into the stop. Connections that wait in the listening socket are cut off, and no call has
+        come over them: a client sends none before the server's greeting.
         """
         self._checks.close()
         self._streams.close()
@@ -88,48 +196,52 @@ class GrpcServer:
             await asyncio.sleep(min(ports.LAST_SECONDS, grace))
         self._checks.end()
         stopping = asyncio.create_task(self._server.stop(grace))
-        await asyncio.sleep(0.01)  # it has begun
-        self._guard.answer()
+        await asyncio.sleep(0.01)  # until it has begun
+        self._guard.release_refusals()
         await stopping
 
 
-async def start(services: Services, host: str, port: int, *, tls: Tls | None = None) -> GrpcServer:
-    """Start listening; health tells what ``services.health`` does.
+async def start_server(
+    services: Services, host: str, port: int, *, tls: Tls | None = None
+) -> GrpcServer:
+    """Start listening; the health service follows ``services.health``.
 
     Raises:
         PortTaken: Another process listens there.
         SettingError: The certificate or its key can't be used.
         StartError: The host is no address of this machine.
     """
-    credentials = None if tls is None else _credentials(tls)
-    by_path = {call.path: call for call in CALLS}
-    sizes = services.admission.max_bytes, _message_bytes(services.limits)
-    readers = Readers(*sizes, reading.READ_SECONDS)
-    streams = Streams(readers.most)
-    guard = Guard(services, by_path, health.PATHS)
+    credentials = None if tls is None else _read_credentials(tls)
+    by_path = {method.path: method for method in ALL_METHODS}
+    sizes = services.admission.max_bytes, _max_message_bytes(services.limits)
+    readers = MessageReaders(*sizes, streaming.READ_SECONDS)
+    streams = OpenStreams(readers.limit)
+    guard = AuthInterceptor(services, by_path, health.HEALTH_PATHS)
     server = grpc.aio.server(
-        options=_options(services.limits),
+        options=_server_options(services.limits),
         interceptors=(guard,),
-        maximum_concurrent_rpcs=services.admission.max_requests + SPARE_CALLS + health.CALLS,
+        maximum_concurrent_rpcs=services.admission.max_requests + SPARE_CALLS + health.HEALTH_CALLS,
     )
     names = []
-    for service in (one for file in CONTRACTS for one in file.services_by_name.values()):
+    for service in (s for contract in CONTRACTS for s in contract.services_by_name.values()):
         names.append(service.full_name)
-        methods = {
-            call.name: handler(services, call, readers, streams)
-            for call in CALLS
-            if f"{call.package}.{call.service}" == service.full_name
+        handlers = {
+            method.name: make_handler(services, method, readers, streams)
+            for method in ALL_METHODS
+            if f"{method.package}.{method.service}" == service.full_name
         }
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service.full_name, methods),)
+            (grpc.method_handlers_generic_handler(service.full_name, handlers),)
         )
-    checks = health.Health(_serving(services, names), Readers(*sizes, reading.HEALTH_READ_SECONDS))
+    checks = health.HealthService(
+        _make_serving_check(services, names), MessageReaders(*sizes, streaming.HEALTH_READ_SECONDS)
+    )
     checks.set_ready(services.health.ready)
     services.health.watch(checks.set_ready)
-    services.pool.watch(checks.tell)
+    services.pool.watch(checks.notify)
     server.add_generic_rpc_handlers((checks.handler(),))
     server.add_generic_rpc_handlers(
-        (_reflection((*names, health.SERVICE, reflection.SERVICE_NAME)),)
+        (_make_reflection((*names, health.HEALTH_SERVICE, reflection.SERVICE_NAME)),)
     )
     check_free(host, port, "grpc_port")  # gRPC itself would log an alarm of its own
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -144,25 +256,25 @@ async def start(services: Services, host: str, port: int, *, tls: Tls | None = N
     return GrpcServer(server, bound, guard, checks, streams)
 
 
-def _serving(services: Services, names: Collection[str]) -> Callable[[str], bool | None]:
-    """Return what tells whether a service, or a model, serves; None of what is neither."""
+def _make_serving_check(services: Services, names: Collection[str]) -> Callable[[str], bool | None]:
+    """Return a function: whether a service or model serves; None for a name that is neither."""
 
     def serves(name: str) -> bool | None:
-        if name in NEEDS:
-            return bool(capabilities(services)[NEEDS[name]])
+        if name in TEI_SERVICE_TASKS:
+            return bool(list_capabilities(services)[TEI_SERVICE_TASKS[name]])
         if not name or name in names:
             return True
-        return models.serves(services, name)
+        return models.is_serving(services, name)
 
     return serves
 
 
-def _credentials(tls: Tls) -> grpc.ServerCredentials:
+def _read_credentials(tls: Tls) -> grpc.ServerCredentials:
     cert, key = tls.read()
     return grpc.ssl_server_credentials([(key, cert)])
 
 
-def _reflection(names: Collection[str]) -> grpc.GenericRpcHandler:
+def _make_reflection(names: Collection[str]) -> grpc.GenericRpcHandler:
     """Return the service that describes the others.
 
     As ``reflection.enable_server_reflection`` makes it, but for malformed messages: those would
@@ -184,27 +296,148 @@ def _reflection(names: Collection[str]) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, methods)
 
 
-def _message_bytes(limits: Limits) -> int:
+def _max_message_bytes(limits: RequestLimits) -> int:
     return MESSAGE_FACTOR * limits.max_body_bytes + 2**20
 
 
-def _options(limits: Limits) -> list[tuple[str, Any]]:
+def _server_options(limits: RequestLimits) -> list[tuple[str, Any]]:
     metadata = METADATA_FACTOR * limits.max_header_bytes
     return [
         ("grpc.so_reuseport", 0),  # else a second server would share the port unnoticed
-        ("grpc.max_receive_message_length", _message_bytes(limits)),
+        ("grpc.max_receive_message_length", _max_message_bytes(limits)),
         ("grpc.max_send_message_length", -1),
-        # Between the two gRPC refuses at random, more and more.
+        # Between the two, gRPC refuses at random, the more the larger.
         ("grpc.max_metadata_size", metadata),
         ("grpc.absolute_max_metadata_size", metadata),
-        # A client that is gone without a word is noticed, and what it asked for is cancelled.
+        # Clients that are gone without closing are noticed, and their calls cancelled.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        # Clients may do so too, with calls or without; who pings too often is cut off.
-        ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * LEAST_PING_SECONDS)),
+        # Clients may ping too, with calls or without; those that ping too often are cut off.
+        ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * MIN_PING_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_ping_strikes", 2),
         ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_SECONDS)),
         ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
         ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
     ]
+
+
+def make_handler(
+    services: Services, method: RpcMethod[Any], readers: MessageReaders, streams: OpenStreams
+) -> Any:
+    """Return a method's handler, as gRPC takes it.
+
+    To gRPC every request is a stream, of which one message is read: else it would read messages
+    itself, before our limits on their number and time.
+
+    Messages come as bytes and are parsed here: gRPC would fail a malformed one with UNKNOWN and a
+    message of its own. A stream is written from a coroutine, not yielded: a client that leaves
+    cancels the coroutine wherever it is, and the generator behind it is closed at once.
+    """
+
+    async def handle(_: Any, context: CallContext) -> bytes | None:
+        started = time.monotonic()
+        metadata: Metadata = context.invocation_metadata() or ()
+        request_context = RequestContext(
+            request_id=read_request_id(find_metadata(metadata, "x-request-id")),
+            caller=_caller_name.get() or peer_host(context.peer()),
+            deadline=started + services.limits.request_seconds,
+            started=started,
+        )
+        context.set_trailing_metadata((("x-request-id", request_context.request_id),))
+        outcome = "CANCELLED"  # unless it ends by itself
+        try:
+            with serving_request(request_context):
+                if method.streamed:
+                    reply = await serve_stream(services, method, streams, context, request_context)
+                else:
+                    reply = await _serve_call(services, method, readers, context, request_context)
+            outcome = "OK"
+            return reply
+        except CondenseryError as error:
+            outcome = status_code_of(error, method.family).name
+            await abort_with_error(context, error, request_context.request_id, method.family)
+        except Exception:  # a bug must not show the caller its traceback, nor end the connection
+            outcome = "INTERNAL"
+            _log.exception(
+                "internal_error",
+                extra={"call": method.path, "request_id": request_context.request_id},
+            )
+            request_id = request_context.request_id
+            details = f"internal error; the server's log has it under request id {request_id}"
+            await abort_call(context, grpc.StatusCode.INTERNAL, details, request_id)
+        finally:
+            _log_call(method, request_context, outcome, started)
+            if method.each is None:  # each message of a stream of requests is reported by itself
+                services.slow.tell(request_context, door="grpc", route=method.path, status=outcome)
+
+    if method.unary is not None or method.gather is not None:
+        return grpc.stream_unary_rpc_method_handler(handle)
+    return grpc.stream_stream_rpc_method_handler(handle)
+
+
+async def _serve_call(
+    services: Services,
+    method: RpcMethod[Any],
+    readers: MessageReaders,
+    context: CallContext,
+    request_context: RequestContext,
+) -> bytes | None:
+    metadata: Metadata = context.invocation_metadata() or ()
+    with ExitStack() as stack:
+        with count_refusals(services, method.task, "grpc"):
+            request_context.deadline = min(
+                request_context.deadline, read_deadline(context, metadata)
+            )
+            data = await run_in_time(readers.read(context), request_context)
+            check_size(len(data), services.limits.max_body_bytes)
+            stack.enter_context(services.admission.enter(len(data)))
+            request = parse_message(method, data)
+        model = str(getattr(request, method.model_field, "")) or find_metadata(metadata, "x-model")
+        stack.enter_context(count_call(services, method, request, model))
+        request_context.check()
+        if method.unary is not None:
+            return await run_in_time(method.unary(services, request, model), request_context)
+        await run_in_time(
+            _write_stream(services, method, request, model, context),
+            request_context,
+            margin=STREAM_MARGIN_SECONDS,
+        )
+        return None
+
+
+async def _write_stream(
+    services: Services,
+    method: RpcMethod[Any],
+    request: Any,
+    model: str | None,
+    context: CallContext,
+) -> None:
+    assert method.stream is not None
+    async with aclosing(method.stream(services, request, model)) as stream:
+        async for message in stream:
+            await write_message(context, message)
+
+
+def _log_call(
+    method: RpcMethod[Any], request_context: RequestContext, outcome: str, started: float
+) -> None:
+    """Log how a call ended. Of the caller, only the request id and the key's name are logged."""
+    level = logging.INFO
+    if outcome == "OK":
+        level = logging.DEBUG
+    elif outcome == "INTERNAL":
+        level = logging.ERROR
+    if not _log.isEnabledFor(level):
+        return
+    _log.log(
+        level,
+        "reply",
+        extra={
+            "request_id": request_context.request_id,
+            "call": method.path,
+            "status": outcome,
+            "ms": round((time.monotonic() - started) * 1000, 1),
+            "key": _caller_name.get() or "-",
+        },
+    )

@@ -1,44 +1,206 @@
-"""Streams of requests: replies in the order of the messages, so many in the house at once."""
+"""How requests come over gRPC: their metadata, reading, size, time and count; streams of them.
+
+Messages are read a limited number at a time, since each may be as large as the transport accepts
+and admission counts a message only once it has come: as many as there may be calls would be 70 GB.
+Replies to a stream of requests come in the order of its messages, a limited number at a time.
+"""
 
 import asyncio
+import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from condensery import callers
-from condensery.api.grpc.calls import Call
-from condensery.api.grpc.errors import Context, code_of
-from condensery.api.grpc.metadata import find
-from condensery.api.grpc.requests import check_size, counted, deadline, in_time, parse
-from condensery.errors import CondenseryError, DeadlineExceeded, Overloaded, Unavailable
-from condensery.jobs.accounting import counting_refusals
-from condensery.jobs.checks import check_count
+from condensery import auth
+from condensery.api.grpc.condensery_v1 import RpcMethod
+from condensery.api.grpc.errors import CallContext, status_code_of
+from condensery.auth import read_key
+from condensery.errors import (
+    CondenseryError,
+    DeadlineExceeded,
+    InputError,
+    Overloaded,
+    PayloadTooLarge,
+    Unavailable,
+)
+from condensery.jobs.accounting import count_refusals, count_request
 from condensery.jobs.services import Services
+from condensery.jobs.validation import check_count
+from condensery.request_context import RequestContext, current_request, serving_request
 
-Done = TypeVar("Done")
+Metadata = Iterable[tuple[str, str | bytes]]
 
-RETRY_SECONDS = 1.0  # when it is worth opening a stream again, if there are too many
+ENTRY_OVERHEAD_BYTES = 32  # of an entry beside its name and value, as HTTP/2 counts
 
 
-class Streams:
-    """The streams that are open, so many at most: each may hold a message that nobody counts yet.
+def find_metadata(metadata: Metadata, name: str) -> str | None:
+    """Return the first text of that name; None if there is none."""
+    for key, value in metadata:
+        if key == name and isinstance(value, str):
+            return value
+    return None
+
+
+def find_key(metadata: Metadata) -> str | None:
+    """Return the API key in the metadata; None if there is none."""
+    return read_key(find_metadata(metadata, "authorization"), find_metadata(metadata, "x-api-key"))
+
+
+def metadata_bytes(metadata: Metadata) -> int:
+    """Return the bytes of the metadata, as HTTP/2 counts them."""
+    return sum(len(name) + len(value) + ENTRY_OVERHEAD_BYTES for name, value in metadata)
+
+
+def peer_host(peer: str) -> str:
+    """Return an address without its port: ``10.0.0.7`` of ``ipv4:10.0.0.7:52114``."""
+    kind, _, address = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return peer
+    return unquote(address).rpartition(":")[0].strip("[]")
+
+
+# Messages that are being read, were each as large as the transport accepts, may have this many
+# times the bytes that admission accepts, since most are a thousandth of that; but never fewer than
+# MIN_READERS are read at once.
+READ_FACTOR = 32
+MIN_READERS = 16
+# For reading one message; and for one to health, which needs no key and is small.
+READ_SECONDS = 30.0
+HEALTH_READ_SECONDS = 5.0
+
+
+class MessageReaders:
+    """Limits how many calls read their message at once; the others wait.
+
+    A small message is read in less than a millisecond.
 
     Args:
-        most: That may be open at once.
+        admission_bytes: The most that admission accepts, of all messages.
+        message_bytes: The most that the transport accepts, of each.
+        seconds: For reading one message.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._open: set[Messages] = set()
+    def __init__(self, admission_bytes: int, message_bytes: int, seconds: float) -> None:
+        self._seconds = seconds
+        self.limit = max(MIN_READERS, READ_FACTOR * admission_bytes // message_bytes)
+        self._turns = asyncio.Semaphore(self.limit)
+
+    async def read(self, context: CallContext) -> bytes:
+        """Return a call's message.
+
+        Raises:
+            DeadlineExceeded: It does not come.
+            InputError: The call ended without one.
+        """
+        async with self._turns:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    data: bytes | object = await context.read()
+            except TimeoutError as late:
+                raise DeadlineExceeded(
+                    f"The message did not come within {self._seconds:g} s."
+                ) from late
+        if not isinstance(data, bytes):
+            raise InputError("The call ended without a message.")
+        return data
+
+
+Result = TypeVar("Result")
+
+
+async def run_in_time(
+    work: Awaitable[Result], request_context: RequestContext, *, margin: float = 0.0
+) -> Result:
+    """Wait for ``work`` until the request's deadline, and ``margin`` seconds more.
+
+    Raises:
+        DeadlineExceeded: The time is over; ExpiredInQueue if no work had begun.
+    """
+    seconds = request_context.seconds_left + margin
+    try:
+        async with asyncio.timeout(None if math.isinf(seconds) else seconds) as limit:
+            return await work
+    except TimeoutError as late:
+        if not limit.expired():  # the work has a time limit of its own
+            raise
+        raise request_context.expired() from late
+
+
+def read_deadline(context: CallContext, metadata: Metadata) -> float:
+    """Return until when the client waits, in seconds of ``time.monotonic``; may be infinite.
+
+    Raises:
+        InputError: The metadata hold a timeout that is no number of seconds.
+    """
+    seconds = auth.read_timeout(find_metadata(metadata, auth.REQUEST_TIMEOUT_HEADER))
+    remaining: float | None = context.time_remaining()
+    return time.monotonic() + (seconds if remaining is None else min(seconds, remaining))
+
+
+def check_size(size: int, limit: int, *, what: str = "The message has") -> None:
+    """Refuse a message, or a stream of them, of over ``limit`` bytes."""
+    if size > limit:
+        raise PayloadTooLarge(
+            f"{what} {size} bytes, over the limit of {limit} (max_body_bytes).", value=size
+        )
+
+
+def parse_message(method: RpcMethod[Any], data: bytes) -> Any:
+    """Parse the message of a method.
+
+    Raises:
+        InputError: It is not a request of that method.
+    """
+    try:
+        return method.request.FromString(data)
+    except DecodeError as error:
+        raise InputError(
+            f"The message is no {method.request.DESCRIPTOR.full_name}: it is malformed, nested too "
+            "deep, or holds text that is not UTF-8."
+        ) from error
+
+
+def count_call(
+    services: Services, method: RpcMethod[Any], request: Any, model: str | None
+) -> AbstractContextManager[Any]:
+    """Count a block's work as one request, of the model that it names."""
+    if method.task is None:
+        return nullcontext()
+    index = getattr(request, method.index_field) if method.index_field else None
+    return count_request(
+        services, model or _model_of_context(services, request), method.task, "grpc", index=index
+    )
+
+
+def _model_of_context(services: Services, request: Any) -> str | None:
+    """Return the pair that made the request's context; None without a context."""
+    handle = getattr(request, "context", "")
+    try:
+        return services.contexts.get(current_request().caller, handle).pair if handle else None
+    except CondenseryError:  # the job itself will say so
+        return None
+
+
+STREAM_RETRY_SECONDS = 1.0  # when to open a stream again after a refusal
+
+
+class OpenStreams:
+    """Limits how many streams are open at once: each may hold a message that is not counted yet."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._open: set[StreamMessages] = set()
         self._closed = False
 
     @contextmanager
-    def open(self, context: Context, idle_seconds: float) -> Iterator["Messages"]:
+    def open(self, context: CallContext, idle_seconds: float) -> Iterator["StreamMessages"]:
         """Read a stream's messages in this block.
 
         Args:
@@ -46,13 +208,14 @@ class Streams:
             idle_seconds: How long the next message may take to come.
 
         Raises:
-            Overloaded: There are as many as may be.
+            Overloaded: Too many streams are open.
         """
-        if len(self._open) >= self.most:
+        if len(self._open) >= self.limit:
             raise Overloaded(
-                f"{len(self._open)} streams are open, the limit.", retry_after_seconds=RETRY_SECONDS
+                f"{len(self._open)} streams are open, which is the limit.",
+                retry_after_seconds=STREAM_RETRY_SECONDS,
             )
-        messages = Messages(context, idle_seconds)
+        messages = StreamMessages(context, idle_seconds)
         if self._closed:
             messages.close()
         self._open.add(messages)
@@ -68,7 +231,7 @@ class Streams:
             messages.close()
 
 
-class Messages:
+class StreamMessages:
     """Reads a stream's messages, one by one.
 
     Args:
@@ -76,14 +239,14 @@ class Messages:
         idle_seconds: How long the next one may take to come.
     """
 
-    def __init__(self, context: Context, idle_seconds: float) -> None:
+    def __init__(self, context: CallContext, idle_seconds: float) -> None:
         self._context = context
         self._idle_seconds = idle_seconds
         self._limit: asyncio.Timeout | None = None
         self._closed = False
 
     def close(self) -> None:
-        """Wait for no more."""
+        """Wait for no more messages."""
         self._closed = True
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
@@ -111,22 +274,26 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reply:
-    """A message's answer in the making.
+class _PendingReply:
+    """A reply to one message of a stream, in work or waiting to be written.
 
     Attributes:
-        asked: The message, as a call of its own: its time and where that goes.
-        place: What it holds of the house's room; left once the client has the reply.
+        request_context: The message's own: its deadline and what it took.
+        permit: Its share of admission; released once the client has the reply.
         data: The reply's bytes.
     """
 
-    asked: callers.Call
-    place: ExitStack
+    request_context: RequestContext
+    permit: ExitStack
     data: "asyncio.Task[bytes]"
 
 
 async def serve_stream(
-    services: Services, call: Call[Any], streams: Streams, context: Context, asked: callers.Call
+    services: Services,
+    method: RpcMethod[Any],
+    streams: OpenStreams,
+    context: CallContext,
+    request_context: RequestContext,
 ) -> bytes | None:
     """Answer a call whose messages come as a stream.
 
@@ -134,69 +301,75 @@ async def serve_stream(
         CondenseryError: Of the first message that fails, once all before it are answered.
     """
     metadata = context.invocation_metadata() or ()
-    model = find(metadata, "x-model")
+    model = find_metadata(metadata, "x-model")
     with ExitStack() as stack:
-        with counting_refusals(services, call.task, "grpc"):
-            patience = deadline(context, metadata)
+        with count_refusals(services, method.task, "grpc"):
+            deadline = read_deadline(context, metadata)
             messages = stack.enter_context(streams.open(context, services.limits.request_seconds))
-        if call.gather is not None:  # one request, however many messages it comes in
-            asked.deadline = min(asked.deadline, patience)
-            return await in_time(_gather(services, call, messages, asked, model), asked)
-        asked.deadline = patience
-        await in_time(_Stream(services, call, messages, asked, model).answer(context), asked)
+        if method.gather is not None:  # one request, however many messages it comes in
+            request_context.deadline = min(request_context.deadline, deadline)
+            return await run_in_time(
+                _answer_gathered(services, method, messages, request_context, model),
+                request_context,
+            )
+        request_context.deadline = deadline
+        await run_in_time(
+            _StreamAnswerer(services, method, messages, request_context, model).answer(context),
+            request_context,
+        )
         return None
 
 
-async def _gather(
+async def _answer_gathered(
     services: Services,
-    call: Call[Any],
-    messages: Messages,
-    asked: callers.Call,
+    method: RpcMethod[Any],
+    messages: StreamMessages,
+    request_context: RequestContext,
     model: str | None,
 ) -> bytes:
-    assert call.gather is not None
+    assert method.gather is not None
     limits = services.limits
-    given: list[Any] = []
+    requests: list[Any] = []
     with ExitStack() as stack:
-        with counting_refusals(services, call.task, "grpc"):
-            place = stack.enter_context(services.admission.enter(0))
+        with count_refusals(services, method.task, "grpc"):
+            permit = stack.enter_context(services.admission.enter(0))
             while (data := await messages.next()) is not None:
-                check_size(place.size + len(data), limits.max_body_bytes, what="The messages have")
-                place.grow(len(data))
-                given.append(parse(call, data))
-                check_count(given, "messages", limits.max_items)
-            check_count(given, "messages", limits.max_items)  # none came
-        stack.enter_context(counted(services, call, given[0], model))
-        asked.check()
-        return await call.gather(services, given, model)
+                check_size(permit.size + len(data), limits.max_body_bytes, what="The messages have")
+                permit.grow(len(data))
+                requests.append(parse_message(method, data))
+                check_count(requests, "messages", limits.max_items)
+            check_count(requests, "messages", limits.max_items)  # there may be none
+        stack.enter_context(count_call(services, method, requests[0], model))
+        request_context.check()
+        return await method.gather(services, requests, model)
 
 
-class _Stream:
+class _StreamAnswerer:
     """Reads messages and writes replies side by side.
 
-    Messages are read while there is room, here and in the house; what waits in the meantime makes
-    batches. A fault is kept in its place: what came before it is answered first.
+    Messages are read while admission and the stream's own limit allow; what waits meanwhile makes
+    batches. An error is raised in its message's place: those before it are answered first.
     """
 
     def __init__(
         self,
         services: Services,
-        call: Call[Any],
-        messages: Messages,
-        asked: callers.Call,
+        method: RpcMethod[Any],
+        messages: StreamMessages,
+        request_context: RequestContext,
         model: str | None,
     ) -> None:
         self._services = services
-        self._call = call
+        self._method = method
         self._messages = messages
-        self._asked = asked
+        self._stream_context = request_context
         self._model = model
-        self._room = asyncio.Semaphore(call.at_once)
-        # What was read and is not written; then why there is no more, None at the end.
-        self._replies: deque[_Reply] = deque()
-        self._order: asyncio.Queue[_Reply | Exception | None] = asyncio.Queue()
+        self._free = asyncio.Semaphore(method.at_once)
+        # Replies that are not written yet; ``_order`` ends with the error, or None.
+        self._replies: deque[_PendingReply] = deque()
+        self._order: asyncio.Queue[_PendingReply | Exception | None] = asyncio.Queue()
 
-    async def answer(self, context: Context) -> None:
+    async def answer(self, context: CallContext) -> None:
         """Answer every message."""
         reading = asyncio.create_task(self._read())
         try:
@@ -204,95 +377,100 @@ class _Stream:
                 if isinstance(reply, Exception):
                     raise reply
                 data = await reply.data
-                await in_time(_write(context, data), reply.asked)
-                self._asked.began = True
-                self._replies.popleft().place.close()
-                self._room.release()
+                await run_in_time(write_message(context, data), reply.request_context)
+                self._stream_context.began = True
+                self._replies.popleft().permit.close()
+                self._free.release()
         finally:
             reading.cancel()
-            left = [reply.data for reply in self._replies]
-            for task in left:
+            unfinished = [reply.data for reply in self._replies]
+            for task in unfinished:
                 task.cancel()
-            await asyncio.gather(reading, *left, return_exceptions=True)
+            await asyncio.gather(reading, *unfinished, return_exceptions=True)
             for reply in self._replies:
-                reply.place.close()
+                reply.permit.close()
 
     async def _read(self) -> None:
         end: Exception | None = None
         try:
             while True:
-                await self._room.acquire()
+                await self._free.acquire()
                 data = await self._messages.next()
                 if data is None:
                     return
                 await self._begin(data)
-        except Exception as error:  # told in its place, a bug too
+        except Exception as error:  # raised in its place, a bug too
             end = error
         finally:
             self._order.put_nowait(end)
 
     async def _begin(self, data: bytes) -> None:
-        """Let a message in, and begin to answer it."""
-        limits, stream = self._services.limits, self._asked
-        asked = callers.Call(
+        """Admit a message, and begin to answer it."""
+        limits, stream = self._services.limits, self._stream_context
+        request_context = RequestContext(
             request_id=stream.request_id,
-            # Who has a stream open asks beside it as well: the two take turns, as two callers do,
-            # and a query does not wait for all that the streams have in the queue.
+            # A caller's streams and its single calls take turns, as two callers do: a query does
+            # not wait for all that the streams have in the queue.
             caller=f"{stream.caller} (streams)",
             deadline=min(stream.deadline, time.monotonic() + limits.request_seconds),
         )
-        place = ExitStack()
+        permit = ExitStack()
 
         async def enter() -> None:
-            place.enter_context(self._services.admission.enter(len(data)))
+            permit.enter_context(self._services.admission.enter(len(data)))
 
-        with counting_refusals(self._services, self._call.task, "grpc"):
+        with count_refusals(self._services, self._method.task, "grpc"):
             check_size(len(data), limits.max_body_bytes)
-            await _patiently(enter, asked)
-        with callers.calling(asked):
-            answering = asyncio.create_task(self._do(data, asked))
-        reply = _Reply(asked, place, answering)
+            await _retry_while_overloaded(enter, request_context)
+        with serving_request(request_context):
+            answering = asyncio.create_task(self._answer(data, request_context))
+        reply = _PendingReply(request_context, permit, answering)
         self._replies.append(reply)
         self._order.put_nowait(reply)
 
-    async def _do(self, data: bytes, asked: callers.Call) -> bytes:
-        call, services = self._call, self._services
-        assert call.each is not None
-        do, outcome = call.each, "CANCELLED"  # unless it comes to an end of its own
+    async def _answer(self, data: bytes, request_context: RequestContext) -> bytes:
+        method, services = self._method, self._services
+        assert method.each is not None
+        answer, outcome = method.each, "CANCELLED"  # unless it ends by itself
         try:
-            with counting_refusals(services, call.task, "grpc"):
-                given = parse(call, data)
-            with counted(services, call, given, self._model):
-                work = _patiently(lambda: do(services, given, self._model), asked)
-                reply = await in_time(work, asked)
+            with count_refusals(services, method.task, "grpc"):
+                request = parse_message(method, data)
+            with count_call(services, method, request, self._model):
+                work = _retry_while_overloaded(
+                    lambda: answer(services, request, self._model), request_context
+                )
+                reply = await run_in_time(work, request_context)
             outcome = "OK"
             return reply
         except CondenseryError as error:
-            outcome = code_of(error, call.family).name
+            outcome = status_code_of(error, method.family).name
             raise
         except Exception:
             outcome = "INTERNAL"
             raise
         finally:
-            services.slow.tell(asked, door="grpc", route=call.path, status=outcome)
+            services.slow.tell(request_context, door="grpc", route=method.path, status=outcome)
 
 
-async def _patiently(work: Callable[[], Awaitable[Done]], asked: callers.Call) -> Done:
-    """Do ``work``, again when there should be room if there is none.
+async def _retry_while_overloaded(
+    work: Callable[[], Awaitable[Result]], request_context: RequestContext
+) -> Result:
+    """Do ``work``, and retry while the server is overloaded.
 
     Raises:
-        Overloaded: There will be none in the caller's time.
+        Overloaded: The caller's time does not allow another try.
     """
     while True:
         try:
             return await work()
-        except Overloaded as full:
-            if full.retry_after_seconds >= asked.seconds_left:
+        except Overloaded as error:
+            if error.retry_after_seconds >= request_context.seconds_left:
                 raise
-            await asyncio.sleep(full.retry_after_seconds)
+            await asyncio.sleep(error.retry_after_seconds)
 
 
-async def _write(context: Context, data: bytes) -> None:
+async def write_message(context: CallContext, data: bytes) -> None:
+    """Write a message of a stream; CancelledError if the client has left."""
     try:
         await context.write(data)
     except grpc.aio.InternalError as error:  # gRPC's word for a client that left

@@ -1,95 +1,276 @@
-"""Answers in OpenAI's chat format: whole, or in chunks."""
+"""OpenAI's chat completions: its body as a question, the answer in its format, whole or in chunks.
+
+Fields that would have no effect are refused by name.
+"""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from condensery.answers import Answer, AnswerEvent, Delta, Retrieved, TokenLogprob, Usage
-from condensery.api.naming import renamed
-from condensery.api.rest.answers import finite, write_block
-from condensery.api.rest.bodies import read
-from condensery.api.rest.chat_asking import Chat, read_chat
-from condensery.api.rest.doors import reply
-from condensery.api.rest.events import END, stream
-from condensery.api.rest.rag import ask
-from condensery.jobs.accounting import account
-from condensery.jobs.answer import answered
+from condensery.api.rest.answers import (
+    answer_events,
+    clamp_logprob,
+    make_question,
+    write_compression,
+)
+from condensery.api.rest.io import END_OF_EVENTS, read_as, stream_events, validate_body, write_json
+from condensery.api.rest.schemas.rag import ANSWER_TOKENS, ChatMessage, ChatRequest
+from condensery.errors import InputError, rename_field, shorten
+from condensery.jobs.accounting import count_request
+from condensery.jobs.answer import answer_whole
 from condensery.jobs.services import Services
+from condensery.question import (
+    Answer,
+    AnswerEvent,
+    Delta,
+    Question,
+    Retrieved,
+    Sampling,
+    TokenLogprob,
+    Usage,
+)
 
-# What a token's text holds where it is part of a character only.
-BROKEN = "\ufffd"
+# Fields without effect here: the values that are allowed, and why others are refused.
+REFUSED_FIELDS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "n": ((None, 1), "a request has one answer"),
+    "tools": ((None, []), "a pair calls no tools"),
+    "tool_choice": ((None, "none"), "a pair calls no tools"),
+    "functions": ((None, []), "a pair calls no functions"),
+    "function_call": ((None, "none"), "a pair calls no functions"),
+    "response_format": ((None, {"type": "text"}), "an answer is plain text"),
+    "modalities": ((None, [], ["text"]), "an answer is plain text"),
+    "audio": ((None,), "an answer is plain text"),
+    "logit_bias": ((None, {}), "tokens are not biased"),
+    "presence_penalty": ((None, 0), "repetition is not penalised"),
+    "frequency_penalty": ((None, 0), "repetition is not penalised"),
+    "repetition_penalty": ((None, 1), "repetition is not penalised"),
+    "reasoning_effort": ((None, "none"), "a pair does not reason first"),
+    "verbosity": ((None, "medium"), "`max_tokens` alone bounds an answer's length"),
+    "web_search_options": ((None,), "passages come from `documents`, `index` or `context`"),
+    "top_k": ((None,), "passages are counted by `index.top_k`, tokens are drawn by `top_p`"),
+    "min_p": ((None, 0), "tokens are drawn by `top_p`"),
+}
+
+# Stands in the text of a token that is only part of a character.
+REPLACEMENT_CHARACTER = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatQuestion:
+    """A chat's question, and how its answer is sent.
+
+    Attributes:
+        question: The last message, with its passages and options.
+        field: The question's path in the body.
+        ignored: Number of messages before it.
+        stream: Whether the answer is sent in chunks.
+        usage: Whether another chunk has the usage.
+    """
+
+    question: Question
+    field: str
+    ignored: int
+    stream: bool
+    usage: bool
 
 
 async def chat_completions(request: Request, services: Services) -> Response:
     """Answer a chat's last message from documents, an index or a context, as OpenAI does."""
-    chat = await read(request, services, read_chat)
-    script = _Script(services, chat)
+    chat = await read_as(request, services, read_chat)
+    writer = _ChatWriter(services, chat)
     if chat.stream:
-        return await stream(request, _ask(services, chat), script)
+        return await stream_events(request, _chat_events(services, chat), writer)
     model = chat.question.model
-    with account(services, model, "answer", "rest") as counted, renamed("query", chat.field):
-        whole = await answered(services, chat.question)
-        counted.model = whole.model  # a context names its pair
-        with services.metrics.stage(whole.model, "serialize"):
-            return reply(script.whole(whole), headers={"x-model": whole.model})
+    with (
+        count_request(services, model, "answer", "rest") as counted,
+        rename_field("query", chat.field),
+    ):
+        answer = await answer_whole(services, chat.question)
+        counted.model = answer.model  # of a context it is known only now
+        with services.metrics.stage(answer.model, "serialize"):
+            return write_json(writer.completion(answer), headers={"x-model": answer.model})
 
 
-async def _ask(services: Services, chat: Chat) -> AsyncGenerator[AnswerEvent, None]:
-    with renamed("query", chat.field):
-        async with aclosing(ask(services, chat.question)) as events:
+async def _chat_events(services: Services, chat: ChatQuestion) -> AsyncGenerator[AnswerEvent, None]:
+    with rename_field("query", chat.field):
+        async with aclosing(answer_events(services, chat.question)) as events:
             async for event in events:
                 yield event
 
 
-class _Script:
-    """One answer's chunks, or the whole of it.
+def read_chat(data: Any) -> ChatQuestion:
+    """Read a parsed body.
+
+    Raises:
+        InputError: A field is wrong, or would be without effect.
+    """
+    if isinstance(data, dict):
+        _refuse_fields(data)
+    body = validate_body(data, ChatRequest)
+    if body.documents is None and body.index is None and body.context is None:
+        raise InputError(
+            "documents: a pair answers from passages: give `documents`, `index` or `context` "
+            "beside `messages` (of the openai client, in `extra_body`).",
+            field="documents",
+        )
+    last = len(body.messages) - 1
+    if last and body.history != "ignore":
+        raise InputError(
+            f"messages: {last + 1} of them, but a pair reads one question: leave out all but the "
+            'last, or have the others ignored by `"history": "ignore"` (of the openai client, in '
+            "`extra_body`).",
+            field="messages",
+            value=last + 1,
+        )
+    field = f"messages[{last}].content"
+    text = _question_text(body.messages[last], last)
+    return ChatQuestion(
+        question=make_question(body, text, _max_tokens(body), _sampling(body)),
+        field=field,
+        ignored=last,
+        stream=bool(body.stream),
+        usage=_wants_usage(body),
+    )
+
+
+def _refuse_fields(data: Mapping[str, Any]) -> None:
+    for name, (allowed, why) in REFUSED_FIELDS.items():
+        value = data.get(name)
+        if value not in allowed:
+            message = f"{name}: {shorten(value)}: {why}; leave this field out."
+            raise InputError(message, field=name, value=value)
+
+
+def _question_text(message: ChatMessage, place: int) -> str:
+    if message.role != "user":
+        field = f"messages[{place}].role"
+        raise InputError(
+            f"{field}: {shorten(message.role)}: the last message is the question, a user's.",
+            field=field,
+            value=message.role,
+        )
+    field = f"messages[{place}].content"
+    content = message.content
+    text = content if isinstance(content, str) else _join_parts(content, field)
+    if not text.strip():
+        raise InputError(f"{field}: the question is empty.", field=field, value=content)
+    return text
+
+
+def _join_parts(parts: Any, field: str) -> str:
+    if not isinstance(parts, list):
+        raise InputError(
+            f"{field}: {shorten(parts)} is neither a string nor a list of text parts.",
+            field=field,
+            value=parts,
+        )
+    texts = []
+    for place, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            path = f"{field}[{place}].type" if kind is not None else f"{field}[{place}]"
+            wrong = part if kind is None else kind
+            raise InputError(
+                f"{path}: {shorten(wrong)}: a pair reads text, "
+                'in parts `{"type": "text", "text": ...}`.',
+                field=path,
+                value=wrong,
+            )
+        if not isinstance(part.get("text"), str):
+            path = f"{field}[{place}].text"
+            wrong = part.get("text")
+            raise InputError(f"{path}: {shorten(wrong)} is no string.", field=path, value=wrong)
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _max_tokens(body: ChatRequest) -> int:
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InputError(
+            f"max_tokens: {old}, but max_completion_tokens, its new name, is {new}; give one.",
+            field="max_tokens",
+            value=old,
+        )
+    limit = new if old is None else old
+    return ANSWER_TOKENS if limit is None else limit
+
+
+def _sampling(body: ChatRequest) -> Sampling:
+    if body.top_logprobs and not body.logprobs:
+        raise InputError(
+            f"top_logprobs: {body.top_logprobs}, but only with `logprobs` true.",
+            field="top_logprobs",
+            value=body.top_logprobs,
+        )
+    return Sampling(
+        temperature=body.temperature or 0.0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        seed=body.seed,
+        logprobs=body.top_logprobs or 0 if body.logprobs else None,
+    )
+
+
+def _wants_usage(body: ChatRequest) -> bool:
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise InputError(
+            "stream_options: only with `stream` true.", field="stream_options", value={}
+        )
+    return bool(body.stream_options.include_usage)
+
+
+class _ChatWriter:
+    """Writes one answer, whole or in chunks.
 
     Args:
-        services: Whose pair's fingerprint is told: the same seed gives the same answer as long as
-            that is the same.
-        chat: What was asked.
+        services: For the model's fingerprint: as long as that is the same, the same seed gives the
+            same answer.
+        chat: What is answered.
     """
 
-    def __init__(self, services: Services, chat: Chat) -> None:
+    def __init__(self, services: Services, chat: ChatQuestion) -> None:
         self._services = services
         self._chat = chat
-        self._about: dict[str, Any] = {}
+        self._common: dict[str, Any] = {}
 
-    def whole(self, whole: Answer) -> dict[str, Any]:
+    def completion(self, answer: Answer) -> dict[str, Any]:
         """Return a whole answer."""
-        self._begin(whole)
-        message = {"role": "assistant", "content": whole.text, "refusal": None}
+        self._begin(answer)
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
         choice = {
             "index": 0,
             "message": message,
-            "logprobs": _logprobs(whole.logprobs),
-            "finish_reason": _finish(whole),
+            "logprobs": _write_logprobs(answer.logprobs),
+            "finish_reason": _finish_reason(answer),
         }
         return {
             "object": "chat.completion",
-            **self._about,
+            **self._common,
             "choices": [choice],
-            "usage": _usage(whole.usage),
-            "condensery": self._extras(whole),
+            "usage": _write_usage(answer.usage),
+            "condensery": self._extras(answer),
         }
 
     def event(self, event: AnswerEvent) -> bytes:
-        """Write one event; the last one is a chunk more where the usage is asked for."""
+        """Write one event; after the last one comes the usage, where it is asked for."""
         if isinstance(event, Retrieved):
             self._begin(event)
             return self._chunk({"role": "assistant", "content": "", "refusal": None})
         if isinstance(event, Delta):
             return self._chunk({"content": event.text}, logprobs=event.logprobs)
         extras = {"condensery": self._extras(event)}
-        last = self._chunk({}, finish=_finish(event), more=extras)
+        last = self._chunk({}, finish=_finish_reason(event), extras=extras)
         if not self._chat.usage:
             return last
-        return last + self._line([], {"usage": _usage(event.usage)})
+        return last + self._line([], {"usage": _write_usage(event.usage)})
 
     def failure(self, body: dict[str, Any]) -> bytes:
         """Write a failure."""
@@ -97,12 +278,11 @@ class _Script:
 
     def end(self) -> bytes:
         """Write the last event."""
-        return b"data: %b\n\n" % END
+        return b"data: %b\n\n" % END_OF_EVENTS
 
     def _begin(self, event: Retrieved | Answer) -> None:
-        self._about = {
-            # as OpenAI's begin
-            "id": f"chatcmpl-{event.id.rpartition('_')[2]}",
+        self._common = {
+            "id": f"chatcmpl-{event.id.rpartition('_')[2]}",  # OpenAI's prefix
             "created": int(time.time()),
             "model": event.model,
             "system_fingerprint": self._services.pool.reader(event.model).info.fingerprint,
@@ -114,42 +294,42 @@ class _Script:
         *,
         logprobs: Sequence[TokenLogprob] | None = None,
         finish: str | None = None,
-        more: dict[str, Any] | None = None,
+        extras: dict[str, Any] | None = None,
     ) -> bytes:
         choice = {
             "index": 0,
             "delta": delta,
-            "logprobs": _logprobs(logprobs),
+            "logprobs": _write_logprobs(logprobs),
             "finish_reason": finish,
         }
         usage = {"usage": None} if self._chat.usage else {}
-        return self._line([choice], {**usage, **(more or {})})
+        return self._line([choice], {**usage, **(extras or {})})
 
-    def _line(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+    def _line(self, choices: list[dict[str, Any]], extras: dict[str, Any]) -> bytes:
         chunk = {
             "object": "chat.completion.chunk",
-            **self._about,
+            **self._common,
             "choices": choices,
-            **more,
+            **extras,
         }
         return b"data: %b\n\n" % orjson.dumps(chunk)
 
-    def _extras(self, whole: Answer) -> dict[str, Any]:
+    def _extras(self, answer: Answer) -> dict[str, Any]:
         return {
-            "citations": whole.citations,
-            "compression": write_block(whole.compression),
-            "timings": whole.timings,
-            "finish_reason": whole.finish_reason,
+            "citations": answer.citations,
+            "compression": write_compression(answer.compression),
+            "timings": answer.timings,
+            "finish_reason": answer.finish_reason,
             "ignored_messages": self._chat.ignored,
         }
 
 
-def _finish(whole: Answer) -> str:
-    """Return why it ended, in OpenAI's words; our own stands beside."""
-    return "stop" if whole.finish_reason in ("stop", "not_found") else "length"
+def _finish_reason(answer: Answer) -> str:
+    """Return OpenAI's word for why the answer ended; our own is in the extras."""
+    return "stop" if answer.finish_reason in ("stop", "not_found") else "length"
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _write_usage(usage: Usage) -> dict[str, int]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -157,19 +337,19 @@ def _usage(usage: Usage) -> dict[str, int]:
     }
 
 
-def _logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+def _write_logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
     if tokens is None:
         return None
     content = [
         {
-            **_token(one.text, one.logprob),
-            "top_logprobs": [_token(text, logprob) for text, logprob in one.top],
+            **_write_token(token.text, token.logprob),
+            "top_logprobs": [_write_token(text, logprob) for text, logprob in token.top],
         }
-        for one in tokens
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def _token(text: str, logprob: float) -> dict[str, Any]:
-    read = None if BROKEN in text else list(text.encode())
-    return {"token": text, "logprob": finite(logprob), "bytes": read}
+def _write_token(text: str, logprob: float) -> dict[str, Any]:
+    content = None if REPLACEMENT_CHARACTER in text else list(text.encode())
+    return {"token": text, "logprob": clamp_logprob(logprob), "bytes": content}

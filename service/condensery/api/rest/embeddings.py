@@ -8,24 +8,22 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from condensery.api.rest.bodies import read_body
-from condensery.api.rest.doors import about
-from condensery.api.rest.writing import NUMBERS, reply_list
+from condensery.api.rest.io import PIECE_NUMBERS, read_body, result_headers, write_list
+from condensery.api.rest.schemas.inference import OpenAIEmbedRequest, TeiEmbedRequest
 from condensery.encodings import Encoded, Encoding
-from condensery.jobs.accounting import account
-from condensery.jobs.embed import check_scaled, embed, encoded
+from condensery.jobs.accounting import count_request
+from condensery.jobs.embed import check_scaled, embed, encode_vectors
 from condensery.jobs.services import Services
-from condensery.schemas import OpenAIEmbedRequest, TeiEmbedRequest
 from condensery.values import Embedded, Floats
 
-BYTES = "application/octet-stream"
+OCTET_STREAM = "application/octet-stream"
 
 
 async def openai_embeddings(request: Request, services: Services) -> Response:
     """Embed texts, as OpenAI does; base64 is of little-endian numbers, exact."""
     body = await read_body(request, services, OpenAIEmbedRequest)
     encoding = body.embed_dtype or "float32"
-    with account(services, body.model, "embed", "rest"):
+    with count_request(services, body.model, "embed", "rest"):
         check_scaled(body.normalize, encoding)
         result = await embed(
             services,
@@ -39,11 +37,12 @@ async def openai_embeddings(request: Request, services: Services) -> Response:
             dimensions=body.dimensions,
         )
         with services.metrics.stage(result.model, "serialize"):
-            rows = await encoded(result, encoding)
+            rows = await encode_vectors(result, encoding)
             if body.encoding_format == "bytes":
                 return _bytes_reply(result, rows, encoding)
-            told = {"embed_dtype": encoding, "dims": result.vectors.shape[1]}
-            extra = {} if body.embed_dtype is None else told
+            extra: dict[str, Any] = {}
+            if body.embed_dtype is not None:
+                extra = {"embed_dtype": encoding, "dims": result.vectors.shape[1]}
             return await _openai_reply(
                 result, rows, base64=body.encoding_format == "base64", extra=extra
             )
@@ -55,8 +54,8 @@ async def tei_embed(request: Request, services: Services) -> Response:
 
 
 async def embed_as_tei(body: TeiEmbedRequest, services: Services) -> Response:
-    """Embed what a body of TEI's asks for."""
-    with account(services, body.model, "embed", "rest"):
+    """Answer a request with TEI's body."""
+    with count_request(services, body.model, "embed", "rest"):
         result = await embed(
             services,
             body.inputs,
@@ -69,20 +68,22 @@ async def embed_as_tei(body: TeiEmbedRequest, services: Services) -> Response:
             field="inputs",
         )
         with services.metrics.stage(result.model, "serialize"):
-            rows = _rows(result.vectors)
-            return await reply_list(rows, _each(result), headers=about(result))
+            rows = _contiguous_rows(result.vectors)
+            return await write_list(
+                rows, _vectors_per_piece(result), headers=result_headers(result)
+            )
 
 
 async def _openai_reply(
     result: Embedded, rows: Encoded, *, base64: bool, extra: Mapping[str, Any]
 ) -> Response:
-    vectors: Iterable[Any] = map(in_base64, rows) if base64 else rows
-    return await reply_list(
+    vectors: Iterable[Any] = map(encode_base64, rows) if base64 else rows
+    return await write_list(
         (
             {"object": "embedding", "index": place, "embedding": vector}
             for place, vector in enumerate(vectors)
         ),
-        _each(result),
+        _vectors_per_piece(result),
         within={
             "object": "list",
             "data": None,
@@ -91,32 +92,32 @@ async def _openai_reply(
             **extra,
         },
         field="data",
-        headers=about(result),
+        headers=result_headers(result),
     )
 
 
 def _bytes_reply(result: Embedded, rows: Encoded, encoding: Encoding) -> Response:
-    """Return the vectors' bytes; what they are is in the headers."""
+    """Return the vectors' bytes; headers have their type and shape."""
     headers = {
-        **about(result),
+        **result_headers(result),
         "x-embed-dtype": encoding,
         "x-embed-dims": str(result.vectors.shape[1]),
         "x-embed-count": str(len(rows)),
     }
-    return Response(rows.tobytes(), headers=headers, media_type=BYTES)
+    return Response(rows.tobytes(), headers=headers, media_type=OCTET_STREAM)
 
 
-def _each(result: Embedded) -> int:
-    """Return how many vectors make a piece of the reply."""
+def _vectors_per_piece(result: Embedded) -> int:
+    """Return the number of vectors in a piece of the reply."""
     dims: int = result.vectors.shape[1]
-    return max(1, NUMBERS // dims)
+    return max(1, PIECE_NUMBERS // dims)
 
 
-def _rows(vectors: Floats) -> list[Floats]:
-    """Return the rows, each contiguous, as orjson wants them."""
+def _contiguous_rows(vectors: Floats) -> list[Floats]:
+    """Return the rows, each contiguous, as orjson requires."""
     return list(np.ascontiguousarray(vectors, dtype=np.float32))
 
 
-def in_base64(row: Encoded) -> str:
-    """Return the base64 of a vector's bytes, little-endian as they are."""
+def encode_base64(row: Encoded) -> str:
+    """Return the base64 of a vector's bytes, which are little-endian."""
     return binascii.b2a_base64(row.data, newline=False).decode("ascii")

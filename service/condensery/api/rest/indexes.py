@@ -1,4 +1,4 @@
-"""Indexes: `/v1/indexes/**`."""
+"""Indexes, and their aliases, snapshots and rebuilds: `/v1/indexes/**`."""
 
 from typing import Any
 
@@ -6,113 +6,122 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from condensery.api.naming import renamed
-from condensery.api.rest.bodies import read, read_body, validate
-from condensery.api.rest.doors import reply
-from condensery.api.rest.writing import TEXTS, reply_list
-from condensery.errors import InputError
-from condensery.jobs import indexes, search
-from condensery.jobs.accounting import account
-from condensery.jobs.services import Services
-from condensery.schemas import (
+from condensery.api.rest.io import (
+    PIECE_TEXTS,
+    read_as,
+    read_body,
+    validate_body,
+    write_json,
+    write_list,
+)
+from condensery.api.rest.schemas.index import (
+    AliasChange,
+    AliasesRequest,
     CountRequest,
     CreateIndexRequest,
     DeleteRequest,
     IdsRequest,
     NewDocument,
     QueryRequest,
+    RebuildRequest,
+    RestoreRequest,
     ScrollRequest,
     UpsertRequest,
 )
-from condensery.values import Document, Floats
+from condensery.errors import InputError, rename_field
+from condensery.jobs import indexes, maintenance, retrieval
+from condensery.jobs.accounting import count_request
+from condensery.jobs.services import Services
+from condensery.values import AliasAction, Document, Floats
 
 
-async def create(request: Request, services: Services) -> Response:
+async def create_index(request: Request, services: Services) -> Response:
     """Create an index; the same settings again return it as it is."""
     body = await read_body(request, services, CreateIndexRequest, optional=True)
-    with account(services, body.encoder, "index", "rest"):
+    with count_request(services, body.encoder, "index", "rest"):
         info = await indexes.create_index(
             services,
-            _name(request),
+            request.path_params["name"],
             encoder=body.encoder,
             metric=body.metric,
             kind=body.kind,
             dims=body.dims,
             options=body.options,
         )
-        return reply(info)
+        return write_json(info)
 
 
-async def list_all(request: Request, services: Services) -> Response:
+async def list_indexes(_request: Request, services: Services) -> Response:
     """List the indexes and what they hold."""
-    del request
-    with account(services, None, "index", "rest"):
-        return reply({"object": "list", "data": await indexes.list_indexes(services)})
+    with count_request(services, None, "index", "rest"):
+        return write_json({"object": "list", "data": await indexes.list_indexes(services)})
 
 
-async def info(request: Request, services: Services) -> Response:
+async def show_index(request: Request, services: Services) -> Response:
     """Return what an index is and holds."""
-    name = _name(request)
-    with account(services, None, "index", "rest", index=name):
-        return reply(await indexes.index_info(services, name))
+    name = request.path_params["name"]
+    with count_request(services, None, "index", "rest", index=name):
+        return write_json(await indexes.get_index(services, name))
 
 
-async def drop(request: Request, services: Services) -> Response:
+async def drop_index(request: Request, services: Services) -> Response:
     """Delete an index with all it holds."""
-    name = _name(request)
-    with account(services, None, "index", "rest", index=name):
+    name = request.path_params["name"]
+    with count_request(services, None, "index", "rest", index=name):
         await indexes.drop_index(services, name)
-        return reply({"name": name, "deleted": True})
+        return write_json({"name": name, "deleted": True})
 
 
-async def upsert(request: Request, services: Services) -> Response:
+async def upsert_documents(request: Request, services: Services) -> Response:
     """Write documents, replacing those of the same ids; synced when this returns."""
-    name = _name(request)
-    body, vectors = await read(request, services, _with_vectors)
-    with account(services, None, "index", "rest", index=name):
-        written = await indexes.upsert(
+    name = request.path_params["name"]
+    body, vectors = await read_as(request, services, _parse_upsert)
+    with count_request(services, None, "index", "rest", index=name):
+        written = await indexes.upsert_documents(
             services,
             name,
-            [Document(one.id, one.text, one.metadata) for one in body.documents],
+            [Document(item.id, item.text, item.metadata) for item in body.documents],
             vectors=vectors,
             fingerprint=body.fingerprint,
         )
-        return reply(written)
+        return write_json(written)
 
 
-async def get(request: Request, services: Services) -> Response:
+async def get_documents(request: Request, services: Services) -> Response:
     """Return documents by id, those found."""
-    name = _name(request)
+    name = request.path_params["name"]
     body = await read_body(request, services, IdsRequest)
-    with account(services, None, "index", "rest", index=name):
-        found = await indexes.get(services, name, body.ids)
-        return await reply_list(found, TEXTS, within={"documents": None}, field="documents")
+    with count_request(services, None, "index", "rest", index=name):
+        documents = await indexes.get_documents(services, name, body.ids)
+        return await write_list(
+            documents, PIECE_TEXTS, within={"documents": None}, field="documents"
+        )
 
 
-async def delete(request: Request, services: Services) -> Response:
+async def delete_documents(request: Request, services: Services) -> Response:
     """Delete documents by id or by a filter; synced when this returns."""
-    name = _name(request)
+    name = request.path_params["name"]
     body = await read_body(request, services, DeleteRequest)
-    with account(services, None, "index", "rest", index=name):
-        gone = await indexes.delete(services, name, body.ids, filter=body.filter)
-        return reply({"deleted": gone})
+    with count_request(services, None, "index", "rest", index=name):
+        deleted = await indexes.delete_documents(services, name, body.ids, filter=body.filter)
+        return write_json({"deleted": deleted})
 
 
-async def count(request: Request, services: Services) -> Response:
+async def count_documents(request: Request, services: Services) -> Response:
     """Count an index's documents and passages, or those that a filter chooses."""
-    name = _name(request)
+    name = request.path_params["name"]
     body = await read_body(request, services, CountRequest, optional=True)
-    with account(services, None, "index", "rest", index=name):
-        documents, passages = await indexes.count(services, name, filter=body.filter)
-        return reply({"documents": documents, "passages": passages})
+    with count_request(services, None, "index", "rest", index=name):
+        documents, passages = await indexes.count_documents(services, name, filter=body.filter)
+        return write_json({"documents": documents, "passages": passages})
 
 
-async def scroll(request: Request, services: Services) -> Response:
+async def scroll_documents(request: Request, services: Services) -> Response:
     """Return documents by id, page by page, all or those that a filter chooses."""
-    name = _name(request)
+    name = request.path_params["name"]
     body = await read_body(request, services, ScrollRequest, optional=True)
-    with account(services, None, "index", "rest", index=name):
-        page = await indexes.scroll(
+    with count_request(services, None, "index", "rest", index=name):
+        page = await indexes.scroll_documents(
             services,
             name,
             filter=body.filter,
@@ -123,16 +132,16 @@ async def scroll(request: Request, services: Services) -> Response:
             with_vectors=body.with_vectors,
         )
         within = {"next": page.next, "documents": None}
-        return await reply_list(page.documents, TEXTS, within=within, field="documents")
+        return await write_list(page.documents, PIECE_TEXTS, within=within, field="documents")
 
 
-async def query(request: Request, services: Services) -> Response:
+async def query_index(request: Request, services: Services) -> Response:
     """Find passages by a text, by its words or its meaning, or by a vector; the best first."""
-    name = _name(request)
+    name = request.path_params["name"]
     body = await read_body(request, services, QueryRequest)
-    with account(services, None, "index", "rest", index=name), renamed("search", "mode"):
-        vector = None if body.vector is None else to_floats([body.vector], ["vector"])[0]
-        hits = await search.query(
+    with count_request(services, None, "index", "rest", index=name), rename_field("search", "mode"):
+        vector = None if body.vector is None else make_vectors([body.vector], ["vector"])[0]
+        hits = await retrieval.query_index(
             services,
             name,
             body.query,
@@ -154,14 +163,110 @@ async def query(request: Request, services: Services) -> Response:
             }
             for hit in hits
         ]
-        return reply({"index": name, "results": results})
+        return write_json({"index": name, "results": results})
 
 
-def to_floats(rows: list[list[float]], names: list[str]) -> Floats:
-    """Return rows of one length as float32, (rows, dims).
+# Aliases, snapshots and rebuilds
+
+
+async def list_aliases(_request: Request, services: Services) -> Response:
+    """List the aliases, and where they lead."""
+    with count_request(services, None, "index", "rest"):
+        return write_json(
+            {"object": "list", "data": await maintenance.list_index_aliases(services)}
+        )
+
+
+async def update_aliases(request: Request, services: Services) -> Response:
+    """Create, move, rename and delete aliases: all that is asked, at one moment, or nothing."""
+    body = await read_body(request, services, AliasesRequest)
+    with count_request(services, None, "index", "rest"):
+        actions = [_read_action(item, f"actions[{i}]") for i, item in enumerate(body.actions)]
+        aliases = await maintenance.update_index_aliases(services, actions)
+        return write_json({"object": "list", "data": aliases})
+
+
+async def create_snapshot(request: Request, services: Services) -> Response:
+    """Copy an index as it is now, while it goes on; synced when this returns."""
+    name = request.path_params["name"]
+    with count_request(services, None, "index", "rest", index=name):
+        return write_json(await maintenance.create_snapshot(services, name))
+
+
+async def list_snapshots(request: Request, services: Services) -> Response:
+    """List an index's snapshots, also of one that is no more."""
+    name = request.path_params["name"]
+    with count_request(services, None, "index", "rest", index=name):
+        snapshots = await maintenance.list_snapshots(services, name)
+        return write_json({"object": "list", "data": snapshots.found, "refused": snapshots.refused})
+
+
+async def show_snapshot(request: Request, services: Services) -> Response:
+    """Tell what a snapshot is."""
+    name = request.path_params["name"]
+    with count_request(services, None, "index", "rest", index=name):
+        return write_json(
+            await maintenance.get_snapshot(services, name, request.path_params["snapshot"])
+        )
+
+
+async def delete_snapshot(request: Request, services: Services) -> Response:
+    """Delete a snapshot."""
+    name, snapshot = request.path_params["name"], request.path_params["snapshot"]
+    with count_request(services, None, "index", "rest", index=name):
+        await maintenance.delete_snapshot(services, name, snapshot)
+        return write_json({"id": snapshot, "deleted": True})
+
+
+async def restore_snapshot(request: Request, services: Services) -> Response:
+    """Make an index of a snapshot: over its own, which serves until then, or under a new name."""
+    name = request.path_params["name"]
+    body = await read_body(request, services, RestoreRequest, optional=True)
+    with count_request(services, None, "index", "rest", index=name):
+        return write_json(
+            await maintenance.restore_snapshot(
+                services, name, request.path_params["snapshot"], into=body.into
+            )
+        )
+
+
+async def rebuild_index(request: Request, services: Services) -> Response:
+    """Begin to make an index anew for another encoder, while it serves; or go on with that."""
+    name = request.path_params["name"]
+    body = await read_body(request, services, RebuildRequest, optional=True)
+    with count_request(services, None, "index", "rest", index=name):
+        return write_json(
+            await maintenance.rebuild_index(
+                services,
+                name,
+                encoder=body.encoder,
+                metric=body.metric,
+                kind=body.kind,
+                options=body.options,
+            )
+        )
+
+
+async def show_rebuild(request: Request, services: Services) -> Response:
+    """Tell how far an index's rebuild has come, or how the last one ended."""
+    name = request.path_params["name"]
+    with count_request(services, None, "index", "rest", index=name):
+        return write_json(await maintenance.get_rebuild(services, name))
+
+
+async def cancel_rebuild(request: Request, services: Services) -> Response:
+    """Give up an index's rebuild; the index goes on as it was."""
+    name = request.path_params["name"]
+    with count_request(services, None, "index", "rest", index=name):
+        await maintenance.cancel_rebuild(services, name)
+        return write_json({"index": name, "cancelled": True})
+
+
+def make_vectors(rows: list[list[float]], names: list[str]) -> Floats:
+    """Return rows of equal length as float32, (rows, dims).
 
     Raises:
-        InputError: They differ in length; the row is named.
+        InputError: Their lengths differ; the row is named.
     """
     for name, row in zip(names, rows, strict=True):
         if len(row) != len(rows[0]):
@@ -172,31 +277,41 @@ def to_floats(rows: list[list[float]], names: list[str]) -> Floats:
             )
     floats = np.empty((len(rows), len(rows[0])), np.float32)
     with np.errstate(over="ignore"):  # over float32's range is infinite, and refused as that
-        for place, row in enumerate(rows):  # one by one: the loop gets its turn between them
-            floats[place] = row
+        for index, row in enumerate(rows):  # row by row: lets other threads run in between
+            floats[index] = row
     return floats
 
 
-def _with_vectors(data: Any) -> tuple[UpsertRequest, Floats | None]:
-    body = validate(data, UpsertRequest)
-    return body, _vectors(body.documents)
+def _parse_upsert(data: Any) -> tuple[UpsertRequest, Floats | None]:
+    body = validate_body(data, UpsertRequest)
+    return body, _document_vectors(body.documents)
 
 
-def _vectors(documents: list[NewDocument]) -> Floats | None:
+def _document_vectors(documents: list[NewDocument]) -> Floats | None:
     """Return the documents' vectors; None if they have none."""
-    rows = [one.vector for one in documents if one.vector is not None]
+    rows = [item.vector for item in documents if item.vector is not None]
     if not rows:
         return None
     if len(rows) < len(documents):
-        place = next(i for i, one in enumerate(documents) if one.vector is None)
+        place = next(i for i, item in enumerate(documents) if item.vector is None)
         raise InputError(
             f"documents[{place}].vector: missing, while other documents have one; give all of them "
             "vectors, or none.",
             field=f"documents[{place}].vector",
         )
-    return to_floats(rows, [f"documents[{place}].vector" for place in range(len(rows))])
+    return make_vectors(rows, [f"documents[{place}].vector" for place in range(len(rows))])
 
 
-def _name(request: Request) -> str:
-    name: str = request.path_params["name"]
-    return name
+def _read_action(change: AliasChange, field: str) -> AliasAction:
+    verbs = [name for name in AliasChange.model_fields if getattr(change, name) is not None]
+    if len(verbs) != 1:
+        got = " and ".join(verbs) or "none"
+        raise InputError(
+            f"{field}: give one of {', '.join(AliasChange.model_fields)}; got {got}.", field=field
+        )
+    if change.create_alias is not None:
+        return AliasAction("create", change.create_alias.alias, change.create_alias.index)
+    if change.rename_alias is not None:
+        return AliasAction("rename", change.rename_alias.alias, change.rename_alias.to)
+    assert change.delete_alias is not None  # counted above
+    return AliasAction("delete", change.delete_alias.alias)

@@ -7,56 +7,63 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from condensery.api.rest.bodies import read, read_body, validate
-from condensery.api.rest.doors import about
-from condensery.api.rest.writing import TEXTS, reply_list
+from condensery.api.rest.io import (
+    PIECE_TEXTS,
+    read_as,
+    read_body,
+    result_headers,
+    validate_body,
+    write_list,
+)
+from condensery.api.rest.schemas.inference import NimRankingRequest, RerankRequest, TeiRerankRequest
 from condensery.errors import InputError
-from condensery.jobs.accounting import account
+from condensery.jobs.accounting import count_request
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
-from condensery.schemas import NimRankingRequest, RerankRequest, TeiRerankRequest
 from condensery.values import Reranked
 
 
 async def any_rerank(request: Request, services: Services) -> Response:
     """Rerank by which body it is: ``texts`` is TEI's, ``documents`` Infinity's and Jina's."""
 
-    def fit(data: Any) -> TeiRerankRequest | RerankRequest:
+    def validate(data: Any) -> TeiRerankRequest | RerankRequest:
         keys = data.keys() if isinstance(data, dict) else ()
         if "texts" in keys and "documents" in keys:
             raise InputError("texts: give `texts` or `documents`; got both.", field="texts")
         if "documents" in keys:
             request.state.family = "rerank"
-            return validate(data, RerankRequest)
+            return validate_body(data, RerankRequest)
         if keys and "texts" not in keys:
             raise InputError(
                 "texts: give `texts` (TEI) or `documents` (Jina, Cohere, Infinity); got neither.",
                 field="texts",
             )
-        return validate(data, TeiRerankRequest)
+        return validate_body(data, TeiRerankRequest)
 
-    body = await read(request, services, fit)
+    body = await read_as(request, services, validate)
     if isinstance(body, TeiRerankRequest):
         return await rerank_as_tei(body, services)
     # Infinity's clients read a document as the plain string.
-    return await _rerank(body, services, wrapped=False)
+    return await _rerank_documents(body, services, wrapped=False)
 
 
 async def v1_rerank(request: Request, services: Services) -> Response:
     """Rerank, as Jina and Cohere do."""
-    return await _rerank(await read_body(request, services, RerankRequest), services, wrapped=True)
+    return await _rerank_documents(
+        await read_body(request, services, RerankRequest), services, wrapped=True
+    )
 
 
 async def v2_rerank(request: Request, services: Services) -> Response:
     """Rerank, as the second version of Cohere's does."""
     body = await read_body(request, services, RerankRequest)
-    return await _rerank(body, services, wrapped=True, version="2")
+    return await _rerank_documents(body, services, wrapped=True, version="2")
 
 
 async def nim_ranking(request: Request, services: Services) -> Response:
     """Rank passages, as NVIDIA's NIM does: logits, the best first."""
     body = await read_body(request, services, NimRankingRequest)
-    with account(services, body.model, "rerank", "rest"):
+    with count_request(services, body.model, "rerank", "rest"):
         result = await rerank(
             services,
             body.query.text,
@@ -68,17 +75,18 @@ async def nim_ranking(request: Request, services: Services) -> Response:
         )
         with services.metrics.stage(result.model, "serialize"):
             rankings = [{"index": item.index, "logit": item.score} for item in result.items]
-            return await reply_list(
-                *(rankings, TEXTS),
+            return await write_list(
+                rankings,
+                PIECE_TEXTS,
                 within={"rankings": None},
                 field="rankings",
-                headers=about(result),
+                headers=result_headers(result),
             )
 
 
 async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
-    """Rerank what a body of TEI's asks for."""
-    with account(services, body.model, "rerank", "rest"):
+    """Answer a request with TEI's body."""
+    with count_request(services, body.model, "rerank", "rest"):
         result = await rerank(
             services,
             body.query,
@@ -96,13 +104,13 @@ async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
             if body.return_text:
                 for entry, item in zip(items, result.items, strict=True):
                     entry["text"] = item.text
-            return await reply_list(items, TEXTS, headers=about(result))
+            return await write_list(items, PIECE_TEXTS, headers=result_headers(result))
 
 
-async def _rerank(
+async def _rerank_documents(
     body: RerankRequest, services: Services, *, wrapped: bool, version: str = "1"
 ) -> Response:
-    with account(services, body.model, "rerank", "rest"):
+    with count_request(services, body.model, "rerank", "rest"):
         result = await rerank(
             services,
             body.query,
@@ -113,17 +121,17 @@ async def _rerank(
             top_n=body.top_n,
         )
         with services.metrics.stage(result.model, "serialize"):
-            results = _results(result, documents=bool(body.return_documents), wrapped=wrapped)
-            return await reply_list(
+            results = _write_results(result, documents=bool(body.return_documents), wrapped=wrapped)
+            return await write_list(
                 results,
-                TEXTS,
-                within=_object(result, version),
+                PIECE_TEXTS,
+                within=_ranking_envelope(result, version),
                 field="results",
-                headers=about(result),
+                headers=result_headers(result),
             )
 
 
-def _results(result: Reranked, *, documents: bool, wrapped: bool) -> list[dict[str, Any]]:
+def _write_results(result: Reranked, *, documents: bool, wrapped: bool) -> list[dict[str, Any]]:
     results = []
     for item in result.items:
         entry: dict[str, Any] = {"index": item.index, "relevance_score": item.score}
@@ -133,8 +141,8 @@ def _results(result: Reranked, *, documents: bool, wrapped: bool) -> list[dict[s
     return results
 
 
-def _object(result: Reranked, version: str) -> dict[str, Any]:
-    """Return what stands around the results, so that the clients of four services find theirs."""
+def _ranking_envelope(result: Reranked, version: str) -> dict[str, Any]:
+    """Return the fields around the results: those of Cohere, Jina, Infinity and OpenAI together."""
     return {
         "id": f"rerank_{secrets.token_hex(12)}",
         "object": "rerank",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from condensery.errors import InputError, shorten
-from condensery.methods.distil.retrieval import CorpusPassage, whole
+from condensery.methods.distil.retrieval import CorpusPassage, titled_text
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.rerank.sources import Answers
 from condensery.methods.trainer.questions import TrainingQuestion
@@ -34,7 +34,7 @@ class Corpus:
         return place
 
 
-def gather(questions: Sequence[TrainingQuestion], files: Iterable[Path] = ()) -> Corpus:
+def build_corpus(questions: Sequence[TrainingQuestion], files: Iterable[Path] = ()) -> Corpus:
     """Put together what is searched.
 
     Of a question's passages those are gold that it names; else those that hold one of its answers
@@ -75,7 +75,7 @@ def gather(questions: Sequence[TrainingQuestion], files: Iterable[Path] = ()) ->
 
 def judged_questions(given: RankingSet) -> list[TrainingQuestion]:
     """Return a retrieval set's queries with the passages judged to answer, which are all gold."""
-    texts = {one.id: whole(one) for one in given.passages}
+    texts = {one.id: titled_text(one) for one in given.passages}
     return [
         TrainingQuestion(
             *(text, tuple(texts[name] for name in given.judged[query]), (), "", ""),

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.limits import Limits
-from condensery.runtime.tokenizing import CHARACTERS_PER_TOKEN
+from condensery.runtime.queue import BatchLimits
+from condensery.runtime.tokenizing import MAX_CHARACTERS_PER_TOKEN
 from condensery.runtime.workers import Workers
 from condensery.values import Floats
 
@@ -33,7 +33,7 @@ def running(
     """
     workers = Workers(count, device)
     # Nobody else waits: whatever is asked for may queue.
-    limits = Limits(queue_seconds=float("inf"))
+    limits = BatchLimits(queue_seconds=float("inf"))
     try:
         encoder = Encoder.load(stored, workers, dtype=dtype, limits=limits)
         try:
@@ -50,12 +50,12 @@ def embed(encoder: Encoder, texts: Sequence[str], prompt: str = "") -> Floats:
     Args:
         encoder: That runs; what is too long for it is cut.
         texts: At least one.
-        prompt: Its text (``condensery.prompts``).
+        prompt: Its text (``condensery.values``).
 
     Returns:
         (texts, dims).
     """
-    most = encoder.info.max_tokens * CHARACTERS_PER_TOKEN
+    most = encoder.info.max_tokens * MAX_CHARACTERS_PER_TOKEN
     parts: list[Floats] = []
     for start in range(0, len(texts), BLOCK):
         # A caller's text that is far too long is refused; a corpus has what it has.

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from condensery.durable import sync, write_whole
+from condensery.atomic_files import sync_path, write_atomically
 from condensery.errors import InputError
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.methods.trainer.trainer import differences
@@ -94,10 +94,10 @@ class Journal:
             with aside.open("wb") as file:
                 kept = (row(line) for line, _ in _whole_lines(self._partial))
                 file.writelines(_encode(one) for one in kept if one is not None)
-            sync(aside)
+            sync_path(aside)
             self._write_about(summary)
             aside.replace(self.out)
-            sync(self.out.parent)
+            sync_path(self.out.parent)
             self._partial.unlink()
 
     def close(self) -> None:
@@ -166,11 +166,11 @@ class Journal:
             self._see(line)
             size = end
         self._file.truncate(size)
-        sync(self._partial.parent)
+        sync_path(self._partial.parent)
 
     def _write_about(self, summary: Mapping[str, Any]) -> None:
         said = {"format": 1, "made_of": self._made_of, **summary}
-        write_whole(self.about, json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(self.about, json.dumps(said, indent=1, ensure_ascii=False) + "\n")
 
 
 def _encode(line: Line) -> bytes:

@@ -13,15 +13,15 @@ import torch
 
 from condensery.errors import InputError
 from condensery.methods.distil import retrieval, teacher
-from condensery.methods.distil.corpus import gather, judged_questions
-from condensery.methods.distil.journal import Journal, Line
-from condensery.methods.distil.making import (
+from condensery.methods.distil.corpus import build_corpus, judged_questions
+from condensery.methods.distil.distillation import (
     Gold,
-    Making,
-    Plan,
+    RowBuilder,
+    RowPlan,
     Unsupported,
     fingerprint,
 )
+from condensery.methods.distil.journal import Journal, Line
 from condensery.methods.distil.retrieval import MODES, Retriever
 from condensery.methods.distil.summary import WATCHED, Summary
 from condensery.methods.distil.teacher import Teacher
@@ -31,12 +31,13 @@ from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.trainer.arguments import add_machine
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, Wrong, read_questions
 from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.networks.dtypes import dtype_name
 from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
 
 log = logging.getLogger(__name__)
 
 
-def make(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+def make(args: argparse.Namespace, plan: RowPlan) -> dict[str, Any]:
     """Make the rows that the arguments ask for; goes on where a killed run was.
 
     Returns:
@@ -49,9 +50,9 @@ def make(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
     questions, bad = read(args, plan)
     sets = [read_set(*parse_set(text)) for text in args.retrieval_set]
     questions += [question for one in sets for question in judged_questions(one)]
-    corpus = gather(questions, args.corpus)  # searched whole, also where few are asked
+    corpus = build_corpus(questions, args.corpus)  # searched whole, also where few are asked
     for passage in (passage for one in sets for passage in one.passages):
-        corpus.add(retrieval.whole(passage))
+        corpus.add(retrieval.titled_text(passage))
     questions = questions[: args.limit]
     device = choose_device(args.device)
     dtype = choose_dtype(device, args.dtype)
@@ -79,7 +80,7 @@ def make(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
             "teacher": _of(args.teacher),
             "cross_encoder": _of(args.cross_encoder),
             "encoder": encoder.info.fingerprint if encoder else None,
-            "dtype": str(dtype).removeprefix("torch.") if encoder or answering or scoring else None,
+            "dtype": dtype_name(dtype) if encoder or answering or scoring else None,
         }
         journal = stack.enter_context(Journal(args.out, about, summary.see))
         if journal.done:
@@ -89,7 +90,7 @@ def make(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
         searching = stack.enter_context(
             Retriever.build(corpus.passages, args.index_folder, encoder=encoder)
         )
-        making = Making(corpus, searching, plan, answering, scoring)
+        making = RowBuilder(corpus, searching, plan, answering, scoring)
         making.write(questions, journal, summary, block=args.every)
         figures = {"rows_not_read": bad, **summary.figures()}
         if not figures["rows"]:
@@ -98,7 +99,7 @@ def make(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
     return figures
 
 
-def read(args: argparse.Namespace, plan: Plan) -> tuple[list[TrainingQuestion], dict[str, int]]:
+def read(args: argparse.Namespace, plan: RowPlan) -> tuple[list[TrainingQuestion], dict[str, int]]:
     """Read and check the questions; returns what was left out as well."""
     given = args.teacher is None
     rules = Rules(
@@ -136,7 +137,7 @@ def _row(line: Line) -> Line | None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what ``make`` reads."""
-    plan = Plan()
+    plan = RowPlan()
     add = parser.add_argument
     add("--questions", type=Path, nargs="+", default=(), help="JSONL, folders, datasets")
     add(
@@ -212,7 +213,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     tune_allocator()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    figures = make(args, Plan(**{one.name: getattr(args, one.name) for one in fields(Plan)}))
+    figures = make(args, RowPlan(**{one.name: getattr(args, one.name) for one in fields(RowPlan)}))
     log.info("%s", figures or "it was there already, made of the same")
     log.info("the rows are in %s", args.out)
 

@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 
 import numpy as np
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import EmptyInput, InputError, shorten
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.index.store import IndexStore
 from condensery.methods.distil.embedding import embed
-from condensery.prompts import index_prompts, older_index_prompts
-from condensery.values import Document, Floats, Hit, IndexPrompts, Passage
+from condensery.values import (
+    Document,
+    Floats,
+    Hit,
+    IndexPrompts,
+    Passage,
+    make_index_prompts,
+    make_older_index_prompts,
+)
 
 if TYPE_CHECKING:
     from condensery.runtime.encoder import Encoder
@@ -54,7 +61,7 @@ class CorpusPassage:
     title: str = ""
 
 
-def whole(passage: Entry) -> str:
+def titled_text(passage: Entry) -> str:
     """Return a passage with its title, if it has one, on a line before its text."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
@@ -101,7 +108,7 @@ class Retriever:
         store = IndexStore(folder)  # which locks the folder
         try:
             _claim(folder, about, taken=bool(store.list() or store.broken))
-            prompts = index_prompts(encoder) if encoder else IndexPrompts("", "")
+            prompts = make_index_prompts(encoder) if encoder else IndexPrompts("", "")
             info = store.create(
                 INDEX,
                 encoder=encoder.info.name if encoder else "none",
@@ -112,7 +119,7 @@ class Retriever:
                 prompts=prompts,
             )
             if info.prompts is None and encoder:  # from before indexes kept them
-                prompts = older_index_prompts(encoder)
+                prompts = make_older_index_prompts(encoder)
             made = cls(store, encoder, prompts)
             made._fill(passages)
         except BaseException:
@@ -183,7 +190,7 @@ class Retriever:
         done, _ = self._store.count(INDEX)
         for start in range(done, len(passages), BLOCK):
             block = passages[start : start + BLOCK]
-            texts = [whole(one) for one in block]
+            texts = [titled_text(one) for one in block]
             self._store.upsert(
                 INDEX,
                 [Document(one.id, text) for one, text in zip(block, texts, strict=True)],
@@ -238,7 +245,7 @@ def _claim(folder: Path, about: dict[str, object], *, taken: bool) -> None:
                 field="index_folder",
                 value=str(folder),
             )
-        write_whole(path, json.dumps(about, indent=1) + "\n")
+        write_atomically(path, json.dumps(about, indent=1) + "\n")
         return
     try:
         found = json.loads(path.read_text())

@@ -23,11 +23,11 @@ from transformers import (
 from condensery.errors import InputError
 from condensery.methods.distil.prompts import Prompts
 
-Asked = tuple[str, Sequence[str]]  # question, passages
+TeacherInput = tuple[str, Sequence[str]]  # question, passages
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TeacherAnswer:
     """What a teacher says.
 
     Attributes:
@@ -127,7 +127,7 @@ class Teacher:
         """Return how many tokens a text has, special ones left out."""
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def answer(self, asked: Sequence[Asked]) -> list[Answer]:
+    def answer(self, asked: Sequence[TeacherInput]) -> list[TeacherAnswer]:
         """Answer each question from its passages, in the given order.
 
         Raises:
@@ -135,7 +135,7 @@ class Teacher:
         """
         prompts = [self._prompts.ids(question, passages) for question, passages in asked]
         self._check_ids({token for ids in prompts for token in ids})
-        answers = [Answer("", 0, fits=False)] * len(prompts)
+        answers = [TeacherAnswer("", 0, fits=False)] * len(prompts)
         fitting = [i for i, p in enumerate(prompts) if len(p) + self._max_tokens <= self._longest]
         # Alike lengths together, the longest first: what does not fit into memory fails at once.
         fitting.sort(key=lambda i: -len(prompts[i]))
@@ -146,7 +146,7 @@ class Teacher:
         return answers
 
     @torch.no_grad()
-    def _generate(self, prompts: Sequence[list[int]]) -> list[Answer]:
+    def _generate(self, prompts: Sequence[list[int]]) -> list[TeacherAnswer]:
         width = max(map(len, prompts))
         pad = self._settings.pad_token_id
         ids = torch.tensor([[pad] * (width - len(one)) + one for one in prompts])
@@ -160,7 +160,7 @@ class Teacher:
         )
         return [self._read(row) for row in found[:, width:].tolist()]
 
-    def _read(self, tokens: list[int]) -> Answer:
+    def _read(self, tokens: list[int]) -> TeacherAnswer:
         end = next((i for i, token in enumerate(tokens) if token in self._stop), None)
         said = tokens[:end]
         text = self._tokenizer.decode(said, skip_special_tokens=True).lstrip()
@@ -168,7 +168,7 @@ class Teacher:
         if not self._prompts.is_chat:
             text, broken, _ = text.partition("\n")
             finished = finished or bool(broken)
-        return Answer(text.rstrip(), len(said), finished)
+        return TeacherAnswer(text.rstrip(), len(said), finished)
 
     def _check_ids(self, ids: set[int]) -> None:
         if ids and max(ids) >= self._rows:

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.effir.calibration import blocks
 from condensery.methods.effir.importance import GROUPS, Importance, measure
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     orders = {group: found.order(group) for group in GROUPS}
     values = {"format": 1, **asdict(found), "dropped_first": orders}
-    write_whole(args.out / NAME, json.dumps(values, indent=1) + "\n")
+    write_atomically(args.out / NAME, json.dumps(values, indent=1) + "\n")
     draw_order(found, args.out / PICTURE)
     log.info("importance, and which is dropped first\n%s", as_table(found))
     return 0

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.effir.analysis import NAME, PICTURE, SAMPLES, analyse
 from condensery.methods.effir.choosing import Depth, check, choose
 from condensery.methods.effir.importance import GROUPS, Importance
-from condensery.methods.effir.measuring import CHILD, PARENT, Where, cost, quality, speed
+from condensery.methods.effir.measuring import CHILD, PARENT, MeasuringSetup, cost, quality, speed
 from condensery.methods.effir.narrowing import Width, narrow
 from condensery.methods.effir.plots import draw_order, draw_trade_off
 from condensery.methods.effir.report import card, figures
@@ -29,16 +29,17 @@ from condensery.methods.retriever.rows import read_examples
 from condensery.methods.retriever.tuning import tune
 from condensery.methods.trainer.commands import without_folders
 from condensery.methods.trainer.processes import Processes
+from condensery.networks.dtypes import dtype_name
 from condensery.networks.effir import prune
-from condensery.networks.effir_opening import check_finite, pruning_of
+from condensery.networks.effir_loading import check_finite, pruning_of
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import family_named
-from condensery.prompts import index_prompts
 from condensery.runtime.tokenizing import TextTokenizer
 from condensery.store.checking import sha256_of
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore, check_name
 from condensery.store.writing import read_json
+from condensery.values import make_index_prompts
 
 log = logging.getLogger(__name__)
 TRADE_OFF = "trade-off.png"
@@ -46,7 +47,7 @@ VERSIONS = ("condensery", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BuildPlan:
     """What is made of a parent.
 
     Attributes:
@@ -65,7 +66,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class BuildInputs:
     """What it is made with.
 
     Attributes:
@@ -90,10 +91,10 @@ def build(
     parent: StoredModel,
     store: ModelStore,
     name: str,
-    plan: Plan,
-    given: Given,
+    plan: BuildPlan,
+    given: BuildInputs,
     out: Path,
-    where: Where,
+    where: MeasuringSetup,
     *,
     dtype: torch.dtype = torch.float32,
     every: int = 500,
@@ -156,7 +157,7 @@ def build(
         "pruning": pruning.to_config(),
         "recipe": {k: v for k, v in asdict(plan.recipe).items() if k != "accumulate"},
         "data": _digest(given.rows),
-        "dtype": _said(dtype),
+        "dtype": dtype_name(dtype),
     }
     if plan.width.width and batches is not None:
         about["width"] = asdict(plan.width)
@@ -206,7 +207,9 @@ def build(
         "command": manifest.provenance.command,
         "versions": {key: version(key) for key in VERSIONS},
         "recipe": asdict(plan.recipe) if batches is not None else {"tuning": "none"},
-        "device": f"{where.device}; trained in {_said(dtype)}, measured in {_said(where.dtype)}",
+        "device": (
+            f"{where.device}; trained in {dtype_name(dtype)}, measured in {dtype_name(where.dtype)}"
+        ),
         "drop_order": bool(given.texts),
         "trade_off": bool(found),
     }
@@ -237,7 +240,7 @@ def _batches(parent: StoredModel, recipe: RetrieverRecipe, rows: Sequence[Path])
     if not rows:
         return None
     tokenizer = TextTokenizer.load(parent.path, min(recipe.length, parent.manifest.max_tokens))
-    prompts = index_prompts(parent.manifest)
+    prompts = make_index_prompts(parent.manifest)
     return Batches(
         read_examples(rows),
         tokenizer,
@@ -249,7 +252,7 @@ def _batches(parent: StoredModel, recipe: RetrieverRecipe, rows: Sequence[Path])
 
 def _importance(
     parent: StoredModel,
-    plan: Plan,
+    plan: BuildPlan,
     texts: Sequence[Path],
     path: Path,
     device: torch.device,
@@ -261,7 +264,7 @@ def _importance(
         "texts": _digest(texts),
         "samples": plan.samples,
         "block": plan.block,
-        "dtype": _said(dtype),
+        "dtype": dtype_name(dtype),
     }
     if path.is_file():
         found = json.loads(path.read_text())
@@ -278,12 +281,12 @@ def _importance(
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {"format": 1, "about": about, **asdict(importance)}
-    write_whole(path, json.dumps(values, indent=1) + "\n")
+    write_atomically(path, json.dumps(values, indent=1) + "\n")
     return importance
 
 
 def _manifest(
-    parent: StoredModel, name: str, plan: Plan, given: Given, pruning: Pruning
+    parent: StoredModel, name: str, plan: BuildPlan, given: BuildInputs, pruning: Pruning
 ) -> Manifest:
     own = parent.manifest
     data = tuple(f"{path.parent.name}/{path.name}" for path in (*given.texts, *given.rows))
@@ -307,10 +310,6 @@ def _manifest(
             "cost": {},
         }
     )
-
-
-def _said(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _digest(paths: Sequence[Path]) -> str:

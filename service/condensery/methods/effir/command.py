@@ -11,9 +11,9 @@ import torch
 
 from condensery.errors import InputError
 from condensery.methods.effir.analysis import SAMPLES
-from condensery.methods.effir.building import Given, Plan, build
+from condensery.methods.effir.building import BuildInputs, BuildPlan, build
 from condensery.methods.effir.choosing import Depth
-from condensery.methods.effir.measuring import Where
+from condensery.methods.effir.measuring import MeasuringSetup
 from condensery.methods.effir.narrowing import Width
 from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.ranking.sets import read_sets
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if argv is None else list(argv)
     args = make_parser().parse_args(given)
     device = begin(args)
-    plan = Plan(
+    plan = BuildPlan(
         Depth(args.drop_attention, args.drop_mlp, args.drop_blocks, args.drop_last),
         read_fields(args, Width),
         read_fields(args, RetrieverRecipe),
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             value=args.model,
         )
     sets = read_sets(args.sets, queries=args.set_queries, others=args.set_others)
-    what = Given(
+    what = BuildInputs(
         args.text,
         args.rows,
         sets,
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"rounds: {args.rounds}: must be at least 0", field="rounds", value=args.rounds
         )
     workers = args.workers or torch.get_num_threads()
-    where = Where(device, choose_dtype(device, args.measure_dtype), workers, args.rounds)
+    where = MeasuringSetup(device, choose_dtype(device, args.measure_dtype), workers, args.rounds)
     with joined(device) as processes:
         made = build(
             parent, store, args.name, plan, what, args.out, where,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.methods.distil.embedding import running
-from condensery.methods.distil.retrieval import whole
+from condensery.methods.distil.retrieval import titled_text
 from condensery.methods.effir.speed import ROUNDS, Texts, profile, times
 from condensery.methods.oscar.scoring import paired_bootstrap
 from condensery.methods.ranking.searching import measure
@@ -21,9 +21,9 @@ from condensery.methods.ranking.sets import RankingSet
 from condensery.networks.backbone import load_backbone, load_transformer
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import family_of, layers_of
-from condensery.prompts import index_prompts
 from condensery.runtime.tokenizing import TextTokenizer
 from condensery.store.manifest import StoredModel
+from condensery.values import make_index_prompts
 
 PARENT, CHILD = "parent", "model"
 TIMED = 256  # queries, and passages, that are timed
@@ -31,7 +31,7 @@ SEED = 17
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class MeasuringSetup:
     """What is measured on.
 
     Attributes:
@@ -50,7 +50,7 @@ class Where:
 def quality(
     models: Mapping[str, StoredModel],
     sets: Sequence[RankingSet],
-    where: Where,
+    where: MeasuringSetup,
     work: Path | None = None,
 ) -> dict[str, Any]:
     """Search every set's whole corpus with every model, as the service runs it.
@@ -80,7 +80,7 @@ def quality(
 
 
 def _each_set(
-    stored: StoredModel, sets: Sequence[RankingSet], where: Where, work: Path | None
+    stored: StoredModel, sets: Sequence[RankingSet], where: MeasuringSetup, work: Path | None
 ) -> Iterator[tuple[RankingSet, dict[str, Any]]]:
     """Yield each set with a model's figures, those that are kept first."""
     missing: list[RankingSet] = []
@@ -102,7 +102,7 @@ def _each_set(
             figures = measure(encoder, one)
             if one.name in paths:
                 paths[one.name].parent.mkdir(parents=True, exist_ok=True)
-                write_whole(paths[one.name], json.dumps(figures) + "\n")
+                write_atomically(paths[one.name], json.dumps(figures) + "\n")
             yield one, figures
 
 
@@ -142,7 +142,7 @@ def speed(
     models: Mapping[str, StoredModel],
     pruning: Pruning,
     sets: Sequence[RankingSet],
-    where: Where,
+    where: MeasuringSetup,
     *,
     neurons: int,
 ) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def times_of(
     parent: StoredModel,
     children: Mapping[str, tuple[StoredModel, Pruning]],
     sets: Sequence[RankingSet],
-    where: Where,
+    where: MeasuringSetup,
     *,
     neurons: int,
 ) -> dict[str, Any]:
@@ -224,8 +224,8 @@ def timed_texts(parent: StoredModel, sets: Sequence[RankingSet]) -> dict[str, Te
     tokenizer = TextTokenizer.load(parent.path, parent.manifest.max_tokens)
     share = max(1, TIMED // max(1, len(sets)))
     queries = [text for one in sets for text in list(one.queries.values())[:share]]
-    passages = [whole(p) for one in sets for p in one.passages[:share]]
-    prompts = index_prompts(parent.manifest)
+    passages = [titled_text(p) for one in sets for p in one.passages[:share]]
+    prompts = make_index_prompts(parent.manifest)
     return {
         "queries": [one.ids for one in tokenizer.encode(queries, prompt=prompts.query)],
         "passages": [one.ids for one in tokenizer.encode(passages, prompt=prompts.passage)],

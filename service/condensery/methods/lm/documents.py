@@ -11,7 +11,7 @@ from typing import Any
 from condensery.errors import InputError
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.text import read_documents
-from condensery.methods.oscar.leakage import Held
+from condensery.methods.oscar.leakage import HeldOutText
 from condensery.methods.trainer.rows import Row, read_rows
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def _unlike(documents: list[tuple[str, str]], measured: Sequence[Path]) -> list[
     for row in rows:
         if not isinstance(_text(row), str):
             raise InputError(f"{row.where}: has neither context nor text", field="context")
-    held = Held({_text(row) for row in rows})
+    held = HeldOutText({_text(row) for row in rows})
     titles = {_plain(str(title)) for row in rows if (title := row.value.get("title"))}
     kept = [
         text for text, title in documents if _plain(title) not in titles and not held.shares(text)

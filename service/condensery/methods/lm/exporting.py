@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from condensery.errors import InputError
-from condensery.methods.lm.model import open_words, save_model
-from condensery.methods.lm.words import TABLE, read_table
+from condensery.methods.lm.embedding_table import TABLE, read_table
+from condensery.methods.lm.model import open_lm_tokenizer, save_model
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore, shipped_store
 from condensery.store.weights import load_state
@@ -64,7 +64,7 @@ def export(store: ModelStore, name: str, folder: Path) -> None:
     stored = store.open(name)
     model = open_model(stored, store.open_base(stored) if stored.manifest.base else None)
     folder.mkdir(parents=True)
-    save_model(folder, model, open_words(stored.path), read_json(stored.path / "card.json"))
+    save_model(folder, model, open_lm_tokenizer(stored.path), read_json(stored.path / "card.json"))
     # The licence goes where it is looked for: into the front matter of the model card.
     front = f"---\nlicense: other\nlicense_name: {json.dumps(stored.manifest.licence)}\n---\n\n"
     told = (stored.path / "card.md").read_text(encoding="utf-8")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from condensery.errors import InputError
+from condensery.methods.lm.embedding_table import check_table
 from condensery.methods.lm.loss import linear_cross_entropy
 from condensery.methods.lm.text import IGNORED, Packed, Stream, pack
-from condensery.methods.lm.words import check_table
 from condensery.methods.trainer.draws import Loss
 from condensery.methods.trainer.tokenizing import open_tokenizer
 
@@ -25,7 +25,7 @@ MARKS = (("[CLS]", "[SEP]", "[PAD]"), ("<s>", "</s>", "<pad>"))
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class LmTokenizer:
     """A tokenizer and its marks.
 
     Attributes:
@@ -41,7 +41,7 @@ class Words:
     padding: int
 
 
-def open_words(path: Path) -> Words:
+def open_lm_tokenizer(path: Path) -> LmTokenizer:
     """Read a ``tokenizer.json``, or the folder that holds one.
 
     Raises:
@@ -51,7 +51,7 @@ def open_words(path: Path) -> Words:
     return _marked(open_tokenizer(file), str(file))
 
 
-def train_words(documents: Sequence[str], size: int) -> Words:
+def train_lm_tokenizer(documents: Sequence[str], size: int) -> LmTokenizer:
     """Train byte-level pairs, which any text comes back out of whole.
 
     Args:
@@ -81,11 +81,11 @@ def train_words(documents: Sequence[str], size: int) -> Words:
     return _marked(tokenizer, "the trained tokenizer")
 
 
-def _marked(tokenizer: Tokenizer, name: str) -> Words:
+def _marked(tokenizer: Tokenizer, name: str) -> LmTokenizer:
     for marks in MARKS:
         ids = [i for mark in marks if (i := tokenizer.token_to_id(mark)) is not None]
         if len(ids) == len(marks):
-            return Words(tokenizer, *ids)
+            return LmTokenizer(tokenizer, *ids)
     raise InputError(f"tokenizer: {name} has neither {MARKS[0]} nor {MARKS[1]}", field="tokenizer")
 
 
@@ -125,7 +125,7 @@ class LmShape:
             )
 
 
-def new_model(shape: LmShape, words: Words, table: Tensor | None = None) -> LlamaForCausalLM:
+def new_model(shape: LmShape, words: LmTokenizer, table: Tensor | None = None) -> LlamaForCausalLM:
     """Build a Llama with random weights, its output embeddings those of its input.
 
     Args:
@@ -215,7 +215,9 @@ def perplexity(
     }
 
 
-def save_model(folder: Path, model: LlamaForCausalLM, words: Words, card: dict[str, Any]) -> None:
+def save_model(
+    folder: Path, model: LlamaForCausalLM, words: LmTokenizer, card: dict[str, Any]
+) -> None:
     """Write the model, its tokenizer and its card as transformers reads them."""
     model.config.use_cache = True
     model.save_pretrained(folder)

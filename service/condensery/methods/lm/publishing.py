@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from condensery.errors import InputError
-from condensery.methods.lm.model import MODEL, open_words, perplexity
+from condensery.methods.lm.embedding_table import TABLE, read_table
+from condensery.methods.lm.model import MODEL, open_lm_tokenizer, perplexity
 from condensery.methods.lm.prose import card_text
 from condensery.methods.lm.text import read_documents, tokenise
-from condensery.methods.lm.words import TABLE, read_table
 from condensery.methods.trainer.commands import without_folders
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import Manifest, Provenance, StoredModel
@@ -83,7 +83,7 @@ def measure_int8(
     folder: Path, matrices: Collection[str], held_out: Sequence[Path]
 ) -> dict[str, float]:
     """Return the figures of ``perplexity`` on text, ``matrices`` rounded as they are stored."""
-    words = open_words(folder)
+    words = open_lm_tokenizer(folder)
     documents = [text for text, _ in read_documents(held_out)]
     stream = tokenise(documents, words.tokenizer, words.start, words.end)
     model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True)

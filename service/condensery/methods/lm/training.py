@@ -13,29 +13,30 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from condensery.durable import whole_folder, write_whole
+from condensery.atomic_files import atomic_folder, write_atomically
 from condensery.errors import InputError, shorten
 from condensery.methods.lm.card import figures, make_card
 from condensery.methods.lm.documents import Texts, split_documents
+from condensery.methods.lm.embedding_table import read_table
 from condensery.methods.lm.model import (
     MODEL,
     LmShape,
-    Words,
+    LmTokenizer,
     lm_loss,
     new_model,
-    open_words,
+    open_lm_tokenizer,
     perplexity,
     save_model,
-    train_words,
+    train_lm_tokenizer,
 )
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.text import Packed, Windows, tokenise
-from condensery.methods.lm.words import read_table
 from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.plots import plot
 from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.trainer import Trainer
+from condensery.networks.dtypes import dtype_name
 from condensery.runtime.device import choose_dtype
 from condensery.store.store import ModelStore, shipped_store
 
@@ -85,7 +86,7 @@ def train(
     dtype = dtype or choose_dtype(device)
     out.mkdir(parents=True, exist_ok=True)
     documents, held = split_documents(texts, recipe)
-    words = find_words(out, documents, tokenizer, recipe.vocabulary, processes, device)
+    words = read_or_train_tokenizer(out, documents, tokenizer, recipe.vocabulary, processes, device)
     stream, measured = (
         tokenise(some, words.tokenizer, words.start, words.end) for some in (documents, held)
     )
@@ -100,7 +101,7 @@ def train(
         "recipe": {k: v for k, v in asdict(recipe).items() if k != "accumulate"},
         "text": stream.sha256,
         "tokenizer": hashlib.sha256(words.tokenizer.to_str().encode()).hexdigest(),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
         **({"words": _digest(table)} if table is not None else {}),
     }
 
@@ -138,7 +139,7 @@ def train(
             "parameters": sum(p.numel() for p in model.parameters()),
             "figures": figures(out, measure(model)),
         }
-        with whole_folder(out / MODEL) as folder:
+        with atomic_folder(out / MODEL) as folder:
             save_model(folder, model, words, card)
     return out / MODEL
 
@@ -147,22 +148,22 @@ def _digest(table: torch.Tensor) -> str:
     return hashlib.sha256(table.float().contiguous().numpy().tobytes()).hexdigest()
 
 
-def find_words(
+def read_or_train_tokenizer(
     out: Path,
     documents: Sequence[str],
     given: Path | None,
     vocabulary: int,
     processes: Processes,
     device: torch.device,
-) -> Words:
+) -> LmTokenizer:
     """Read the tokenizer, or train it on the text; a resumed run reads the one it trained."""
     if given is not None:
-        return open_words(given)
+        return open_lm_tokenizer(given)
     path = out / TOKENIZER
     if processes.rank == 0 and not path.exists():
-        write_whole(path, train_words(documents, vocabulary).tokenizer.to_str())
+        write_atomically(path, train_lm_tokenizer(documents, vocabulary).tokenizer.to_str())
     processes.agree(True, device)  # the others wait for the first
-    return open_words(path)
+    return open_lm_tokenizer(path)
 
 
 def groups(model: nn.Module, recipe: LmRecipe) -> list[Group]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from condensery.errors import InputError
-from condensery.methods.oscar.data import Beside, Example, QaData
+from condensery.methods.oscar.data import Example, QaData, RetrievedPassage
 
 LEAST = 50  # passages with an answer, and without, for a fit
 
@@ -104,7 +104,7 @@ def calibrate(data: QaData) -> tuple[QaData, dict[str, float]]:
 
 def _scored(data: QaData) -> Iterator[tuple[float, bool]]:
     for example in data.examples:
-        places: list[Example | Beside] = [example, *example.beside]
+        places: list[Example | RetrievedPassage] = [example, *example.beside]
         for place in places:
             if not math.isnan(place.score):
                 yield place.score, place.end > place.start

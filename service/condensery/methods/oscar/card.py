@@ -31,7 +31,7 @@ KEPT_OUT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CardFacts:
     """What a pair was made from.
 
     Attributes:
@@ -49,7 +49,7 @@ class Made:
     base_licence: str = ""
 
 
-def card(made: Made, report: Report | None, plots: Sequence[str] = ()) -> str:
+def card(made: CardFacts, report: Report | None, plots: Sequence[str] = ()) -> str:
     """Write the card as Markdown.
 
     Args:
@@ -227,7 +227,7 @@ def _measured_limits(report: Report, min_relevance: float | None) -> list[str]:
     return lines
 
 
-def _made(made: Made) -> list[str]:
+def _made(made: CardFacts) -> list[str]:
     manifest = made.manifest
     parts = ["## What it was made from", ""]
     parts += tables.table(
@@ -255,7 +255,7 @@ def _counted(source: Source) -> list[str]:
     return [source.title, source.licence, *counts, "; ".join(reasons)]
 
 
-def _because(made: Made) -> str:
+def _because(made: CardFacts) -> str:
     if made.manifest.licence != SHARE_ALIKE:
         return "."
     asking = [source.title for source in made.sources if "BY-SA" in source.licence]

@@ -20,7 +20,7 @@ UNSCORED = math.nan
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class RetrievedPassage:
     """Another passage that was retrieved for a question.
 
     ``start:end`` are its tokens that answer, the same number twice where none do; ``score`` is a
@@ -54,7 +54,7 @@ class Example:
     end: int
     label: Ids | None = None
     score: float = UNSCORED
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[RetrievedPassage, ...] = ()
 
     @property
     def ranked_only(self) -> bool:
@@ -72,7 +72,7 @@ class QaData:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionTexts:
     """A question with its passages as texts.
 
     Attributes:
@@ -127,7 +127,7 @@ class Passages:
         return self._index[text]
 
 
-def tokenise(questions: Iterable[Asked], tokenizer: Tokenizer) -> QaData:
+def tokenise(questions: Iterable[QuestionTexts], tokenizer: Tokenizer) -> QaData:
     """Find each question's answers in its passages, and make word pieces of all.
 
     The passage to read is the best scored of those that hold the answer, without scores the
@@ -166,19 +166,23 @@ def tokenise(questions: Iterable[Asked], tokenizer: Tokenizer) -> QaData:
     return QaData(examples, passages.ids, passages.group)
 
 
-def _ranked_only(asked: Asked, passages: Passages, tokenizer: Tokenizer) -> Iterator[Example]:
+def _ranked_only(
+    asked: QuestionTexts, passages: Passages, tokenizer: Tokenizer
+) -> Iterator[Example]:
     question, nothing = ids_of(asked.question, tokenizer), np.zeros(0, np.int32)
     places = [passages.add(text, asked.title) for text in asked.passages]
     gold = {places[number] for number in asked.gold}
     others = tuple(
-        Beside(at) for at in dict.fromkeys(places) if at not in gold and len(passages.ids[at])
+        RetrievedPassage(at)
+        for at in dict.fromkeys(places)
+        if at not in gold and len(passages.ids[at])
     )
     for at in sorted(gold):
         if len(passages.ids[at]):
             yield Example(question, at, 0, 0, nothing, beside=others)
 
 
-def _place(asked: Asked, number: int, passages: Passages) -> Beside:
+def _place(asked: QuestionTexts, number: int, passages: Passages) -> RetrievedPassage:
     text = asked.passages[number]
     at = passages.add(text, asked.title)
     score = UNSCORED if asked.scores is None else asked.scores[number]
@@ -187,8 +191,8 @@ def _place(asked: Asked, number: int, passages: Passages) -> Beside:
         if start is not None:
             offsets = passages.encoded[at].offsets
             first, last = tokens_at(offsets, start, start + len(answer))
-            return Beside(at, first, last, score)
-    return Beside(at, score=score)
+            return RetrievedPassage(at, first, last, score)
+    return RetrievedPassage(at, score=score)
 
 
 def _same(span: Ids, label: Ids) -> bool:

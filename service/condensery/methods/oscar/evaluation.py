@@ -13,13 +13,13 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from condensery.agreement import exact, f1
 from condensery.methods.oscar.evaluating.asking import ask
-from condensery.methods.oscar.evaluating.placing import Row, beside
+from condensery.methods.oscar.evaluating.placing import Row, place_among_others
 from condensery.networks.oscar import OscarPair
-from condensery.runtime.limits import Limits, default_limits
-from condensery.runtime.pair import make_ready
-from condensery.runtime.reader import Reader
+from condensery.question import exact_match, f1_score
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.oscar_pair import prepare_for_inference
+from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.workers import Workers
 
 AT_ONCE = 16  # questions asked side by side
@@ -40,7 +40,7 @@ class Scores:
 
 
 async def score(
-    reader: Reader,
+    reader: OscarModel,
     rows: Sequence[Row],
     passages: Sequence[Sequence[str]],
     *,
@@ -65,23 +65,23 @@ async def score(
 
     found = await asyncio.gather(*map(one, rows, passages))
     return Scores(
-        [exact(text, row["answers"]) for (text, _), row in zip(found, rows, strict=True)],
-        [f1(text, row["answers"]) for (text, _), row in zip(found, rows, strict=True)],
+        [exact_match(text, row["answers"]) for (text, _), row in zip(found, rows, strict=True)],
+        [f1_score(text, row["answers"]) for (text, _), row in zip(found, rows, strict=True)],
         [text for text, _ in found],
         [first for _, first in found],
     )
 
 
-def running(pair: OscarPair, directory: Path, workers: Workers) -> Reader:
+def running(pair: OscarPair, directory: Path, workers: Workers) -> OscarModel:
     """Run a copy of networks in training; ``directory`` holds their tokenizer."""
-    served = make_ready(copy.deepcopy(pair).eval())
+    served = prepare_for_inference(copy.deepcopy(pair).eval())
     threads = ThreadPoolExecutor(1)
-    return Reader.of(
-        served, directory, workers, name="in-training", threads=threads, limits=patient
+    return OscarModel.of(
+        served, directory, workers, name="in-training", threads=threads, limits=unlimited_wait
     )
 
 
-def patient(device: torch.device) -> Limits:
+def unlimited_wait(device: torch.device) -> BatchLimits:
     """Return limits under which nobody is sent away: a run must not end for a busy machine."""
     return replace(default_limits(device), queue_seconds=math.inf)
 
@@ -94,7 +94,7 @@ def validate(
     rows = rng.sample(list(rows), min(limit, len(rows)))
     workers = Workers(max(1, torch.get_num_threads()))
     reader = running(pair, directory, workers)
-    placed = beside(rows, 5, rng)
+    placed = place_among_others(rows, 5, rng)
 
     async def ask_all() -> dict[str, object]:
         alone = [[row["context"]] for row in rows]

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from condensery.methods.oscar.batches import IGNORED, Batch
 from condensery.networks.oscar import OscarPair
 
-SPELLED_NOISE = 0.2  # of words of unit RMS
+SOFT_WORD_NOISE = 0.2  # of words of unit RMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ def prompt_embeds(pair: OscarPair, batch: Batch, memory: Tensor | None) -> Tenso
     generator = pair.generator
     flat = generator.words[batch.prompt]
     if len(batch.spelled):
-        flat = flat.index_copy(0, batch.spelled_at, spell(batch.spelled, generator.words))
+        flat = flat.index_copy(
+            0, batch.spelled_at, soft_word_vectors(batch.spelled, generator.words)
+        )
     if memory is not None:
         at = batch.memory_at.reshape(-1)
         flat = flat.index_copy(0, at, memory.reshape(len(at), -1).to(flat.dtype))
@@ -56,7 +58,7 @@ def prompt_embeds(pair: OscarPair, batch: Batch, memory: Tensor | None) -> Tenso
     return flat.index_copy(0, batch.separator_at, separators)
 
 
-def spell(ids: Tensor, words: Tensor) -> Tensor:
+def soft_word_vectors(ids: Tensor, words: Tensor) -> Tensor:
     """Return vectors as a pointer makes them that is right but not certain, (vectors, hidden).
 
     More than half of each is its word, the rest another's; and noise as large as what the mapping
@@ -69,7 +71,7 @@ def spell(ids: Tensor, words: Tensor) -> Tensor:
     share = 0.5 + 0.5 * torch.rand(len(ids), 1, device=ids.device)
     others = ids[torch.randperm(len(ids), device=ids.device)]
     mixed = share * words[ids].float() + (1 - share) * words[others].float()
-    return (mixed + SPELLED_NOISE * torch.randn_like(mixed)).to(words.dtype)
+    return (mixed + SOFT_WORD_NOISE * torch.randn_like(mixed)).to(words.dtype)
 
 
 def losses(pair: OscarPair, batch: Batch) -> Losses:

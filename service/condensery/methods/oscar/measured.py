@@ -41,7 +41,7 @@ def _as_estimate(value: Any) -> Any:
 Figure = Annotated[Estimate, BeforeValidator(_as_estimate)]
 
 
-class Found(Part):
+class RetrievalRate(Part):
     """The share of the questions whose own passage was retrieved, percent."""
 
     share: Finite
@@ -76,7 +76,7 @@ class Setting(Part):
     vectors: Finite | None = None
     tokens: Finite | None = None
     left_out: Finite | None = None
-    gold_found: Found | None = None
+    gold_found: RetrievalRate | None = None
 
 
 class Difference(Part):

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from condensery.errors import InputError
-from condensery.methods.oscar.data import Beside, Example, Ids, QaData
+from condensery.methods.oscar.data import Example, Ids, QaData, RetrievedPassage
 
 TENSORS, TEXTS = "sets.safetensors", "sets.json"
 Arrays = dict[str, NDArray[Any]]
@@ -112,7 +112,7 @@ def _arrays(data: QaData) -> Arrays:
 
 def _data(arrays: Arrays) -> QaData:
     beside = [
-        Beside(passage, start, end, score)
+        RetrievedPassage(passage, start, end, score)
         for (passage, start, end), score in zip(
             arrays["beside"].tolist(), arrays["beside_scores"].tolist(), strict=True
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from condensery.errors import InputError
-from condensery.methods.oscar.card import Made, card
+from condensery.methods.oscar.card import CardFacts, card
 from condensery.methods.oscar.evaluating.parts import read_parts
 from condensery.methods.oscar.measured import Report, check_report, read_report
 from condensery.methods.oscar.reporting import add_report
@@ -157,7 +157,7 @@ def publish(
             told = add_report(report, manifest, stored, files)
             manifest, measured, plots = told.manifest, told.report, told.plots
             stored |= told.files
-        made = Made(manifest, sources, others, trained.steps, base.manifest.licence)
+        made = CardFacts(manifest, sources, others, trained.steps, base.manifest.licence)
         stored[CARD] = files / CARD
         stored[CARD].write_text(card(made, measured, plots), encoding="utf-8")
         return store.publish(stored, manifest)
@@ -211,7 +211,7 @@ def publish_again(
         base = store.open(manifest.base) if manifest.base else None
         steps = json.loads((stored.path / "recipe.json").read_text()).get("steps_done")
         licence = base.manifest.licence if base else ""
-        made = Made(told.manifest, sources, others, steps, licence)
+        made = CardFacts(told.manifest, sources, others, steps, licence)
         text = Path(folder) / CARD
         text.write_text(card(made, told.report, told.plots), encoding="utf-8")
         return store.publish({**files, **told.files, CARD: text}, told.manifest)

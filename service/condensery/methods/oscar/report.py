@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.distil.retrieval import MODES
 from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS
@@ -37,8 +37,8 @@ from condensery.methods.oscar.evaluating.settings import (
 )
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.limits import Limits, default_limits
-from condensery.runtime.reader import Reader
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.workers import Workers
 from condensery.store.importing import MINILM
 from condensery.store.store import ModelStore, shipped_store
@@ -48,7 +48,7 @@ FORMAT = 2
 JUDGE_KEY = "CONDENSERY_JUDGE_KEY"
 
 
-def patient(device: torch.device) -> Limits:
+def unlimited_queue(device: torch.device) -> BatchLimits:
     """Return limits under which whoever asks for everything at once is not refused."""
     return replace(default_limits(device), queue_tokens=1 << 40, queue_seconds=float("inf"))
 
@@ -56,7 +56,7 @@ def patient(device: torch.device) -> Limits:
 @contextmanager
 def opened(
     store: ModelStore, name: str, device: torch.device, dtype: torch.dtype, encoder: str | None
-) -> Iterator[tuple[Reader, Encoder | None]]:
+) -> Iterator[tuple[OscarModel, Encoder | None]]:
     """Run a stored pair, and an encoder by its side if one is named."""
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor(2))
@@ -68,10 +68,16 @@ def opened(
         embeds = None
         if encoder is not None:
             embeds = Encoder.load(
-                store.open(encoder), workers, dtype=dtype, limits=patient(device), threads=threads
+                store.open(encoder),
+                workers,
+                dtype=dtype,
+                limits=unlimited_queue(device),
+                threads=threads,
             )
             stack.callback(embeds.close)
-        reader = Reader.load(stored, base, workers, dtype=dtype, threads=threads, limits=patient)
+        reader = OscarModel.load(
+            stored, base, workers, dtype=dtype, threads=threads, limits=unlimited_queue
+        )
         stack.callback(reader.close)
         yield reader, embeds
 
@@ -199,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.out is None:
         sys.stdout.write(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     else:
-        write_whole(args.out, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(args.out, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         sys.stdout.write(f"{table(report)}\n")
 
 

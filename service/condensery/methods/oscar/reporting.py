@@ -15,7 +15,7 @@ from condensery.store.manifest import REPORT, Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportContent:
     """What a report adds to a pair.
 
     Attributes:
@@ -33,7 +33,7 @@ class Told:
 
 def add_report(
     content: Mapping[str, Any], manifest: Manifest, files: Mapping[str, Path], folder: Path
-) -> Told:
+) -> ReportContent:
     """Write a report and its plots, and have the manifest say what was measured.
 
     Args:
@@ -56,7 +56,7 @@ def add_report(
     plots = draw_plots(report, folder / "plots", told.defaults.min_relevance)
     written = {REPORT: folder / REPORT}
     written |= {f"plots/{name}.png": folder / "plots" / f"{name}.png" for name in plots}
-    return Told(report, told, written, tuple(plots))
+    return ReportContent(report, told, written, tuple(plots))
 
 
 def _check_whose(report: Report, manifest: Manifest, files: Mapping[str, Path]) -> None:

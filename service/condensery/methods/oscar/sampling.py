@@ -8,9 +8,9 @@ import numpy as np
 
 from condensery.errors import InputError
 from condensery.methods.oscar.batches import Item, Row
-from condensery.methods.oscar.data import Beside, Example, Ids, QaData, crop
+from condensery.methods.oscar.data import Example, Ids, QaData, RetrievedPassage, crop
 from condensery.networks.oscar_shape import OscarShape
-from condensery.networks.windows import windows
+from condensery.networks.windows import cut_windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Sampler:
         question = example.question[: self._shape.query_tokens]
         span = data.passages[example.passage][example.start : example.end]
         answer = span if example.label is None else example.label
-        best = Beside(example.passage, example.start, example.end, example.score)
+        best = RetrievedPassage(example.passage, example.start, example.end, example.score)
         if example.ranked_only:
             size = self._shape.passage_tokens
             gold = self._row(data, question, best, size, answers=True, likeliest=True)
@@ -158,7 +158,7 @@ class Sampler:
         self,
         data: QaData,
         question: Ids,
-        place: Beside,
+        place: RetrievedPassage,
         size: int,
         *,
         answers: bool,
@@ -210,7 +210,9 @@ class Sampler:
             else:
                 group = data.group[example.passage]
                 near = len(group) > 1 and rng.random() < self._mix.same_article
-                other = Beside(rng.choice(group) if near else rng.randrange(len(data.passages)))
+                other = RetrievedPassage(
+                    rng.choice(group) if near else rng.randrange(len(data.passages))
+                )
                 if contains(data.passages[other.passage], answer):
                     continue
             if other.passage in seen:
@@ -238,7 +240,7 @@ def likeliest_window(passage: Ids, question: Ids, size: int) -> tuple[int, int]:
     was judged for.
     """
     return max(
-        windows(len(passage), size),
+        cut_windows(len(passage), size),
         key=lambda window: len(np.intersect1d(passage[slice(*window)], question)),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from condensery.agreement import normalise
+from condensery.question import normalise_answer
 
 BLOCK = 500  # resamples at a time: a few MB each
 
@@ -18,8 +18,8 @@ def match(answer: str, golds: Sequence[str]) -> float:
 
     Source: OSCAR, arXiv:2504.07109, appendix A.2 (accuracy).
     """
-    said = normalise(answer)
-    return float(any(gold in said if gold else not said for gold in map(normalise, golds)))
+    said = normalise_answer(answer)
+    return float(any(gold in said if gold else not said for gold in map(normalise_answer, golds)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from condensery.errors import InputError
 from condensery.methods.oscar.calibration import calibrate
 from condensery.methods.oscar.cloze import make_cloze
-from condensery.methods.oscar.data import Asked, Example, Ids, QaData, read_jsonl, tokenise
-from condensery.methods.oscar.leakage import Held
+from condensery.methods.oscar.data import Example, Ids, QaData, QuestionTexts, read_jsonl, tokenise
+from condensery.methods.oscar.leakage import HeldOutText
 from condensery.methods.oscar.prepared import TrainingSets
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 from condensery.methods.trainer.rows import read_lines
@@ -154,7 +154,7 @@ class KeptOut:
     """What is measured on, and so may not be trained on."""
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
-        self.held = Held({row["context"] for row in rows})
+        self.held = HeldOutText({row["context"] for row in rows})
         self.titles = {_title(row["title"]) for row in rows if row["title"]}
         self._asked = {_plain(row["question"]) for row in rows}
         self._verdicts: dict[str, bool] = {}
@@ -165,7 +165,9 @@ class KeptOut:
             self._verdicts[text] = self.held.shares(text)
         return self._verdicts[text]
 
-    def without(self, rows: Sequence[TrainingQuestion]) -> tuple[list[Asked], dict[str, int]]:
+    def without(
+        self, rows: Sequence[TrainingQuestion]
+    ) -> tuple[list[QuestionTexts], dict[str, int]]:
         """Return the questions that stay, with the passages that do, and count the others."""
         counts: Counter[str] = Counter()
         kept = []
@@ -191,7 +193,9 @@ class KeptOut:
                 continue
             scores = None if row.scores is None else [row.scores[place] for place in left]
             kept.append(
-                Asked(row.question, passages, row.answers, row.label, scores, row.title, gold)
+                QuestionTexts(
+                    row.question, passages, row.answers, row.label, scores, row.title, gold
+                )
             )
         return kept, dict(counts)
 

@@ -18,7 +18,7 @@ from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.attention import PACKED
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_shape import OscarShape
-from condensery.networks.pointing import Walk
+from condensery.networks.pointers import SpanPointer
 
 State = dict[str, Tensor]
 COMMAND = "command.txt"  # of a run: the command lines that made it, the first first
@@ -129,7 +129,7 @@ def start_encoder(pair: OscarPair, folder: Path) -> None:
     if far := _far(state[words], own[words]):
         raise _refused(folder, f"{far} of {len(own[words])} words are not the encoder's", "reader")
     backbone.load_state_dict({n: own[n] if n == words else state[n] for n in own})
-    if isinstance(pointer := pair.compressor.pointer, Walk):
+    if isinstance(pointer := pair.compressor.pointer, SpanPointer):
         try:
             head = {name: given[f"qa_outputs.{name}"] for name in ("weight", "bias")}
             pointer.span.load_state_dict(head)

@@ -24,6 +24,7 @@ from condensery.methods.trainer.plots import plot
 from condensery.methods.trainer.processes import Processes
 from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.methods.trainer.trainer import Trainer
+from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_packing import Specials
 
@@ -132,7 +133,7 @@ def train(
             "mix": asdict(start.mix),
             "data": sets.fingerprint,
             "origin": dict(start.origin),
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": dtype_name(dtype),
         },
         validate=measure if limit else None,
         processes=processes,

@@ -14,21 +14,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from condensery.encodings import BITS, ENCODINGS, Encoding, decode, encode, int8_range, width
+from condensery.encodings import (
+    BINARY_ENCODINGS,
+    ENCODINGS,
+    Encoding,
+    decode,
+    encode,
+    encoded_width,
+    int8_range,
+)
 from condensery.errors import InputError, ReportNotFound
 from condensery.methods.distil.embedding import embed, running
-from condensery.methods.distil.retrieval import whole
+from condensery.methods.distil.retrieval import titled_text
 from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.parts import check_out, command_line, write_part
 from condensery.methods.ranking.sets import RankingSet, read_sets
-from condensery.prompts import index_prompts
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.store.manifest import REPORT, StoredModel
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore, shipped_store
-from condensery.values import Floats
+from condensery.values import Floats, make_index_prompts
 
 log = logging.getLogger(__name__)
 DEPTH, SEED = 10, 17
@@ -68,9 +75,9 @@ def vectors_of(encoder: Encoder, given: RankingSet) -> tuple[Floats, Floats]:
 
     Passages are read with their titles; what is too long is cut.
     """
-    prompts = index_prompts(encoder)
+    prompts = make_index_prompts(encoder)
     queries = embed(encoder, list(given.queries.values()), prompts.query)
-    passages = embed(encoder, [whole(one) for one in given.passages], prompts.passage)
+    passages = embed(encoder, [titled_text(one) for one in given.passages], prompts.passage)
     return _unit(queries), _unit(passages)
 
 
@@ -201,9 +208,9 @@ def _columns(
 def _numbers(vectors: Floats, form: Form) -> Wide:
     """Return what a search compares; of bits whole numbers, so that equal scores are equal."""
     encoded = encode(vectors, form.encoding)
-    assert encoded.shape[1] == width(form.encoding, form.dims)
+    assert encoded.shape[1] == encoded_width(form.encoding, form.dims)
     back = decode(encoded, form.encoding, form.dims)
-    return (np.sign(back) if form.encoding in BITS else back).astype(np.float64)
+    return (np.sign(back) if form.encoding in BINARY_ENCODINGS else back).astype(np.float64)
 
 
 def _unit(vectors: Floats) -> Floats:

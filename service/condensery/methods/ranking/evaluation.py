@@ -24,9 +24,10 @@ from condensery.methods.ranking.reranking import BM25, compare, reorder, retriev
 from condensery.methods.ranking.sets import RankingSet, read_sets
 from condensery.methods.ranking.stored import StoredRows
 from condensery.methods.rerank.scoring import CrossEncoder
+from condensery.networks.dtypes import dtype_name
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.reader import Reader
+from condensery.runtime.oscar import OscarModel
 from condensery.runtime.workers import Workers
 from condensery.store.store import ModelStore, shipped_store
 
@@ -104,7 +105,7 @@ def open_rankers(args: argparse.Namespace, stack: ExitStack) -> dict[str, Ranker
         if stored.manifest.kind != "oscar-pair":
             raise _other_kind("pair", args.pair, stored.manifest.kind)
         base = store.open_base(stored) if stored.manifest.base else None
-        reader = Reader.load(stored, base, workers, dtype=dtype, threads=threads)
+        reader = OscarModel.load(stored, base, workers, dtype=dtype, threads=threads)
         stack.callback(reader.close)
         if not reader.traits.scores:
             raise InputError(f"pair: {args.pair!r} has no rerank head", field="pair")
@@ -115,7 +116,7 @@ def open_rankers(args: argparse.Namespace, stack: ExitStack) -> dict[str, Ranker
         says: dict[str, object] = {
             "model": path.resolve().name,
             "fingerprint": fingerprint(path),
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": dtype_name(dtype),
         }
         rankers[CROSS_ENCODER] = CrossEncoderRanker(model, says)
     return rankers

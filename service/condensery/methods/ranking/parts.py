@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 
 
@@ -31,7 +31,7 @@ def write_part(part: Mapping[str, Any], path: Path | None) -> str:
     """Return a part as JSON, and write it to ``path`` if there is one."""
     text = json.dumps(part, indent=1, ensure_ascii=False) + "\n"
     if path is not None:
-        write_whole(path, text)
+        write_atomically(path, text)
     return text
 
 

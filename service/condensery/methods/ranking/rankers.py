@@ -10,10 +10,9 @@ import numpy as np
 from condensery.errors import ModelFault
 from condensery.methods.distil.embedding import embed
 from condensery.methods.rerank.scoring import CrossEncoder
-from condensery.prompts import index_prompts
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.reader import Reader
-from condensery.values import Floats
+from condensery.runtime.oscar import OscarModel
+from condensery.values import Floats, make_index_prompts
 
 
 class Ranker(Protocol):
@@ -54,21 +53,21 @@ class EncoderRanker:
         began = time.perf_counter()
         new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
         if new:
-            vectors = embed(self._encoder, new, index_prompts(self._encoder).passage)
+            vectors = embed(self._encoder, new, make_index_prompts(self._encoder).passage)
             self._vectors.update(zip(new, vectors, strict=True))
         return time.perf_counter() - began
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Return the query's inner product with each passage."""
         self.prepare(texts)
-        (vector,) = embed(self._encoder, [query], index_prompts(self._encoder).query)
+        (vector,) = embed(self._encoder, [query], make_index_prompts(self._encoder).query)
         return [float(self._vectors[text] @ vector) for text in texts]
 
 
 class PairRanker:
     """A pair's rerank head, as ``/rerank`` has it: of a long passage the best window counts."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: OscarModel) -> None:
         self.says: dict[str, object] = {
             "model": reader.info.name,
             "fingerprint": reader.info.fingerprint,

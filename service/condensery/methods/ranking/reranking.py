@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from condensery.methods.distil.retrieval import Retriever, whole
+from condensery.methods.distil.retrieval import Retriever, titled_text
 from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.rankers import Ranker
@@ -47,7 +47,7 @@ def score(given: RankingSet, candidates: Candidates, ranker: Ranker, stored: Sto
         Seconds that reading passages ahead of the queries took.
     """
     # As they are indexed: the title on a line before the text.
-    texts = {one.id: whole(one) for one in given.passages}
+    texts = {one.id: titled_text(one) for one in given.passages}
     missing = [query for query in given.queries if query not in stored.found]
     ahead = ranker.prepare(
         list(dict.fromkeys(texts[name] for query in missing for name in candidates[query]))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import InputError, StorageError
 
 
@@ -58,7 +58,7 @@ class StoredRows:
     def _write(self, text: str) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, text)
+            write_atomically(self._path, text)
         except OSError as error:
             raise StorageError(f"{self._path}: {error}", field="work") from error
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from condensery.methods.reader.data import Ids, Spots
+from condensery.methods.reader.data import Ids, SpanQuestions
 from condensery.networks.oscar_packing import Specials
 
 
@@ -49,7 +49,7 @@ def crop(length: int, start: int, end: int, size: int, rng: random.Random) -> tu
 
 
 def draw_rows(
-    sources: Sequence[Spots],
+    sources: Sequence[SpanQuestions],
     shares: Sequence[float],
     rng: random.Random,
     *,

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from condensery.errors import InputError
-from condensery.methods.oscar.leakage import Held
+from condensery.methods.oscar.leakage import HeldOutText
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 
 Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class SpanQuestion:
     """A question and where its answer stands.
 
     Attributes:
@@ -39,10 +39,10 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Spots:
+class SpanQuestions:
     """Questions of one source over shared passages."""
 
-    examples: list[Spot]
+    examples: list[SpanQuestion]
     passages: list[Ids]
 
 
@@ -57,7 +57,7 @@ class ReaderData:
         sha256: Of all that is trained on.
     """
 
-    sources: list[Spots]
+    sources: list[SpanQuestions]
     validation: list[TrainingQuestion]
     report: dict[str, dict[str, int]]
     sha256: str
@@ -96,7 +96,7 @@ def load_data(
     chosen = set(random.Random(seed).sample(titles, min(held_articles, len(titles))))
     validation = [row for row in read[0][0] if row.title in chosen]
     unlike = [*evaluated, *validation]
-    held = Held({text for row in unlike for text in row.passages})
+    held = HeldOutText({text for row in unlike for text in row.passages})
     closed = {_plain(row.title) for row in unlike if row.title}
     sources, report = [], {}
     for path, (rows, left_out) in zip(questions, read, strict=True):
@@ -106,7 +106,7 @@ def load_data(
             for row in rows
             if _plain(row.title) not in closed and not any(shares[text] for text in row.passages)
         ]
-        spots = find_spots(kept, tokenizer)
+        spots = find_spans(kept, tokenizer)
         if not spots.examples:
             raise InputError(
                 f"{path}: of {len(rows)} questions none is left: {len(rows) - len(kept)} are like "
@@ -124,7 +124,7 @@ def load_data(
     return ReaderData(sources, validation, report, _digest(sources))
 
 
-def _digest(sources: Iterable[Spots]) -> str:
+def _digest(sources: Iterable[SpanQuestions]) -> str:
     digest = hashlib.sha256()
     for source in sources:
         for ids in source.passages:
@@ -139,7 +139,7 @@ def _plain(title: str) -> str:
     return title.replace("_", " ").strip().casefold()
 
 
-def find_spots(rows: Iterable[TrainingQuestion], tokenizer: Tokenizer) -> Spots:
+def find_spans(rows: Iterable[TrainingQuestion], tokenizer: Tokenizer) -> SpanQuestions:
     """Tokenise questions and passages, and find the answers; those without tokens are left out."""
     rows = list(rows)
     texts = list(dict.fromkeys(text for row in rows for text in row.passages))
@@ -173,11 +173,11 @@ def find_spots(rows: Iterable[TrainingQuestion], tokenizer: Tokenizer) -> Spots:
         )
         question = tokenizer.encode(row.question, add_special_tokens=False).ids
         examples.append(
-            Spot(
+            SpanQuestion(
                 np.array(question, dtype=np.int32), passage, tokens[0], tokens[-1] + 1, others[:64]
             )
         )
-    return Spots(examples, [np.array(one.ids, dtype=np.int32) for one in encoded])
+    return SpanQuestions(examples, [np.array(one.ids, dtype=np.int32) for one in encoded])
 
 
 def find_answer(row: TrainingQuestion) -> tuple[int, int, int] | None:

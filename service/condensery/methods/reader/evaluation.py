@@ -8,16 +8,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from condensery.agreement import exact, f1
 from condensery.errors import InputError
-from condensery.methods.oscar.evaluating.measuring import give
+from condensery.methods.oscar.evaluating.measuring import choose_passages
 from condensery.methods.oscar.evaluating.questions import Questions, sample_questions
 from condensery.methods.oscar.evaluating.settings import FIXED
 from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.parts import check_out, command_line, fingerprint, write_part
 from condensery.methods.ranking.stored import StoredRows
-from condensery.methods.reader.reading import SpanReader, find_reader
+from condensery.methods.reader.span_reader import SpanReader, find_reader
 from condensery.methods.trainer.arguments import add_machine, begin
+from condensery.networks.dtypes import dtype_name
+from condensery.question import exact_match, f1_score
 from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def measure(
             field="questions",
             value=questions.file,
         )
-    given = give(rows, SETTINGS, seed, {})
+    given = choose_passages(rows, SETTINGS, seed, {})
     depends = {"questions": questions.sha256, "seed": seed, **about}
     figures = {}
     for setting in SETTINGS:
@@ -74,7 +75,7 @@ def measure(
             log.info("%s: %d of %d questions", setting.key, start + len(places), len(missing))
         said = [stored.found[str(place)] for place in range(len(rows))]
         scores = [
-            [100 * measured(one["answer"], row["answers"]) for measured in (exact, f1)]
+            [100 * measured(one["answer"], row["answers"]) for measured in (exact_match, f1_score)]
             for one, row in zip(said, rows, strict=True)
         ]
         found = bootstrap(scores, seed=seed)
@@ -118,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     questions = sample_questions(args.questions, args.count, args.seed)
     folder = find_reader(args.run)
     reader = SpanReader.open(folder, device=device, dtype=dtype)
-    says = {"model": fingerprint(folder), "dtype": str(dtype).removeprefix("torch.")}
+    says = {"model": fingerprint(folder), "dtype": dtype_name(dtype)}
     part = {
         "baselines": {NAME: measure(reader, questions, args.seed, args.work, says)},
         "made": {

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import BertForQuestionAnswering
 
-from condensery.durable import whole_folder
+from condensery.atomic_files import atomic_folder
 from condensery.errors import InputError
 from condensery.methods.reader.batches import Batch
-from condensery.methods.reader.reading import MODEL
 from condensery.methods.reader.recipe import ReaderRecipe
+from condensery.methods.reader.span_reader import MODEL
 from condensery.methods.trainer.draws import Loss
 from condensery.methods.trainer.optimizer import Group
 
@@ -92,7 +92,7 @@ def write_model(
     out: Path, model: BertForQuestionAnswering, tokenizer: Path, card: dict[str, Any]
 ) -> None:
     """Write the reader's folder, in place of one that is there."""
-    with whole_folder(out / MODEL) as folder:
+    with atomic_folder(out / MODEL) as folder:
         model.save_pretrained(folder)
         shutil.copy(tokenizer, folder / "tokenizer.json")
         (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")

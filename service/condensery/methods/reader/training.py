@@ -13,21 +13,22 @@ import torch
 from torch import nn
 from transformers import BertForQuestionAnswering
 
-from condensery.agreement import exact, f1
 from condensery.errors import InputError, shorten
 from condensery.methods.ranking.parts import command_line
 from condensery.methods.reader.batches import Batch, Row, collate, draw_rows
 from condensery.methods.reader.data import load_data
 from condensery.methods.reader.model import groups, new_reader, span_loss, write_model
-from condensery.methods.reader.reading import MODEL, SpanReader
 from condensery.methods.reader.recipe import ReaderRecipe
+from condensery.methods.reader.span_reader import MODEL, SpanReader
 from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
 from condensery.methods.trainer.draws import Draw
 from condensery.methods.trainer.plots import plot
 from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.methods.trainer.trainer import Trainer
+from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar_packing import Specials
+from condensery.question import exact_match, f1_score
 from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def train(
         "shares": weights,
         "data": data.report,
         "data_sha256": data.sha256,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
     }
 
     def draw(at: Draw) -> list[Row]:
@@ -129,7 +130,7 @@ def train(
         pairs = [(one.text, row.answers) for one, row in zip(found, validated, strict=True)]
         return {
             name: 100 * sum(measure(*pair) for pair in pairs) / len(pairs)
-            for name, measure in (("em", exact), ("f1", f1))
+            for name, measure in (("em", exact_match), ("f1", f1_score))
         }
 
     Trainer[BertForQuestionAnswering, Batch](

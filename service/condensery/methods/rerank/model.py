@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-from condensery.durable import whole_folder
+from condensery.atomic_files import atomic_folder
 from condensery.errors import InputError, StoreError
 from condensery.methods.rerank.pairs import PairReader
 from condensery.store.checking import sha256_of
@@ -121,7 +121,7 @@ def write_model(
     folder: Path, model: BertForSequenceClassification, tokenizer: Any, card: Mapping[str, Any]
 ) -> None:
     """Write what transformers reads, in place of a folder that is there."""
-    with whole_folder(folder) as aside:
+    with atomic_folder(folder) as aside:
         model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
         (aside / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.distil.embedding import embed, running
 from condensery.methods.distil.retrieval import CorpusPassage, Retriever
@@ -22,10 +22,10 @@ from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sets import RankingSets
 from condensery.methods.rerank.sources import Answers, Query
 from condensery.methods.trainer.trainer import differences
-from condensery.prompts import index_prompts
 from condensery.runtime.encoder import Encoder
 from condensery.store.importing import import_model
 from condensery.store.store import ModelStore
+from condensery.values import make_index_prompts
 
 log = logging.getLogger(__name__)
 NAME = "negatives.jsonl"
@@ -143,7 +143,7 @@ def _candidates(
         return candidates, []
     numbers = sorted(set(chain.from_iterable(candidates)))
     place = {number: row for row, number in enumerate(numbers)}
-    prompts = index_prompts(encoder)
+    prompts = make_index_prompts(encoder)
     asked = embed(encoder, texts, prompts.query)
     read = embed(encoder, [sets.passages[n] for n in numbers], prompts.passage)
     return candidates, [
@@ -161,7 +161,7 @@ def _write(path: Path, about: Mapping[str, Any], mined: Mined) -> None:
     rows: list[Any] = [about, *({"negatives": some} for some in mined.negatives)]
     rows += [{"candidates": some} for some in mined.candidates]
     rows += [{"encoder": some} for some in mined.encoder]
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _read(path: Path, about: Mapping[str, Any]) -> Mined:

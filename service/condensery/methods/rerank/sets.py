@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from condensery.errors import InputError
-from condensery.methods.oscar.leakage import Held
+from condensery.methods.oscar.leakage import HeldOutText
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query, Sources, read_pool
 from condensery.methods.trainer.rows import read_rows
@@ -113,7 +113,7 @@ def leave_out(
     """
     if not not_like:
         return list(passages), list(queries)
-    held = Held(texts_of(not_like))
+    held = HeldOutText(texts_of(not_like))
     unlike = [old for old, text in enumerate(passages) if not held.shares(text)]
     new = {old: number for number, old in enumerate(unlike)}
     kept = [

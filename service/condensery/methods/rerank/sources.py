@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from condensery.agreement import normalise
 from condensery.errors import InputError, shorten
 from condensery.methods.trainer.questions import Rules, Wrong, read_questions
 from condensery.methods.trainer.rows import Row, read_lines, read_rows
+from condensery.question import normalise_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class Answers:
     def hold(self, passage: int, answers: Sequence[str]) -> bool:
         """Return whether one of the answers stands in the passage, whole words only."""
         if passage not in self._normal:
-            self._normal[passage] = f" {normalise(self._passages[passage])} "
+            self._normal[passage] = f" {normalise_answer(self._passages[passage])} "
         text = self._normal[passage]
-        return any(f" {found} " in text for a in answers if (found := normalise(a)))
+        return any(f" {found} " in text for a in answers if (found := normalise_answer(a)))
 
 
 def read_pool(sources: Sources) -> Pool:

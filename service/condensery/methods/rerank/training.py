@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import BertForSequenceClassification
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import CondenseryError
 from condensery.methods.ranking.sets import parse_set
 from condensery.methods.rerank.batches import Batch, Batches, RankLoss
@@ -33,6 +33,7 @@ from condensery.methods.trainer.plots import plot
 from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.questions import Wrong
 from condensery.methods.trainer.trainer import Trainer
+from condensery.networks.dtypes import dtype_name
 from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ def train(
     report = {**sets.report, "left out: too few negatives": len(sets.train) - len(rows)}
     if processes.rank == 0:
         about = {**report, "sha256": sets.fingerprint()}
-        write_whole(out / DATA, json.dumps(about, indent=1) + "\n")
+        write_atomically(out / DATA, json.dumps(about, indent=1) + "\n")
     nn.Module.to(model, device=device, dtype=dtype)
     if device.type == "cpu":
         model.set_attn_implementation("eager")  # SDPA's backward pass is slow in bf16 on a CPU
@@ -94,7 +95,7 @@ def train(
         "base": fingerprint(base),
         "recipe": {k: v for k, v in asdict(recipe).items() if k != "accumulate"},
         "data": sets.fingerprint(),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
     }
 
     def figures(module: nn.Module, most: int | None = None) -> dict[str, object]:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 BLOCK = 32  # rows synced at once
 
 
-class Scoring(Protocol):
+class PassageScorer(Protocol):
     """What scores passages: a ``CrossEncoder``."""
 
     def scores(self, query: str, passages: Sequence[str]) -> list[float]:
@@ -54,7 +54,7 @@ def rows(
     sets: RankingSets,
     recipe: RerankRecipe,
     searching: Retriever,
-    scoring: Scoring | None,
+    scoring: PassageScorer | None,
     first: int = 0,
 ) -> Iterator[Line]:
     """Yield a row a query, in their order, from the ``first`` on; an empty one where none is found.
@@ -82,7 +82,7 @@ def make_rows(
     out: Path,
     *,
     encoder: Path | None,
-    cross_encoder: tuple[Path, Scoring] | None,
+    cross_encoder: tuple[Path, PassageScorer] | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> int:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from condensery.durable import sync
+from condensery.atomic_files import sync_path
 from condensery.methods.trainer.failures import TrainingStopped
 
 FOLDER, WEIGHTS, OPTIMIZER, STATE = (
@@ -103,9 +103,9 @@ def save_checkpoint(
         save_file({k: v.detach().contiguous() for k, v in optimizer.items()}, aside / OPTIMIZER)
         (aside / STATE).write_text(json.dumps({"step": step, **state}, indent=1) + "\n")
         for path in (*aside.iterdir(), aside):
-            sync(path)
+            sync_path(path)
         aside.rename(done.path)
-        sync(folder)
+        sync_path(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)  # make room again: it is of no use
         last = latest(out)

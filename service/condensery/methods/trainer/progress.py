@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.methods.trainer.failures import TrainingStopped
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def rewind(out: Path, step: int) -> list[dict[str, Any]]:
     path = out / NAME
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if path.exists() and path.read_text() != text:
-        write_whole(path, text)
+        write_atomically(path, text)
     return rows
 
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from condensery.api import ports
-from condensery.api.grpc.server import GrpcServer, start
+from condensery.api.grpc.server import GrpcServer, start_server
 from condensery.jobs.services import Services
 
 
@@ -20,7 +20,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def server(services: Services) -> AsyncIterator[GrpcServer]:
-    running = await start(services, "127.0.0.1", 0)
+    running = await start_server(services, "127.0.0.1", 0)
     yield running
     await running.stop(1)
 

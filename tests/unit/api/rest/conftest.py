@@ -1,4 +1,4 @@
-"""The REST door over ASGI, without a socket."""
+"""The REST API over ASGI, without a socket."""
 
 import asyncio
 import contextlib
@@ -10,16 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
-from condensery.api.rest import protocol
-from condensery.api.rest.app import build
-from condensery.api.rest.exchange import LEAVING
-from condensery.api.rest.protocol import Protocol
-from condensery.api.rest.server import RestServer
+from condensery.api.rest import http
+from condensery.api.rest.app import build_app
+from condensery.api.rest.http import BoundedProtocol, RestServer
+from condensery.api.rest.middleware import ON_DISCONNECT
 
 
 @pytest.fixture
-async def door(services):
-    transport = httpx.ASGITransport(app=build(services), raise_app_exceptions=True)
+async def client(services):
+    transport = httpx.ASGITransport(app=build_app(services), raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
         yield client
 
@@ -66,7 +65,7 @@ class Line:
             "client": ("10.0.0.7", 5),
             "server": ("door", 80),
             "asgi": {"spec_version": "2.3"},
-            "extensions": {LEAVING: self.callbacks},
+            "extensions": {ON_DISCONNECT: self.callbacks},
         }
         self.task = asyncio.create_task(self.app(scope, self._receive, self._send))
         return self.task
@@ -131,7 +130,7 @@ class Line:
 @pytest.fixture
 def line(services):
     """Return a request that is not made yet."""
-    app = build(services)
+    app = build_app(services)
 
     def make(path: str, body: Any = b"", **options: Any) -> Line:
         return Line(app, path, body, **options)
@@ -167,11 +166,11 @@ async def server(serve):
 @pytest.fixture
 def brief(monkeypatch):
     """Wait less long for who is refused to read why."""
-    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(http, "REFUSAL_LINGER_SECONDS", 0.2)
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(Protocol, "head_seconds", 0.3)
-    monkeypatch.setattr(Protocol, "take_seconds", 0.3)
-    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(BoundedProtocol, "head_seconds", 0.3)
+    monkeypatch.setattr(BoundedProtocol, "take_seconds", 0.3)
+    monkeypatch.setattr(http, "REFUSAL_LINGER_SECONDS", 0.2)

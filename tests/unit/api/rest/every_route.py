@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from condensery.api.rest import notices, replies, replies_rag, replies_upkeep
+from condensery.api.rest.schemas import index, rag, replies, service
 
 QUESTION = {"query": "where?", "documents": ["some words", {"id": "best", "text": "gold"}]}
 DOCUMENTS = [{"id": "a", "text": "alpha", "metadata": {"n": [1, None, {"x": "y"}]}}]
@@ -42,44 +42,44 @@ REPLIES = [
         replies.NimRanking,
     ),
     ("POST", "/v1/rerank", {**QUESTION, "return_documents": True}, replies.Ranking),
-    ("POST", "/v1/rag/answer", QUESTION, replies_rag.WholeAnswer),
-    ("POST", "/v1/rag/answer", {**QUESTION, "logprobs": 2}, replies_rag.WholeAnswer),
+    ("POST", "/v1/rag/answer", QUESTION, rag.WholeAnswer),
+    ("POST", "/v1/rag/answer", {**QUESTION, "logprobs": 2}, rag.WholeAnswer),
     (
         *("POST", "/v1/rag/answer", {**QUESTION, "compression": {"mode": "off"}}),
-        replies_rag.WholeAnswer,
+        rag.WholeAnswer,
     ),
-    ("POST", "/v1/rag/compare", QUESTION, replies_rag.Comparison),
-    ("POST", "/v1/chat/completions", CHAT, replies_rag.ChatCompletion),
+    ("POST", "/v1/rag/compare", QUESTION, rag.Comparison),
+    ("POST", "/v1/chat/completions", CHAT, rag.ChatCompletion),
     (
         *("POST", "/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 1}),
-        replies_rag.ChatCompletion,
+        rag.ChatCompletion,
     ),
-    ("POST", "/v1/compress", QUESTION, replies_rag.Compressed),
-    ("POST", "/v1/compress", {**QUESTION, "return": "stats"}, replies_rag.Compressed),
-    ("DELETE", "/v1/contexts/ctx_...", None, replies_rag.Released),
+    ("POST", "/v1/compress", QUESTION, rag.Compressed),
+    ("POST", "/v1/compress", {**QUESTION, "return": "stats"}, rag.Compressed),
+    ("DELETE", "/v1/contexts/ctx_...", None, rag.Released),
     ("PUT", "/v1/indexes/kb", {}, replies.Index),
     ("GET", "/v1/indexes", None, replies.Indexes),
     ("GET", "/v1/indexes/kb", None, replies.Index),
     ("POST", "/v1/indexes/kb/documents", {"documents": DOCUMENTS}, replies.Written),
-    ("GET", "/v1/indexes/aliases", None, replies_upkeep.Aliases),
+    ("GET", "/v1/indexes/aliases", None, index.Aliases),
     (
         *("POST", "/v1/indexes/aliases"),
         {"actions": [{"create_alias": {"alias": "live", "index": "kb"}}]},
-        replies_upkeep.Aliases,
+        index.Aliases,
     ),
     (
         *("POST", "/v1/indexes/aliases"),
         {"actions": [{"delete_alias": {"alias": "live"}}]},
-        replies_upkeep.Aliases,
+        index.Aliases,
     ),
-    ("POST", "/v1/indexes/kb/snapshots", None, replies_upkeep.Snapshot),
-    ("GET", "/v1/indexes/kb/snapshots", None, replies_upkeep.Snapshots),
-    ("GET", "/v1/indexes/kb/snapshots/snap_...", None, replies_upkeep.Snapshot),
+    ("POST", "/v1/indexes/kb/snapshots", None, index.Snapshot),
+    ("GET", "/v1/indexes/kb/snapshots", None, index.Snapshots),
+    ("GET", "/v1/indexes/kb/snapshots/snap_...", None, index.Snapshot),
     ("POST", "/v1/indexes/kb/snapshots/snap_.../restore", {}, replies.Index),
-    ("DELETE", "/v1/indexes/kb/snapshots/snap_...", None, replies_upkeep.SnapshotDeleted),
-    ("POST", "/v1/indexes/kb/rebuild", {"encoder": "other"}, replies_upkeep.Rebuild),
-    ("GET", "/v1/indexes/kb/rebuild", None, replies_upkeep.Rebuild),
-    ("DELETE", "/v1/indexes/kb/rebuild", None, replies_upkeep.RebuildCancelled),
+    ("DELETE", "/v1/indexes/kb/snapshots/snap_...", None, index.SnapshotDeleted),
+    ("POST", "/v1/indexes/kb/rebuild", {"encoder": "other"}, index.Rebuild),
+    ("GET", "/v1/indexes/kb/rebuild", None, index.Rebuild),
+    ("DELETE", "/v1/indexes/kb/rebuild", None, index.RebuildCancelled),
     ("POST", "/v1/indexes/kb/documents/get", {"ids": ["a", "b"]}, replies.Documents),
     ("POST", "/v1/indexes/kb/documents/count", {}, replies.Counts),
     ("POST", "/v1/indexes/kb/documents/scroll", {}, replies.Page),
@@ -91,36 +91,36 @@ REPLIES = [
     ("POST", "/v1/indexes/kb/query", {"query": "alpha"}, replies.Hits),
     ("POST", "/v1/indexes/kb/documents/delete", {"ids": ["a"]}, replies.Deleted),
     ("DELETE", "/v1/indexes/kb", None, replies.Dropped),
-    ("GET", "/v1/models", None, notices.Models),
-    ("GET", "/models", None, notices.InfinityModels),
-    ("GET", "/v1/models/words", None, notices.Model),
-    ("GET", "/v1/models/pair/report", None, notices.Report),
-    ("POST", "/v1/models/aliases", {"aliases": {"best": "other"}}, notices.ModelAliases),
-    ("GET", "/v1/models/aliases", None, notices.ModelAliases),
-    ("POST", "/v1/models/words/load", {"version": "2"}, notices.Loaded),
-    ("POST", "/v1/models/words/reload", {}, notices.Loaded),
-    ("POST", "/v1/models/pair/unload", {}, notices.Unloaded),
-    ("POST", "/v2/repository/index", {"ready": True}, list[notices.KServeVersion]),
-    ("POST", "/v2/repository/models/words/load", {}, notices.KServeVersion),
-    ("POST", "/v2/repository/models/pair/unload", {}, notices.KServeVersion),
-    ("GET", "/info", None, notices.TeiInfo),
-    ("GET", "/version", None, notices.Version),
+    ("GET", "/v1/models", None, service.Models),
+    ("GET", "/models", None, service.InfinityModels),
+    ("GET", "/v1/models/words", None, service.Model),
+    ("GET", "/v1/models/pair/report", None, service.Report),
+    ("POST", "/v1/models/aliases", {"aliases": {"best": "other"}}, service.ModelAliases),
+    ("GET", "/v1/models/aliases", None, service.ModelAliases),
+    ("POST", "/v1/models/words/load", {"version": "2"}, service.Loaded),
+    ("POST", "/v1/models/words/reload", {}, service.Loaded),
+    ("POST", "/v1/models/pair/unload", {}, service.Unloaded),
+    ("POST", "/v2/repository/index", {"ready": True}, list[service.KServeVersion]),
+    ("POST", "/v2/repository/models/words/load", {}, service.KServeVersion),
+    ("POST", "/v2/repository/models/pair/unload", {}, service.KServeVersion),
+    ("GET", "/info", None, service.TeiInfo),
+    ("GET", "/version", None, service.Version),
     ("GET", "/openapi.json", None, dict[str, Any]),
-    ("GET", "/v2", None, notices.KServeServer),
-    ("GET", "/v2/models/pair", None, notices.KServeModel),
-    ("GET", "/v2/models/words/ready", None, notices.KServeModelReady),
-    ("GET", "/livez", None, notices.Status),
-    ("GET", "/readyz", None, notices.Status),
-    ("GET", "/startupz", None, notices.Status),
-    ("GET", "/health", None, notices.Status),
-    ("GET", "/ping", None, notices.Status),
-    ("GET", "/v2/health/live", None, notices.KServeLive),
-    ("GET", "/v2/health/ready", None, notices.KServeReady),
+    ("GET", "/v2", None, service.KServeServer),
+    ("GET", "/v2/models/pair", None, service.KServeModel),
+    ("GET", "/v2/models/words/ready", None, service.KServeModelReady),
+    ("GET", "/livez", None, service.Status),
+    ("GET", "/readyz", None, service.Status),
+    ("GET", "/startupz", None, service.Status),
+    ("GET", "/health", None, service.Status),
+    ("GET", "/ping", None, service.Status),
+    ("GET", "/v2/health/live", None, service.KServeLive),
+    ("GET", "/v2/health/ready", None, service.KServeReady),
 ]
 
 
-async def walk(door, pool) -> AsyncIterator[tuple[str, str, Any, Any, Any]]:
-    """Ask all of ``REPLIES`` of one server; yields method, template, body, schema and reply."""
+async def request_every_route(client, pool) -> AsyncIterator[tuple[str, str, Any, Any, Any]]:
+    """Send all of ``REPLIES`` to a server; yields method, template, body, schema and reply."""
     held, made = "", ""
     pool.encoders["other"].delay = 60  # so that there is a rebuild to cancel
     for method, path, body, schema in REPLIES:
@@ -129,9 +129,9 @@ async def walk(door, pool) -> AsyncIterator[tuple[str, str, Any, Any, Any]]:
         for name in ("words", "pair"):
             template = template.replace(f"/{name}", "/{name}")
         asked = path.replace("ctx_...", held).replace("snap_...", made)
-        reply = await door.request(method, asked, json=body)
-        if schema is replies_rag.Compressed:
+        reply = await client.request(method, asked, json=body)
+        if schema is rag.Compressed:
             held = reply.json()["context"] or held
-        if schema is replies_upkeep.Snapshot:
+        if schema is index.Snapshot:
             made = reply.json()["id"]
         yield method, template, body, schema, reply

@@ -1,11 +1,11 @@
-"""Chats over the door: OpenAI's replies and chunks, and our extras beside them."""
+"""Chats over REST: OpenAI's replies and chunks, and our extras beside them."""
 
 import asyncio
 import json
 
 import pytest
 
-from condensery.questions import Sampling
+from condensery.question import Sampling
 
 CHAT = {
     "messages": [{"role": "user", "content": "where?"}],
@@ -21,16 +21,16 @@ def chunks_of(text):
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
-async def streamed(door, **more):
-    reply = await door.post(PATH, json={**CHAT, "stream": True, **more})
+async def streamed(client, **more):
+    reply = await client.post(PATH, json={**CHAT, "stream": True, **more})
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert reply.headers["x-model"] == "pair"
     return chunks_of(reply.text)
 
 
-async def test_a_chat_says_what_the_answer_says(door):
-    answer = (await door.post("/v1/rag/answer", json=QUESTION)).json()
-    reply = await door.post(PATH, json={**CHAT, "user": "me"})
+async def test_a_chat_says_what_the_answer_says(client):
+    answer = (await client.post("/v1/rag/answer", json=QUESTION)).json()
+    reply = await client.post(PATH, json={**CHAT, "user": "me"})
     chat = reply.json()
     (choice,) = chat["choices"]
     assert choice["message"] == {
@@ -51,9 +51,9 @@ async def test_a_chat_says_what_the_answer_says(door):
     assert reply.headers["x-model"] == "pair"
 
 
-async def test_chunks_join_to_the_whole(door):
-    whole = (await door.post(PATH, json=CHAT)).json()
-    chunks = await streamed(door)
+async def test_chunks_join_to_the_whole(client):
+    whole = (await client.post(PATH, json=CHAT)).json()
+    chunks = await streamed(client)
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     same = {(chunk["id"], chunk["created"], chunk["system_fingerprint"]) for chunk in chunks}
     assert len(same) == 1
@@ -67,41 +67,41 @@ async def test_chunks_join_to_the_whole(door):
     assert not any("condensery" in chunk or "usage" in chunk for chunk in chunks[:-1])
 
 
-async def test_usage_comes_last_where_it_is_asked_for(door):
-    whole = (await door.post(PATH, json=CHAT)).json()
-    *chunks, last = await streamed(door, stream_options={"include_usage": True})
+async def test_usage_comes_last_where_it_is_asked_for(client):
+    whole = (await client.post(PATH, json=CHAT)).json()
+    *chunks, last = await streamed(client, stream_options={"include_usage": True})
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
     assert all(chunk["usage"] is None for chunk in chunks)
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     assert "condensery" in chunks[-1]
 
 
-async def test_an_answer_that_is_cut_ends_for_its_length(door):
-    chat = (await door.post(PATH, json={**CHAT, "max_completion_tokens": 1})).json()
+async def test_an_answer_that_is_cut_ends_for_its_length(client):
+    chat = (await client.post(PATH, json={**CHAT, "max_completion_tokens": 1})).json()
     assert chat["choices"][0]["finish_reason"] == "length"
     assert chat["usage"]["completion_tokens"] == 1
-    assert (await streamed(door, max_tokens=1))[-1]["choices"][0]["finish_reason"] == "length"
+    assert (await streamed(client, max_tokens=1))[-1]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_an_answer_that_was_not_found_stops_and_says_so_beside(door):
-    chat = (await door.post(PATH, json={**CHAT, "min_relevance": 0.9})).json()
+async def test_an_answer_that_was_not_found_stops_and_says_so_beside(client):
+    chat = (await client.post(PATH, json={**CHAT, "min_relevance": 0.9})).json()
     assert chat["choices"][0]["finish_reason"] == "stop"
     assert "do not hold" in chat["choices"][0]["message"]["content"]
     assert chat["condensery"]["finish_reason"] == "not_found"
-    last = (await streamed(door, min_relevance=0.9))[-1]
+    last = (await streamed(client, min_relevance=0.9))[-1]
     assert (last["choices"][0]["finish_reason"], last["condensery"]["finish_reason"]) == (
         "stop",
         "not_found",
     )
 
 
-async def test_log_probabilities_come_in_openais_shape(door):
+async def test_log_probabilities_come_in_openais_shape(client):
     asked = {"logprobs": True, "top_logprobs": 1}
-    chat = (await door.post(PATH, json={**CHAT, **asked})).json()
+    chat = (await client.post(PATH, json={**CHAT, **asked})).json()
     logprobs = chat["choices"][0]["logprobs"]
     token = {"token": "where? ", "logprob": -0.5, "bytes": list(b"where? ")}
     assert logprobs["content"][0] == {**token, "top_logprobs": [token]}
-    chunks = await streamed(door, **asked)
+    chunks = await streamed(client, **asked)
     choices = [chunk["choices"][0] for chunk in chunks]
     content = [
         one for choice in choices if choice["logprobs"] for one in choice["logprobs"]["content"]
@@ -110,32 +110,32 @@ async def test_log_probabilities_come_in_openais_shape(door):
     assert "".join(one["token"] for one in content) == chat["choices"][0]["message"]["content"]
 
 
-async def test_a_token_that_is_part_of_a_character_has_no_bytes(door):
+async def test_a_token_that_is_part_of_a_character_has_no_bytes(client):
     body = {**CHAT, "messages": [{"role": "user", "content": "\ufffd?"}], "logprobs": True}
-    chat = (await door.post(PATH, json=body)).json()
+    chat = (await client.post(PATH, json=body)).json()
     assert chat["choices"][0]["logprobs"]["content"][0]["bytes"] is None
 
 
-async def test_how_to_sample_reaches_the_pair(door, pool):
+async def test_how_to_sample_reaches_the_pair(client, pool):
     body = {**CHAT, "temperature": 0.5, "top_p": 0.5, "seed": 3, "stop": "END"}
-    assert (await door.post(PATH, json=body)).status_code == 200
-    assert (await door.post(PATH, json=CHAT)).status_code == 200
+    assert (await client.post(PATH, json=body)).status_code == 200
+    assert (await client.post(PATH, json=CHAT)).status_code == 200
     assert pool.readers["pair"].asked == [
         (Sampling(0.5, 0.5, 3), ("END",)),
         (Sampling(temperature=0), ()),
     ]
 
 
-async def test_a_failure_amid_chunks_is_an_error_that_openais_client_raises(door, pool):
+async def test_a_failure_amid_chunks_is_an_error_that_openais_client_raises(client, pool):
     pool.readers["pair"].fails_after = 1
-    chunks = await streamed(door)
+    chunks = await streamed(client)
     assert [list(chunk) for chunk in chunks[2:]] == [["error"]]
     assert chunks[2]["error"]["code"] == "internal_error"
     assert "secret detail" not in json.dumps(chunks)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_wrong_has_a_status_streamed_or_not(door, stream):
+async def test_what_is_wrong_has_a_status_streamed_or_not(client, stream):
     bad = [
         ({**CHAT, "model": "gpt-4o"}, 404, "model_not_found", "model"),
         ({"messages": CHAT["messages"], "index": "kb"}, 404, "index_not_found", None),
@@ -149,29 +149,29 @@ async def test_what_is_wrong_has_a_status_streamed_or_not(door, stream):
         ),
     ]
     for body, status, code, field in bad:
-        reply = await door.post(PATH, json={**body, "stream": stream})
+        reply = await client.post(PATH, json={**body, "stream": stream})
         error = reply.json()["error"]
         assert (reply.status_code, error["code"]) == (status, code), error
         assert field in (None, error["param"])
 
 
-async def test_ignored_messages_are_told(door):
+async def test_ignored_messages_are_told(client):
     messages = [{"role": "system", "content": "Be brief."}, *CHAT["messages"]]
     body = {**CHAT, "messages": messages}
-    refused = await door.post(PATH, json=body)
+    refused = await client.post(PATH, json=body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "messages"
     body["history"] = "ignore"
-    assert (await door.post(PATH, json=body)).json()["condensery"]["ignored_messages"] == 1
-    last = chunks_of((await door.post(PATH, json={**body, "stream": True})).text)[-1]
+    assert (await client.post(PATH, json=body)).json()["condensery"]["ignored_messages"] == 1
+    last = chunks_of((await client.post(PATH, json={**body, "stream": True})).text)[-1]
     assert last["condensery"]["ignored_messages"] == 1
 
 
-async def test_a_chat_counts_as_an_answer(door):
-    await door.post(PATH, json=CHAT)
-    await streamed(door)
-    await door.post(PATH, json={**CHAT, "model": "gpt-4o"})
-    lines = (await door.get("/metrics")).text.splitlines()
+async def test_a_chat_counts_as_an_answer(client):
+    await client.post(PATH, json=CHAT)
+    await streamed(client)
+    await client.post(PATH, json={**CHAT, "model": "gpt-4o"})
+    lines = (await client.get("/metrics")).text.splitlines()
     labels = 'protocol="rest",task="answer"}'
     assert f'condensery_requests_total{{code="ok",model="pair",{labels} 2.0' in lines
     assert f'condensery_requests_total{{code="ModelNotFound",model="unknown",{labels} 1.0' in lines

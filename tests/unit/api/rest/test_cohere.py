@@ -1,4 +1,4 @@
-"""Cohere's embeddings over the door, in either version."""
+"""Cohere's embeddings over REST, in either version."""
 
 import base64
 from dataclasses import replace
@@ -19,8 +19,8 @@ async def wanted(services):
     return found.vectors
 
 
-async def test_the_second_version_gives_a_list_a_type(door, wanted):
-    reply = await door.post("/v2/embed", json={**BODY, "embedding_types": TYPES})
+async def test_the_second_version_gives_a_list_a_type(client, wanted):
+    reply = await client.post("/v2/embed", json={**BODY, "embedding_types": TYPES})
     assert reply.status_code == 200
     body = reply.json()
     assert body["response_type"] == "embeddings_by_type"
@@ -38,50 +38,50 @@ async def test_the_second_version_gives_a_list_a_type(door, wanted):
     assert np.array_equal(np.stack(rows), wanted)
 
 
-async def test_the_first_version_gives_one_list_unless_types_are_named(door, wanted):
-    body = (await door.post("/v1/embed", json=BODY)).json()
+async def test_the_first_version_gives_one_list_unless_types_are_named(client, wanted):
+    body = (await client.post("/v1/embed", json=BODY)).json()
     assert body["response_type"] == "embeddings_floats"
     assert np.array_equal(np.array(body["embeddings"], np.float32), wanted)
     assert body["meta"]["api_version"] == {"version": "1"}
-    body = (await door.post("/v1/embed", json={**BODY, "embedding_types": ["int8"]})).json()
+    body = (await client.post("/v1/embed", json={**BODY, "embedding_types": ["int8"]})).json()
     assert body["response_type"] == "embeddings_by_type"
     assert body["embeddings"] == {"int8": encode(wanted, "int8").tolist()}
-    body = (await door.post("/v2/embed", json=BODY)).json()
+    body = (await client.post("/v2/embed", json=BODY)).json()
     assert list(body["embeddings"]) == ["float"]
 
 
-async def test_what_texts_are_for_chooses_the_models_prompt(door, pool):
+async def test_what_texts_are_for_chooses_the_models_prompt(client, pool):
     encoder = pool.encoders["words"]
     for kind in ("search_query", "search_document", "classification", None):
         body = {**BODY, "texts": ["a"], "input_type": kind}
-        assert (await door.post("/v2/embed", json=body)).status_code == 200
+        assert (await client.post("/v2/embed", json=body)).status_code == 200
     assert [prompt for _, prompt, _ in encoder.asked] == ["query: ", "", "", ""]
     encoder.prompts = {"passage": "passage: ", "all": "all: "}
     encoder.default_prompt = "all"
     encoder.asked.clear()
     for kind in ("search_document", "search_query", None):
-        await door.post("/v2/embed", json={**BODY, "texts": ["a"], "input_type": kind})
+        await client.post("/v2/embed", json={**BODY, "texts": ["a"], "input_type": kind})
     assert [prompt for _, prompt, _ in encoder.asked] == ["passage: ", "all: ", "all: "]
 
 
-async def test_texts_are_cut_at_the_end_that_is_named(door, pool):
+async def test_texts_are_cut_at_the_end_that_is_named(client, pool):
     body = {**BODY, "texts": ["b " * 20]}
     for word in ("START", "END", None):  # LangChain's sends null
-        reply = await door.post("/v2/embed", json={**body, "truncate": word})
+        reply = await client.post("/v2/embed", json={**body, "truncate": word})
         assert reply.headers["x-truncated-inputs"] == "1"
     assert pool.encoders["words"].sides == ["left", "right", "right"]
-    reply = await door.post("/v2/embed", json={**body, "truncate": "NONE"})
+    reply = await client.post("/v2/embed", json={**body, "truncate": "NONE"})
     assert reply.status_code == 400
     assert reply.json()["message"] == "texts[0] has 20 tokens"
 
 
-async def test_a_length_that_the_model_declares_is_given(door, pool, wanted):
+async def test_a_length_that_the_model_declares_is_given(client, pool, wanted):
     encoder = pool.encoders["words"]
     encoder.info = replace(encoder.info, dimensions=(4,))
     body = {**BODY, "output_dimension": 4}
-    found = (await door.post("/v2/embed", json=body)).json()["embeddings"]["float"]
+    found = (await client.post("/v2/embed", json=body)).json()["embeddings"]["float"]
     assert np.array_equal(np.array(found, np.float32), wanted[:, :4])
-    reply = await door.post("/v2/embed", json={**body, "output_dimension": 5})
+    reply = await client.post("/v2/embed", json={**body, "output_dimension": 5})
     assert reply.json()["message"] == (
         "output_dimension: 5, but words gives vectors of 4, 8 dimensions only."
     )
@@ -105,18 +105,18 @@ async def test_a_length_that_the_model_declares_is_given(door, pool, wanted):
         ({"model": "nope"}, 404, "'nope'"),
     ],
 )
-async def test_what_is_wrong_is_named_in_coheres_body(door, path, change, status, says):
-    reply = await door.post(path, json={**BODY, **change})
+async def test_what_is_wrong_is_named_in_coheres_body(client, path, change, status, says):
+    reply = await client.post(path, json={**BODY, **change})
     assert reply.status_code == status
     assert says in reply.json()["message"]
 
 
-async def test_many_vectors_are_written_piece_by_piece_and_read_alike(door, services):
+async def test_many_vectors_are_written_piece_by_piece_and_read_alike(client, services):
     texts = [f"text {n}" for n in range(50)]
     body = {**BODY, "texts": texts, "embedding_types": ["float", "ubinary"]}
-    whole = (await door.post("/v2/embed", json=body)).json()
+    whole = (await client.post("/v2/embed", json=body)).json()
     assert whole["texts"] == texts
     for place in (0, 49):
-        one = (await door.post("/v2/embed", json={**body, "texts": [texts[place]]})).json()
+        one = (await client.post("/v2/embed", json={**body, "texts": [texts[place]]})).json()
         for kind in ("float", "ubinary"):
             assert one["embeddings"][kind] == [whole["embeddings"][kind][place]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.api.rest.every_route import walk
+from tests.unit.api.rest.every_route import request_every_route
 
 import condensery
 
@@ -78,9 +78,9 @@ def settled(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ASKED)
-async def test_the_reply_is_as_it_was(door, name):
+async def test_the_reply_is_as_it_was(client, name):
     path, body = ASKED[name]
-    reply = await door.post(path, json=body)
+    reply = await client.post(path, json=body)
     headers = sorted(one for one in reply.headers if one.startswith("x-"))
     found = {"status": reply.status_code, "headers": headers, "body": settled(reply.json())}
     file = FOLDER / f"{name}.json"
@@ -94,10 +94,10 @@ async def test_the_reply_is_as_it_was(door, name):
     assert list(found["body"]) == list(golden["body"]), "fields in another order"
 
 
-async def test_every_route_replies_as_it_did(door, classifiers):
+async def test_every_route_replies_as_it_did(client, classifiers):
     found = [
         {"route": f"{method} {template}", "asked": body, "body": settled(reply.json())}
-        async for method, template, body, _, reply in walk(door, classifiers)
+        async for method, template, body, _, reply in request_every_route(client, classifiers)
         if template != "/openapi.json"  # which is checked in as it is
     ]
     if not EVERY.exists():

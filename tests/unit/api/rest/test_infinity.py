@@ -3,8 +3,8 @@
 import asyncio
 
 
-async def test_models_are_listed_with_what_they_can_do(door, classifiers):
-    data = (await door.get("/models")).json()["data"]
+async def test_models_are_listed_with_what_they_can_do(client, classifiers):
+    data = (await client.get("/models")).json()["data"]
     assert {one["id"]: one["capabilities"] for one in data} == {
         "words": ["embed"],
         "other": ["embed"],
@@ -15,16 +15,16 @@ async def test_models_are_listed_with_what_they_can_do(door, classifiers):
     assert data[0]["revision"] == "sha256:words"
 
 
-async def test_how_busy_a_model_is_comes_from_the_metrics(door, services, pool):
+async def test_how_busy_a_model_is_comes_from_the_metrics(client, services, pool):
     metrics = services.metrics
     metrics.queue_requests.labels("words").set(7)
     metrics.queue_tokens.labels("words").set(services.limits.max_queue_tokens // 4)
     for items in (2, 4):
         metrics.batch_items.labels("words").observe(items)
     pool.encoders["words"].delay = 0.3
-    asked = asyncio.create_task(door.post("/embed", json={"inputs": "a"}))
+    asked = asyncio.create_task(client.post("/embed", json={"inputs": "a"}))
     await asyncio.sleep(0.1)
-    first, second, *_ = (await door.get("/models")).json()["data"]
+    first, second, *_ = (await client.get("/models")).json()["data"]
     await asked
     assert first["stats"] == {
         "queue_fraction": 0.25,

@@ -1,4 +1,4 @@
-"""TEI's smaller routes over the door."""
+"""TEI's smaller routes over REST."""
 
 import numpy as np
 import pytest
@@ -6,33 +6,33 @@ import pytest
 SENTENCES = {"source_sentence": "alpha", "sentences": ["alpha", "beta", "gamma delta"]}
 
 
-async def test_every_token_has_its_vector(door):
-    found = (await door.post("/embed_all", json={"inputs": ["a b c", "d"]})).json()
+async def test_every_token_has_its_vector(client):
+    found = (await client.post("/embed_all", json={"inputs": ["a b c", "d"]})).json()
     assert [len(rows) for rows in found] == [3, 1]
-    whole = (await door.post("/embed", json={"inputs": ["d"]})).json()
+    whole = (await client.post("/embed", json={"inputs": ["d"]})).json()
     assert found[1] == whole
-    assert len((await door.post("/embed_all", json={"inputs": "a b"})).json()) == 1
+    assert len((await client.post("/embed_all", json={"inputs": "a b"})).json()) == 1
 
 
-async def test_no_more_texts_are_taken_apart_than_any_list_may_have(door, services, monkeypatch):
-    monkeypatch.setattr("condensery.jobs.tokens.MOST_VECTORS", 10**9)
+async def test_no_more_texts_are_taken_apart_than_any_list_may_have(client, services, monkeypatch):
+    monkeypatch.setattr("condensery.jobs.embed.MAX_TOKEN_VECTORS", 10**9)
     most = services.limits.max_items
-    assert (await door.post("/embed_all", json={"inputs": ["a"] * most})).status_code == 200
-    reply = await door.post("/embed_all", json={"inputs": ["a"] * (most + 1)})
+    assert (await client.post("/embed_all", json={"inputs": ["a"] * most})).status_code == 200
+    reply = await client.post("/embed_all", json={"inputs": ["a"] * (most + 1)})
     assert (reply.status_code, f"limit of {most}" in reply.text) == (413, True), reply.text
 
 
-async def test_similarities_are_cosines_of_the_embeddings(door):
-    reply = await door.post("/similarity", json={"inputs": SENTENCES})
+async def test_similarities_are_cosines_of_the_embeddings(client):
+    reply = await client.post("/similarity", json={"inputs": SENTENCES})
     texts = [SENTENCES["source_sentence"], *SENTENCES["sentences"]]
-    own, *rest = np.array((await door.post("/embed", json={"inputs": texts})).json())
+    own, *rest = np.array((await client.post("/embed", json={"inputs": texts})).json())
     assert reply.json() == pytest.approx((rest @ own).tolist(), abs=1e-6)
     assert reply.json()[0] == pytest.approx(1)
     assert reply.headers["x-model"] == "words"
 
 
-async def test_tokens_have_places_and_ids_spell_texts(door):
-    found = (await door.post("/tokenize", json={"inputs": "ab  c"})).json()
+async def test_tokens_have_places_and_ids_spell_texts(client):
+    found = (await client.post("/tokenize", json={"inputs": "ab  c"})).json()
     assert found == [
         [
             {"id": 0, "text": "<s>", "special": True, "start": None, "stop": None},
@@ -41,10 +41,10 @@ async def test_tokens_have_places_and_ids_spell_texts(door):
         ]
     ]
     body = {"inputs": ["ab", ""], "add_special_tokens": False}
-    assert [len(row) for row in (await door.post("/tokenize", json=body)).json()] == [1, 0]
-    assert (await door.post("/decode", json={"ids": [0, 5]})).json() == ["5"]
+    assert [len(row) for row in (await client.post("/tokenize", json=body)).json()] == [1, 0]
+    assert (await client.post("/decode", json={"ids": [0, 5]})).json() == ["5"]
     body = {"ids": [[0, 5], [7]], "skip_special_tokens": False}
-    assert (await door.post("/decode", json=body)).json() == ["0 5", "7"]
+    assert (await client.post("/decode", json=body)).json() == ["0 5", "7"]
 
 
 @pytest.mark.parametrize(
@@ -55,39 +55,39 @@ async def test_tokens_have_places_and_ids_spell_texts(door):
         ({"query": "q", "texts": ["a", "gold"]}, "/rerank"),
     ],
 )
-async def test_the_root_does_what_the_body_asks_for(door, body, as_if):
-    wanted = (await door.post(as_if, json=body)).json()
+async def test_the_root_does_what_the_body_asks_for(client, body, as_if):
+    wanted = (await client.post(as_if, json=body)).json()
     for path in ("/", "/invocations"):  # the second is SageMaker's
-        assert (await door.post(path, json=body)).json() == wanted
+        assert (await client.post(path, json=body)).json() == wanted
 
 
-async def test_the_root_classifies_where_its_model_does(door, pool, classifier_of):
+async def test_the_root_classifies_where_its_model_does(client, pool, classifier_of):
     pool.classifiers["nli"] = classifier_of("nli", "no", "yes")
     for inputs in ("a", [["a"], ["a", "b"]]):
         for body, headers in (({"model": "nli"}, {}), ({}, {"x-model": "nli"})):
             asked = {"inputs": inputs, **body}
-            wanted = await door.post("/predict", json={**asked, "model": "nli"})
-            found = await door.post("/", json=asked, headers=headers)
+            wanted = await client.post("/predict", json={**asked, "model": "nli"})
+            found = await client.post("/", json=asked, headers=headers)
             assert found.json() == wanted.json()
             assert found.status_code == 200
-    assert (await door.post("/", json={"inputs": "a"})).json()[0][0] > -9, "the default embeds"
+    assert (await client.post("/", json={"inputs": "a"})).json()[0][0] > -9, "the default embeds"
     pool.encoders.clear()
     pool.readers.clear()
-    found = await door.post("/", json={"inputs": "a"})
+    found = await client.post("/", json={"inputs": "a"})
     assert {one["label"] for one in found.json()} == {"no", "yes"}, "the only one classifies"
 
 
-async def test_openai_s_embeddings_have_other_paths_too(door):
+async def test_openai_s_embeddings_have_other_paths_too(client):
     body = {"input": ["a"]}
-    wanted = (await door.post("/v1/embeddings", json=body)).json()
+    wanted = (await client.post("/v1/embeddings", json=body)).json()
     for path in ("/embeddings", "/openai/v1/embeddings"):
-        assert (await door.post(path, json=body)).json() == wanted
+        assert (await client.post(path, json=body)).json() == wanted
 
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("condensery.jobs.tokens.MOST_VECTORS", 8 * 16 + 15)  # 16 tokens a text
-    monkeypatch.setattr("condensery.jobs.tokens.MOST_CHARACTERS", 1000)
+    monkeypatch.setattr("condensery.jobs.embed.MAX_TOKEN_VECTORS", 8 * 16 + 15)  # 16 tokens a text
+    monkeypatch.setattr("condensery.jobs.embed.MAX_TOKENIZED_CHARACTERS", 1000)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,6 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/decode", {"ids": []}, 400, "ids: the list is empty"),
     ],
 )
-async def test_what_is_wrong_is_named(door, path, body, status, says):
-    reply = await door.post(path, json=body)
+async def test_what_is_wrong_is_named(client, path, body, status, says):
+    reply = await client.post(path, json=body)
     assert (reply.status_code, says in reply.json()["error"]) == (status, True), reply.text

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.methods.distil.conftest import jsonl
 
 from condensery.errors import InputError
-from condensery.methods.distil.corpus import choose, gather, judged_questions
+from condensery.methods.distil.corpus import build_corpus, choose, judged_questions
 from condensery.methods.distil.retrieval import CorpusPassage
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.trainer.questions import TrainingQuestion
@@ -22,7 +22,7 @@ def test_each_text_is_one_passage_whoever_brings_it(tmp_path: Path) -> None:
         [{"text": "The  mill.", "title": "Other"}, {"text": "A weir.", "title": "Weirs"}],
     )
     asked = [question("The mill.", title="Mills"), question("The river."), question("The mill. ")]
-    corpus = gather(asked, [more])
+    corpus = build_corpus(asked, [more])
     assert [one.text for one in corpus.passages] == ["The mill.", "The river.", "A weir."]
     assert [one.title for one in corpus.passages] == ["Mills", "", "Weirs"]
     assert [one.id for one in corpus.passages] == ["0", "1", "2"]
@@ -37,14 +37,14 @@ def test_of_several_passages_those_with_an_answer_are_gold() -> None:
         question(*texts),
         question("", " "),
     ]
-    assert gather(asked).gold == [(1, 3), (0,), (0,), ()]
+    assert build_corpus(asked).gold == [(1, 3), (0,), (0,), ()]
 
 
 @pytest.mark.parametrize("row", [{"text": " "}, {"text": None}, {"title": "only"}])
 def test_a_row_without_text_is_refused_with_its_place(tmp_path: Path, row: dict[str, Any]) -> None:
     path = jsonl(tmp_path / "more.jsonl", [{"text": "A weir."}, row])
     with pytest.raises(InputError, match=r"more\.jsonl, line 2: text: .* is no text"):
-        gather([], [path])
+        build_corpus([], [path])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_gold_takes_the_place_of_the_last_that_is_not(
 
 def test_gold_is_what_a_question_names() -> None:
     asked = [replace(question("a mill", "a weir", "bread", answers=("mill",)), gold=(1, 2))]
-    assert gather(asked).gold == [(1, 2)]
+    assert build_corpus(asked).gold == [(1, 2)]
 
 
 def test_a_retrieval_sets_queries_come_with_what_is_judged_to_answer() -> None:

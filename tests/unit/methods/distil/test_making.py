@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from condensery.errors import InputError, ModelFault
-from condensery.methods.distil.corpus import gather
+from condensery.methods.distil.corpus import build_corpus
+from condensery.methods.distil.distillation import RowBuilder, RowPlan, fingerprint
 from condensery.methods.distil.journal import Journal
-from condensery.methods.distil.making import Making, Plan, fingerprint
 from condensery.methods.distil.summary import SILENT, UNFINISHED, UNREAD, Summary
-from condensery.methods.distil.teacher import Answer, Asked
+from condensery.methods.distil.teacher import TeacherAnswer, TeacherInput
 from condensery.methods.trainer.questions import TrainingQuestion
 
 TEXTS = [f"Passage {n} of the old mill." for n in range(6)]
@@ -29,11 +29,11 @@ class Found:
 class Said:
     """Gives answers in turn."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: TeacherAnswer) -> None:
         self.answers = list(answers)
-        self.asked: list[Asked] = []
+        self.asked: list[TeacherInput] = []
 
-    def answer(self, asked: Sequence[Asked]) -> list[Answer]:
+    def answer(self, asked: Sequence[TeacherInput]) -> list[TeacherAnswer]:
         self.asked += asked
         return [self.answers.pop(0) for _ in asked]
 
@@ -59,7 +59,7 @@ def write(
     **given: Any,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return all lines, and the figures."""
-    corpus = gather([question(0, gold=n) for n in range(6)])
+    corpus = build_corpus([question(0, gold=n) for n in range(6)])
     corpus.gold = [tuple(TEXTS.index(text) for text in one.passages) for one in questions]
     lines: list[dict[str, Any]] = []
     summary = Summary(len(questions), most_unlabelled)
@@ -68,9 +68,9 @@ def write(
         lines.append(line)
         summary.see(line)
 
-    given = {"searching": Found(3, 1, 2), "plan": Plan(top=3), **given}
+    given = {"searching": Found(3, 1, 2), "plan": RowPlan(top=3), **given}
     with Journal(tmp_path / "rows.jsonl", {}, see) as journal:
-        Making(corpus, **given).write(questions, journal, summary, block=3)
+        RowBuilder(corpus, **given).write(questions, journal, summary, block=3)
     return lines, summary.figures()
 
 
@@ -101,7 +101,7 @@ def test_a_row_has_what_was_found_with_gold_among_it_and_its_own_label(tmp_path:
 
 def test_gold_may_be_left_as_it_was_found(tmp_path: Path) -> None:
     asked = [question(1, "mill", gold=4), question(2, "mill", gold=1)]
-    lines, figures = write(tmp_path, asked, plan=Plan(top=2, gold="as-found"))
+    lines, figures = write(tmp_path, asked, plan=RowPlan(top=2, gold="as-found"))
     assert [line["passages"] for line in lines] == [[TEXTS[3], TEXTS[1]]] * 2
     assert [line["gold"] for line in lines] == [[], [1]]
     assert figures["gold_found"] == 0.5
@@ -128,7 +128,7 @@ def test_a_given_answer_that_stands_in_no_passage_leaves_the_row_out(tmp_path: P
             "a.jsonl, line 2: ('ill',)",
         ]
     }
-    kept, _ = write(tmp_path / "kept", asked, plan=Plan(top=3, unsupported="keep"))
+    kept, _ = write(tmp_path / "kept", asked, plan=RowPlan(top=3, unsupported="keep"))
     assert not any("left_out" in line for line in kept)
 
 
@@ -139,11 +139,11 @@ def test_a_question_that_nothing_was_found_for_is_left_out(tmp_path: Path) -> No
 
 def test_a_teachers_answers_are_labels_or_leave_the_row_out(tmp_path: Path) -> None:
     said = Said(
-        Answer("the miller", 3),
-        Answer("", 0),
-        Answer("and so on and", 4, finished=False),
-        Answer("", 0, fits=False),
-        Answer("nobody", 1),
+        TeacherAnswer("the miller", 3),
+        TeacherAnswer("", 0),
+        TeacherAnswer("and so on and", 4, finished=False),
+        TeacherAnswer("", 0, fits=False),
+        TeacherAnswer("nobody", 1),
     )
     asked = [question(n, "a smith", label="a smith", gold=n) for n in range(5)]
     lines, figures = write(tmp_path, asked, answering=said, scoring=Lengths())
@@ -163,12 +163,12 @@ def test_a_teachers_answers_are_labels_or_leave_the_row_out(tmp_path: Path) -> N
 
 
 def test_a_teacher_that_is_of_no_use_too_often_stops_the_work(tmp_path: Path) -> None:
-    silent, speaks = Answer("", 0), Answer("the miller", 2)
+    silent, speaks = TeacherAnswer("", 0), TeacherAnswer("the miller", 2)
     asked = [question(n, gold=0) for n in range(10)]
     said = Said(silent, *[speaks] * 4, silent, *[speaks] * 4)
     _, figures = write(tmp_path / "a", asked, answering=said, most_unlabelled=0.2)
     assert figures["left_out"] == {SILENT: 2}
-    endless, deaf = Answer("and", 4, finished=False), Answer("", 0, fits=False)
+    endless, deaf = TeacherAnswer("and", 4, finished=False), TeacherAnswer("", 0, fits=False)
     said = Said(silent, *[speaks] * 4, endless, deaf, *[speaks] * 3)
     with pytest.raises(InputError, match=r"no label of 3 of the first 9 .* is 20% of 10"):
         write(tmp_path / "b", asked, answering=said, most_unlabelled=0.2)

@@ -21,7 +21,7 @@ from tests.unit.methods.distil.conftest import (
 
 from condensery.errors import CondenseryError, InputError
 from condensery.methods.distil import oscar
-from condensery.methods.distil.making import Making
+from condensery.methods.distil.distillation import RowBuilder
 from condensery.methods.distil.retrieval import CorpusPassage, Retriever
 from condensery.methods.distil.teacher import Teacher
 from condensery.methods.rerank.scoring import CrossEncoder
@@ -172,15 +172,15 @@ def test_a_run_that_broke_off_goes_on_after_its_last_line(
     for name in ("rows.jsonl", "rows.jsonl.about.json"):
         (tmp_path / name).unlink()
     made: list[str] = []
-    lines = Making.lines
+    lines = RowBuilder.lines
 
-    def broken(self: Making, questions: Sequence[Any], *rest: Any) -> Any:
+    def broken(self: RowBuilder, questions: Sequence[Any], *rest: Any) -> Any:
         if len(made) == 10:
             raise KeyboardInterrupt
         made.extend(one.question for one in questions)
         return lines(self, questions, *rest)
 
-    monkeypatch.setattr(Making, "lines", broken)
+    monkeypatch.setattr(RowBuilder, "lines", broken)
     with pytest.raises(KeyboardInterrupt):
         run("--every", "5")
     assert not (tmp_path / "rows.jsonl").exists()

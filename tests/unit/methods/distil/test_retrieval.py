@@ -13,7 +13,7 @@ from tests.unit.index.conftest import database_of, to_format_4
 from condensery.errors import DataDirTaken, EmptyInput, InputError
 from condensery.methods.distil import retrieval
 from condensery.methods.distil.retrieval import CorpusPassage, Retriever
-from condensery.runtime.tokenizing import CHARACTERS_PER_TOKEN
+from condensery.runtime.tokenizing import MAX_CHARACTERS_PER_TOKEN
 
 WORDS = ["mill", "river", "town", "bread", "stone", "market", "baker", "bridge", "weir", "grain"]
 
@@ -107,7 +107,7 @@ def test_a_nomic_models_prompts_are_taken_but_not_in_a_folder_from_before(
 
 
 def test_a_passage_longer_than_the_service_takes_is_cut(tmp_path: Path, encoder: Any) -> None:
-    most = encoder.info.max_tokens * CHARACTERS_PER_TOKEN
+    most = encoder.info.max_tokens * MAX_CHARACTERS_PER_TOKEN
     long = "the mill by the river " * (most // 20)
     with pytest.raises(InputError, match="over the limit"):
         asyncio.run(encoder.encoder.embed([long]))

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from condensery.errors import InputError
 from condensery.methods.distil.prompts import SYSTEM
-from condensery.methods.distil.teacher import Answer, Teacher, fingerprint
+from condensery.methods.distil.teacher import Teacher, TeacherAnswer, fingerprint
 
 WORDS = TEXT.split()
 ASKED: list[tuple[str, list[str]]] = [
@@ -119,7 +119,9 @@ def test_special_tokens_alone_are_no_answer(tmp_path: Path, stop: int) -> None:
         model.lm_head.weight.data.zero_()
 
     path = write_teacher(tmp_path, "mistral", template=NO_SYSTEM, stop=stop, change=say_the_first)
-    expected = Answer("", 0, finished=True) if stop == 0 else Answer("", 5, finished=False)
+    expected = (
+        TeacherAnswer("", 0, finished=True) if stop == 0 else TeacherAnswer("", 5, finished=False)
+    )
     assert opened(path, max_tokens=5).answer(ASKED) == [expected] * len(ASKED)
 
 
@@ -128,7 +130,7 @@ def test_a_prompt_that_does_not_fit_is_not_asked(tmp_path: Path) -> None:
     teacher = opened(path, max_tokens=4, batch=2)
     asked = [ASKED[0], ("Who?", [TEXT] * 5), ASKED[0]]
     first, long, last = teacher.answer(asked)
-    assert long == Answer("", 0, fits=False)
+    assert long == TeacherAnswer("", 0, fits=False)
     assert first == last
     assert first.fits
     assert teacher.answer([]) == []

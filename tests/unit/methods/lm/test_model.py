@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from condensery.errors import InputError
 from condensery.methods.lm.model import (
     LmShape,
-    Words,
+    LmTokenizer,
     lm_loss,
     new_model,
-    open_words,
+    open_lm_tokenizer,
     perplexity,
     save_model,
-    train_words,
+    train_lm_tokenizer,
 )
 from condensery.methods.lm.text import pack, tokenise
 
@@ -26,13 +26,13 @@ TEXTS = ["The mill was sold in 1912.", "It stands on the river.", "Maria teller:
 
 
 @pytest.fixture
-def words() -> Words:
-    return train_words(TEXTS * 20, 300)
+def words() -> LmTokenizer:
+    return train_lm_tokenizer(TEXTS * 20, 300)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_packed_documents_have_the_loss_that_transformers_gives_each_alone(
-    words: Words, attention: str
+    words: LmTokenizer, attention: str
 ) -> None:
     torch.manual_seed(0)
     model = new_model(SHAPE, words).eval()
@@ -55,7 +55,7 @@ def test_packed_documents_have_the_loss_that_transformers_gives_each_alone(
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
-def test_perplexity_does_not_depend_on_how_windows_are_batched(words: Words) -> None:
+def test_perplexity_does_not_depend_on_how_windows_are_batched(words: LmTokenizer) -> None:
     model = new_model(SHAPE, words).eval()
     stream = tokenise(TEXTS * 5, words.tokenizer, words.start, words.end)
     one, three = (perplexity(model, stream, 16, rows) for rows in (1, 3))
@@ -65,7 +65,7 @@ def test_perplexity_does_not_depend_on_how_windows_are_batched(words: Words) -> 
 
 
 def test_a_saved_model_is_read_by_transformers_and_says_the_same(
-    words: Words, tmp_path: Path
+    words: LmTokenizer, tmp_path: Path
 ) -> None:
     model = new_model(SHAPE, words).eval()
     save_model(tmp_path, model, words, {"seed": 1})
@@ -82,33 +82,35 @@ def test_a_saved_model_is_read_by_transformers_and_says_the_same(
 
 def test_word_pieces_are_read_with_their_marks(tmp_path: Path) -> None:
     folder = write_base(tmp_path)
-    words = open_words(folder)
+    words = open_lm_tokenizer(folder)
     tokenizer = tiny_tokenizer()
     marks = [tokenizer.token_to_id(mark) for mark in ("[CLS]", "[SEP]", "[PAD]")]
     assert [words.start, words.end, words.padding] == marks
-    assert open_words(folder / "tokenizer.json").start == words.start
+    assert open_lm_tokenizer(folder / "tokenizer.json").start == words.start
 
 
 def test_a_tokenizer_that_is_none_or_has_no_marks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"tokenizer: .*none"):
-        open_words(tmp_path / "none")
+        open_lm_tokenizer(tmp_path / "none")
     Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(InputError, match="has neither"):
-        open_words(tmp_path)
+        open_lm_tokenizer(tmp_path)
 
 
-def test_a_trained_tokenizer_has_the_size_asked_for_and_gives_any_text_back(words: Words) -> None:
+def test_a_trained_tokenizer_has_the_size_asked_for_and_gives_any_text_back(
+    words: LmTokenizer,
+) -> None:
     assert words.tokenizer.get_vocab_size() <= 300
     text = "Straße, 東京 \t x"
     assert words.tokenizer.decode(words.tokenizer.encode(text).ids) == text
     with pytest.raises(InputError, match="vocabulary=258: must be at least 259"):
-        train_words(TEXTS, 258)
+        train_lm_tokenizer(TEXTS, 258)
 
 
 def test_the_default_shape_is_of_the_size_it_says() -> None:
     tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(30_522)}, unk_token="w0"))
     with torch.device("meta"):
-        model = new_model(LmShape(), Words(tokenizer, 1, 2, 0))
+        model = new_model(LmShape(), LmTokenizer(tokenizer, 1, 2, 0))
     assert 21.5e6 < sum(p.numel() for p in model.parameters()) < 22.5e6
 
 

@@ -10,15 +10,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from condensery.errors import InputError
 from condensery.methods.lm.documents import Texts
+from condensery.methods.lm.embedding_table import TABLE, read_table
 from condensery.methods.lm.exporting import export, open_model
 from condensery.methods.lm.exporting import main as main_export
 from condensery.methods.lm.model import LmShape
 from condensery.methods.lm.publishing import main, publish
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.training import train
-from condensery.methods.lm.words import TABLE, read_table
 from condensery.metrics import Metrics
-from condensery.runtime.pool import RunningModels
+from condensery.runtime.registry import ModelRegistry
 from condensery.store.layouts import read_licence
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
@@ -130,7 +130,7 @@ def test_a_server_passes_a_language_model_over(
     store = ModelStore(None, tmp_path / "alone")
     publish(shared, store, name="tiny-lm")
     lines: list[str] = []
-    pool = RunningModels.load(
+    pool = ModelRegistry.load(
         store, device=torch.device("cpu"), dtype=torch.float32, metrics=Metrics(), say=lines.append
     )
     try:

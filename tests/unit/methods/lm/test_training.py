@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from condensery.errors import InputError, ModelNotFound
 from condensery.methods.lm.documents import Texts, split_documents
-from condensery.methods.lm.model import LmShape, open_words
+from condensery.methods.lm.embedding_table import read_table
+from condensery.methods.lm.model import LmShape, open_lm_tokenizer
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.training import find_tokenizer, main, train
-from condensery.methods.lm.words import read_table
 from condensery.methods.trainer.checkpoints import latest
 from condensery.methods.trainer.failures import TrainingStopped
 from condensery.store.manifest import Manifest
@@ -183,7 +183,7 @@ def test_a_tokenizer_is_found_by_path_or_by_a_stored_models_name(tmp_path: Path)
     assert find_tokenizer(str(files), None) == files
     found = find_tokenizer("tiny-base", tmp_path / "store")
     assert found == stored.path
-    assert open_words(found).start == open_words(files).start
+    assert open_lm_tokenizer(found).start == open_lm_tokenizer(files).start
     with pytest.raises(InputError, match=r"'no-such' is no file or folder; .* --store"):
         find_tokenizer("no-such", None)
     with pytest.raises(ModelNotFound, match="no-such"):

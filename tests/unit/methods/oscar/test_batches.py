@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from condensery.methods.oscar.batches import IGNORED, Batch, Item, Layout, Row, collate
-from condensery.methods.oscar.losses import Weights, losses, prompt_embeds, spell
+from condensery.methods.oscar.losses import Weights, losses, prompt_embeds, soft_word_vectors
 from condensery.methods.oscar.starting import empty_pair
 from condensery.networks.attention import PACKED
 from condensery.networks.oscar import OscarPair
@@ -291,14 +291,16 @@ def test_spelled_vectors_are_the_answers_words_and_then_the_end() -> None:
     torch.manual_seed(0)
     filled = prompt_embeds(pair, batch, torch.zeros(2, 3, 32))
     torch.manual_seed(0)
-    assert torch.equal(filled[batch.spelled_at], spell(batch.spelled, pair.generator.words))
+    assert torch.equal(
+        filled[batch.spelled_at], soft_word_vectors(batch.spelled, pair.generator.words)
+    )
 
 
 def test_a_word_is_more_than_half_of_what_spells_it() -> None:
     words = torch.randn(50, 400, generator=torch.Generator().manual_seed(1))
     wanted = torch.arange(50)
     torch.manual_seed(0)
-    vectors = spell(wanted, words)
+    vectors = soft_word_vectors(wanted, words)
     right = (vectors @ words.T).argmax(-1) == wanted
     assert right.float().mean() > 0.9
     shares = (vectors * words).sum(-1) / words.pow(2).sum(-1)

@@ -5,7 +5,7 @@ import pytest
 
 from condensery.errors import InputError
 from condensery.methods.oscar.calibration import Line, calibrate, fit
-from condensery.methods.oscar.data import Beside, Example, QaData
+from condensery.methods.oscar.data import Example, QaData, RetrievedPassage
 
 
 def drawn(count: int, slope: float, offset: float) -> tuple[list[float], list[bool]]:
@@ -54,7 +54,7 @@ def test_scores_the_wrong_way_round_are_refused() -> None:
 def a_set(scores: list[float], holds: list[bool]) -> QaData:
     ids = np.array([5, 6], np.int32)
     examples = [
-        Example(ids, 0, 0, int(held), None, score, (Beside(1, 0, 0),))
+        Example(ids, 0, 0, int(held), None, score, (RetrievedPassage(1, 0, 0),))
         for score, held in zip(scores, holds, strict=True)
     ]
     return QaData(examples, [ids, ids], [[0], [1]])

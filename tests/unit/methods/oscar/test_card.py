@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from tiny_report import tiny_report
 
-from condensery.methods.oscar.card import Made, card
+from condensery.methods.oscar.card import CardFacts, card
 from condensery.methods.oscar.measured import check_report
 from condensery.methods.oscar.sources import read_sources
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
@@ -23,7 +23,7 @@ HEADINGS = (
 )
 
 
-def made(shape: dict[str, Any], **fields: Any) -> Made:
+def made(shape: dict[str, Any], **fields: Any) -> CardFacts:
     given: dict[str, Any] = {
         "name": "pair",
         "kind": "oscar-pair",
@@ -35,7 +35,7 @@ def made(shape: dict[str, Any], **fields: Any) -> Made:
         "cost": {"parameters": 18_995_517},
         "provenance": Provenance(command="condensery train oscar --steps 7", seed=5),
     }
-    return Made(Manifest(**{**given, **fields}), [], {})
+    return CardFacts(Manifest(**{**given, **fields}), [], {})
 
 
 def test_a_card_of_every_part_has_every_section() -> None:
@@ -114,14 +114,14 @@ def test_what_it_was_made_from_is_told_with_licences_and_counts() -> None:
     manifest = made(OscarShape().to_dict(), provenance=Provenance(
         command="condensery train oscar --steps 7", seed=5, notes=("start: oscar-mini",)
     )).manifest  # fmt: skip
-    text = card(Made(manifest, sources, others, 1700), None)
+    text = card(CardFacts(manifest, sources, others, 1700), None)
     assert "| SQuAD v1.1, a part of train | CC BY-SA 4.0 | 1,400 | gone 3 |" in text
     assert "Also: x y 7." in text
     assert "- start: oscar-mini" in text
     assert "    condensery train oscar --steps 7\n\nSeed 5, 1,700 steps done." in text
     assert text.endswith("## Licence\n\nmit.\n")
     share_alike = manifest.model_copy(update={"licence": "cc-by-sa-4.0"})
-    assert card(Made(share_alike, sources, others), None).endswith(
+    assert card(CardFacts(share_alike, sources, others), None).endswith(
         "cc-by-sa-4.0, as SQuAD v1.1, a part of train asks of work based on it.\n"
     )
 
@@ -138,7 +138,7 @@ def test_a_ranked_set_that_training_read_a_part_of_is_called_in_domain() -> None
             }
         }
     )
-    text = card(Made(made(OscarShape().to_dict()).manifest, sources, {}), report)
+    text = card(CardFacts(made(OscarShape().to_dict()).manifest, sources, {}), report)
     assert "`scifact` is in-domain: training read 916 examples, 3,677 passages of rows/" in text
     assert "`squad_dev_paragraphs` is in-domain: training read 14,688 examples of SQuAD" in text
     assert "`msmarco_dl1920_pool`: no set of this name was trained on" in text

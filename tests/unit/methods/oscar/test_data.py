@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tiny_pair import tiny_tokenizer
 
 from condensery.errors import InputError
-from condensery.methods.oscar.data import Asked, QaData, crop, read_jsonl, tokenise
+from condensery.methods.oscar.data import QaData, QuestionTexts, crop, read_jsonl, tokenise
 
 TOKENIZER = tiny_tokenizer()
 CONTEXT = "The Mill of Brenn was sold in 1912. It stands on the river Mell, in Mell town."
 
 
-def row(answer: str, context: str = CONTEXT, **changes: Any) -> Asked:
+def row(answer: str, context: str = CONTEXT, **changes: Any) -> QuestionTexts:
     given = {"question": "what?", "answers": [answer], "label": answer, "title": "t", **changes}
-    return Asked(passages=[context], **given)
+    return QuestionTexts(passages=[context], **given)
 
 
 def answer_text(data: QaData, context: str = CONTEXT) -> str:
@@ -67,7 +67,9 @@ def words_of(data: QaData, ids: Any) -> str:
 
 def retrieved(scores: list[float] | None, label: str = "old mill") -> QaData:
     passages = ["the bread", "a market and an old mill", "old mill, old stone", "new town"]
-    return tokenise([Asked("what is old?", passages, ["old mill"], label, scores)], TOKENIZER)
+    return tokenise(
+        [QuestionTexts("what is old?", passages, ["old mill"], label, scores)], TOKENIZER
+    )
 
 
 def test_without_scores_the_first_passage_with_the_answer_is_read_and_others_with_it_go() -> None:
@@ -98,7 +100,7 @@ def test_a_label_in_other_words_is_learnt_and_the_answer_still_pointed_at() -> N
 
 
 def test_a_label_that_no_passage_holds_is_kept_without_a_place() -> None:
-    asked = Asked("why?", ["the bread", "new town"], [], "river stone")
+    asked = QuestionTexts("why?", ["the bread", "new town"], [], "river stone")
     data = tokenise([asked], TOKENIZER)
     (example,) = data.examples
     assert (example.passage, example.start, example.end) == (0, 0, 0)
@@ -145,7 +147,7 @@ def test_crops_of_every_place_occur() -> None:
 
 def test_a_question_that_only_names_its_gold_is_an_example_for_each() -> None:
     texts = ["the bread", "old mill", "new town"]
-    data = tokenise([Asked("what is old?", texts, [], "", gold=(1, 2))], TOKENIZER)
+    data = tokenise([QuestionTexts("what is old?", texts, [], "", gold=(1, 2))], TOKENIZER)
     assert [example.passage for example in data.examples] == [1, 2]
     for example in data.examples:
         assert example.ranked_only

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from tiny_pair import pair_files, tiny_pair
 
-from condensery.agreement import exact, f1
 from condensery.methods.oscar.evaluation import running, score, validate
+from condensery.question import exact_match, f1_score
 from condensery.runtime.workers import Workers
 
 Row = dict[str, Any]
@@ -30,8 +30,8 @@ async def test_scores_are_those_of_the_answers_given(tmp_path: Path) -> None:
     for one, texts, text, em, part, first in zip(
         ROWS, passages, found.answers, found.em, found.f1, found.first, strict=True
     ):
-        assert em == exact(text, one["answers"])
-        assert part == f1(text, one["answers"])
+        assert em == exact_match(text, one["answers"])
+        assert part == f1_score(text, one["answers"])
         relevance = [p.relevance for p in await reader.compress("what?", texts)]  # type: ignore[union-attr]
         assert relevance[first] == max(relevance)
     assert found.means()["f1"] == pytest.approx(100 * sum(found.f1) / len(ROWS))

@@ -1,35 +1,35 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensery.methods.oscar.leakage import Held, runs
+from condensery.methods.oscar.leakage import HeldOutText, word_runs
 
 HELD = "one two three four five six seven eight nine ten eleven twelve"
 
 
 def test_ten_shared_words_are_found_wherever_they_stand() -> None:
-    held = Held([HELD, "another text"])
+    held = HeldOutText([HELD, "another text"])
     assert held.shares(HELD)
     assert held.shares("before it THREE four, five-six (seven) eight nine ten eleven twelve! after")
     assert held.shares("a b c one two three four five six seven eight nine ten d e f")
 
 
 def test_nine_shared_words_or_ten_in_another_order_are_not() -> None:
-    held = Held([HELD])
+    held = HeldOutText([HELD])
     assert not held.shares("x one two three four five six seven eight nine x ten eleven twelve x")
     assert not held.shares("ten nine eight seven six five four three two one zero minus")
     assert not held.shares("something else altogether, of more than ten words, that nobody wrote")
 
 
 def test_a_short_text_is_one_run() -> None:
-    held = Held(["the old mill"])
+    held = HeldOutText(["the old mill"])
     assert held.shares("The old mill.")
     assert not held.shares("the old mill on the river")
-    assert len(runs("the old mill")) == 1
-    assert len(runs(HELD)) == 3
+    assert len(word_runs("the old mill")) == 1
+    assert len(word_runs(HELD)) == 3
 
 
 def test_nothing_held_shares_nothing() -> None:
-    assert not Held([]).shares(HELD)
+    assert not HeldOutText([]).shares(HELD)
 
 
 words = st.lists(st.sampled_from("abcdefgh"), max_size=15)
@@ -43,4 +43,4 @@ def test_shared_runs_are_what_a_search_for_them_finds(
     other = [*before, *held[cut : cut + size], *after, *"hgfedcbahg"]
     text = " ".join(other)
     found = any(" ".join(held[i : i + 10]) in text for i in range(len(held) - 9))
-    assert Held([" ".join(held)]).shares(text) == found
+    assert HeldOutText([" ".join(held)]).shares(text) == found

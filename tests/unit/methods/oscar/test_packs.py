@@ -12,7 +12,7 @@ import torch
 from tiny_pair import tiny_shape
 
 from condensery.errors import InputError
-from condensery.methods.oscar.data import Beside, Example, QaData
+from condensery.methods.oscar.data import Example, QaData, RetrievedPassage
 from condensery.methods.oscar.packs import Start, open_pack, write_pack
 from condensery.methods.oscar.prepared import TrainingSets, open_sets, save_sets
 from condensery.methods.oscar.preparing import Origins, prepare
@@ -55,7 +55,7 @@ def ids(*values: int) -> np.ndarray:
 
 def test_sets_come_back_as_they_were(tmp_path: Path) -> None:
     one, two = [0, 1], [2]
-    beside = (Beside(1, 0, 1, -2.0), Beside(2))
+    beside = (RetrievedPassage(1, 0, 1, -2.0), RetrievedPassage(2))
     data = QaData(
         [
             Example(ids(5), 0, 1, 2, None, 3.5, beside),

@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 from tiny_pair import VOCABULARY, pair_files, tiny_config, tiny_pair, write_base
 from tiny_report import tiny_report
 
-from condensery.answers import CompressedPassage
 from condensery.errors import InputError, ReportNotFound, StoreError
 from condensery.methods.oscar import publishing
 from condensery.methods.oscar.publishing import publish, publish_again
 from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.networks.oscar import WORDS, OscarPair
 from condensery.networks.oscar_shape import OscarShape
-from condensery.runtime.pair import load_pair, make_ready
-from condensery.runtime.reader import Reader
+from condensery.question import CompressedPassage
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.oscar_pair import load_bert_pair, prepare_for_inference
 from condensery.runtime.workers import Workers
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.reports import StoredReport
@@ -83,7 +83,7 @@ def workers() -> Iterator[Workers]:
     started.close()
 
 
-async def ask(reader: Reader) -> tuple[list[CompressedPassage], str]:
+async def ask(reader: OscarModel) -> tuple[list[CompressedPassage], str]:
     found = await reader.compress("who is old?", ["the old mill", "new bread in town"])
     memory = [passage.memory for passage in found]
     text = [token.text async for token in reader.generate("who is old?", memory, max_tokens=8)]
@@ -94,9 +94,11 @@ async def test_a_published_pair_loads_and_answers_as_the_trained_one(
     stored: StoredModel, base: StoredModel, pair: OscarPair, workers: Workers, tmp_path: Path
 ) -> None:
     with ThreadPoolExecutor(1) as threads:
-        loaded = Reader.load(stored, base, workers, dtype=torch.float32, threads=threads)
+        loaded = OscarModel.load(stored, base, workers, dtype=torch.float32, threads=threads)
         files = pair_files(tmp_path / "trained", pair)
-        trained = Reader.of(make_ready(pair), files, workers, name="trained", threads=threads)
+        trained = OscarModel.of(
+            prepare_for_inference(pair), files, workers, name="trained", threads=threads
+        )
         (found, text), (wanted, _) = await ask(loaded), await ask(trained)
     assert loaded.info.name == "tiny-pair"
     assert loaded.info.fingerprint == stored.manifest.fingerprint
@@ -111,7 +113,7 @@ def test_each_weight_comes_back_within_half_a_step_of_int8(
     stored: StoredModel, base: StoredModel
 ) -> None:
     source = tiny_pair().own_state()
-    found = load_pair(stored, base, device=torch.device("cpu"), dtype=torch.float32)
+    found = load_bert_pair(stored, base, device=torch.device("cpu"), dtype=torch.float32)
     wanted = source["compressor.mapping.0.weight"]
     # What it maps a unit vector to is a column; the weight itself may lie in another layout.
     columns = found.compressor.mapping[0](torch.eye(wanted.shape[1]))

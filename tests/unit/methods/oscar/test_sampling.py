@@ -10,7 +10,7 @@ from tiny_pair import tiny_shape
 
 from condensery.errors import InputError
 from condensery.methods.oscar.batches import Item, Row
-from condensery.methods.oscar.data import Beside, Example, Ids, QaData
+from condensery.methods.oscar.data import Example, Ids, QaData, RetrievedPassage
 from condensery.methods.oscar.sampling import Mix, Sampler, contains, likeliest_window
 
 SHAPE = tiny_shape()
@@ -172,7 +172,11 @@ def retrieved(*scores: float, label: Ids | None = None) -> QaData:
     """One question: passage 0 answers it, 1 says the words too, 2 and 3 don't, 4 is of another."""
     texts = [np.arange(10, 30), np.arange(14, 40), np.arange(40, 60), np.arange(60, 80)]
     passages = [text.astype(np.int32) for text in [*texts, np.arange(80, 90)]]
-    beside = (Beside(1, 2, 4, scores[1]), Beside(2, score=scores[2]), Beside(3, score=scores[3]))
+    beside = (
+        RetrievedPassage(1, 2, 4, scores[1]),
+        RetrievedPassage(2, score=scores[2]),
+        RetrievedPassage(3, score=scores[3]),
+    )
     example = Example(np.array([5, 6], np.int32), 0, 6, 8, label, scores[0], beside)
     return QaData([example], passages, [[i] for i in range(5)])
 
@@ -279,7 +283,9 @@ def test_the_passage_that_answers_stands_first_as_often_as_asked() -> None:
 
 def test_a_question_that_is_only_ranked_has_gold_and_others_and_says_nothing() -> None:
     data = retrieved(*[math.nan] * 4, label=np.zeros(0, np.int32))
-    example = replace(data.examples[0], start=0, end=0, beside=(Beside(2), Beside(3)))
+    example = replace(
+        data.examples[0], start=0, end=0, beside=(RetrievedPassage(2), RetrievedPassage(3))
+    )
     mix = replace(MIX, several=0, others=2, retrieved=1, plain=1, none=0)
     source = Sampler([(replace(data, examples=[example]), 1.0)], SHAPE, mix, random.Random(0))
     for item in [item for _ in range(30) for item in source.batch(100)]:
@@ -298,7 +304,7 @@ def test_of_long_passages_that_are_only_ranked_the_likeliest_window_is_read() ->
         first = at * SHAPE.passage_tokens
         passage[first : first + 3] = question
         passage[:20] = 10  # one of its words, many times: says little
-    example = Example(question, 0, 0, 0, np.zeros(0, np.int32), beside=(Beside(1),))
+    example = Example(question, 0, 0, 0, np.zeros(0, np.int32), beside=(RetrievedPassage(1),))
     data = QaData([example], list(words), [[0], [1]])
     mix = replace(MIX, others=1, retrieved=1, smallest=1)
     source = Sampler([(data, 1.0)], SHAPE, mix, random.Random(0))

@@ -25,7 +25,7 @@ from condensery.methods.trainer.checkpoints import save_checkpoint
 from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_generator import standardised
-from condensery.networks.pointing import Walk
+from condensery.networks.pointers import SpanPointer
 
 SHAPE = tiny_shape(generator_layers=3)
 
@@ -218,7 +218,7 @@ def test_a_pointer_that_walks_starts_from_the_readers_span_head(
     reader.save_pretrained(tmp_path)
     start_encoder(pair, tmp_path)
     pointer = pair.compressor.pointer
-    assert isinstance(pointer, Walk)
+    assert isinstance(pointer, SpanPointer)
     assert torch.equal(pointer.span.weight, reader.qa_outputs.weight)
     assert pointer.span.bias.tolist() == [0.5, 0.25 - END_OFFSET]
     reader.bert.save_pretrained(tmp_path)

@@ -12,8 +12,8 @@ from tiny_pair import pair_files, sharpen, text_of, tiny_pair
 
 from condensery.errors import ModelFault
 from condensery.methods.ranking.rankers import CrossEncoderRanker, EncoderRanker, PairRanker
-from condensery.runtime.pair import make_ready
-from condensery.runtime.reader import Reader
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.oscar_pair import prepare_for_inference
 from condensery.runtime.workers import Workers
 from condensery.values import Embedded, Floats
 
@@ -41,13 +41,15 @@ class Vectors:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
+def reader(tmp_path: Path) -> Iterator[OscarModel]:
     pair = tiny_pair()
     sharpen(pair.compressor, 3)
     files = pair_files(tmp_path / "pair", pair)
     workers = Workers(1)
     with ThreadPoolExecutor(1) as threads:
-        running = Reader.of(make_ready(pair), files, workers, name="tiny", threads=threads)
+        running = OscarModel.of(
+            prepare_for_inference(pair), files, workers, name="tiny", threads=threads
+        )
         yield running
         running.close()
         workers.close()
@@ -76,7 +78,7 @@ def test_an_encoder_scores_by_inner_products_and_reads_passages_once(
 
 
 def test_a_pair_scores_as_its_rerank_head_does_long_passages_by_their_best_window(
-    reader: Reader,
+    reader: OscarModel,
 ) -> None:
     ranker = PairRanker(reader)
     texts = [text_of(n, seed=n) for n in (5, 20, 60)]

@@ -6,13 +6,13 @@ import pytest
 from tiny_pair import SPECIALS, tiny_tokenizer
 
 from condensery.methods.reader.batches import Row, collate, crop, draw_rows
-from condensery.methods.reader.data import Spots, find_spots
+from condensery.methods.reader.data import SpanQuestions, find_spans
 from condensery.methods.trainer.questions import Rules, read_questions
 
 
 @pytest.fixture
-def spots(questions: Path) -> Spots:
-    return find_spots(read_questions([questions], Rules())[0], tiny_tokenizer())
+def spots(questions: Path) -> SpanQuestions:
+    return find_spans(read_questions([questions], Rules())[0], tiny_tokenizer())
 
 
 def test_a_crop_holds_the_answer_and_has_the_size() -> None:
@@ -30,7 +30,7 @@ def test_a_crop_holds_the_answer_and_has_the_size() -> None:
     assert len(firsts) > 20
 
 
-def test_rows_are_the_chances_own_and_keep_their_answers(spots: Spots) -> None:
+def test_rows_are_the_chances_own_and_keep_their_answers(spots: SpanQuestions) -> None:
     def draw(seed: int) -> list[Row]:
         return draw_rows(
             [spots], [1.0], random.Random(seed), tokens=600, sizes=(6, 20), question=8, others=0.5

@@ -6,7 +6,7 @@ import pytest
 from tiny_pair import tiny_tokenizer
 
 from condensery.errors import InputError
-from condensery.methods.reader.data import find_answer, find_spots, load_data
+from condensery.methods.reader.data import find_answer, find_spans, load_data
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 
 HELD = "the dev paragraph has words of its own that no other text may share for ten in a row"
@@ -47,7 +47,7 @@ def test_a_span_is_the_answer_s_tokens_and_others_hold_none(
 ) -> None:
     tokenizer = tiny_tokenizer()
     read, _ = read_questions([questions], Rules())
-    spots = find_spots(read, tokenizer)
+    spots = find_spans(read, tokenizer)
     assert len(spots.examples) == len(rows)
     for spot, row in zip(spots.examples, rows, strict=True):
         tokens = spots.passages[spot.passage][spot.start : spot.end]

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from condensery.agreement import exact, f1
 from condensery.errors import InputError
-from condensery.methods.oscar.evaluating.measuring import give
+from condensery.methods.oscar.evaluating.measuring import choose_passages
 from condensery.methods.oscar.evaluating.questions import sample_questions
 from condensery.methods.oscar.evaluating.settings import FIXED
 from condensery.methods.reader.evaluation import main, measure
-from condensery.methods.reader.reading import Found
 from condensery.methods.reader.recipe import ReaderRecipe
+from condensery.methods.reader.span_reader import BestSpan
 from condensery.methods.reader.training import train
+from condensery.question import exact_match, f1_score
 
 
 class Noting:
@@ -24,18 +24,20 @@ class Noting:
         self.given: list[tuple[str, tuple[str, ...]]] = []
         self._stop_after = stop_after
 
-    def read(self, questions: Sequence[str], passages: Sequence[Sequence[str]]) -> list[Found]:
+    def read(self, questions: Sequence[str], passages: Sequence[Sequence[str]]) -> list[BestSpan]:
         if len(self.given) >= self._stop_after:
             raise KeyboardInterrupt
         self.given += [(q, tuple(texts)) for q, texts in zip(questions, passages, strict=True)]
-        return [Found(texts[-1].split()[0], len(texts) - 1, len(texts) - 3.0) for texts in passages]
+        return [
+            BestSpan(texts[-1].split()[0], len(texts) - 1, len(texts) - 3.0) for texts in passages
+        ]
 
 
 def test_it_reads_the_very_same_passages_as_eval_oscar(questions: Path, tmp_path: Path) -> None:
     sampled = sample_questions(questions, 60, seed=17)
     reader: Any = Noting()
     figures = measure(reader, sampled, 17, tmp_path / "work", {})
-    theirs = give(sampled.rows, FIXED, 17, {})  # with all that eval oscar asks
+    theirs = choose_passages(sampled.rows, FIXED, 17, {})  # with all that eval oscar asks
     asked = [row["question"] for row in sampled.rows]
     for source in ("gold", "five", "others"):
         for question, texts in zip(asked, theirs.passages[source], strict=True):
@@ -43,7 +45,7 @@ def test_it_reads_the_very_same_passages_as_eval_oscar(questions: Path, tmp_path
     assert len(reader.given) == 3 * len(asked)
     said = [texts[-1].split()[0] for texts in theirs.passages["five"]]
     golds = [row["answers"] for row in sampled.rows]
-    for name, measured in (("em", exact), ("f1", f1)):
+    for name, measured in (("em", exact_match), ("f1", f1_score)):
         scores = [100 * measured(a, gold) for a, gold in zip(said, golds, strict=True)]
         mean = sum(scores) / len(scores)
         found = figures["gold_among_five"][name]

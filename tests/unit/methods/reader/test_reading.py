@@ -8,10 +8,10 @@ from tiny_pair import sharpen, text_of
 
 from condensery.errors import InputError
 from condensery.methods.reader.model import new_reader
-from condensery.methods.reader.reading import SpanReader, best_span, find_reader
 from condensery.methods.reader.recipe import ReaderRecipe
+from condensery.methods.reader.span_reader import SpanReader, best_span, find_reader
 from condensery.methods.trainer.tokenizing import open_tokenizer
-from condensery.networks.windows import windows
+from condensery.networks.windows import cut_windows
 
 RECIPE = ReaderRecipe(passage_tokens=16, smallest=4, query_tokens=8, answer_tokens=4)
 
@@ -46,7 +46,7 @@ def alone(reader: SpanReader, base: Path, question: str, passages: list[str]) ->
     best: tuple[Any, ...] = (-np.inf,)
     for which, text in enumerate(passages):
         found = tokenizer.encode(text, add_special_tokens=False)
-        for a, b in windows(len(found.ids), 16):
+        for a, b in cut_windows(len(found.ids), 16):
             ids = [2, *asked, 3, *found.ids[a:b], 3]
             types = [0] * (len(asked) + 2) + [1] * (b - a + 1)
             with torch.no_grad():

@@ -8,14 +8,14 @@ import torch
 from torch.nn import functional as F
 from transformers import BertForQuestionAnswering
 
-from condensery.agreement import exact
 from condensery.errors import InputError
 from condensery.methods.reader.batches import Row, collate
 from condensery.methods.reader.model import new_reader, span_loss
-from condensery.methods.reader.reading import SpanReader
 from condensery.methods.reader.recipe import ReaderRecipe
+from condensery.methods.reader.span_reader import SpanReader
 from condensery.methods.reader.training import main, train
 from condensery.networks.oscar_packing import Specials
+from condensery.question import exact_match
 
 RECIPE = ReaderRecipe(
     steps=120, tokens=400, warmup=10, backbone_rate=3e-3, new_rate=3e-3, smallest=8,
@@ -47,7 +47,7 @@ def test_training_learns_to_find_answers_and_none(
     gold, none = (
         reader.read(asked, [[row["passages"][which]] for row in rows[:40]]) for which in (0, 1)
     )
-    right = [exact(one.text, row["answers"]) for one, row in zip(gold, rows, strict=False)]
+    right = [exact_match(one.text, row["answers"]) for one, row in zip(gold, rows, strict=False)]
     assert sum(right) > 12, "of 40, where chance would find two"
     pairs = list(zip(gold, none, strict=True))
     surer = sum(a.score > b.score for a, b in pairs)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import BertConfig, PretrainedConfig
 
 from condensery.errors import InputError, StoreError
-from condensery.methods.oscar.causal.built import Built
+from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.prompts import (
     AUTOENCODE,
     SEPARATOR,
@@ -18,7 +18,7 @@ from condensery.methods.oscar.causal.prompts import (
     generator_prompt,
 )
 from condensery.networks.decoders import layer_name, read_config, resized, with_layers
-from condensery.networks.oscar_bert import BertReadings
+from condensery.networks.oscar_bert import BertWindows
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
 from condensery.networks.oscar_shape import BertShape
 from condensery.networks.oscar_texts import CausalTexts, CompressorTexts, GeneratorTexts
@@ -39,7 +39,7 @@ class Bases:
             network's, or the halves don't match.
     """
 
-    def __init__(self, built: Built) -> None:
+    def __init__(self, built: PairSources) -> None:
         self.built = built
         self._generator = _open(built.generator, "generator")
         other = built.compressor or built.bert
@@ -142,7 +142,7 @@ class Bases:
         """What both halves read, as serving makes it."""
         own = self.shape.compressor
         return CausalTexts(
-            BertReadings(self.reading, own)
+            BertWindows(self.reading, own)
             if isinstance(own, BertShape)
             else CompressorTexts(self.reading, own),
             GeneratorTexts(self.tokenizer, self.shape.generator),

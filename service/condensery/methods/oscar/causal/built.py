@@ -13,7 +13,7 @@ SOURCES = ("compressor", "layers", "every_nth", "bert")
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class PairSources:
     """What a pair is built from.
 
     Attributes:
@@ -85,7 +85,7 @@ class Built:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Built":
+    def from_dict(cls, values: Mapping[str, Any]) -> "PairSources":
         """Build from what ``to_dict`` gave; paths that no longer exist are found later."""
         known = {field.name for field in fields(cls)}
         read: dict[str, Any] = {

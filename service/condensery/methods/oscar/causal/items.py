@@ -11,9 +11,9 @@ from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.draws import Draw, Epochs
 from condensery.methods.trainer.questions import TrainingQuestion
-from condensery.networks.neutral import Neutral
-from condensery.networks.oscar_interface import Part, Reading
+from condensery.networks.oscar_interface import PassageWindow, PromptPart
 from condensery.networks.oscar_texts import CausalTexts
+from condensery.networks.special_tokens import SpecialTokenEscaper
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Item:
     """
 
     question: str
-    readings: tuple[Reading, ...]
+    readings: tuple[PassageWindow, ...]
     texts: tuple[str, ...]
     label: tuple[int, ...]
     scores: tuple[float, ...] | None = None
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     name: str = ""
 
-    def prompt(self, texts: CausalTexts, memories: Sequence[Tensor]) -> list[Part]:
+    def prompt(self, texts: CausalTexts, memories: Sequence[Tensor]) -> list[PromptPart]:
         """Return the generator's prompt, the compressor's vectors in it."""
         if self.frame is None:
             return texts.prompt(self.question, [*memories, *self.texts])
@@ -80,7 +80,7 @@ class Questions:
     ) -> None:
         self.rows, self._texts = rows, bases.texts
         self._recipe, self._bases = recipe, bases
-        self._neutral = Neutral(bases.tokenizer)
+        self._neutral = SpecialTokenEscaper(bases.tokenizer)
         most = max((min(recipe.passages, len(row.passages)) for row in rows), default=0)
         longest = max(
             (row.question for row in rows), key=lambda q: self._texts.cut(q)[1], default=""
@@ -131,7 +131,9 @@ class Questions:
         return size + label <= self._bases.shape.generator.positions
 
 
-def window_of(passage: str, windows: Sequence[Reading], golds: Sequence[str]) -> Reading:
+def window_of(
+    passage: str, windows: Sequence[PassageWindow], golds: Sequence[str]
+) -> PassageWindow:
     """Return which window of a passage to train on: the first that holds an answer, else the first.
 
     Served, the window with the best relevance counts.
@@ -176,7 +178,7 @@ class Chunks:
 
     def __init__(self, documents: Sequence[str], bases: Bases, recipe: CausalRecipe) -> None:
         self._bases, self._recipe = bases, recipe
-        self._neutral = Neutral(bases.tokenizer)
+        self._neutral = SpecialTokenEscaper(bases.tokenizer)
         self._places = [
             (document, first, last, after)
             for document in documents

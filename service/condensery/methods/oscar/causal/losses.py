@@ -20,7 +20,7 @@ from condensery.networks.packing import Packing
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ForwardResult:
     """What one forward pass gives.
 
     Attributes:
@@ -32,7 +32,7 @@ class Read:
     logprobs: tuple[Tensor, ...]
 
 
-def read(pair: CausalPair, items: Sequence[Item], texts: CausalTexts) -> Read:
+def run_forward(pair: CausalPair, items: Sequence[Item], texts: CausalTexts) -> ForwardResult:
     """Compress what is to be compressed, and say each label: a packed row a half, no padding."""
     readings = [reading for item in items for reading in item.readings]
     memories = pair.compressor.compress(readings) if readings else None
@@ -63,7 +63,7 @@ def read(pair: CausalPair, items: Sequence[Item], texts: CausalTexts) -> Read:
     labels = torch.tensor([t for item in items for t in item.label], device=device)
     scores = pair.generator.logits(hidden[torch.tensor(at, device=device)]).float()
     said = scores.log_softmax(-1).gather(1, labels[:, None])[:, 0]
-    return Read(memories, said.split(counts))
+    return ForwardResult(memories, said.split(counts))
 
 
 def loss(pair: CausalPair, items: Sequence[Item], texts: CausalTexts, weight: float) -> Loss:
@@ -79,7 +79,7 @@ def loss(pair: CausalPair, items: Sequence[Item], texts: CausalTexts, weight: fl
         texts: The pair's.
         weight: Lambda.
     """
-    found = read(pair, items, texts)
+    found = run_forward(pair, items, texts)
     label = torch.stack([-said.mean() for said in found.logprobs]).mean()
     rerank = torch.zeros((), device=label.device)
     relevance = None if found.memories is None else found.memories.relevance

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer
 from condensery.errors import StoreError
 from condensery.networks.oscar_causal_shape import Layout
 from condensery.store.cocom import USER
-from condensery.store.language_models import LanguageModel, Prompt
+from condensery.store.language_models import ChatPrompt, LanguageModel
 from condensery.store.published_pairs import SYSTEM
 
 AUTOENCODE, SEPARATOR = "<AE>", "<SEP>"
@@ -28,7 +28,7 @@ def compressor_layout(asked: str, tokenizer: Tokenizer, *, own_layers: bool) -> 
     return "joined"
 
 
-def generator_prompt(base: LanguageModel, asked: str) -> Prompt:
+def generator_prompt(base: LanguageModel, asked: str) -> ChatPrompt:
     """Return the texts around passages and question.
 
     ``chat`` is the prompt of published pairs, in the base's own template (OSCAR, figure 14);
@@ -47,4 +47,4 @@ def generator_prompt(base: LanguageModel, asked: str) -> Prompt:
         start = base.special("bos_token")
     except StoreError:  # some have none
         start = ""
-    return Prompt(f"{start}Background:\n", "\n\nQuestion: ", "\nAnswer:\n", strip=True)
+    return ChatPrompt(f"{start}Background:\n", "\n\nQuestion: ", "\nAnswer:\n", strip=True)

@@ -90,7 +90,7 @@ def publish(
             ),
             aside,
         )
-        told = told_of(run, bases, checkpoint.step, found[-1] if found else {})
+        told = provenance_facts(run, bases, checkpoint.step, found[-1] if found else {})
         (aside / "recipe.json").write_text(
             json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
         )
@@ -133,7 +133,7 @@ def published_shape(bases: Bases, run: Run) -> tuple[CausalShape, bool]:
     return CausalShape(replace(own, rerank=False), bases.shape.generator), False
 
 
-def told_of(run: Run, bases: Bases, steps: int, figures: dict[str, Any]) -> dict[str, Any]:
+def provenance_facts(run: Run, bases: Bases, steps: int, figures: dict[str, Any]) -> dict[str, Any]:
     """Return what a pair's card and ``recipe.json`` say of its making; no paths."""
     built = {k: v for k, v in run.built.to_dict().items() if k not in PATHS}
     names = {"generator": run.built.generator, "compressor": run.built.compressor or run.built.bert}

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import Built
+from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.network import trained
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
@@ -34,7 +34,7 @@ class Run:
         command: Its command line.
     """
 
-    built: Built
+    built: PairSources
     recipe: CausalRecipe
     bases: dict[str, str]
     data: dict[str, Any]
@@ -48,7 +48,7 @@ class Run:
         values = {name.name: getattr(self, name.name) for name in fields(self)}
         values["built"] = self.built.to_dict()
         values["recipe"] = {f.name: getattr(self.recipe, f.name) for f in fields(self.recipe)}
-        write_whole(out / NAME, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(out / NAME, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_run(out: Path, moved: Mapping[str, Path] | None = None) -> Run:
@@ -63,7 +63,7 @@ def read_run(out: Path, moved: Mapping[str, Path] | None = None) -> Run:
     """
     try:
         values = json.loads((out / NAME).read_text(encoding="utf-8"))
-        built = Built.from_dict(values.pop("built"))
+        built = PairSources.from_dict(values.pop("built"))
         run = Run(built=built, recipe=CausalRecipe(**values.pop("recipe")), **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(

@@ -14,7 +14,7 @@ import torch
 
 from condensery.errors import InputError
 from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import PATHS, Built
+from condensery.methods.oscar.causal.built import PATHS, PairSources
 from condensery.methods.oscar.causal.data import Files, load
 from condensery.methods.oscar.causal.items import Batches, Item
 from condensery.methods.oscar.causal.losses import loss
@@ -32,6 +32,7 @@ from condensery.methods.trainer.arguments import add_fields, add_machine, begin,
 from condensery.methods.trainer.plots import plot
 from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.trainer import Trainer
+from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar_causal import CausalPair
 from condensery.runtime.device import choose_dtype
 
@@ -40,7 +41,7 @@ VERSIONS = ("condensery", "torch", "transformers", "peft")
 
 
 def train(
-    built: Built | None,
+    built: PairSources | None,
     files: Files,
     out: Path,
     recipe: CausalRecipe,
@@ -112,7 +113,7 @@ def train(
         "bases": bases.fingerprints,
         "data": data.report["sha256"],
         "begun": begun,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
     }
 
     def names(items: Sequence[Item]) -> list[str]:
@@ -171,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     add_machine(parser, every=500)
     parser.add_argument("--answers", type=int, default=16, help="held-out questions answered")
     shape = parser.add_argument_group("the pair")
-    sizes = [field for field in fields(Built) if field.name not in PATHS]
+    sizes = [field for field in fields(PairSources) if field.name not in PATHS]
     add_sizes(shape, sizes)
     add_fields(parser, CausalRecipe(), CHOICES)
     given = sys.argv[1:] if argv is None else list(argv)
@@ -208,7 +209,7 @@ def add_sizes(parser: Any, sizes: Sequence[Any]) -> None:
 
 def _built(
     args: argparse.Namespace, sizes: Sequence[str]
-) -> tuple[Built | None, dict[str, Path] | None]:
+) -> tuple[PairSources | None, dict[str, Path] | None]:
     """Return what to build, or where a begun run's directories are now.
 
     Raises:
@@ -223,7 +224,7 @@ def _built(
         return None, paths
     if "generator" not in paths:
         raise InputError("generator: name its directory", field="generator")
-    return Built(**paths, **chosen), None
+    return PairSources(**paths, **chosen), None
 
 
 def _files(args: argparse.Namespace) -> Files:

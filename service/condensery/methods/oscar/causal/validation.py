@@ -8,18 +8,16 @@ from statistics import fmean
 
 import torch
 
-from condensery.agreement import exact, f1
-from condensery.answers import CompressedPassage
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.items import Item, Questions, Source
-from condensery.methods.oscar.causal.losses import read
+from condensery.methods.oscar.causal.losses import run_forward
 from condensery.methods.oscar.causal.network import merged
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.questions import TrainingQuestion
 from condensery.networks.oscar_causal import CausalPair
-from condensery.runtime.pair import causal_pair
-from condensery.runtime.pair_info import info_of
-from condensery.runtime.reader import Reader
+from condensery.question import CompressedPassage, exact_match, f1_score
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.oscar_pair import pair_info, runnable_causal_pair
 from condensery.runtime.workers import Workers
 
 ANSWER_TOKENS = 48
@@ -48,7 +46,7 @@ def validate(
     label, errors, first = [], [], []
     for at in range(0, len(items), recipe.rows):
         some = items[at : at + recipe.rows]
-        given = read(pair, some, bases.texts)
+        given = run_forward(pair, some, bases.texts)
         label += [float(-said.mean()) for said in given.logprobs]
         if given.memories is not None and given.memories.relevance is not None:
             pieces = given.memories.relevance.cpu().split([len(item.readings) for item in some])
@@ -65,8 +63,8 @@ def validate(
         said = answered(pair, bases, items[: len(rows)], rows)
         golds = [row.answers or (row.label,) for row in rows]
         found |= {
-            "em": 100 * fmean(exact(a, g) for a, g in zip(said, golds, strict=True)),
-            "f1": 100 * fmean(f1(a, g) for a, g in zip(said, golds, strict=True)),
+            "em": 100 * fmean(exact_match(a, g) for a, g in zip(said, golds, strict=True)),
+            "f1": 100 * fmean(f1_score(a, g) for a, g in zip(said, golds, strict=True)),
             "samples": [
                 f"{row.question} -> {a} [{row.label}]"
                 for row, a in zip(rows[:4], said, strict=False)
@@ -80,7 +78,7 @@ def answered(
 ) -> list[str]:
     """Answer questions through the reader that serves."""
 
-    async def answer(reader: Reader, item: Item, row: TrainingQuestion) -> str:
+    async def answer(reader: OscarModel, item: Item, row: TrainingQuestion) -> str:
         texts = [
             passage[reading.start : reading.end]
             for passage, reading in zip(row.passages, item.readings, strict=False)
@@ -93,7 +91,7 @@ def answered(
         stream = reader.generate(item.question, memory, max_tokens=ANSWER_TOKENS)
         return "".join([token.text async for token in stream])
 
-    async def ask(reader: Reader) -> list[str]:
+    async def ask(reader: OscarModel) -> list[str]:
         room = asyncio.Semaphore(16)
 
         async def one(item: Item, row: TrainingQuestion) -> str:
@@ -107,7 +105,7 @@ def answered(
 
 
 @contextmanager
-def running(pair: CausalPair, bases: Bases) -> Iterator[Reader]:
+def running(pair: CausalPair, bases: Bases) -> Iterator[OscarModel]:
     """Run a copy of a pair in training as it would serve, adapters merged."""
     device = pair.generator.device
     served = CausalPair(bases.shape, *bases.configs).load(
@@ -116,10 +114,10 @@ def running(pair: CausalPair, bases: Bases) -> Iterator[Reader]:
         generator=device,
         dtype=pair.generator.dtype,
     )
-    ready = causal_pair(served, bases.texts)
+    ready = runnable_causal_pair(served, bases.texts)
     workers = Workers(max(1, torch.get_num_threads()) if device.type == "cpu" else None, device)
     threads = ThreadPoolExecutor(1)
-    reader = Reader(ready, workers, info=info_of(ready, name="in-training"), threads=threads)
+    reader = OscarModel(ready, workers, info=pair_info(ready, name="in-training"), threads=threads)
     try:
         yield reader
     finally:

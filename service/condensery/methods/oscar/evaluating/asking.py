@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from condensery.answers import CompressedPassage
 from condensery.errors import CondenseryError
-from condensery.runtime.reader import Reader
+from condensery.question import CompressedPassage
+from condensery.runtime.oscar import OscarModel
 from condensery.values import Floats
 
 ANSWER_TOKENS = 24
@@ -44,7 +44,7 @@ class Outcome:
 
 
 async def ask(
-    reader: Reader,
+    reader: OscarModel,
     question: str,
     passages: Sequence[str],
     *,
@@ -70,7 +70,7 @@ async def ask(
     """
     found: list[CompressedPassage] = []
     if passages and not plain:
-        found = [whole(one) for one in await reader.compress(question, passages)]
+        found = [compressed_or_raise(one) for one in await reader.compress(question, passages)]
     scores = [one.relevance or 0.0 for one in found]
     best = sorted(range(len(found)), key=lambda place: -scores[place])
     rates = found and found[best[0]].relevance is not None
@@ -79,7 +79,7 @@ async def ask(
         list(passages[:keep]) if plain else [found[place].memory for place in list(order)[:keep]]
     )
     wanted = len(context)
-    context = context[: room_for(reader, question, context, max_tokens)]
+    context = context[: count_fitting(reader, question, context, max_tokens)]
     read = len(context)
     if found and not rates:  # all windows of long passages, as the service reads them
         kept = list(order)[:read]
@@ -104,15 +104,15 @@ async def ask(
     )
 
 
-def whole(found: CompressedPassage | CondenseryError) -> CompressedPassage:
+def compressed_or_raise(found: CompressedPassage | CondenseryError) -> CompressedPassage:
     """Return a compressed passage, or raise its error."""
     if isinstance(found, CondenseryError):
         raise found
     return found
 
 
-def room_for(
-    reader: Reader, question: str, context: Sequence[Floats | str], max_tokens: int
+def count_fitting(
+    reader: OscarModel, question: str, context: Sequence[Floats | str], max_tokens: int
 ) -> int:
     """Return how many passages, from the first, fit the generator beside question and answer.
 

@@ -12,12 +12,12 @@ from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS
 from condensery.methods.oscar.evaluating.corpus import Corpus
 from condensery.methods.oscar.evaluating.figures import Figures
 from condensery.methods.oscar.evaluating.judging import Judge, Judged, judge_all
-from condensery.methods.oscar.evaluating.measuring import Asking, give, measure
+from condensery.methods.oscar.evaluating.measuring import QuestionRunner, choose_passages, measure
 from condensery.methods.oscar.evaluating.questions import Questions
-from condensery.methods.oscar.evaluating.saving import Answers, held
-from condensery.methods.oscar.evaluating.settings import PASSAGES, Can, Setting, choose
+from condensery.methods.oscar.evaluating.saving import Answers, lock_folder
+from condensery.methods.oscar.evaluating.settings import PASSAGES, Capabilities, Setting, choose
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.reader import Reader
+from condensery.runtime.oscar import OscarModel
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +53,14 @@ class Evaluation:
     judge: Judge | None = None
     depends: tuple[tuple[str, str], ...] = ()
 
-    def choose(self, reader: Reader) -> list[Setting]:
+    def choose(self, reader: OscarModel) -> list[Setting]:
         """Return the settings that the pair is measured in.
 
         Raises:
             InputError: One can't be; names it and says why.
         """
         passages = len(self.corpus.passages) if self.corpus else 0
-        can = Can(self.questions.with_gold, passages, reader.traits.scores)
+        can = Capabilities(self.questions.with_gold, passages, reader.traits.scores)
         # A pair that reads all passages best has no number of its own: five, as it was trained.
         read = (reader.traits.top_n or 5) if self.read is None else self.read
         by_words = self.mode == "bm25"
@@ -81,7 +81,7 @@ class Evaluation:
                 found[source] = self.corpus.search(asked, max(counts), mode, encoder)
         return found
 
-    def about(self, reader: Reader, settings: Sequence[Setting]) -> dict[str, Any]:
+    def about(self, reader: OscarModel, settings: Sequence[Setting]) -> dict[str, Any]:
         """Return what answers depend on beside the setting."""
         depth = {one.source: one.count for one in sorted(settings, key=lambda one: one.count)}
         retrieved: dict[str, Any] = {}
@@ -102,7 +102,9 @@ class Evaluation:
             **dict(self.depends),
         }
 
-    def run(self, reader: Reader, folder: Path, encoder: Encoder | None = None) -> dict[str, Any]:
+    def run(
+        self, reader: OscarModel, folder: Path, encoder: Encoder | None = None
+    ) -> dict[str, Any]:
         """Ask everything that was not asked before; returns the report's figures.
 
         Args:
@@ -114,17 +116,17 @@ class Evaluation:
             InputError: Something can't be measured as it is asked for; said before any question.
         """
         settings = self.choose(reader)
-        with held(folder):
+        with lock_folder(folder):
             return self._run(reader, settings, folder, encoder)
 
     def _run(
-        self, reader: Reader, settings: Sequence[Setting], folder: Path, encoder: Encoder | None
+        self, reader: OscarModel, settings: Sequence[Setting], folder: Path, encoder: Encoder | None
     ) -> dict[str, Any]:
         rows = self.questions.rows
         answers = Answers(folder, self.about(reader, settings))
-        given = give(rows, settings, self.seed, self.retrieve(settings, encoder))
+        given = choose_passages(rows, settings, self.seed, self.retrieve(settings, encoder))
         log.info("%d questions, %d settings", len(rows), len(settings))
-        asking = Asking(reader, answers, self.at_once, self.max_tokens)
+        asking = QuestionRunner(reader, answers, self.at_once, self.max_tokens)
         outcomes = asyncio.run(measure(asking, rows, settings, given))
         judged = None
         if self.judge is not None:

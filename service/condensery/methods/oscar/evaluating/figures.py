@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from condensery.agreement import exact, f1
 from condensery.methods.oscar.evaluating.abstention import abstention
 from condensery.methods.oscar.evaluating.asking import Outcome
 from condensery.methods.oscar.evaluating.judging import Judged
-from condensery.methods.oscar.evaluating.measuring import Given, swapped
+from condensery.methods.oscar.evaluating.measuring import ChosenPassages, swapped
 from condensery.methods.oscar.evaluating.placing import Row
 from condensery.methods.oscar.evaluating.settings import Setting
 from condensery.methods.oscar.scoring import bootstrap, match
+from condensery.question import exact_match, f1_score
 
-METRICS = {"em": exact, "f1": f1, "match": match}
+METRICS = {"em": exact_match, "f1": f1_score, "match": match}
 COMPARED = (
     ("gold_among_five", "no_passage"),
     ("gold_among_five", "others_passages"),
@@ -60,7 +60,7 @@ class Figures:
         self,
         rows: Sequence[Row],
         settings: Sequence[Setting],
-        given: Given,
+        given: ChosenPassages,
         outcomes: Outcomes,
         judged: Judged | None = None,
     ) -> None:
@@ -214,9 +214,13 @@ class Figures:
         return {
             "replaced": {
                 "questions": len(rows),
-                "follows_em": share([exact(one.answer, row["answers"]) for one, row in pairs]),
-                "follows_f1": share([f1(one.answer, row["answers"]) for one, row in pairs]),
-                "keeps_old_answer": share([exact(one.answer, row["old"]) for one, row in pairs]),
+                "follows_em": share(
+                    [exact_match(one.answer, row["answers"]) for one, row in pairs]
+                ),
+                "follows_f1": share([f1_score(one.answer, row["answers"]) for one, row in pairs]),
+                "keeps_old_answer": share(
+                    [exact_match(one.answer, row["old"]) for one, row in pairs]
+                ),
             }
         }
 

@@ -11,9 +11,9 @@ import httpx
 
 from condensery.errors import CondenseryError, InputError, shorten
 from condensery.methods.oscar.evaluating.asking import Outcome
+from condensery.methods.oscar.evaluating.concurrency import run_concurrently
 from condensery.methods.oscar.evaluating.placing import Row
 from condensery.methods.oscar.evaluating.saving import Answers
-from condensery.methods.oscar.evaluating.together import together
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +181,6 @@ async def judge_all(
                     add(place, answer, score)
                     scores[place, answer] = score
 
-            await together(one(place, answer) for place, answer in missing)
+            await run_concurrently(one(place, answer) for place, answer in missing)
     log.info("judged %d answers, %d failed", len(wanted) - len(failed), len(failed))
     return Judged(scores, failed)

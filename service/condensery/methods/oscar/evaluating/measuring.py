@@ -9,22 +9,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from condensery.agreement import exact, f1
 from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS, Outcome, ask
-from condensery.methods.oscar.evaluating.placing import Row, beside, of_others, replaced
+from condensery.methods.oscar.evaluating.concurrency import run_concurrently
+from condensery.methods.oscar.evaluating.placing import (
+    Row,
+    other_passages,
+    place_among_others,
+    replaced,
+)
 from condensery.methods.oscar.evaluating.saving import Answers
 from condensery.methods.oscar.evaluating.settings import FIVE, Setting
-from condensery.methods.oscar.evaluating.together import together
-from condensery.runtime.reader import Reader
+from condensery.question import exact_match, f1_score
+from condensery.runtime.oscar import OscarModel
 
 log = logging.getLogger(__name__)
-TOLD_EVERY = 10.0  # seconds between two lines of progress
+PROGRESS_SECONDS = 10.0  # seconds between two lines of progress
 REPLACED = Setting("replaced", "gold", 1, scored=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ChosenPassages:
     """The passages of each question, by where they are from.
 
     Attributes:
@@ -38,12 +43,12 @@ class Given:
     chance: random.Random
 
 
-def give(
+def choose_passages(
     rows: Sequence[Row],
     settings: Sequence[Setting],
     seed: int,
     found: Mapping[str, list[list[str]]],
-) -> Given:
+) -> ChosenPassages:
     """Choose the passages of each question.
 
     The draws are made in the same order whatever settings are asked for, so that the same seed
@@ -65,18 +70,18 @@ def give(
     if wanted & {"gold", "five", "others"}:
         passages["gold"] = [[row["context"]] for row in rows]
         try:
-            placed = beside(rows, FIVE, rng)
+            placed = place_among_others(rows, FIVE, rng)
             passages["five"] = [texts for texts, _ in placed]
             gold_at = [at for _, at in placed]
-            passages["others"] = of_others(rows, FIVE, rng)
+            passages["others"] = other_passages(rows, FIVE, rng)
         except ValueError as error:
             if wanted & ({"five", "others"} - passages.keys()):
                 raise InputError(f"questions: {error}; ask more of them (--count)") from error
-    return Given(passages, gold_at, rng)
+    return ChosenPassages(passages, gold_at, rng)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class QuestionRunner:
     """How questions are asked.
 
     Attributes:
@@ -86,7 +91,7 @@ class Asking:
         max_tokens: Most tokens of an answer.
     """
 
-    reader: Reader
+    reader: OscarModel
     answers: Answers
     at_once: int = 16
     max_tokens: int = ANSWER_TOKENS
@@ -104,8 +109,8 @@ class Asking:
         before = max((one.elapsed for one in done.values()), default=0.0)
         room = asyncio.Semaphore(self.at_once)
         started = told = time.perf_counter()
-        ems = [exact(one.answer, rows[place]["answers"]) for place, one in done.items()]
-        f1s = [f1(one.answer, rows[place]["answers"]) for place, one in done.items()]
+        ems = [exact_match(one.answer, rows[place]["answers"]) for place, one in done.items()]
+        f1s = [f1_score(one.answer, rows[place]["answers"]) for place, one in done.items()]
         with self.answers.adding(name) as add:
 
             async def one(place: int) -> None:
@@ -124,13 +129,13 @@ class Asking:
                 done[place] = replace(outcome, place=place, elapsed=before + now - started)
                 add(done[place])
                 golds = rows[place]["answers"]
-                ems.append(exact(outcome.answer, golds))
-                f1s.append(f1(outcome.answer, golds))
-                if now - told > TOLD_EVERY:
+                ems.append(exact_match(outcome.answer, golds))
+                f1s.append(f1_score(outcome.answer, golds))
+                if now - told > PROGRESS_SECONDS:
                     told = now
                     self._tell(setting.key, ems, f1s, len(rows), now - started)
 
-            await together(map(one, missing))
+            await run_concurrently(map(one, missing))
         self._tell(setting.key, ems, f1s, len(rows), before + time.perf_counter() - started)
         return [done[place] for place in range(len(rows))]
 
@@ -141,7 +146,7 @@ class Asking:
 
 
 async def measure(
-    asking: Asking, rows: Sequence[Row], settings: Sequence[Setting], given: Given
+    asking: QuestionRunner, rows: Sequence[Row], settings: Sequence[Setting], given: ChosenPassages
 ) -> dict[str, list[Outcome]]:
     """Ask all questions in all settings, one setting after the other; outcomes by key.
 
@@ -162,9 +167,11 @@ async def measure(
     return found
 
 
-def swapped(rows: Sequence[Row], gold: Sequence[Outcome], given: Given) -> list[Row]:
+def swapped(rows: Sequence[Row], gold: Sequence[Outcome], given: ChosenPassages) -> list[Row]:
     """Return the questions answered right, each answer swapped for another in its passage."""
-    right = [row for row, one in zip(rows, gold, strict=True) if exact(one.answer, row["answers"])]
+    right = [
+        row for row, one in zip(rows, gold, strict=True) if exact_match(one.answer, row["answers"])
+    ]
     rng = random.Random()
     rng.setstate(given.chance.getstate())  # the same draws however often this is asked
     return replaced(right, rng)

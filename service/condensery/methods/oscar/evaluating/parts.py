@@ -12,6 +12,7 @@ import torch
 
 from condensery.errors import InputError
 from condensery.methods.trainer.progress import NAME, read_log
+from condensery.networks.dtypes import dtype_name
 
 PARTS = ("rerank", "baselines")
 MADE = "made"  # how a part was: its command and machine
@@ -84,7 +85,7 @@ def _is_figure(value: object) -> bool:
 
 def machine(device: torch.device, dtype: torch.dtype) -> str:
     """Say what was measured on: processor, threads, and what was computed in."""
-    kind = str(dtype).removeprefix("torch.")
+    kind = dtype_name(dtype)
     threads = len(os.sched_getaffinity(0))
     processor = f"{_processor()}, {threads} threads"
     if device.type == "cuda":

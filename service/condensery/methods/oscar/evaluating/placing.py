@@ -9,7 +9,9 @@ from typing import Any
 Row = dict[str, Any]  # {question, answers, context, title}
 
 
-def beside(rows: Sequence[Row], count: int, rng: random.Random) -> list[tuple[list[str], int]]:
+def place_among_others(
+    rows: Sequence[Row], count: int, rng: random.Random
+) -> list[tuple[list[str], int]]:
     """Put each question's passage among ``count - 1`` others, of its own article if there are.
 
     Returns:
@@ -37,7 +39,7 @@ def beside(rows: Sequence[Row], count: int, rng: random.Random) -> list[tuple[li
     return placed
 
 
-def of_others(rows: Sequence[Row], count: int, rng: random.Random) -> list[list[str]]:
+def other_passages(rows: Sequence[Row], count: int, rng: random.Random) -> list[list[str]]:
     """Give each question ``count`` passages of other articles, none holding an answer of it.
 
     A passage without a title is an article of its own.
@@ -53,7 +55,7 @@ def of_others(rows: Sequence[Row], count: int, rng: random.Random) -> list[list[
             context
             for context, lower, title in everything
             if (title != row["title"] or (not title and context != row["context"]))
-            and not any(says(lower, gold) for gold in golds)
+            and not any(contains_words(lower, gold) for gold in golds)
         ]
         if len(free) < count:
             raise ValueError(
@@ -63,7 +65,7 @@ def of_others(rows: Sequence[Row], count: int, rng: random.Random) -> list[list[
     return chosen
 
 
-def says(text: str, words: str) -> bool:
+def contains_words(text: str, words: str) -> bool:
     """Return whether ``words`` stand in ``text``, not within a word ("l" is in every text)."""
     return words in text and bool(re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text))
 
@@ -76,13 +78,13 @@ def replaced(rows: Sequence[Row], rng: random.Random) -> list[Row]:
     """
     by_sort: dict[tuple[bool, bool, int], list[str]] = defaultdict(list)
     for row in rows:
-        by_sort[sort_of(row["answers"][0])].append(row["answers"][0])
+        by_sort[answer_kind(row["answers"][0])].append(row["answers"][0])
     swapped = []
     for row in rows:
         old = row["answers"][0]
         new = [
             text
-            for text in by_sort[sort_of(old)]
+            for text in by_sort[answer_kind(old)]
             if text.lower() not in row["context"].lower() and old.lower() not in text.lower()
         ]
         if new and old in row["context"] and old.lower() not in row["question"].lower():
@@ -92,6 +94,6 @@ def replaced(rows: Sequence[Row], rng: random.Random) -> list[Row]:
     return swapped
 
 
-def sort_of(text: str) -> tuple[bool, bool, int]:
+def answer_kind(text: str) -> tuple[bool, bool, int]:
     """Tell numbers from names from other words, by how many words there are."""
     return any(c.isdigit() for c in text), text[:1].isupper(), min(4, len(text.split()))

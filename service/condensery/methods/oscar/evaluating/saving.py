@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from condensery.durable import write_whole
+from condensery.atomic_files import write_atomically
 from condensery.errors import DataDirTaken, InputError
 from condensery.index.lock import DataDirLock
 from condensery.methods.oscar.evaluating.asking import Outcome
@@ -17,7 +17,7 @@ ABOUT, JUDGED = "about.json", "judged.jsonl"
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes from writing to a folder of answers; made if it is not there.
 
     Raises:
@@ -67,7 +67,7 @@ class Answers:
                 field="out",
                 value=str(folder),
             )
-        write_whole(path, json.dumps({**known, **about}, indent=1) + "\n")
+        write_atomically(path, json.dumps({**known, **about}, indent=1) + "\n")
 
     def outcomes(self, asks: str) -> dict[int, Outcome]:
         """Return what was answered so far, by the question's place."""

@@ -84,7 +84,7 @@ def retrieved(family: str, count: int, read: int, *, by_words: bool) -> Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Can:
+class Capabilities:
     """What can be measured.
 
     Attributes:
@@ -110,7 +110,7 @@ class Can:
 
 
 def choose(
-    names: Sequence[str], passages: Sequence[int], read: int, can: Can, *, by_words: bool
+    names: Sequence[str], passages: Sequence[int], read: int, can: Capabilities, *, by_words: bool
 ) -> list[Setting]:
     """Return the settings that are asked for, in the report's order.
 

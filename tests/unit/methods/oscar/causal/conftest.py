@@ -10,7 +10,7 @@ from tiny_causal_training import some_rows, write_rows
 from tiny_pair import write_base as write_bert
 from tiny_published import write_base
 
-from condensery.methods.oscar.causal.built import Built
+from condensery.methods.oscar.causal.built import PairSources
 
 
 @pytest.fixture(autouse=True)
@@ -44,16 +44,20 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def kinds(bases: dict[str, Path]) -> dict[str, Built]:
+def kinds(bases: dict[str, Path]) -> dict[str, PairSources]:
     """Pairs of every kind that can be built."""
     sizes: dict[str, Any] = {"memory_tokens": 4, "query_tokens": 12, "passage_tokens": 24}
     mapped = {**sizes, "mapping_size": 40}
     return {
-        "first layers": Built(bases["mistral"], layers=2, **sizes),
-        "every second layer": Built(bases["qwen2"], every_nth=2, **sizes),
-        "tied, no head": Built(bases["tied"], layers=3, rerank=False, separator=False, **sizes),
-        "another model": Built(bases["wide"], compressor=bases["llama"], **mapped),
-        "a BERT": Built(bases["llama"], bert=bases["bert"], **{**mapped, "passage_tokens": 12}),
+        "first layers": PairSources(bases["mistral"], layers=2, **sizes),
+        "every second layer": PairSources(bases["qwen2"], every_nth=2, **sizes),
+        "tied, no head": PairSources(
+            bases["tied"], layers=3, rerank=False, separator=False, **sizes
+        ),
+        "another model": PairSources(bases["wide"], compressor=bases["llama"], **mapped),
+        "a BERT": PairSources(
+            bases["llama"], bert=bases["bert"], **{**mapped, "passage_tokens": 12}
+        ),
     }
 
 

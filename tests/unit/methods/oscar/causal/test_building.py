@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from condensery.errors import InputError
 from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import Built
+from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.network import new_pair
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.store.published_pairs import SYSTEM
 
 
 def test_a_pair_is_addressed_as_published_pairs_are(
-    bases: dict[str, Path], kinds: dict[str, Built]
+    bases: dict[str, Path], kinds: dict[str, PairSources]
 ) -> None:
     made = Bases(kinds["first layers"])
     generator, compressor = made.shape.generator, made.shape.compressor
@@ -33,12 +33,12 @@ def test_a_pair_is_addressed_as_published_pairs_are(
     assert (other.layout, other.text_tokens) == ("pair", 24 + 12 + 3)
     assert (other.final_norm, other.mapping_size) == (True, 40)
     # Qwen2's tokenizer puts nothing between two texts.
-    plain = Bases(Built(bases["wide"], compressor=bases["qwen2"], mapping_size=8))
+    plain = Bases(PairSources(bases["wide"], compressor=bases["qwen2"], mapping_size=8))
     assert plain.shape.compressor.layout == "joined"
     assert plain.end == bpe("mistral").token_to_id("</s>")
 
 
-def test_new_tokens_are_special_and_have_rows(kinds: dict[str, Built]) -> None:
+def test_new_tokens_are_special_and_have_rows(kinds: dict[str, PairSources]) -> None:
     for built in kinds.values():
         made = Bases(built)
         for name in ("<MEM0>", "<MEM3>", "<AE>"):
@@ -55,11 +55,11 @@ def test_a_base_without_a_template_is_addressed_plainly(
     told = json.loads((folder / "tokenizer_config.json").read_text())
     told.pop("chat_template", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
-    made = Bases(Built(folder, layers=1)).shape.generator
+    made = Bases(PairSources(folder, layers=1)).shape.generator
     assert made.before == "<|begin_of_text|>Background:\n"
     assert (made.between, made.after) == ("\n\nQuestion: ", "\nAnswer:\n")
     with pytest.raises(InputError, match=r"holds no chat template"):
-        Bases(Built(folder, layers=1, prompt="chat"))
+        Bases(PairSources(folder, layers=1, prompt="chat"))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_can_not_be_built_is_named(
     sources: dict[str, Any], says: str, bases: dict[str, Path]
 ) -> None:
     with pytest.raises(InputError, match=says):
-        new_pair(Bases(Built(bases["mistral"], **sources)), CausalRecipe())
+        new_pair(Bases(PairSources(bases["mistral"], **sources)), CausalRecipe())
 
 
 def grown(folder: Path) -> None:
@@ -127,21 +127,23 @@ def test_a_directory_that_is_no_base_is_refused(
     harm(bad)
     chosen = {"generator": bases["wide"], "compressor": bases["llama"]} | {half: bad}
     with pytest.raises(InputError, match=says):
-        new_pair(Bases(Built(**chosen, mapping_size=8)), CausalRecipe())
+        new_pair(Bases(PairSources(**chosen, mapping_size=8)), CausalRecipe())
     with pytest.raises(InputError, match=r"is not a directory"):
-        Bases(Built(**chosen | {half: tmp_path / "none"}, mapping_size=8))
+        Bases(PairSources(**chosen | {half: tmp_path / "none"}, mapping_size=8))
 
 
 def test_a_bert_must_be_one(bases: dict[str, Path]) -> None:
     with pytest.raises(InputError, match=r"bert: model_type 'llama' is no BERT encoder"):
-        Bases(Built(bases["wide"], bert=bases["llama"]))
+        Bases(PairSources(bases["wide"], bert=bases["llama"]))
     with pytest.raises(InputError, match=r"the shape needs \d+ positions"):
-        new_pair(Bases(Built(bases["llama"], bert=bases["bert"], mapping_size=8)), CausalRecipe())
+        new_pair(
+            Bases(PairSources(bases["llama"], bert=bases["bert"], mapping_size=8)), CausalRecipe()
+        )
 
 
 def test_fingerprints_change_with_any_file(bases: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(bases["llama"], tmp_path / "base")
-    built = Built(bases["wide"], compressor=folder, mapping_size=8)
+    built = PairSources(bases["wide"], compressor=folder, mapping_size=8)
     before = Bases(built).fingerprints
     assert before == Bases(built).fingerprints
     assert before.keys() == {"generator", "compressor"}
@@ -154,6 +156,6 @@ def test_fingerprints_change_with_any_file(bases: dict[str, Path], tmp_path: Pat
     assert after["compressor"] != before["compressor"]
 
 
-def test_what_a_pair_is_built_from_can_be_written_and_read(kinds: dict[str, Built]) -> None:
+def test_what_a_pair_is_built_from_can_be_written_and_read(kinds: dict[str, PairSources]) -> None:
     for built in kinds.values():
-        assert Built.from_dict(json.loads(json.dumps(built.to_dict()))) == built
+        assert PairSources.from_dict(json.loads(json.dumps(built.to_dict()))) == built

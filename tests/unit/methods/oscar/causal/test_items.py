@@ -6,7 +6,7 @@ from tiny_causal_training import some_rows, write_rows
 
 from condensery.errors import InputError
 from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import Built
+from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.items import Batches, Chunks, Item, Questions
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.draws import Draw
@@ -16,7 +16,7 @@ RECIPE = CausalRecipe(passages=2, batch=4, rows=4)
 
 
 @pytest.fixture
-def made(kinds: dict[str, Built]) -> Bases:
+def made(kinds: dict[str, PairSources]) -> Bases:
     return Bases(kinds["first layers"])
 
 
@@ -71,7 +71,7 @@ def test_special_tokens_in_a_label_are_text(made: Bases) -> None:
 def test_plain_passages_are_read_as_far_as_compressed_ones_and_as_fit(
     bases: dict[str, Path],
 ) -> None:
-    made = Bases(Built(bases["mistral"], layers=1, passage_tokens=16, query_tokens=8))
+    made = Bases(PairSources(bases["mistral"], layers=1, passage_tokens=16, query_tokens=8))
     long = "The mill stands by the river. " * 40
     asked = Questions([question(passages=(long, "Two."))], made, RECIPE)
     compressed, plain = asked.item(0), asked.item(0, plain=True)
@@ -81,7 +81,7 @@ def test_plain_passages_are_read_as_far_as_compressed_ones_and_as_fit(
     assert len(plain.texts[0]) < len(long)
     # Fewer positions: the last passages, the worst, are left out.
     frame = sum(map(len, made.texts.prompt("Who?", [])))
-    tight = Built(
+    tight = PairSources(
         bases["mistral"], layers=1, passage_tokens=16, query_tokens=8, positions=frame + 48
     )
     recipe = CausalRecipe(passages=2, label_tokens=4)
@@ -90,7 +90,7 @@ def test_plain_passages_are_read_as_far_as_compressed_ones_and_as_fit(
 
 
 def test_a_prompt_that_can_not_fit_is_refused_before_training(bases: dict[str, Path]) -> None:
-    made = Bases(Built(bases["mistral"], layers=1, positions=100, query_tokens=8))
+    made = Bases(PairSources(bases["mistral"], layers=1, positions=100, query_tokens=8))
     asked = [question(passages=("a", "b", "c"))]
     with pytest.raises(InputError, match=r"passages=3: .* positions, the generator has 100"):
         Questions(asked, made, CausalRecipe(label_tokens=64))
@@ -156,6 +156,6 @@ def test_text_that_makes_no_chunk_is_refused(made: Bases) -> None:
 
 
 def test_chunks_that_can_not_be_said_again_are_refused(bases: dict[str, Path]) -> None:
-    made = Bases(Built(bases["mistral"], layers=1, passage_tokens=64, positions=40))
+    made = Bases(PairSources(bases["mistral"], layers=1, passage_tokens=64, positions=40))
     with pytest.raises(InputError, match=r"passage_tokens=64: .* positions, the generator has 40"):
         Chunks([DOCUMENT], made, CausalRecipe(stage="pretrain", label_tokens=9))

@@ -8,9 +8,9 @@ import torch
 from tiny_causal_training import disturb, some_rows, write_rows
 
 from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import Built
+from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.items import Chunks, Item, Questions
-from condensery.methods.oscar.causal.losses import loss, read
+from condensery.methods.oscar.causal.losses import loss, run_forward
 from condensery.methods.oscar.causal.network import new_pair, trained
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.questions import Rules, read_questions
@@ -20,7 +20,7 @@ RECIPE = CausalRecipe(lora_rank=4, passages=3)
 
 
 @pytest.fixture
-def made(kinds: dict[str, Built]) -> Bases:
+def made(kinds: dict[str, PairSources]) -> Bases:
     return Bases(kinds["first layers"])
 
 
@@ -46,7 +46,7 @@ def test_it_is_the_mean_over_items_of_both_terms(
     label = rerank = 0.0
     for item in items:
         with torch.no_grad():
-            alone = read(pair, [item], made.texts)
+            alone = run_forward(pair, [item], made.texts)
         label -= float(alone.logprobs[0].mean()) / 3
         if item.scores is not None and alone.memories is not None:
             assert alone.memories.relevance is not None
@@ -99,7 +99,7 @@ def test_pretraining_reads_vectors_alone(made: Bases, pair: CausalPair) -> None:
     text = "The mill stands by the river, where the old bread market was. " * 6
     chunks = Chunks([text], made, CausalRecipe(stage="pretrain", label_tokens=8))
     given = [chunks.item(0, part=0.9), chunks.item(1, part=0.1)]
-    found = read(pair, given, made.texts)
+    found = run_forward(pair, given, made.texts)
     assert [len(said) for said in found.logprobs] == [len(item.label) for item in given]
     assert found.memories is not None
     assert found.memories.counts == (4, 4)

@@ -10,12 +10,11 @@ from tiny_causal_training import disturb, some_rows, write_rows
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from condensery.answers import CompressedPassage
 from condensery.errors import InputError
 from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import Built
+from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.items import Questions
-from condensery.methods.oscar.causal.losses import read
+from condensery.methods.oscar.causal.losses import run_forward
 from condensery.methods.oscar.causal.network import groups, merged, new_pair, trained
 from condensery.methods.oscar.causal.publishing import published_shape
 from condensery.methods.oscar.causal.recipe import CausalRecipe
@@ -23,7 +22,8 @@ from condensery.methods.oscar.causal.runs import Run
 from condensery.methods.oscar.causal.validation import running
 from condensery.methods.trainer.questions import Rules, read_questions
 from condensery.networks.oscar_causal import CausalPair
-from condensery.networks.oscar_interface import Reading
+from condensery.networks.oscar_interface import PassageWindow
+from condensery.question import CompressedPassage
 
 KINDS = ["first layers", "every second layer", "tied, no head", "another model", "a BERT"]
 RECIPE = CausalRecipe(lora_rank=4, lora_alpha=8, passages=3)
@@ -48,7 +48,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_a_pair_in_training_computes_what_it_serves(
-    kind: str, tuning: str, kinds: dict[str, Built], tmp_path: Path
+    kind: str, tuning: str, kinds: dict[str, PairSources], tmp_path: Path
 ) -> None:
     bases = Bases(kinds[kind])
     recipe = CausalRecipe(lora_rank=4, lora_alpha=8, generator_tuning=tuning)
@@ -58,7 +58,7 @@ def test_a_pair_in_training_computes_what_it_serves(
     items = [asked.item(0), asked.item(1, plain=True), asked.item(2)]
     pair.eval()
     with torch.no_grad():
-        found = read(pair, items, bases.texts)
+        found = run_forward(pair, items, bases.texts)
     assert found.memories is not None
     ready, state = served(pair, bases)
     # The generator's reference is transformers' own, with its own attention, one prompt at a time.
@@ -93,7 +93,7 @@ def test_a_pair_in_training_computes_what_it_serves(
 
 @pytest.mark.parametrize("kind", ["first layers", "a BERT"])
 def test_the_running_reader_gives_what_training_sees(
-    kind: str, kinds: dict[str, Built], tmp_path: Path
+    kind: str, kinds: dict[str, PairSources], tmp_path: Path
 ) -> None:
     bases = Bases(kinds[kind])
     pair = new_pair(bases, RECIPE)
@@ -101,7 +101,7 @@ def test_the_running_reader_gives_what_training_sees(
     asked = questions(bases, tmp_path)
     item, row = asked.item(0), asked.rows[0]
     with torch.no_grad():
-        found = read(pair.eval(), [item], bases.texts)
+        found = run_forward(pair.eval(), [item], bases.texts)
     assert found.memories is not None
     assert found.memories.relevance is not None
     # As far as training reads them: a long passage is served in windows, of which the best counts.
@@ -118,7 +118,7 @@ def test_the_running_reader_gives_what_training_sees(
 
 
 def test_adapters_begin_as_no_change_and_new_rows_as_the_mean(
-    bases: dict[str, Path], kinds: dict[str, Built]
+    bases: dict[str, Path], kinds: dict[str, PairSources]
 ) -> None:
     made = Bases(kinds["first layers"])
     state = dict(merged(new_pair(made, RECIPE)))
@@ -140,7 +140,7 @@ def test_adapters_begin_as_no_change_and_new_rows_as_the_mean(
 
 
 def test_every_nth_layer_is_taken_from_the_first_on(
-    bases: dict[str, Path], kinds: dict[str, Built]
+    bases: dict[str, Path], kinds: dict[str, PairSources]
 ) -> None:
     state = dict(merged(new_pair(Bases(kinds["every second layer"]), RECIPE)))
     base = AutoModelForCausalLM.from_pretrained(bases["qwen2"]).state_dict()
@@ -154,7 +154,7 @@ def test_every_nth_layer_is_taken_from_the_first_on(
 
 @pytest.mark.parametrize("tuning", ["lora", "full", "none"])
 def test_a_checkpoint_holds_what_learns_and_nothing_else(
-    tuning: str, kinds: dict[str, Built]
+    tuning: str, kinds: dict[str, PairSources]
 ) -> None:
     recipe = CausalRecipe(lora_rank=2, generator_tuning=tuning, generator_rate=3e-4)
     pair = new_pair(Bases(kinds["first layers"]), recipe)
@@ -182,7 +182,7 @@ def test_a_checkpoint_holds_what_learns_and_nothing_else(
     )
 
 
-def test_new_weights_hang_on_the_seed_alone(kinds: dict[str, Built]) -> None:
+def test_new_weights_hang_on_the_seed_alone(kinds: dict[str, PairSources]) -> None:
     made = Bases(kinds["another model"])
     one, same = (trained(new_pair(made, RECIPE)) for _ in range(2))
     other = trained(new_pair(made, CausalRecipe(lora_rank=4, lora_alpha=8, seed=14)))
@@ -203,10 +203,10 @@ def test_weights_that_do_not_fit_are_named(bases: dict[str, Path], tmp_path: Pat
             (bad / name).write_text((bases["llama"] / name).read_text())
     wanted = "generator.network.model.layers.1.mlp.up_proj.weight holds values that are not finite"
     with pytest.raises(InputError, match=wanted):
-        new_pair(Bases(Built(bad, layers=1)), RECIPE)
+        new_pair(Bases(PairSources(bad, layers=1)), RECIPE)
 
 
-def test_without_its_rerank_token_memory_is_the_same(kinds: dict[str, Built]) -> None:
+def test_without_its_rerank_token_memory_is_the_same(kinds: dict[str, PairSources]) -> None:
     made = Bases(kinds["first layers"])
     pair = new_pair(made, RECIPE)
     disturb(pair)
@@ -216,7 +216,7 @@ def test_without_its_rerank_token_memory_is_the_same(kinds: dict[str, Built]) ->
     bare = CausalPair(shape, *made.configs).load(
         (name, weight.clone()) for name, weight in merged(pair, rerank=False)
     )
-    reading = Reading([5, 6, 7], 0, 0, 4, 0, 0)
+    reading = PassageWindow([5, 6, 7], 0, 0, 4, 0, 0)
     with torch.inference_mode():
         close(
             bare.compressor.compress([reading]).vectors,

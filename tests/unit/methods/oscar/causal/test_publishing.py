@@ -13,13 +13,13 @@ from tiny_report import tiny_report
 
 from condensery.errors import InputError
 from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import Built
+from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.data import Files
 from condensery.methods.oscar.causal.publishing import main, publish
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.oscar.causal.training import train
 from condensery.networks.oscar_causal import CausalPair
-from condensery.runtime.pool import RunningModels
+from condensery.runtime.registry import ModelRegistry
 from condensery.store.store import ModelStore
 
 RECIPE = CausalRecipe(
@@ -54,8 +54,8 @@ def greedy(pair: CausalPair, bases: Bases, question: str, passages: list[str]) -
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> Iterator[list[RunningModels]]:
-    running: list[RunningModels] = []
+def stores(tmp_path: Path) -> Iterator[list[ModelRegistry]]:
+    running: list[ModelRegistry] = []
     yield running
     for models in running:
         models.close()
@@ -69,10 +69,10 @@ def stores(tmp_path: Path) -> Iterator[list[RunningModels]]:
 async def test_a_published_pair_answers_as_the_network_in_training(
     kind: str,
     tuning: str,
-    kinds: dict[str, Built],
+    kinds: dict[str, PairSources],
     rows_file: Path,
     tmp_path: Path,
-    stores: list[RunningModels],
+    stores: list[ModelRegistry],
 ) -> None:
     # Passages that are one window: longer ones are served in several.
     built = replace(kinds[kind], passage_tokens=31 if kind == "a BERT" else 64)
@@ -81,7 +81,7 @@ async def test_a_published_pair_answers_as_the_network_in_training(
     files = Files([rows_file], share=0.0)
     pair = train(built, files, tmp_path / "run", recipe, dtype=torch.float32)
     publish(tmp_path / "run", store, name="tiny", dtype=torch.float32)
-    models = RunningModels.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
+    models = ModelRegistry.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
     stores.append(models)
     assert models.refused() == {}
     reader = models.reader()
@@ -99,7 +99,7 @@ async def test_a_published_pair_answers_as_the_network_in_training(
 
 
 def test_a_stored_pair_is_in_bf16_with_its_making(
-    kinds: dict[str, Built], rows_file: Path, tmp_path: Path
+    kinds: dict[str, PairSources], rows_file: Path, tmp_path: Path
 ) -> None:
     run, store = tmp_path / "run", tmp_path / "store"
     files = Files([rows_file], share=0.2, licence="CC BY 4.0")
@@ -132,7 +132,7 @@ def test_a_stored_pair_is_in_bf16_with_its_making(
 
 
 def test_a_measured_pair_has_its_report_and_its_defaults(
-    kinds: dict[str, Built], rows_file: Path, tmp_path: Path
+    kinds: dict[str, PairSources], rows_file: Path, tmp_path: Path
 ) -> None:
     store, files = ModelStore(None, tmp_path / "store"), Files([rows_file], share=0.0)
     train(kinds["first layers"], files, tmp_path / "run", replace(RECIPE, steps=1))
@@ -152,7 +152,7 @@ def test_a_measured_pair_has_its_report_and_its_defaults(
 
 
 def test_a_rerank_head_that_was_never_taught_is_not_published(
-    kinds: dict[str, Built], tmp_path: Path
+    kinds: dict[str, PairSources], tmp_path: Path
 ) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", some_rows(4, scores=False))
     store, files = ModelStore(None, tmp_path / "store"), Files([rows], share=0.0)
@@ -166,13 +166,13 @@ def test_a_rerank_head_that_was_never_taught_is_not_published(
         taught = "never taught" not in (found.path / "card.md").read_text()
         assert taught == (name == "layers")
         assert (found.manifest.provenance.notes == ()) == taught
-    models = RunningModels.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
+    models = ModelRegistry.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
     assert models.refused() == {}
     models.close()
 
 
 def test_what_is_no_trained_run_is_not_published(
-    kinds: dict[str, Built], rows_file: Path, tmp_path: Path
+    kinds: dict[str, PairSources], rows_file: Path, tmp_path: Path
 ) -> None:
     store = ModelStore(None, tmp_path / "store")
     with pytest.raises(InputError, match=r"run: .* holds no run of a pair"):

@@ -10,7 +10,7 @@ import torch
 from tiny_causal_training import some_rows, write_rows
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.built import Built
+from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.data import Files
 from condensery.methods.oscar.causal.items import Item
 from condensery.methods.oscar.causal.network import trained
@@ -52,7 +52,7 @@ def text_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["first layers", "a BERT"])
 def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     kind: str,
-    kinds: dict[str, Built],
+    kinds: dict[str, PairSources],
     rows_file: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -79,7 +79,9 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     assert {weight.dtype for weight in found.values()} == {torch.bfloat16}
 
 
-def test_a_run_tells_how_it_does(kinds: dict[str, Built], rows_file: Path, tmp_path: Path) -> None:
+def test_a_run_tells_how_it_does(
+    kinds: dict[str, PairSources], rows_file: Path, tmp_path: Path
+) -> None:
     train(
         kinds["first layers"], Files([rows_file], share=0.2), tmp_path, RECIPE, every=2, answers=3
     )
@@ -99,7 +101,7 @@ def test_a_run_tells_how_it_does(kinds: dict[str, Built], rows_file: Path, tmp_p
 
 
 def test_fine_tuning_begins_with_what_pretraining_learnt(
-    kinds: dict[str, Built], rows_file: Path, text_file: Path, tmp_path: Path
+    kinds: dict[str, PairSources], rows_file: Path, text_file: Path, tmp_path: Path
 ) -> None:
     first = replace(RECIPE, stage="pretrain")
     train(kinds["another model"], Files([text_file], share=0.2), tmp_path / "pre", first, every=4)
@@ -129,7 +131,7 @@ def test_a_base_that_changed_is_not_begun_from(
     bases: dict[str, Path], rows_file: Path, text_file: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(bases["mistral"], tmp_path / "base")
-    built = Built(folder, layers=1, memory_tokens=2, passage_tokens=24)
+    built = PairSources(folder, layers=1, memory_tokens=2, passage_tokens=24)
     first = replace(RECIPE, stage="pretrain", steps=1)
     train(built, Files([text_file]), tmp_path / "pre", first, answers=0)
     moved = folder.rename(tmp_path / "elsewhere")
@@ -157,7 +159,7 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize(("change", "says"), BAD_ROWS)
 def test_rows_that_can_not_be_learnt_are_named_before_the_first_step(
-    change: dict[str, Any], says: str, kinds: dict[str, Built], tmp_path: Path
+    change: dict[str, Any], says: str, kinds: dict[str, PairSources], tmp_path: Path
 ) -> None:
     rows = some_rows(4)
     rows[0] = {**rows[0], **change}
@@ -169,7 +171,7 @@ def test_rows_that_can_not_be_learnt_are_named_before_the_first_step(
 
 
 def test_scores_are_learnt_only_where_there_are_some(
-    kinds: dict[str, Built], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kinds: dict[str, PairSources], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write_rows(tmp_path / "rows.jsonl", some_rows(4, scores=False))
     kind = kinds["first layers"]
@@ -185,7 +187,7 @@ def test_scores_are_learnt_only_where_there_are_some(
 
 
 def test_a_loss_that_is_not_finite_names_the_rows(
-    kinds: dict[str, Built], rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinds: dict[str, PairSources], rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import condensery.methods.oscar.causal.training as module
 
@@ -203,7 +205,7 @@ def test_a_loss_that_is_not_finite_names_the_rows(
 
 
 def test_another_recipe_pair_or_file_does_not_resume_a_run(
-    kinds: dict[str, Built], rows_file: Path, tmp_path: Path
+    kinds: dict[str, PairSources], rows_file: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     short = replace(RECIPE, steps=1)
@@ -262,7 +264,7 @@ def test_the_command_trains_and_says_what_is_missing(
 def test_a_small_pair_learns_what_its_passages_say(bases: dict[str, Path], tmp_path: Path) -> None:
     """Thirty rows, five questions of six answers each: without the passages 1 in 3 is right."""
     rows = write_rows(tmp_path / "rows.jsonl", some_rows(30))
-    built = Built(
+    built = PairSources(
         bases["small"],
         layers=2,
         memory_tokens=4,

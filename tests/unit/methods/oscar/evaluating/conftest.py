@@ -8,10 +8,9 @@ import pytest
 from tiny_causal import bpe, causal_shape, tiny_causal, with_specials, write_halves
 from tiny_pair import pair_files, tiny_pair
 
-from condensery.networks.oscar_opening import open_texts
-from condensery.runtime.pair import causal_pair, make_ready
-from condensery.runtime.pair_info import info_of
-from condensery.runtime.reader import Reader
+from condensery.networks.oscar_loading import open_texts
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.oscar_pair import pair_info, prepare_for_inference, runnable_causal_pair
 from condensery.runtime.workers import Workers
 
 Row = dict[str, Any]
@@ -42,28 +41,28 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture(scope="session")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OscarModel]:
     """A pair with a BERT-size compressor and a rerank head."""
-    pair = make_ready(tiny_pair())
+    pair = prepare_for_inference(tiny_pair())
     workers = Workers(2)
     with ThreadPoolExecutor(1) as threads:
         files = pair_files(tmp_path_factory.mktemp("pair"), pair)
-        running = Reader.of(pair, files, workers, name="tiny", threads=threads)
+        running = OscarModel.of(pair, files, workers, name="tiny", threads=threads)
         yield running
         running.close()
     workers.close()
 
 
 @pytest.fixture(scope="session")
-def causal_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def causal_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OscarModel]:
     """A pair of two causal language models, without a rerank head."""
     pair, _ = tiny_causal()
     tokenizers = bpe("llama"), with_specials(bpe("mistral"))
     files = write_halves(tmp_path_factory.mktemp("causal"), pair, *tokenizers)
-    ready = causal_pair(pair, open_texts(files, causal_shape().to_dict()))
+    ready = runnable_causal_pair(pair, open_texts(files, causal_shape().to_dict()))
     workers = Workers(2)
     with ThreadPoolExecutor(1) as threads:
-        running = Reader(ready, workers, info=info_of(ready, name="causal"), threads=threads)
+        running = OscarModel(ready, workers, info=pair_info(ready, name="causal"), threads=threads)
         yield running
         running.close()
     workers.close()

@@ -5,21 +5,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from condensery.answers import CompressedPassage
-from condensery.methods.oscar.evaluating.asking import Outcome, ask, room_for, sigmoid
-from condensery.runtime.reader import Reader
+from condensery.methods.oscar.evaluating.asking import Outcome, ask, count_fitting, sigmoid
+from condensery.question import CompressedPassage
+from condensery.runtime.oscar import OscarModel
 
 Row = dict[str, Any]
 QUESTION = "what number is the mill?"
 
 
-async def compressed(reader: Reader, texts: list[str]) -> list[CompressedPassage]:
+async def compressed(reader: OscarModel, texts: list[str]) -> list[CompressedPassage]:
     found = await reader.compress(QUESTION, texts)
     assert all(isinstance(one, CompressedPassage) for one in found)
     return [one for one in found if isinstance(one, CompressedPassage)]
 
 
-async def said(reader: Reader, context: list[Any], most: int = 24) -> tuple[str, int]:
+async def said(reader: OscarModel, context: list[Any], most: int = 24) -> tuple[str, int]:
     tokens = [one async for one in reader.generate(QUESTION, context, max_tokens=most)]
     return "".join(one.text for one in tokens), tokens[-1].count
 
@@ -30,7 +30,7 @@ def texts(rows: list[Row]) -> list[str]:
 
 
 async def test_the_best_scored_passages_are_read_best_first(
-    reader: Reader, texts: list[str]
+    reader: OscarModel, texts: list[str]
 ) -> None:
     found = await compressed(reader, texts)
     scores = [one.relevance or 0.0 for one in found]
@@ -50,7 +50,7 @@ async def test_the_best_scored_passages_are_read_best_first(
     assert outcome.flops == all_read - nothing + answered
 
 
-async def test_in_order_means_the_order_given(reader: Reader, texts: list[str]) -> None:
+async def test_in_order_means_the_order_given(reader: OscarModel, texts: list[str]) -> None:
     found = await compressed(reader, texts)
     outcome = await ask(reader, QUESTION, texts, scored=False)
     assert outcome.answer == (await said(reader, [one.memory for one in found]))[0]
@@ -60,7 +60,7 @@ async def test_in_order_means_the_order_given(reader: Reader, texts: list[str]) 
     assert outcome.first == best.first != 0
 
 
-async def test_text_is_read_without_compressing(reader: Reader, texts: list[str]) -> None:
+async def test_text_is_read_without_compressing(reader: OscarModel, texts: list[str]) -> None:
     outcome = await ask(reader, QUESTION, texts, keep=1, plain=True)
     assert outcome.answer == (await said(reader, [texts[0]]))[0]
     assert (outcome.vectors, outcome.relevance, outcome.first) == (0, None, -1)
@@ -74,7 +74,7 @@ async def test_text_is_read_without_compressing(reader: Reader, texts: list[str]
 
 
 async def test_positions_are_vectors_text_and_what_stands_between(
-    reader: Reader, texts: list[str]
+    reader: OscarModel, texts: list[str]
 ) -> None:
     sizes = [(await ask(reader, QUESTION, texts[:count])).positions for count in range(4)]
     # Each passage adds its three vectors, and a separator of its own.
@@ -82,7 +82,7 @@ async def test_positions_are_vectors_text_and_what_stands_between(
 
 
 async def test_passages_without_room_are_left_out_from_the_last(
-    reader: Reader, rows: list[Row]
+    reader: OscarModel, rows: list[Row]
 ) -> None:
     many = [one["context"] for one in rows]
     outcome = await ask(reader, QUESTION, many, plain=True)
@@ -94,14 +94,14 @@ async def test_passages_without_room_are_left_out_from_the_last(
 
 
 @pytest.mark.parametrize("fits", range(7))
-def test_as_many_are_read_as_fit(reader: Reader, fits: int, monkeypatch: Any) -> None:
+def test_as_many_are_read_as_fit(reader: OscarModel, fits: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(reader, "spare", lambda _, context, most: fits - len(context))
     for count in range(9):
-        assert room_for(reader, QUESTION, ["x"] * count, 24) == min(fits, count)
+        assert count_fitting(reader, QUESTION, ["x"] * count, 24) == min(fits, count)
 
 
 async def test_a_pair_that_scores_nothing_reads_in_order(
-    causal_reader: Reader, texts: list[str]
+    causal_reader: OscarModel, texts: list[str]
 ) -> None:
     outcome = await ask(causal_reader, QUESTION, texts[:3], max_tokens=6)
     found = await causal_reader.compress(QUESTION, texts[:3])

@@ -13,7 +13,7 @@ from condensery.methods.oscar.evaluating.corpus import Corpus
 from condensery.methods.oscar.evaluating.evaluation import Evaluation
 from condensery.methods.oscar.evaluating.questions import sample_questions
 from condensery.methods.oscar.evaluating.settings import FIXED
-from condensery.runtime.reader import Reader
+from condensery.runtime.oscar import OscarModel
 
 Row = dict[str, Any]
 
@@ -42,7 +42,7 @@ def without_time(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_setting_is_measured_and_the_same_again(
-    evaluation: Evaluation, reader: Reader, tmp_path: Path
+    evaluation: Evaluation, reader: OscarModel, tmp_path: Path
 ) -> None:
     report = evaluation.run(reader, tmp_path / "a")
     families = ("plain", "compressed", "reranked", "bm25")
@@ -83,7 +83,7 @@ def test_every_setting_is_measured_and_the_same_again(
 
 
 def test_settings_come_together_over_several_runs(
-    evaluation: Evaluation, reader: Reader, tmp_path: Path
+    evaluation: Evaluation, reader: OscarModel, tmp_path: Path
 ) -> None:
     some = replace(evaluation, names=("gold", "plain_1"))
     report = some.run(reader, tmp_path / "a")
@@ -100,7 +100,7 @@ def test_settings_come_together_over_several_runs(
 
 
 def test_a_pair_of_language_models_that_scores_nothing_is_measured_too(
-    evaluation: Evaluation, causal_reader: Reader, tmp_path: Path
+    evaluation: Evaluation, causal_reader: OscarModel, tmp_path: Path
 ) -> None:
     few = replace(evaluation, passages=(2,), max_tokens=2)
     report = few.run(causal_reader, tmp_path / "a")
@@ -114,7 +114,7 @@ def test_a_pair_of_language_models_that_scores_nothing_is_measured_too(
 
 
 def test_what_can_not_be_measured_is_said_before_any_question(
-    evaluation: Evaluation, reader: Reader, tmp_path: Path
+    evaluation: Evaluation, reader: OscarModel, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="passages: 50 is more than the corpus has, 18"):
         replace(evaluation, passages=(1, 50)).run(reader, tmp_path / "a")
@@ -123,7 +123,7 @@ def test_what_can_not_be_measured_is_said_before_any_question(
     assert not (tmp_path / "a").exists()
 
 
-def test_the_pair_says_how_many_it_reads_best(evaluation: Evaluation, reader: Reader) -> None:
+def test_the_pair_says_how_many_it_reads_best(evaluation: Evaluation, reader: OscarModel) -> None:
     one = replace(evaluation, read=None, names=("reranked_10",))
     (setting,) = one.choose(reader)
     assert setting.read == reader.traits.top_n == 5

@@ -4,13 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from condensery.agreement import exact, f1
 from condensery.methods.oscar.evaluating.asking import Outcome
 from condensery.methods.oscar.evaluating.figures import Figures
 from condensery.methods.oscar.evaluating.judging import Judged
-from condensery.methods.oscar.evaluating.measuring import Given, swapped
+from condensery.methods.oscar.evaluating.measuring import ChosenPassages, swapped
 from condensery.methods.oscar.evaluating.settings import FIXED, Setting, retrieved
 from condensery.methods.oscar.scoring import match, paired_bootstrap
+from condensery.question import exact_match, f1_score
 
 Row = dict[str, Any]
 FIVE = {one.key: one for one in FIXED}
@@ -39,7 +39,7 @@ def made_up(rows: list[Row]) -> dict[str, list[Outcome]]:
 
 
 @pytest.fixture
-def given(rows: list[Row]) -> Given:
+def given(rows: list[Row]) -> ChosenPassages:
     five = [[row["context"], *["x"] * 4] for row in rows]
     found = [
         [other["context"], row["context"]] if place % 3 else [other["context"]]
@@ -52,22 +52,26 @@ def given(rows: list[Row]) -> Given:
         "five": five,
         "bm25": found,
     }
-    return Given(passages, [place % 5 for place in range(len(rows))], random.Random(1))
+    return ChosenPassages(passages, [place % 5 for place in range(len(rows))], random.Random(1))
 
 
 def test_settings_have_the_means_of_each_question_with_intervals(
-    rows: list[Row], given: Given
+    rows: list[Row], given: ChosenPassages
 ) -> None:
     outcomes = made_up(rows)
     report = Figures(rows, SETTINGS, given, outcomes).settings()
     assert list(report) == [setting.key for setting in SETTINGS]
     rng = np.random.default_rng(0)
     picks = rng.integers(len(rows), size=(10_000, len(rows)))
-    for key, metric in (("gold", exact), ("gold_among_five", f1), ("reranked_2", match)):
+    for key, metric in (
+        ("gold", exact_match),
+        ("gold_among_five", f1_score),
+        ("reranked_2", match),
+    ):
         values = np.array(
             [metric(o.answer, r["answers"]) for o, r in zip(outcomes[key], rows, strict=True)]
         )
-        name = {exact: "em", f1: "f1", match: "match"}[metric]
+        name = {exact_match: "em", f1_score: "f1", match: "match"}[metric]
         low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
         assert report[key][name]["mean"] == pytest.approx(100 * values.mean(), abs=0.006)
         assert report[key][name]["low"] == pytest.approx(100 * low, abs=0.006)
@@ -82,18 +86,20 @@ def test_settings_have_the_means_of_each_question_with_intervals(
 
 
 def test_retrieved_settings_tell_what_holds_where_the_gold_passage_was_found(
-    rows: list[Row], given: Given
+    rows: list[Row], given: ChosenPassages
 ) -> None:
     outcomes = made_up(rows)
     report = Figures(rows, SETTINGS, given, outcomes).settings()["plain_2"]
     assert report["passages"] == pytest.approx(5 / 3, abs=0.005)  # BM25 found but one for a third
     found = [place for place in range(len(rows)) if place % 3]
-    scores = [f1(outcomes["plain_2"][place].answer, rows[place]["answers"]) for place in found]
+    scores = [
+        f1_score(outcomes["plain_2"][place].answer, rows[place]["answers"]) for place in found
+    ]
     assert report["gold_found"]["share"] == pytest.approx(100 * 2 / 3, abs=0.01)
     assert report["gold_found"]["f1"] == pytest.approx(100 * np.mean(scores), abs=0.01)
 
 
-def test_differences_are_paired(rows: list[Row], given: Given) -> None:
+def test_differences_are_paired(rows: list[Row], given: ChosenPassages) -> None:
     outcomes = made_up(rows)
     found = Figures(rows, SETTINGS, given, outcomes).differences()
     assert set(found) == {
@@ -106,7 +112,7 @@ def test_differences_are_paired(rows: list[Row], given: Given) -> None:
         "reranked_2_minus_bm25_2",
     }
     scores = {
-        key: [f1(o.answer, r["answers"]) for o, r in zip(outcomes[key], rows, strict=True)]
+        key: [f1_score(o.answer, r["answers"]) for o, r in zip(outcomes[key], rows, strict=True)]
         for key in ("plain_2", "reranked_2")
     }
     mean, low, high = paired_bootstrap(scores["plain_2"], scores["reranked_2"])
@@ -114,14 +120,18 @@ def test_differences_are_paired(rows: list[Row], given: Given) -> None:
     figures = (one["f1"], one["low_95"], one["high_95"])
     assert figures == pytest.approx((100 * mean, 100 * low, 100 * high), abs=0.006)
     ems = [
-        np.mean([exact(o.answer, r["answers"]) for o, r in zip(outcomes[key], rows, strict=True)])
+        np.mean(
+            [exact_match(o.answer, r["answers"]) for o, r in zip(outcomes[key], rows, strict=True)]
+        )
         for key in ("plain_2", "reranked_2")
     ]
     assert one["em"]["mean"] == pytest.approx(100 * (ems[0] - ems[1]), abs=0.006)
     assert Figures(rows, SETTINGS[:1], given, outcomes).differences() == {}
 
 
-def test_abstention_is_of_the_better_way_to_read_five(rows: list[Row], given: Given) -> None:
+def test_abstention_is_of_the_better_way_to_read_five(
+    rows: list[Row], given: ChosenPassages
+) -> None:
     outcomes = made_up(rows)
     right = [Outcome(row["answers"][0], 5, 1, 0, 0.9, 0, 8, 9, 1, n) for n, row in enumerate(rows)]
     better = {**outcomes, "gold_among_five_best_one": right}
@@ -133,7 +143,9 @@ def test_abstention_is_of_the_better_way_to_read_five(rows: list[Row], given: Gi
     assert Figures(rows, SETTINGS, given, without).abstention() == {}
 
 
-def test_the_gold_one_of_five_is_first_as_often_as_it_is(rows: list[Row], given: Given) -> None:
+def test_the_gold_one_of_five_is_first_as_often_as_it_is(
+    rows: list[Row], given: ChosenPassages
+) -> None:
     outcomes = made_up(rows)
     wanted = np.mean([o.first == p % 5 for p, o in enumerate(outcomes["gold_among_five"])])
     found = Figures(rows, SETTINGS, given, outcomes).ranked_first()
@@ -141,7 +153,7 @@ def test_the_gold_one_of_five_is_first_as_often_as_it_is(rows: list[Row], given:
 
 
 def test_judgements_are_averaged_over_those_judged_and_the_others_are_counted(
-    rows: list[Row], given: Given
+    rows: list[Row], given: ChosenPassages
 ) -> None:
     outcomes = made_up(rows)
     scores = {(one.place, one.answer): 0.5 for one in outcomes["gold"][:6]}
@@ -156,7 +168,7 @@ def test_judgements_are_averaged_over_those_judged_and_the_others_are_counted(
 
 
 def test_what_was_rewritten_is_counted_by_what_the_answers_follow(
-    rows: list[Row], given: Given
+    rows: list[Row], given: ChosenPassages
 ) -> None:
     outcomes = made_up(rows)
     right = [Outcome(row["answers"][0], 1, 1, 0, 0.9, 0, 8, 9, 1, n) for n, row in enumerate(rows)]
@@ -174,7 +186,7 @@ def test_what_was_rewritten_is_counted_by_what_the_answers_follow(
     assert Figures(rows, SETTINGS, given, outcomes).replaced() == {}
 
 
-def test_examples_are_of_the_most_telling_setting(rows: list[Row], given: Given) -> None:
+def test_examples_are_of_the_most_telling_setting(rows: list[Row], given: ChosenPassages) -> None:
     outcomes = made_up(rows)
     found = Figures(rows, SETTINGS, given, outcomes).examples(2)
     assert found[1] == {

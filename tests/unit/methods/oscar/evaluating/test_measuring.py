@@ -5,15 +5,20 @@ from typing import Any
 
 import pytest
 
-from condensery.agreement import exact
 from condensery.errors import InputError, ModelFault
 from condensery.methods.oscar.evaluating import measuring
 from condensery.methods.oscar.evaluating.asking import Outcome
-from condensery.methods.oscar.evaluating.measuring import Asking, give, measure, swapped
-from condensery.methods.oscar.evaluating.placing import beside, of_others, replaced
+from condensery.methods.oscar.evaluating.measuring import (
+    QuestionRunner,
+    choose_passages,
+    measure,
+    swapped,
+)
+from condensery.methods.oscar.evaluating.placing import other_passages, place_among_others, replaced
 from condensery.methods.oscar.evaluating.saving import Answers
 from condensery.methods.oscar.evaluating.settings import FIXED, Setting
-from condensery.runtime.reader import Reader
+from condensery.question import exact_match
+from condensery.runtime.oscar import OscarModel
 
 Row = dict[str, Any]
 SETTINGS = {one.key: one for one in FIXED}
@@ -21,9 +26,9 @@ SETTINGS = {one.key: one for one in FIXED}
 
 def test_passages_are_drawn_as_ever_whatever_is_asked_for(rows: list[Row]) -> None:
     rng = random.Random(17)
-    placed, others = beside(rows, 5, rng), of_others(rows, 5, rng)
+    placed, others = place_among_others(rows, 5, rng), other_passages(rows, 5, rng)
     for keys in (list(SETTINGS), ["others_passages"], ["gold_among_five"]):
-        given = give(rows, [SETTINGS[key] for key in keys], 17, {})
+        given = choose_passages(rows, [SETTINGS[key] for key in keys], 17, {})
         assert given.passages["five"] == [texts for texts, _ in placed]
         assert given.gold_at == [at for _, at in placed]
         assert given.passages["others"] == others
@@ -38,22 +43,22 @@ def test_passages_are_drawn_as_ever_whatever_is_asked_for(rows: list[Row]) -> No
 
 
 def test_too_few_passages_matter_only_where_they_are_asked_for(rows: list[Row]) -> None:
-    given = give(rows[:2], [SETTINGS["gold"]], 0, {})
+    given = choose_passages(rows[:2], [SETTINGS["gold"]], 0, {})
     assert given.passages["gold"] == [[row["context"]] for row in rows[:2]]
     with pytest.raises(InputError, match="questions: 2 passages can't make 5"):
-        give(rows[:2], [SETTINGS["gold_among_five"]], 0, {})
+        choose_passages(rows[:2], [SETTINGS["gold_among_five"]], 0, {})
     with pytest.raises(InputError, match="only 3 passages hold no answer"):
-        give(rows[:6], [SETTINGS["others_passages"]], 0, {})
-    assert "gold" not in give(rows, [SETTINGS["no_passage"]], 0, {}).passages
+        choose_passages(rows[:6], [SETTINGS["others_passages"]], 0, {})
+    assert "gold" not in choose_passages(rows, [SETTINGS["no_passage"]], 0, {}).passages
 
 
 async def test_a_stopped_evaluation_asks_only_what_is_missing(
-    reader: Reader, rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reader: OscarModel, rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, int]] = []
     ask, stop = measuring.ask, 11
 
-    async def counted(reader: Reader, question: str, texts: Any, **options: Any) -> Outcome:
+    async def counted(reader: OscarModel, question: str, texts: Any, **options: Any) -> Outcome:
         if len(asked) == stop:
             raise ModelFault("stopped")
         asked.append((question, len(texts)))
@@ -61,8 +66,8 @@ async def test_a_stopped_evaluation_asks_only_what_is_missing(
 
     monkeypatch.setattr(measuring, "ask", counted)
     settings = [SETTINGS[key] for key in ("no_passage", "gold", "gold_among_five")]
-    given = give(rows[:9], settings, 3, {})
-    asking = Asking(reader, Answers(tmp_path / "a", {}), at_once=1, max_tokens=5)
+    given = choose_passages(rows[:9], settings, 3, {})
+    asking = QuestionRunner(reader, Answers(tmp_path / "a", {}), at_once=1, max_tokens=5)
     with pytest.raises(ModelFault):
         await measure(asking, rows[:9], settings, given)
     assert len(asked) == 11
@@ -70,7 +75,7 @@ async def test_a_stopped_evaluation_asks_only_what_is_missing(
     found = await measure(asking, rows[:9], settings, given)
     swaps = len(swapped(rows[:9], found["gold"], given))
     assert len(asked) == 3 * 9 + swaps
-    whole = Asking(reader, Answers(tmp_path / "b", {}), at_once=4, max_tokens=5)
+    whole = QuestionRunner(reader, Answers(tmp_path / "b", {}), at_once=4, max_tokens=5)
     wanted = await measure(whole, rows[:9], settings, given)
     for key in wanted:
         assert [one.answer for one in found[key]] == [one.answer for one in wanted[key]]
@@ -84,19 +89,21 @@ async def test_a_stopped_evaluation_asks_only_what_is_missing(
 
 
 async def test_settings_that_ask_the_same_are_asked_once(
-    reader: Reader, rows: list[Row], tmp_path: Path
+    reader: OscarModel, rows: list[Row], tmp_path: Path
 ) -> None:
     first = Setting("plain_2", "bm25", 2, plain=True)
     second = Setting("bm25_3", "bm25", 3, read=2, plain=True)
     texts = [[rows[0]["context"], row["context"], rows[1]["context"]] for row in rows[:4]]
-    given = give(rows[:4], [first, second], 0, {"bm25": texts})
-    found = await measure(Asking(reader, Answers(tmp_path, {})), rows[:4], [first, second], given)
+    given = choose_passages(rows[:4], [first, second], 0, {"bm25": texts})
+    found = await measure(
+        QuestionRunner(reader, Answers(tmp_path, {})), rows[:4], [first, second], given
+    )
     assert found["plain_2"] == found["bm25_3"]
     assert first.asks == second.asks
 
 
 async def test_answers_that_follow_the_passage_are_told_from_those_that_do_not(
-    reader: Reader, rows: list[Row], tmp_path: Path
+    reader: OscarModel, rows: list[Row], tmp_path: Path
 ) -> None:
     """Answers taken from the saved folder, where they are what a perfect reader would say."""
     answers = Answers(tmp_path, {})
@@ -104,9 +111,10 @@ async def test_answers_that_follow_the_passage_are_told_from_those_that_do_not(
     with answers.adding(gold.asks) as add:
         for place, row in enumerate(rows):
             add(Outcome(row["answers"][0], 1, 1, 0, None, 0, 3, 9, 1, place, 0.1))
-    given = give(rows, [gold], 0, {})
-    found = await measure(Asking(reader, answers), rows, [gold], given)
+    given = choose_passages(rows, [gold], 0, {})
+    found = await measure(QuestionRunner(reader, answers), rows, [gold], given)
     assert all(
-        exact(one.answer, row["answers"]) for one, row in zip(found["gold"], rows, strict=True)
+        exact_match(one.answer, row["answers"])
+        for one, row in zip(found["gold"], rows, strict=True)
     )
     assert len(found["replaced"]) == len(swapped(rows, found["gold"], given)) > 0

@@ -3,7 +3,13 @@ from typing import Any
 
 import pytest
 
-from condensery.methods.oscar.evaluating.placing import beside, of_others, replaced, says, sort_of
+from condensery.methods.oscar.evaluating.placing import (
+    answer_kind,
+    contains_words,
+    other_passages,
+    place_among_others,
+    replaced,
+)
 
 Row = dict[str, Any]
 
@@ -22,27 +28,29 @@ ROWS = [
 def test_the_gold_passage_stands_among_others_of_its_article_first() -> None:
     places = set()
     for seed in range(20):
-        for one, (passages, at) in zip(ROWS, beside(ROWS, 5, random.Random(seed)), strict=True):
+        for one, (passages, at) in zip(
+            ROWS, place_among_others(ROWS, 5, random.Random(seed)), strict=True
+        ):
             assert passages[at] == one["context"]
             assert len(passages) == len(set(passages)) == 5
             own = {r["context"] for r in ROWS if r["title"] == one["title"]}
             assert own <= set(passages)
             places.add(at)
     assert places == set(range(5))
-    for passages, _ in beside(ROWS, 2, random.Random(0)):
+    for passages, _ in place_among_others(ROWS, 2, random.Random(0)):
         assert len({text.split()[2][0] for text in passages}) == 1  # both of one article
 
 
 def test_too_few_passages_are_an_error_not_an_endless_search() -> None:
     with pytest.raises(ValueError, match="4 passages can't make 5"):
-        beside(ROWS[:4], 5, random.Random(0))
+        place_among_others(ROWS[:4], 5, random.Random(0))
     with pytest.raises(ValueError, match="only 0 passages"):
-        of_others(ROWS[:3], 1, random.Random(0))  # one article
+        other_passages(ROWS[:3], 1, random.Random(0))  # one article
 
 
 def test_passages_of_others_hold_no_answer_and_are_of_other_articles() -> None:
     rows = [*ROWS, row("The mill of Bo.", "title 4", ["Bo", "21"])]
-    chosen = of_others(rows, 5, random.Random(0))
+    chosen = other_passages(rows, 5, random.Random(0))
     for one, passages in zip(rows, chosen, strict=True):
         assert len(set(passages)) == 5
         own = {r["context"] for r in rows if r["title"] == one["title"]}
@@ -54,8 +62,8 @@ def test_passages_of_others_hold_no_answer_and_are_of_other_articles() -> None:
 def test_an_answer_that_is_a_letter_in_every_text_does_not_rule_all_out() -> None:
     rows = [*ROWS, row("The class P is large.", "title 4", ["P", "."])]
     with pytest.raises(ValueError, match="what"):
-        of_others([*ROWS, row("The mill.", "title 4", ["mill"])], 5, random.Random(0))
-    assert len(of_others(rows, 5, random.Random(0))[-1]) == 5
+        other_passages([*ROWS, row("The mill.", "title 4", ["mill"])], 5, random.Random(0))
+    assert len(other_passages(rows, 5, random.Random(0))[-1]) == 5
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,7 @@ def test_an_answer_that_is_a_letter_in_every_text_does_not_rule_all_out() -> Non
     ],
 )
 def test_words_are_found_whole(text: str, words: str, verdict: bool) -> None:
-    assert says(text, words) == verdict
+    assert contains_words(text, words) == verdict
 
 
 def test_a_replaced_answer_is_gone_from_its_passage_and_another_of_its_sort_is_there() -> None:
@@ -89,7 +97,7 @@ def test_a_replaced_answer_is_gone_from_its_passage_and_another_of_its_sort_is_t
         (pick,) = new["answers"]
         assert old not in new["context"]
         assert pick in new["context"]
-        assert sort_of(pick) == sort_of(old)
+        assert answer_kind(pick) == answer_kind(old)
         (source,) = (r for r in rows if r["answers"] == new["old"])
         assert new["context"] == source["context"].replace(old, pick)
         assert new["question"] == source["question"]
@@ -103,12 +111,12 @@ def test_an_answer_its_passage_spells_otherwise_can_not_be_replaced() -> None:
 
 
 def test_sorts_tell_numbers_names_and_other_words() -> None:
-    assert sort_of("12 mills") == (True, False, 2)
-    assert sort_of("Old Mill") == (False, True, 2)
-    assert sort_of("a very old mill indeed") == (False, False, 4)
+    assert answer_kind("12 mills") == (True, False, 2)
+    assert answer_kind("Old Mill") == (False, True, 2)
+    assert answer_kind("a very old mill indeed") == (False, False, 4)
 
 
 def test_passages_without_a_title_are_articles_of_their_own() -> None:
     rows = [{**one, "title": ""} for one in ROWS]
-    for one, passages in zip(rows, of_others(rows, 5, random.Random(0)), strict=True):
+    for one, passages in zip(rows, other_passages(rows, 5, random.Random(0)), strict=True):
         assert one["context"] not in passages

@@ -4,7 +4,7 @@ import pytest
 
 from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.asking import Outcome
-from condensery.methods.oscar.evaluating.saving import Answers, held
+from condensery.methods.oscar.evaluating.saving import Answers, lock_folder
 
 
 def outcome(place: int) -> Outcome:
@@ -69,7 +69,7 @@ def test_judgements_come_back_by_question_and_answer(tmp_path: Path) -> None:
 
 def test_two_evaluations_do_not_write_to_one_folder(tmp_path: Path) -> None:
     writing = pytest.raises(InputError, match="another evaluation is writing")
-    with held(tmp_path / "a"), writing, held(tmp_path / "a"):
+    with lock_folder(tmp_path / "a"), writing, lock_folder(tmp_path / "a"):
         pytest.fail("two hold it")
-    with held(tmp_path / "a"):  # let go of by then
+    with lock_folder(tmp_path / "a"):  # let go of by then
         pass

@@ -1,12 +1,20 @@
 import pytest
 
 from condensery.errors import InputError
-from condensery.methods.oscar.evaluating.settings import FIXED, PASSAGES, Can, choose, retrieved
+from condensery.methods.oscar.evaluating.settings import (
+    FIXED,
+    PASSAGES,
+    Capabilities,
+    choose,
+    retrieved,
+)
 
-EVERYTHING = Can(gold=True, corpus=100, scores=True)
+EVERYTHING = Capabilities(gold=True, corpus=100, scores=True)
 
 
-def keys(names: list[str], passages: list[int], can: Can = EVERYTHING, read: int = 3) -> list[str]:
+def keys(
+    names: list[str], passages: list[int], can: Capabilities = EVERYTHING, read: int = 3
+) -> list[str]:
     return [one.key for one in choose(names, passages, read, can, by_words=True)]
 
 
@@ -14,8 +22,8 @@ def test_without_names_all_is_measured_that_can_be() -> None:
     fixed = [one.key for one in FIXED]
     ks = [f"{family}_{k}" for k in (1, 5) for family in ("plain", "compressed", "reranked", "bm25")]
     assert keys([], [5, 1]) == fixed + ks
-    assert keys([], [1], Can(gold=True, corpus=0, scores=True)) == fixed
-    without = keys([], [2], Can(gold=False, corpus=9, scores=False))
+    assert keys([], [1], Capabilities(gold=True, corpus=0, scores=True)) == fixed
+    without = keys([], [2], Capabilities(gold=False, corpus=9, scores=False))
     assert without == ["no_passage", "plain_2", "compressed_2", "bm25_2"]
     assert PASSAGES == (1, 2, 5, 10, 20, 50)
 
@@ -29,17 +37,27 @@ def test_names_choose_settings_and_families_in_the_reports_order() -> None:
     [
         (["golden"], [1], EVERYTHING, "'golden' is none of no_passage, .*plain_K"),
         (["plain_0"], [1], EVERYTHING, "'plain_0' is none of"),
-        (["gold"], [1], Can(False, 9, True), "gold needs every question's passage"),
-        (["plain"], [1], Can(True, 0, True), "plain needs a corpus"),
-        (["reranked"], [1], Can(True, 9, False), "reranked needs a pair that scores"),
-        (["gold_among_five_best_one"], [1], Can(True, 9, False), "needs a pair that scores"),
-        ([], [5, 10], Can(True, 9, True), "passages: 10 is more than the corpus has, 9"),
-        (["bm25_10"], [5], Can(True, 9, True), "passages: 10 is more than the corpus has, 9"),
+        (["gold"], [1], Capabilities(False, 9, True), "gold needs every question's passage"),
+        (["plain"], [1], Capabilities(True, 0, True), "plain needs a corpus"),
+        (["reranked"], [1], Capabilities(True, 9, False), "reranked needs a pair that scores"),
+        (
+            ["gold_among_five_best_one"],
+            [1],
+            Capabilities(True, 9, False),
+            "needs a pair that scores",
+        ),
+        ([], [5, 10], Capabilities(True, 9, True), "passages: 10 is more than the corpus has, 9"),
+        (
+            ["bm25_10"],
+            [5],
+            Capabilities(True, 9, True),
+            "passages: 10 is more than the corpus has, 9",
+        ),
         ([], [0], EVERYTHING, "passages: 0 is less than 1"),
     ],
 )
 def test_what_can_not_be_measured_is_refused_by_name(
-    names: list[str], passages: list[int], can: Can, says: str
+    names: list[str], passages: list[int], can: Capabilities, says: str
 ) -> None:
     with pytest.raises(InputError, match=says):
         keys(names, passages, can)

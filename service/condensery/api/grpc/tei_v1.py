@@ -1,0 +1,306 @@
+"""The contract tei.v1 of text-embeddings-inference: its methods, and our values as its messages.
+
+Each message of a stream is a call of its own.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import condensery
+from condensery import values
+from condensery.api.grpc.condensery_v1 import Request, RpcMethod, UnaryHandler
+from condensery.api.grpc.convert import serialize_timed
+from condensery.errors import InputError, rename_field, shorten
+from condensery.jobs.embed import decode_tokens, embed, embed_sparse, embed_tokens
+from condensery.jobs.embed import tokenize as tokenize_texts
+from condensery.jobs.models import ModelDescription, describe_model
+from condensery.jobs.rerank import classify, rerank
+from condensery.jobs.services import Services
+from condensery.metrics import Task
+from condensery.request_context import current_request
+from condensery.stubs import tei_v1_pb2 as pb
+from condensery.values import TruncationDirection
+
+TRUNCATION_DIRECTIONS: dict[int, TruncationDirection] = {
+    pb.TRUNCATION_DIRECTION_RIGHT: "right",
+    pb.TRUNCATION_DIRECTION_LEFT: "left",
+}
+NANOSECONDS = 1e9
+
+
+def read_truncation_direction(direction: int) -> TruncationDirection:
+    """Read at which end a text that is too long is cut.
+
+    Raises:
+        InputError: The number is not one of TEI's.
+    """
+    side = TRUNCATION_DIRECTIONS.get(direction)
+    if side is None:
+        raise InputError(
+            f"truncation_direction: {direction} is neither 0 (right) nor 1 (left).",
+            field="truncation_direction",
+            value=direction,
+        )
+    return side
+
+
+def write_request_stats(tokens: int) -> pb.Metadata:
+    """Write what the request that is being served took so far."""
+    context = current_request()
+    stats = context.spent
+    return pb.Metadata(
+        compute_chars=stats.characters,
+        compute_tokens=tokens,
+        total_time_ns=round(NANOSECONDS * (time.monotonic() - context.started)),
+        tokenization_time_ns=round(NANOSECONDS * stats.tokenizing),
+        queue_time_ns=round(NANOSECONDS * stats.waiting),
+        inference_time_ns=round(NANOSECONDS * stats.running),
+    )
+
+
+def write_embedding(result: values.Embedded) -> pb.EmbedResponse:
+    """Write the only text's vector."""
+    return pb.EmbedResponse(
+        embeddings=result.vectors[0].tolist(), metadata=write_request_stats(result.tokens)
+    )
+
+
+def write_token_embeddings(result: values.EmbeddedTokens) -> pb.EmbedAllResponse:
+    """Write the vectors of the only text's tokens."""
+    rows = (pb.TokenEmbedding(embeddings=row) for row in result.vectors[0].tolist())
+    return pb.EmbedAllResponse(token_embeddings=rows, metadata=write_request_stats(result.tokens))
+
+
+def write_predictions(result: values.Predicted) -> pb.PredictResponse:
+    """Write the only text's labels."""
+    labels = (pb.Prediction(score=label.score, label=label.label) for label in result.items[0])
+    return pb.PredictResponse(predictions=labels, metadata=write_request_stats(result.tokens))
+
+
+def write_ranking(result: values.Reranked, *, with_text: bool) -> pb.RerankResponse:
+    """Write passages in their order."""
+    ranks = (
+        pb.Rank(index=item.index, score=item.score, text=item.text if with_text else None)
+        for item in result.items
+    )
+    return pb.RerankResponse(ranks=ranks, metadata=write_request_stats(result.tokens))
+
+
+def write_tokens(tokens: list[values.TextToken]) -> pb.EncodeResponse:
+    """Write a text's tokens."""
+    return pb.EncodeResponse(
+        tokens=[
+            pb.SimpleToken(
+                id=token.id,
+                text=token.text,
+                special=token.special,
+                start=token.start,
+                stop=token.end,
+            )
+            for token in tokens
+        ]
+    )
+
+
+def write_info(description: ModelDescription, version: str) -> pb.InfoResponse:
+    """Write what a model is."""
+    model = description.model
+    kinds = {"encoder": pb.MODEL_TYPE_EMBEDDING, "classifier": pb.MODEL_TYPE_CLASSIFIER}
+    return pb.InfoResponse(
+        version=version,
+        model_id=model.name,
+        model_sha=model.fingerprint,
+        model_dtype=model.dtype,
+        model_type=kinds.get(model.kind, pb.MODEL_TYPE_RERANKER),
+        max_concurrent_requests=description.max_concurrent_requests,
+        max_input_length=model.max_tokens,
+        max_batch_tokens=description.max_batch_tokens,
+        max_client_batch_size=description.max_client_batch_size,
+        tokenization_workers=description.tokenization_workers,
+    )
+
+
+# Fewer of these: each reply is many kilobytes, and waits for those before it.
+LARGE_REPLIES_AT_ONCE = 16
+# What must be the same in all messages of a stream of passages.
+SHARED_FIELDS = ("query", "truncate", "truncation_direction")
+
+
+async def show_info(services: Services, request: pb.InfoRequest, model: str | None) -> bytes:
+    """Describe the model."""
+    return write_info(describe_model(services, model), condensery.__version__).SerializeToString()
+
+
+async def embed_one(services: Services, request: pb.EmbedRequest, model: str | None) -> bytes:
+    """Embed a text."""
+    with rename_field("inputs[0]", "inputs"):
+        result = await embed(
+            services,
+            [request.inputs],
+            model=model,
+            prompt_name=_prompt_name(request),
+            normalize=request.normalize if request.HasField("normalize") else True,
+            truncate=request.truncate,
+            side=read_truncation_direction(request.truncation_direction),
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+            field="inputs",
+        )
+    return serialize_timed(services, result, write_embedding)
+
+
+async def refuse_sparse(
+    services: Services, request: pb.EmbedSparseRequest, model: str | None
+) -> bytes:
+    """Refuse a sparse vector."""
+    await embed_sparse(services, request.inputs, model=model)
+
+
+async def embed_all(services: Services, request: pb.EmbedAllRequest, model: str | None) -> bytes:
+    """Embed each token of a text."""
+    with rename_field("inputs[0]", "inputs"):
+        result = await embed_tokens(
+            services,
+            [request.inputs],
+            model=model,
+            prompt_name=_prompt_name(request),
+            truncate=request.truncate,
+            side=read_truncation_direction(request.truncation_direction),
+        )
+    return serialize_timed(services, result, write_token_embeddings)
+
+
+async def predict(services: Services, request: pb.PredictRequest, model: str | None) -> bytes:
+    """Classify a text."""
+    return await _classify(services, request, request.inputs, model)
+
+
+async def predict_pair(
+    services: Services, request: pb.PredictPairRequest, model: str | None
+) -> bytes:
+    """Classify a pair of texts, or one."""
+    texts = list(request.inputs)
+    if len(texts) not in (1, 2):
+        raise InputError(
+            f"inputs: {len(texts)} texts are neither one nor a pair.",
+            field="inputs",
+            value=len(texts),
+        )
+    return await _classify(services, request, texts[0] if len(texts) == 1 else tuple(texts), model)
+
+
+async def _classify(services: Services, request: Any, text: Any, model: str | None) -> bytes:
+    with rename_field("inputs[0]", "inputs"):
+        result = await classify(
+            services,
+            [text],
+            model=model,
+            truncate=request.truncate,
+            side=read_truncation_direction(request.truncation_direction),
+            raw_scores=request.raw_scores,
+        )
+    return serialize_timed(services, result, write_predictions)
+
+
+async def rerank_texts(services: Services, request: pb.RerankRequest, model: str | None) -> bytes:
+    """Order passages."""
+    return await _rerank(services, request, list(request.texts), model, field="texts")
+
+
+async def rerank_stream(
+    services: Services, requests: Sequence[pb.RerankStreamRequest], model: str | None
+) -> bytes:
+    """Order passages that came one by one."""
+    first = requests[0]
+    for place, request in enumerate(requests):
+        for name in SHARED_FIELDS:
+            if (value := getattr(request, name)) != getattr(first, name):
+                raise InputError(
+                    f"{name}: {shorten(value)} in message {place}, {shorten(getattr(first, name))} "
+                    "in the first: a stream ranks passages for one query, in one way.",
+                    field=name,
+                    value=value,
+                )
+    return await _rerank(
+        services, first, [request.text for request in requests], model, field="text"
+    )
+
+
+async def _rerank(
+    services: Services, request: Any, texts: list[str], model: str | None, *, field: str
+) -> bytes:
+    result = await rerank(
+        services,
+        request.query,
+        texts,
+        model=model,
+        truncate=request.truncate,
+        side=read_truncation_direction(request.truncation_direction),
+        raw_scores=request.raw_scores,
+        field=field,
+    )
+    return serialize_timed(services, result, partial(write_ranking, with_text=request.return_text))
+
+
+async def tokenize(services: Services, request: pb.EncodeRequest, model: str | None) -> bytes:
+    """Return a text's tokens."""
+    with rename_field("inputs[0]", "inputs"):
+        (text_tokens,) = await tokenize_texts(
+            services,
+            [request.inputs],
+            model=model,
+            prompt_name=_prompt_name(request),
+            special=request.add_special_tokens,
+        )
+    return write_tokens(text_tokens).SerializeToString()
+
+
+async def decode(services: Services, request: pb.DecodeRequest, model: str | None) -> bytes:
+    """Return the text of tokens."""
+    (text,) = await decode_tokens(
+        services, [list(request.ids)], model=model, skip_special=request.skip_special_tokens
+    )
+    return pb.DecodeResponse(text=text).SerializeToString()
+
+
+def _prompt_name(request: Any) -> str | None:
+    return request.prompt_name if request.HasField("prompt_name") else None
+
+
+_method: Callable[..., RpcMethod[Any]] = partial(
+    RpcMethod, scope="infer", package=pb.DESCRIPTOR.package, family="tei", model_field=""
+)
+
+
+def _unary_and_stream(
+    service: str,
+    name: str,
+    request: type[Request],
+    task: Task,
+    unary: UnaryHandler[Request],
+    **options: Any,
+) -> tuple[RpcMethod[Any], RpcMethod[Any]]:
+    """Return the method of one message, and that of a stream of them."""
+    return (
+        _method(service, name, request, task=task, unary=unary),
+        _method(service, f"{name}Stream", request, task=task, each=unary, **options),
+    )
+
+
+METHODS: tuple[RpcMethod[Any], ...] = (
+    _method("Info", "Info", pb.InfoRequest, task=None, unary=show_info),
+    *_unary_and_stream("Embed", "Embed", pb.EmbedRequest, "embed", embed_one),
+    *_unary_and_stream("Embed", "EmbedSparse", pb.EmbedSparseRequest, "embed", refuse_sparse),
+    *_unary_and_stream(
+        "Embed", "EmbedAll", pb.EmbedAllRequest, "embed", embed_all, at_once=LARGE_REPLIES_AT_ONCE
+    ),
+    *_unary_and_stream("Predict", "Predict", pb.PredictRequest, "classify", predict),
+    *_unary_and_stream("Predict", "PredictPair", pb.PredictPairRequest, "classify", predict_pair),
+    _method("Rerank", "Rerank", pb.RerankRequest, task="rerank", unary=rerank_texts),
+    _method("Rerank", "RerankStream", pb.RerankStreamRequest, task="rerank", gather=rerank_stream),
+    *_unary_and_stream(
+        "Tokenize", "Tokenize", pb.EncodeRequest, "embed", tokenize, at_once=LARGE_REPLIES_AT_ONCE
+    ),
+    *_unary_and_stream("Tokenize", "Decode", pb.DecodeRequest, "embed", decode),
+)

@@ -1,0 +1,476 @@
+"""Request bodies in, replies out.
+
+Parsing: JSON, then the schema; an error names the field's path and its value. The depth of JSON and
+the number of its objects and lists are limited before it is parsed.
+
+Writing: long lists are written and sent piece by piece. orjson holds the GIL while it writes, in a
+thread too: 2,000 vectors at once keep every other request waiting for 30 ms. And what is handed to
+the connection in one piece lies in memory until the client has read it, long after the request has
+left admission.
+
+Events: answers as server-sent events, in the format that an ``EventWriter`` gives them.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from itertools import chain, islice
+from typing import Any, Protocol, TypeVar, cast
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from condensery.api.rest.endpoint import run_in_time
+from condensery.api.rest.errors import make_error_body
+from condensery.errors import CondenseryError, InputError, Unavailable, code_of, shorten
+from condensery.jobs.accounting import count_refusals
+from condensery.jobs.embed import TextSimilarities
+from condensery.jobs.services import Services
+from condensery.question import AnswerEvent, Retrieved
+from condensery.request_context import current_request
+from condensery.values import Embedded, EmbeddedTokens, Predicted, Reranked
+
+# Objects and lists in one body. Parsing a million of them blocks the process for 0.3 s; 2048
+# documents, each with metadata nested a dozen levels deep, are far from this.
+MAX_CONTAINERS = 100_000
+
+# Bytes in one pass over a body: short, since no other thread runs during one.
+SLICE_BYTES = 2**20
+
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_NO_BACKSLASH = re.compile(rb"[^\\]")
+
+# Makes both kinds of brackets one, and takes out the rest.
+_TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
+
+# Longer bodies are parsed and validated in a thread.
+INLINE_BYTES = 64 * 1024
+
+# The parser stops at the sign, or at the word after it.
+_NOT_FINITE = re.compile(r"[^-]?(?P<word>-?(?:NaN|Infinity))")
+
+# Numbers in one piece: about a millisecond.
+PIECE_NUMBERS = 25_000
+# Texts in one piece, where they are long.
+PIECE_TEXTS = 64
+
+END_OF_EVENTS = b"[DONE]"
+
+AnswerEvents = AsyncGenerator[AnswerEvent, None]
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+async def read_body(
+    request: Request, services: Services, schema: type[Body], *, optional: bool = False
+) -> Body:
+    """Read a request's body as ``schema``; if ``optional``, an empty body is ``{}``.
+
+    Raises:
+        InputError: It is no UTF-8, no JSON, or does not fit.
+    """
+    return await read_as(
+        request, services, lambda data: validate_body(data, schema), optional=optional
+    )
+
+
+async def read_as(
+    request: Request, services: Services, validate: Callable[[Any], T], *, optional: bool = False
+) -> T:
+    """Read a request's body as JSON, and return what ``validate`` makes of it.
+
+    The header ``x-model`` names the model where the body could and does not, as with gRPC.
+
+    Raises:
+        InputError: It is no UTF-8, no JSON, is nested too deep, or ``validate`` refuses it.
+    """
+    depth = services.limits.max_json_depth
+    with count_refusals(services, request.state.task, "rest"):
+        data = await read_bytes(request.receive)
+        if len(data) > INLINE_BYTES:
+            body = await asyncio.to_thread(lambda: validate(parse_json(data, depth)))
+        else:
+            body = validate({} if optional and not data.strip() else parse_json(data, depth))
+    model = request.headers.get("x-model")
+    if model and isinstance(body, BaseModel) and getattr(body, "model", model) is None:
+        return cast(T, body.model_copy(update={"model": model}))
+    return body
+
+
+async def read_bytes(receive: Receive) -> bytes:
+    """Read a request's whole body; ``receive`` limits its size."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        return body
+    chunks: list[bytes] = []
+    while message["type"] == "http.request":
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+        message = await receive()
+    raise ClientDisconnect
+
+
+def parse_json(data: bytes, max_depth: int) -> Any:
+    """Parse JSON: UTF-8 without lone surrogates, numbers finite, at most ``max_depth`` deep.
+
+    Raises:
+        InputError: It is not that; the message says where.
+    """
+    check_nesting(data, max_depth)
+    try:
+        parsed = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise _explain_json_error(data, error) from error
+    yield_thread(data)
+    return parsed
+
+
+def validate_body(data: Any, schema: type[Body]) -> Body:
+    """Check parsed JSON against a schema.
+
+    Raises:
+        InputError: A field is missing, of a wrong type or value, or (in our own bodies) unknown.
+    """
+    if not isinstance(data, dict):
+        raise InputError(f"body: {shorten(data)} is not a JSON object.", field="body", value=data)
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise _explain_validation_error(first, schema) from error
+
+
+def _explain_json_error(data: bytes, error: orjson.JSONDecodeError) -> InputError:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as broken:
+        byte = data[broken.start]
+        return InputError(
+            f"body: the byte 0x{byte:02x} at {broken.start} is not UTF-8.", field="body", value=byte
+        )
+    excerpt = text[error.pos : error.pos + 20]
+    if number := _NOT_FINITE.match(text, max(0, error.pos - 1)):
+        word = number["word"]
+        return InputError(
+            f"body: {word} at character {error.pos} (line {error.lineno}) is not JSON; numbers "
+            "must be finite.",
+            field="body",
+            value=word,
+        )
+    return InputError(
+        f"body: not JSON at line {error.lineno} column {error.colno}: {error.msg}; "
+        f"it reads {shorten(excerpt)}.",
+        field="body",
+        value=excerpt,
+    )
+
+
+def _explain_validation_error(first: Any, schema: type[BaseModel]) -> InputError:
+    field, value = _dotted_path(first["loc"]), first["input"]
+    if first["type"] == "missing":
+        return InputError(f"{field}: this field is missing.", field=field)
+    if first["type"] == "extra_forbidden":
+        names = (info.alias or name for name, info in schema.model_fields.items())
+        known = f"; known: {', '.join(names)}" if len(first["loc"]) == 1 else ""
+        return InputError(
+            f"{field}: unknown field, with value {shorten(value)}{known}.", field=field, value=value
+        )
+    return InputError(f"{field}: {shorten(value)}: {first['msg']}.", field=field, value=value)
+
+
+def _dotted_path(path: tuple[int | str, ...]) -> str:
+    dotted = ""
+    for step in path:
+        dotted += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return dotted.removeprefix(".") or "body"
+
+
+def check_nesting(data: bytes, max_depth: int) -> None:
+    """Refuse JSON that is nested too deep, or holds too many objects and lists.
+
+    Invalid JSON may pass: the parser refuses that.
+
+    Raises:
+        InputError: It is over one of the limits.
+    """
+    count = 0  # brackets in strings are counted too
+    for bracket in (b"[", b"{"):
+        count += data.count(bracket)
+        yield_thread(data)
+    if count <= max_depth:
+        return
+    brackets = _outside_strings(data)
+    count = brackets.count(b"[")
+    if count > MAX_CONTAINERS:
+        raise InputError(
+            f"body: {count} objects and lists, over the limit of {MAX_CONTAINERS}.",
+            field="body",
+            value=count,
+        )
+    for _ in range(max_depth):
+        if not brackets:
+            return
+        brackets = brackets.replace(b"[]", b"")  # the innermost level
+    if b"[]" in brackets:
+        raise InputError(f"body: nested deeper than {max_depth} (max_json_depth).", field="body")
+
+
+def yield_thread(data: bytes) -> None:
+    """Let the event loop's thread run, after a pass over long ``data`` in another thread.
+
+    By itself it would wait for the interpreter's switch interval, 5 ms.
+    """
+    if len(data) > SLICE_BYTES:
+        time.sleep(0)
+
+
+def _outside_strings(data: bytes) -> bytes:
+    """Return the brackets outside of strings, both kinds as ``[]``."""
+    brackets = []
+    start, in_string = 0, 0
+    while start < len(data):
+        end = start + SLICE_BYTES
+        if data[end - 1 : end] == b"\\":  # the escaped byte belongs to this slice
+            after = _NO_BACKSLASH.search(data, end)
+            end = after.end() if after else len(data)
+        parts = _ESCAPED.sub(b"", data[start:end]).split(b'"')
+        brackets.append(b"".join(parts[in_string::2]).translate(_TO_BRACKETS, _NOT_BRACKETS))
+        in_string = (in_string + len(parts) - 1) % 2
+        start = end
+        yield_thread(data)
+    return b"".join(brackets)
+
+
+# Replies
+
+
+def write_json(
+    content: Any, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """Return ``content`` as JSON; numpy arrays are written as they are."""
+    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status, headers=headers, media_type="application/json")
+
+
+def result_headers(
+    result: Embedded | EmbeddedTokens | TextSimilarities | Reranked | Predicted,
+) -> dict[str, str]:
+    """Return the headers with the model, TEI's timings and how many inputs were truncated."""
+    headers = {"x-model": result.model, **_timing_headers(result.tokens)}
+    if result.fingerprint:
+        headers["x-model-revision"] = result.fingerprint
+    truncated = len(result.truncated)
+    if isinstance(result, Reranked):
+        truncated += result.query_truncated
+    if truncated:
+        headers["x-truncated-inputs"] = str(truncated)
+    return headers
+
+
+def _timing_headers(tokens: int) -> dict[str, str]:
+    """Return TEI's headers of what a request took, in milliseconds."""
+    context = current_request()
+    stats = context.spent
+    total = time.monotonic() - context.started
+    seconds = {
+        "compute": total - stats.waiting,
+        "total": total,
+        "tokenization": stats.tokenizing,
+        "queue": stats.waiting,
+        "inference": stats.running,
+    }
+    return {
+        "x-compute-type": "gpu" if stats.device == "cuda" else "cpu",
+        "x-compute-characters": str(stats.characters),
+        "x-compute-tokens": str(tokens),
+        **{f"x-{name}-time": str(round(1000 * value)) for name, value in seconds.items()},
+    }
+
+
+class PiecewiseReply(Response):
+    """A JSON reply whose body is sent in pieces, each once the connection has room for it."""
+
+    def __init__(self, pieces: list[bytes], headers: dict[str, str]) -> None:
+        length = str(sum(map(len, pieces)))
+        super().__init__(
+            headers={**headers, "content-length": length}, media_type="application/json"
+        )
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the reply."""
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        last = len(self._pieces) - 1
+        for index, piece in enumerate(self._pieces):
+            await send({"type": "http.response.body", "body": piece, "more_body": index < last})
+
+
+async def write_list(
+    items: Iterable[Any],
+    piece_items: int,
+    *,
+    within: Mapping[str, Any] | None = None,
+    field: str = "",
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """Return a list as JSON; numpy arrays in it are written as they are.
+
+    Args:
+        items: Consumed as they are written.
+        piece_items: Items in one piece.
+        within: An object that the list is a field of; None returns the list alone.
+        field: The field's name, which stands in ``within`` already, for the order of fields.
+        headers: The reply's.
+    """
+    source = iter(items)
+    part = list(islice(source, piece_items))
+    if len(part) < piece_items:  # most replies are one piece
+        return write_json(part if within is None else {**within, field: part}, headers=headers)
+    before, after = b"[", b"]"
+    if within is not None:
+        empty = orjson.dumps({field: []})[1:-1]
+        before, _, after = orjson.dumps({**within, field: []}).partition(empty)
+        before, after = before + empty[:-1], b"]" + after
+    pieces = await _write_pieces(chain(part, source), piece_items)
+    return PiecewiseReply([before, *pieces, after], headers or {})
+
+
+async def write_lists(
+    within: Mapping[str, Any],
+    lists: Mapping[tuple[str, ...], tuple[Iterable[Any], int]],
+    *,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """Return an object with several lists as JSON, written piece by piece.
+
+    Args:
+        within: The object's other fields; at least one.
+        lists: Items and how many make a piece, by path: a field, or a field and a field of the
+            object in it. Lists of the same inner object follow each other.
+        headers: The reply's.
+    """
+    pieces = [orjson.dumps(within)[:-1]]
+    inside = ""
+    for (field, *rest), (items, piece_items) in lists.items():
+        opening = b""
+        if inside and (not rest or field != inside):
+            opening, inside = b"}", ""
+        if rest:
+            opening += b"," if inside else b"," + orjson.dumps(field) + b":{"
+            opening += orjson.dumps(rest[0]) + b":["
+            inside = field
+        else:
+            opening += b"," + orjson.dumps(field) + b":["
+        pieces.append(opening)
+        pieces += await _write_pieces(items, piece_items)
+        pieces.append(b"]")
+    return PiecewiseReply([*pieces, b"}}" if inside else b"}"], headers or {})
+
+
+async def _write_pieces(items: Iterable[Any], piece_items: int) -> list[bytes]:
+    """Write a list's items in pieces, without the brackets."""
+    source = iter(items)
+    pieces: list[bytes] = []
+    while part := list(islice(source, piece_items)):
+        if pieces:
+            await asyncio.sleep(0)  # lets other requests run
+        piece = orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        pieces.append(b"," + piece if pieces else piece)
+    return pieces
+
+
+# Server-sent events
+
+
+class EventWriter(Protocol):
+    """Writes answer events in the format of one family of clients."""
+
+    def event(self, event: AnswerEvent) -> bytes:
+        """Write one event; it may become several, or none."""
+        ...
+
+    def failure(self, body: dict[str, Any]) -> bytes:
+        """Write a failure after the stream has begun; ``body`` is OpenAI's error."""
+        ...
+
+    def end(self) -> bytes:
+        """Write the last event, which follows a failure too."""
+        ...
+
+
+async def stream_events(
+    request: Request, events: AnswerEvents, writer: EventWriter
+) -> "EventStream":
+    """Return the reply that sends events as they come.
+
+    Bad requests fail here, with a status of their own, before the stream begins.
+    """
+    first = await anext(events)
+    model = first.model if isinstance(first, Retrieved) else ""
+    headers = {"x-model": model, "cache-control": "no-cache"}
+    return EventStream(_write_events(first, events, writer, request), headers, events)
+
+
+class EventStream(StreamingResponse):
+    """A stream that closes its events' generator as soon as its task is cancelled.
+
+    The middleware cancels it when the client leaves.
+    """
+
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], headers: dict[str, str], events: AnswerEvents
+    ) -> None:
+        super().__init__(content, headers=headers, media_type="text/event-stream")
+        self._content = content
+        self._events = events  # begun already; `content` closes it only once it has begun itself
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until they end."""
+        async with aclosing(self._events), aclosing(self._content):
+            await self.stream_response(send)
+
+
+async def _write_events(
+    first: AnswerEvent, events: AnswerEvents, writer: EventWriter, request: Request
+) -> AsyncGenerator[bytes, None]:
+    """Write events; a failure after the first is an event too."""
+    async with aclosing(events):
+        try:
+            yield writer.event(first)
+            while (event := await run_in_time(anext(events, None))) is not None:
+                yield writer.event(event)
+        except CondenseryError as error:
+            yield writer.failure(_failure_body(request, error))
+        except (
+            asyncio.CancelledError
+        ):  # the client has left, or the server ends after its grace time
+            ended = Unavailable("The server ended before this was done.")
+            yield writer.failure(_failure_body(request, ended))
+        # The status is sent already: a bug too can be reported only as an event.
+        except Exception:
+            request_id = request.state.request_id
+            _log.exception("internal_error", extra={"request_id": request_id})
+            message = f"Internal error; the server's log has it under request id {request_id}."
+            yield writer.failure(_failure_body(request, CondenseryError(message), "internal_error"))
+        yield writer.end()
+
+
+def _failure_body(
+    request: Request, error: CondenseryError, code: str | None = None
+) -> dict[str, Any]:
+    request.state.code = code = code or code_of(type(error))
+    body = make_error_body(error, "openai")
+    body["error"]["code"] = code
+    return body

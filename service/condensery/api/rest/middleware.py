@@ -1,0 +1,442 @@
+"""What every request passes before its endpoint: checks of its origin, key, deadline and size.
+
+``Exchange`` is one request and its reply: it limits the body, and sees the client disconnect.
+Replies are logged as events, which hold nothing that the caller wrote but the request's id.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from condensery.api.rest.endpoint import Access, GuardedEndpoint, Route, RouteTable
+from condensery.api.rest.errors import METHOD_NOT_ALLOWED, Family, render_error, render_row
+from condensery.auth import (
+    REQUEST_TIMEOUT_HEADER,
+    Keys,
+    check_any_key,
+    read_key,
+    read_request_id,
+    read_timeout,
+)
+from condensery.errors import CondenseryError, NotFound, PayloadTooLarge, Unavailable, code_of
+from condensery.jobs.accounting import count_refusals
+from condensery.jobs.services import Permit, Services
+from condensery.origins import Origins
+from condensery.request_context import RequestContext, serving_request
+
+_log = logging.getLogger(__name__)
+
+
+TIMEOUT_HEADER_BYTES = REQUEST_TIMEOUT_HEADER.encode()
+CLIENT_LEFT_STATUS = 499
+DRAIN_SECONDS = 1.0
+# Of a body that is refused, up to this many times the limit is still read: a client that is cut off
+# while it sends does not read the reply.
+DRAIN_FACTOR = 4
+
+# An extension of ASGI's scope: a dict whose keys are called when the connection is lost.
+ON_DISCONNECT = "condensery.leaving"
+# An extension: the connection's peer, though a proxy may name another client.
+PEER_ADDRESS = "condensery.peer"
+# An extension: the error of a connection that is over the limit.
+TOO_MANY_CONNECTIONS = "condensery.crowded"
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Exchange:
+    """Passes on a request's body within its limits, and its reply; sees the client disconnect.
+
+    Then the task that serves the request is cancelled, and ``left`` is set. The protocol calls
+    back through ``scope["extensions"][ON_DISCONNECT]``: a task of its own that waited for ASGI's
+    ``http.disconnect`` would take 20 us of each request.
+
+    Args:
+        scope: The request's.
+        receive: The server's.
+        send: The server's.
+        max_body: Bytes.
+
+    Attributes:
+        request_id: The caller's if it can stand in a header and a log line, else a new one.
+        announced_bytes: Of the body, as its header says, up to the limit.
+        status: Of the reply; 0 until it begins.
+        complete: Whether all of the reply was sent.
+        left: Whether the client disconnected before that.
+        closing: Whether the reply announces that the connection ends with it.
+        reply_headers: Headers that are added to every reply.
+        permit: Admission's, on which the bytes of an unannounced body are counted.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body: int) -> None:
+        headers = scope["headers"]
+        self.request_id = read_request_id(find_text_header(headers, b"x-request-id"))
+        length = find_header(headers, b"content-length")
+        self._announced = int(length[:20]) if length and length.isdigit() else 0
+        # A body over the limit is refused as that, and not because admission is full.
+        self.announced_bytes = min(self._announced, max_body)
+        self.status = 0
+        self.complete = False
+        self.left = False
+        self.closing = False
+        self.reply_headers: list[tuple[bytes, bytes]] = []
+        self.permit: Permit | None = None
+        self._chunked = length is None
+        self._expects = find_header(headers, b"expect") is not None
+        self._limit = max_body
+        self._receive = receive
+        self._send = send
+        self._bytes = 0
+        self._task = asyncio.current_task()
+        self._callbacks: dict[Any, Any] = scope.get("extensions", {}).get(ON_DISCONNECT, {})
+        self._callbacks[self._on_disconnect] = None
+
+    async def receive(self) -> Message:
+        """Receive the next message.
+
+        Raises:
+            PayloadTooLarge: The body is announced to be over the limit, or has grown over it.
+            Overloaded: Admission has no room for the rest of the body.
+        """
+        if self._announced > self._limit:  # not worth reading
+            size, self._announced = self._announced, 0
+            if not self._expects:  # else the client waits for "100 Continue", and sends nothing
+                await self.drain()
+            raise self._refusal(size)
+        message = await self._receive()
+        if message["type"] != "http.request":
+            self.left = True
+            return message
+        more = message.get("more_body", False)
+        size = len(message.get("body", b""))
+        self._bytes += size
+        if self._bytes > self._limit:
+            size = self._bytes
+            if more:
+                await self.drain()
+            raise self._refusal(size)
+        if self._chunked and self.permit is not None:
+            self.permit.grow(size)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send the next message of the reply; its head gets the request's id."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            headers += self.reply_headers
+            if self.closing:
+                headers.append((b"connection", b"close"))
+            message["headers"] = headers
+        elif not message.get("more_body", False):
+            self.complete = True
+            self.close()
+        await self._send(message)
+
+    def close(self) -> None:
+        """Stop watching for a disconnect."""
+        self._callbacks.pop(self._on_disconnect, None)
+
+    def _on_disconnect(self) -> None:
+        self.left = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def drain(self) -> None:
+        """Read the rest of the body and drop it, so that the client reads its reply."""
+        while self._bytes <= self._limit * DRAIN_FACTOR:
+            message = await self._receive()
+            self._bytes += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return
+
+    def _refusal(self, size: int) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"body: {size} bytes or more, over the limit of {self._limit} (max_body_bytes).",
+            field="body",
+            value=size,
+        )
+
+
+class Middleware:
+    """Serves every request: some endpoints directly, the others through FastAPI.
+
+    Pure ASGI: Starlette's BaseHTTPMiddleware hides a client's disconnect, and takes time.
+
+    Args:
+        app: FastAPI's, with every route.
+        table: The same routes.
+        hot: The endpoints that are served directly, by method and path.
+        services: The running parts.
+        origins: Which web pages and host names are allowed.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        table: RouteTable,
+        hot: dict[tuple[str, str], GuardedEndpoint],
+        services: Services,
+        origins: Origins,
+    ) -> None:
+        self._app = app
+        self._table = table
+        self._hot = hot
+        self._services = services
+        self._limits = services.limits
+        self._origins = origins
+
+    def family_of(self, path: str) -> Family:
+        """Return the family of a path's errors, where nothing else of the request is known."""
+        routes = self._table.find(path)
+        return next(iter(routes.values())).family if routes else _family_of_unknown_path(path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send, self._limits.max_body_bytes)
+        # A client that reads this in its reply sends no further request on the connection.
+        draining = self._services.health.draining
+        exchange.closing = draining or TOO_MANY_CONNECTIONS in scope.get("extensions", ())
+        exchange.reply_headers = self._origins.reply_headers(scope["headers"])
+        scope["state"] = {"request_id": exchange.request_id}
+        started = time.monotonic()
+        context = RequestContext(
+            exchange.request_id,
+            _client_address(scope),
+            started + self._limits.request_seconds,
+            started=started,
+        )
+        routes = self._table.find(scope["path"])
+        with serving_request(context):
+            try:
+                await self._serve(scope, exchange, routes, context)
+            except asyncio.CancelledError:
+                if exchange.status and not (exchange.left or exchange.complete):
+                    raise
+                if (task := asyncio.current_task()) is not None:
+                    task.uncancel()
+                if not exchange.status and not exchange.left:  # the server's grace time is over
+                    error = Unavailable("The server ended before this was done.")
+                    response = render_error(error, _family_of_path(scope, routes))
+                    await response(scope, exchange.receive, exchange.send)
+            finally:
+                exchange.close()
+                _log_exchange(scope, exchange, routes, started)
+                if self._services.slow.took_long(context):  # few requests
+                    route = _nearest_route(scope, routes)
+                    self._services.slow.tell(
+                        context,
+                        door="rest",
+                        route=route.template if route else "-",
+                        status=CLIENT_LEFT_STATUS if exchange.left else exchange.status,
+                    )
+
+    async def _serve(
+        self, scope: Scope, exchange: Exchange, routes: dict[str, Route], context: RequestContext
+    ) -> None:
+        route = routes.get(scope["method"])
+        task = scope["state"]["task"] = route.task if route else None
+        try:
+            with count_refusals(self._services, task, "rest"):
+                self._check_page(scope)
+                if (preflight := self._preflight(scope, routes)) is not None:
+                    await preflight(scope, exchange.receive, exchange.send)
+                    return
+                access = route.access if route else "any"
+                name = _check_key(self._services.keys, scope["headers"], access)
+                if name is not None:
+                    context.caller = scope["state"]["key"] = name
+                if route is None:
+                    response = _no_route_reply(scope, routes)
+                    await response(scope, exchange.receive, exchange.send)
+                elif route.vital:
+                    await self._answer(scope, exchange, route)
+                else:
+                    await self._check_open(scope, exchange)
+                    timeout = read_timeout(find_text_header(scope["headers"], TIMEOUT_HEADER_BYTES))
+                    context.deadline = min(context.deadline, time.monotonic() + timeout)
+                    with self._services.admission.enter(
+                        exchange.announced_bytes
+                    ) as exchange.permit:
+                        await self._answer(scope, exchange, route)
+        except CondenseryError as error:  # of these checks: an endpoint's are replies already
+            scope["state"]["code"] = code_of(type(error))
+            response = render_error(error, _family_of_path(scope, routes))
+            await response(scope, exchange.receive, exchange.send)
+
+    def _check_page(self, scope: Scope) -> None:
+        """Refuse requests of foreign web pages, before their keys are read: a page may have one."""
+        server, peer = scope.get("server"), scope.get("extensions", {}).get(PEER_ADDRESS)
+        address = str(server[0]) if server else ""
+        self._origins.check(scope["headers"], address, str(peer[0]) if peer else "")
+
+    def _preflight(self, scope: Scope, routes: dict[str, Route]) -> Response | None:
+        """Answer a CORS preflight request, which comes without a key."""
+        if scope["method"] != "OPTIONS":
+            return None
+        methods = sorted(routes) or self._table.methods
+        headers = self._origins.preflight_headers(scope["headers"], methods)
+        return None if headers is None else Response(status_code=204, headers=headers)
+
+    async def _answer(self, scope: Scope, exchange: Exchange, route: Route) -> None:
+        endpoint = self._hot.get((route.method, route.path))
+        if endpoint is None:
+            await self._app(scope, exchange.receive, exchange.send)
+            return
+        response = await endpoint(Request(scope, exchange.receive))
+        await response(scope, exchange.receive, exchange.send)
+
+    async def _check_open(self, scope: Scope, exchange: Exchange) -> None:
+        """Refuse requests on surplus connections, and all at the end; close the connection then."""
+        health = self._services.health
+        refusal: CondenseryError | None = scope.get("extensions", {}).get(TOO_MANY_CONNECTIONS)
+        if health.refusing:
+            refusal = Unavailable(f"The server takes no new requests: {health.reason}.")
+        if refusal is not None:
+            exchange.closing = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await exchange.drain()
+            raise refusal
+
+
+def log_reply(
+    *,
+    request_id: str,
+    method: str,
+    route: str,
+    status: int,
+    code: str,
+    started: float,
+    key: str = "-",
+    expected: bool = False,
+) -> None:
+    """Log how a request ended: refusals at info, failures of the server at error, others at debug.
+
+    Args:
+        request_id: The caller's, or a new one.
+        method: HTTP's.
+        route: The path's pattern, since the path itself is the caller's text.
+        status: HTTP's; 499 where the client left.
+        code: The error's; "-" if there is none.
+        started: When the request came, in seconds of ``time.monotonic``.
+        key: The name of the request's key.
+        expected: Whether a 5xx is a regular answer: a probe's "not ready".
+    """
+    level = logging.INFO if status >= 400 or code != "-" else logging.DEBUG
+    if status >= 500 and not expected:
+        level = logging.ERROR
+    if not _log.isEnabledFor(level):
+        return
+    _log.log(
+        level,
+        "reply",
+        extra={
+            "request_id": request_id,
+            "method": method,
+            "route": route,
+            "status": status,
+            "code": code,
+            "ms": round((time.monotonic() - started) * 1000, 1),
+            "key": key,
+        },
+    )
+
+
+def find_header(headers: Headers, name: bytes) -> bytes | None:
+    """Return the first header of a name, which is in lower case; None if there is none."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def find_text_header(headers: Headers, name: bytes) -> str | None:
+    """Return the first header of a name as text."""
+    value = find_header(headers, name)
+    return None if value is None else value.decode("utf-8", "surrogateescape")
+
+
+def _no_route_reply(scope: Scope, routes: dict[str, Route]) -> Response:
+    """Answer an unknown path, or a method that a path does not take."""
+    method, path, family = scope["method"], scope["path"][:200], _family_of_path(scope, routes)
+    if not routes:
+        scope["state"]["code"] = code_of(NotFound)
+        return render_error(
+            NotFound(f"There is no {method} {path}; /docs lists what there is."), family
+        )
+    scope["state"]["code"] = code = "method_not_allowed"
+    allowed = ", ".join(sorted(routes))
+    message = f"{path} does not take {method}; it takes {allowed}."
+    response = render_row(METHOD_NOT_ALLOWED, family, code, message)
+    response.headers["allow"] = allowed
+    return response
+
+
+def _family_of_path(scope: Scope, routes: dict[str, Route]) -> Family:
+    route = _nearest_route(scope, routes)
+    return route.family if route else _family_of_unknown_path(scope["path"])
+
+
+def _check_key(keys: Keys, headers: Headers, access: Access) -> str | None:
+    """Return the name of the request's key; None where none is needed.
+
+    Raises:
+        Unauthenticated: There is no key, or an unknown one.
+        Forbidden: The key lacks the route's scope.
+    """
+    if access == "open" or keys.open:
+        return None
+    key = read_key(
+        find_text_header(headers, b"authorization"), find_text_header(headers, b"x-api-key")
+    )
+    return check_any_key(keys, key, None if access == "any" else access)
+
+
+def _family_of_unknown_path(path: str) -> Family:
+    """Return the family of paths without a route."""
+    return "kserve" if path.startswith("/v2/") else "openai"
+
+
+def _client_address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else "local"
+
+
+def _log_exchange(
+    scope: Scope, exchange: Exchange, routes: dict[str, Route], started: float
+) -> None:
+    state = scope["state"]
+    if (
+        exchange.status < 400
+        and not exchange.left
+        and "code" not in state
+        and not _log.isEnabledFor(logging.DEBUG)
+    ):
+        return  # most requests
+    route = _nearest_route(scope, routes)
+    log_reply(
+        request_id=exchange.request_id,
+        method=scope["method"],
+        route=route.template if route else "-",
+        status=CLIENT_LEFT_STATUS if exchange.left else exchange.status,
+        code=state.get("code", "-"),
+        started=started,
+        key=state.get("key", "-"),
+        expected=route is not None and route.access == "open",
+    )
+
+
+def _nearest_route(scope: Scope, routes: dict[str, Route]) -> Route | None:
+    """Return the path's route for the method, or else for any other."""
+    return routes.get(scope["method"]) or next(iter(routes.values()), None)

@@ -1,0 +1,306 @@
+"""Health, metrics and version; the models that serve, loading them, and their reports."""
+
+from dataclasses import asdict
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+import condensery
+from condensery.api.rest.io import read_body, write_json
+from condensery.api.rest.schemas.service import (
+    KServeIndexRequest,
+    KServeLoadRequest,
+    KServeUnloadRequest,
+    LoadModelRequest,
+    ModelAliasesRequest,
+    UnloadModelRequest,
+)
+from condensery.errors import InputError, ModelNotFound, Unavailable, shorten
+from condensery.jobs import models
+from condensery.jobs.models import (
+    describe_model,
+    list_capabilities,
+    read_model_card,
+    read_model_plot,
+    read_model_report,
+)
+from condensery.jobs.services import Services
+from condensery.values import ModelInfo, ModelLoad
+
+REPORT_FORMATS = ("json", "markdown")
+MARKDOWN = "text/markdown"
+# Content of a model's publisher: no browser may take it for a page of this server.
+NO_SNIFF = {"x-content-type-options": "nosniff"}
+
+
+async def livez(_request: Request, services: Services) -> Response:
+    """Say whether the process is worth keeping; 503 with the reason once only a new one helps."""
+    check_live(services)
+    return write_json({"status": "live"})
+
+
+async def readyz(_request: Request, services: Services) -> Response:
+    """Say whether requests should come; 503 with the reason if not."""
+    check_ready(services)
+    return write_json({"status": "ready"})
+
+
+async def startupz(_request: Request, services: Services) -> Response:
+    """Say whether all was loaded and warm once; what comes later is readiness."""
+    if not services.health.started:
+        raise Unavailable(f"Not started: {services.health.reason}.")
+    return write_json({"status": "started"})
+
+
+async def show_metrics(_request: Request, services: Services) -> Response:
+    """Return the metrics, for Prometheus."""
+    body = generate_latest(services.metrics.registry)
+    return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def show_version(_request: Request, _services: Services) -> Response:
+    """Return the version."""
+    return write_json({"version": condensery.__version__})
+
+
+def check_live(services: Services) -> None:
+    """Raise Unavailable once only a restart helps."""
+    if not services.health.live:
+        raise Unavailable(f"Not live: {services.health.reason}.")
+
+
+def check_ready(services: Services) -> None:
+    """Raise Unavailable while no requests should come."""
+    if not services.health.ready:
+        raise Unavailable(f"Not ready: {services.health.reason}.")
+
+
+async def list_models(_request: Request, services: Services) -> Response:
+    """List the models that serve, defaults first, and their aliases."""
+    data = [write_model(info) for info in models.list_models(services)]
+    return write_json({"object": "list", "data": data})
+
+
+async def show_model(request: Request, services: Services) -> Response:
+    """Return one model."""
+    return write_json(write_model(find_model(services, request.path_params["name"])))
+
+
+def find_model(services: Services, name: str) -> ModelInfo:
+    """Return a running model by its name or an alias.
+
+    Raises:
+        ModelNotFound: It does not run; the message says why, and lists those that do.
+    """
+    running = models.list_models(services)
+    for info in running:
+        if info.name == name:
+            return info
+    reason = services.pool.refused().get(services.pool.aliases.resolve(name))
+    why = f"was refused: {reason}" if reason else "does not exist"
+    raise ModelNotFound(
+        f"model {shorten(name)} {why}; there are: {', '.join(info.name for info in running)}.",
+        field="model",
+        value=name,
+    )
+
+
+async def tei_info(_request: Request, services: Services) -> Response:
+    """Describe the default model as TEI does, and beside it all that this service can do."""
+    described = describe_model(services)
+    default = described.model
+    return write_json(
+        {
+            "model_id": default.name,
+            "model_sha": default.fingerprint,
+            "model_dtype": default.dtype,
+            "served_model_name": default.name,
+            "model_type": _tei_model_type(default),
+            "max_concurrent_requests": described.max_concurrent_requests,
+            "max_input_length": default.max_tokens,
+            "max_batch_tokens": described.max_batch_tokens,
+            "max_batch_requests": None,
+            "max_client_batch_size": described.max_client_batch_size,
+            "auto_truncate": True,
+            "tokenization_workers": described.tokenization_workers,
+            "version": condensery.__version__,
+            "sha": None,
+            "docker_label": None,
+            "capabilities": {
+                task: [info.name for info in infos]
+                for task, infos in list_capabilities(services).items()
+            },
+            "refused": dict(services.pool.refused()),
+        }
+    )
+
+
+async def load_model(request: Request, services: Services) -> Response:
+    """Load a stored model, and let it serve in place of the version that does."""
+    body = await read_body(request, services, LoadModelRequest, optional=True)
+    return write_json(
+        _write_load(await models.load_model(services, request.path_params["name"], body.version))
+    )
+
+
+async def reload_model(request: Request, services: Services) -> Response:
+    """Load a model again, from its files, though it serves already."""
+    body = await read_body(request, services, LoadModelRequest, optional=True)
+    loaded = await models.load_model(
+        services, request.path_params["name"], body.version, again=True
+    )
+    return write_json(_write_load(loaded))
+
+
+async def unload_model(request: Request, services: Services) -> Response:
+    """Unload a model: its last requests are finished, and its memory is free then."""
+    body = await read_body(request, services, UnloadModelRequest, optional=True)
+    unloaded = await models.unload_model(services, request.path_params["name"], force=body.force)
+    return write_json(
+        {
+            "object": "model.unload",
+            "id": unloaded.name,
+            **asdict(unloaded.revision),
+            "seconds": unloaded.seconds,
+            "stranded_indexes": unloaded.stranded_indexes,
+        }
+    )
+
+
+async def set_model_aliases(request: Request, services: Services) -> Response:
+    """Set aliases of models, or remove them, all at once; returns all that there are."""
+    body = await read_body(request, services, ModelAliasesRequest)
+    return write_json({"aliases": dict(await models.set_model_aliases(services, body.aliases))})
+
+
+async def list_model_aliases(_request: Request, services: Services) -> Response:
+    """List the aliases of models."""
+    return write_json({"aliases": dict(services.pool.aliases.targets)})
+
+
+async def kserve_index(request: Request, services: Services) -> Response:
+    """List every stored version of every model, and which of them serve, as KServe asks."""
+    body = await read_body(request, services, KServeIndexRequest, optional=True)
+    versions = await models.list_versions(services)
+    return write_json([item for item in versions if item.state == "READY" or not body.ready])
+
+
+async def kserve_load(request: Request, services: Services) -> Response:
+    """Load a model, as KServe asks."""
+    body = await read_body(request, services, KServeLoadRequest, optional=True)
+    loaded = await models.load_model(services, request.path_params["name"], body.parameters.version)
+    return write_json(
+        _kserve_version(loaded.info.name, loaded.info.version, "READY", loaded.stranded_indexes)
+    )
+
+
+async def kserve_unload(request: Request, services: Services) -> Response:
+    """Unload a model, as KServe asks."""
+    body = await read_body(request, services, KServeUnloadRequest, optional=True)
+    unloaded = await models.unload_model(
+        services, request.path_params["name"], force=body.parameters.force
+    )
+    return write_json(
+        _kserve_version(
+            unloaded.name, unloaded.revision.version, "UNAVAILABLE", unloaded.stranded_indexes
+        )
+    )
+
+
+async def show_report(request: Request, services: Services) -> Response:
+    """Return what a model was measured at, or its card, where Markdown is asked for."""
+    name = request.path_params["name"]
+    headers = {**NO_SNIFF, "vary": "accept"}
+    if _report_format(request) == "json":
+        return write_json(asdict(await read_model_report(services, name)), headers=headers)
+    card = await read_model_card(services, name)
+    return Response(card, headers=headers, media_type=MARKDOWN)
+
+
+async def show_plot(request: Request, services: Services) -> Response:
+    """Return a plot of a model's report; the report lists their names."""
+    name, plot = request.path_params["name"], request.path_params["plot"]
+    content = await read_model_plot(services, name, plot)
+    return Response(content, headers=NO_SNIFF, media_type="image/png")
+
+
+def write_model(info: ModelInfo) -> dict[str, Any]:
+    """Return a model as OpenAI's clients read it, with all its fields."""
+    fields = asdict(info)
+    return {"id": fields.pop("name"), "object": "model", "owned_by": "condensery", **fields}
+
+
+def _tei_model_type(info: ModelInfo) -> dict[str, Any]:
+    """Return TEI's dict of a single key, which names the model's type."""
+    if info.kind == "encoder":
+        return {"embedding": {"pooling": info.pooling}}
+    labels = info.labels or ("relevance",)
+    mappings = {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
+    return {"classifier" if info.kind == "classifier" else "reranker": mappings}
+
+
+def _write_load(loaded: ModelLoad) -> dict[str, Any]:
+    previous = loaded.previous
+    return {
+        "object": "model.load",
+        "id": loaded.info.name,
+        "model": write_model(loaded.info),
+        "previous": None if previous is None else asdict(previous),
+        "changed": loaded.changed,
+        "seconds": loaded.seconds,
+        "memory_bytes": loaded.memory_bytes,
+        "stranded_indexes": loaded.stranded_indexes,
+    }
+
+
+def _kserve_version(
+    name: str, version: str, state: str, stranded: tuple[str, ...]
+) -> dict[str, str]:
+    reason = ""
+    if stranded:
+        reason = f"indexes of another fingerprint refuse to be used: {', '.join(stranded)}"
+    return {"name": name, "version": version, "state": state, "reason": reason}
+
+
+def _report_format(request: Request) -> str:
+    """Return the format that the query names, or else the header ``accept``.
+
+    Raises:
+        InputError: The query names an unknown one.
+    """
+    name = request.query_params.get("format")
+    if name is None:
+        return "markdown" if _prefers_markdown(request.headers.get("accept", "")) else "json"
+    if name not in REPORT_FORMATS:
+        raise InputError(
+            f"format: {shorten(name)} is not one of {', '.join(REPORT_FORMATS)}.",
+            field="format",
+            value=name,
+        )
+    return name
+
+
+def _prefers_markdown(accept: str) -> bool:
+    """Tell whether Markdown is named, with more weight than JSON; ``*/*`` is no preference."""
+    weights = {MARKDOWN: 0.0, "application/json": 0.0}
+    for part in accept.split(","):
+        media, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        if media in weights:
+            weights[media] = _quality_weight(parameters)
+    return weights[MARKDOWN] > weights["application/json"]
+
+
+def _quality_weight(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0

@@ -1,0 +1,307 @@
+"""The bodies of requests for embeddings, labels and ranks, and what all bodies share.
+
+TEI's, Cohere's, Jina's and Infinity's clients send fields of their own: those bodies ignore unknown
+fields. Ours refuse them, so that a misspelt option is not silently without effect.
+Types are strict: "5" is not 5, and 1 is not true.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+from condensery.encodings import Encoding
+from condensery.errors import InputError, TokenIdsRefused, shorten
+from condensery.values import TruncationDirection
+
+TOKEN_IDS_HINT = (
+    "token ids are not accepted, since another model's ids would give wrong vectors without a "
+    "sign of it: send text. With LangChain's OpenAIEmbeddings set "
+    "`check_embedding_ctx_length=False`."
+)
+
+
+# Of many wrong items only the first is reported; to find all of a million takes seconds.
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+Texts = str | list[str]
+
+# No body of ours has more fields; naming all unknown ones of a million takes seconds.
+MAX_FIELDS = 64
+
+
+def one_or_many(value: Any, field: str) -> Any:
+    """Make a list of a single text; refuse token ids.
+
+    Raises:
+        TokenIdsRefused: ``[1, 2]`` or ``[[1, 2], ...]``.
+    """
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        place = next((i for i, item in enumerate(value) if not isinstance(item, str)), None)
+        if place is not None and _is_token_ids(value[place]):
+            # [1, 2] is a single text's ids, [[1, 2]] those of several.
+            is_flat = isinstance(value[place], int)
+            path, ids = (field, value) if is_flat else (f"{field}[{place}]", value[place])
+            raise TokenIdsRefused(
+                f"{path}: {shorten(ids)}: {TOKEN_IDS_HINT}", field=path, value=ids
+            )
+        return value
+    raise InputError(
+        f"{field}: {shorten(value)} is neither a string nor a list of strings.",
+        field=field,
+        value=value,
+    )
+
+
+def _is_token_ids(item: Any) -> bool:
+    if isinstance(item, list):
+        return bool(item) and all(type(number) is int for number in item)
+    return type(item) is int
+
+
+def as_document(value: Any) -> Any:
+    """Wrap a document that is only its text."""
+    return {"text": value} if isinstance(value, str) else value
+
+
+class Lenient(BaseModel):
+    """A body of a family that others defined."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class Ours(BaseModel):
+    """A body of our own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_small(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MAX_FIELDS:
+            raise InputError(
+                f"body: an object of {len(data)} fields; none here has more than {MAX_FIELDS}.",
+                field="body",
+                value=len(data),
+            )
+        return data
+
+
+def lower_case(value: Any) -> Any:
+    """Read TEI's ``Right`` and ``Left``, in lower case too."""
+    return value.lower() if isinstance(value, str) else value
+
+
+TruncationSide = Annotated[
+    TruncationDirection,
+    BeforeValidator(lower_case, json_schema_input_type=Literal["Right", "Left"]),
+    Field(description="Where too long a text is cut."),
+]
+
+
+class OpenAIEmbedRequest(Lenient):
+    """``POST /v1/embeddings``."""
+
+    input: Annotated[
+        Many[str],
+        BeforeValidator(lambda value: one_or_many(value, "input"), json_schema_input_type=Texts),
+    ] = Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
+    model: str | None = Field(default=None, description="An encoder; by default the default one.")
+    encoding_format: Literal["float", "base64", "bytes"] = Field(
+        default="float", description="bytes: the reply is the vectors' bytes, row by row."
+    )
+    embed_dtype: Encoding | None = Field(
+        default=None, description="What a vector's numbers are; null: float32."
+    )
+    dimensions: int | None = Field(
+        default=None, ge=1, description="One of the model's `dims` and `dimensions`."
+    )
+    user: str | None = None
+    prompt_name: str | None = Field(default=None, description="One of the model's prompts.")
+    input_type: str | None = Field(
+        default=None,
+        description="In place of a prompt's name: `search_query`, `search_document`, "
+        "`classification` or `clustering`.",
+    )
+    normalize: bool | None = Field(default=None, description="null: as the model declares.")
+    truncate: bool = Field(default=True, description="false: too long a text is an error.")
+    truncation_direction: TruncationSide = "right"
+
+
+class TeiEmbedRequest(Lenient):
+    """``POST /embed``."""
+
+    inputs: Annotated[
+        Many[str],
+        BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
+    ] = Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
+    normalize: bool | None = True
+    truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
+    prompt_name: str | None = None
+    dimensions: int | None = Field(default=None, ge=1)
+    model: str | None = None
+
+
+class TeiEmbedAllRequest(Lenient):
+    """``POST /embed_all``."""
+
+    inputs: Annotated[
+        Many[str],
+        BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
+    ]
+    truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class TeiSentences(Lenient):
+    """What ``POST /similarity`` compares."""
+
+    source_sentence: str
+    sentences: Many[str]
+
+
+class TeiSimilarityOptions(Lenient):
+    """How."""
+
+    truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
+    prompt_name: str | None = None
+
+
+class TeiSimilarityRequest(Lenient):
+    """``POST /similarity``."""
+
+    inputs: TeiSentences
+    parameters: TeiSimilarityOptions | None = None
+    model: str | None = None
+
+
+class TeiTokenizeRequest(Lenient):
+    """``POST /tokenize``."""
+
+    inputs: Annotated[
+        Many[str],
+        BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
+    ]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class TeiDecodeRequest(Lenient):
+    """``POST /decode``."""
+
+    ids: Many[int] | Many[Many[int]] = Field(description="Of one text, or of several.")
+    skip_special_tokens: bool = True
+    model: str | None = None
+
+
+def read_inputs(value: Any) -> Any:
+    """Tell a text, a pair of texts and a list of either apart, as TEI does.
+
+    Raises:
+        InputError: An input is none of them; it is named by its place.
+    """
+    is_text = isinstance(value, str)
+    if is_text or (isinstance(value, list) and value and all(isinstance(t, str) for t in value)):
+        return read_input(value, "inputs")
+    if not isinstance(value, list):
+        raise InputError(f"inputs: {shorten(value)} is no text, pair or list.", field="inputs")
+    return [read_input(item, f"inputs[{place}]") for place, item in enumerate(value)]
+
+
+def read_input(value: Any, field: str) -> str | tuple[str, str]:
+    """Read one text, or a list of one or two.
+
+    Raises:
+        InputError: It is something else.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        if len(texts) == 1:
+            return str(texts[0])
+        if len(texts) == 2:
+            return texts[0], texts[1]
+    raise InputError(
+        f"{field}: {shorten(value)} is neither a text nor a pair of texts.",
+        field=field,
+        value=value,
+    )
+
+
+class TeiPredictRequest(Lenient):
+    """``POST /predict``."""
+
+    inputs: Annotated[
+        str | tuple[str, str] | list[str | tuple[str, str]],
+        BeforeValidator(read_inputs, json_schema_input_type=str | list[str] | list[list[str]]),
+    ] = Field(
+        description='A text, a pair `["a", "b"]`, or a list of lists of one text or two.',
+        examples=["It rains.", ["It rains.", "It is wet."], [["It rains."], ["a", "b"]]],
+    )
+    truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
+    raw_scores: bool = Field(default=False, description="Logits; else what is likely.")
+    model: str | None = None
+
+
+class TeiRerankRequest(Lenient):
+    """``POST /rerank`` with ``texts``."""
+
+    query: str
+    texts: Many[str]
+    truncate: bool | None = None
+    truncation_direction: TruncationSide = "right"
+    raw_scores: bool = False
+    return_text: bool = False
+    model: str | None = None
+
+
+class RerankDocument(Lenient):
+    """A passage to rank, as Cohere and Jina wrap it."""
+
+    text: str
+
+
+class RerankRequest(Lenient):
+    """``POST /v1/rerank``, and ``/rerank`` with ``documents``."""
+
+    query: str
+    documents: Many[
+        Annotated[
+            RerankDocument,
+            BeforeValidator(as_document, json_schema_input_type=str | RerankDocument),
+        ]
+    ] = Field(description='Strings, or objects `{"text"}`.')
+    model: str | None = None
+    top_n: int | None = Field(default=None, ge=1)
+    return_documents: bool | None = None
+    raw_scores: bool = False
+    truncate: bool = True
+
+
+class RankedText(Lenient):
+    """A text, as NIM wraps it."""
+
+    text: str
+
+
+class NimRankingRequest(Lenient):
+    """``POST /v1/ranking``."""
+
+    query: RankedText
+    passages: Many[RankedText]
+    model: str | None = None
+    truncate: Literal["NONE", "END"] = Field(
+        default="NONE", description="NONE: too long a text is an error."
+    )

@@ -1,0 +1,328 @@
+"""``condensery ask`` and ``condensery compress``.
+
+A question is answered from an index, or from documents that were compressed for it before.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from condensery.client.operations import QuestionOptions
+from condensery.commands.common import (
+    Parsers,
+    add_server_arguments,
+    connect,
+    format_table,
+    open_documents,
+    shorten_line,
+)
+from condensery.errors import shorten
+from condensery.question import (
+    Answer,
+    AnswerEvent,
+    Citation,
+    Comparison,
+    Compressed,
+    CompressedDocument,
+    Compression,
+    Delta,
+    SearchMode,
+)
+from condensery.values import Document
+
+DEFAULT_INDEX = "samples"
+
+
+def add_ask(parsers: Parsers) -> None:
+    """Add ``ask``."""
+    parser = parsers.add_parser(
+        "ask",
+        help="answer a question from an index",
+        description="Answer a question from the passages of an index, or from those that"
+        " `condensery compress` read for it, and cite them.",
+    )
+    parser.add_argument("question")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--index", help=f"default: {DEFAULT_INDEX}")
+    where.add_argument(
+        "--context", metavar="HANDLE", help="answer from what `condensery compress` kept instead"
+    )
+    add_search_arguments(parser)
+    parser.add_argument(
+        "--top-k", type=int, default=20, metavar="N", help="passages to find (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--top-n",
+        type=int,
+        metavar="N",
+        help="passages to read, the best scored; 0 reads all (default: as many as the pair reads"
+        " best)",
+    )
+    parser.add_argument("--model", help="name of a pair; the server's default else")
+    parser.add_argument(
+        "--rate", type=int, metavar="N", help="tokens a vector, of the rates that the pair has"
+    )
+    parser.add_argument(
+        "--min-relevance",
+        type=float,
+        metavar="SCORE",
+        help="say that the passages don't hold the answer if the best one scores less (0 to 1;"
+        " default: the pair's own)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=64, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="up to 2; at 0 the best token is taken always (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="the same one gives the same answer again"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--no-compress", action="store_true", help="read the passages' own tokens instead"
+    )
+    how.add_argument(
+        "--compare", action="store_true", help="answer both ways, and say how the answers agree"
+    )
+    parser.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="print the answer as it is generated (default)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_server_arguments(parser)
+    parser.set_defaults(run=run_ask)
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose how an index is searched, and what in it."""
+    parser.add_argument(
+        "--search",
+        choices=get_args(SearchMode),
+        help="find passages by vectors (dense), by words (bm25) or by both (hybrid); default: the"
+        " server's own",
+    )
+    add_filter_argument(parser)
+
+
+def add_filter_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that chooses an index's documents."""
+    parser.add_argument(
+        "--filter",
+        metavar="JSON",
+        type=read_filter,
+        help="which documents: must, should and must_not over match, range and has_id; as"
+        """ '{"must": [{"key": "year", "range": {"gte": 1900}}]}'""",
+    )
+
+
+def read_filter(text: str) -> dict[str, Any]:
+    """Read a filter from the command line; the server checks it."""
+    try:
+        filter = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not JSON: {error}") from error
+    if not isinstance(filter, dict):
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a JSON object")
+    return filter
+
+
+def run_ask(args: argparse.Namespace) -> int:
+    """Ask, and print the answer, its passages and what compression did."""
+    how: QuestionOptions = {
+        "index": args.index or (None if args.context else DEFAULT_INDEX),
+        "context": args.context,
+        "search": args.search,
+        "filter": args.filter,
+        "top_k": args.top_k,
+        "top_n": args.top_n,
+        "model": args.model,
+        "mode": "off" if args.no_compress else "auto",
+        "rate": args.rate,
+        "min_relevance": args.min_relevance,
+        "max_tokens": args.max_tokens,
+        "stop": args.stop,
+        "temperature": args.temperature,
+        "seed": args.seed,
+    }
+    with connect(args) as client:
+        if args.compare:
+            comparison = client.compare(args.question, **how)
+            print_json(comparison) if args.json else print_comparison(comparison)
+            return 0
+        if args.json or not args.stream:
+            answer = client.answer(args.question, **how)
+            print_json(answer) if args.json else print(answer.text)
+        else:
+            answer = print_stream(client.answer_stream(args.question, **how))
+    if not args.json:
+        print()
+        print_sources(answer)
+    return 0
+
+
+def print_stream(events: Iterable[AnswerEvent]) -> Answer:
+    """Print the answer as it comes; returns the whole."""
+    whole: Answer | None = None
+    for event in events:
+        if isinstance(event, Delta):
+            print(event.text, end="", flush=True)
+        elif isinstance(event, Answer):
+            whole = event
+    print()
+    assert whole is not None  # else the client raises an error
+    return whole
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print both answers, the passages, and how the two ways compare."""
+    compressed, plain = comparison.compressed, comparison.plain
+    print(f"compressed: {compressed.text}")
+    print(f"plain:      {plain.text}\n")
+    print_sources(compressed)
+    agreement = f"F1 {comparison.f1:.2f}"
+    if comparison.cosine is not None:
+        agreement += f", cosine {comparison.cosine:.2f}"
+    print(f"agreement: {'the same answer, ' if comparison.exact else ''}{agreement}")
+    print(f"speedup: {comparison.speedup:.2f} (plain's time over compressed's)")
+    print(describe_flops(compressed.compression))
+
+
+def print_sources(answer: Answer) -> None:
+    """Print the passages in context, and what compression did."""
+    for citation in answer.citations:
+        print(describe_citation(citation))
+    print(describe_compression(answer.compression))
+
+
+def print_json(result: Answer | Comparison | Compressed) -> None:
+    """Print a whole result on one line."""
+    print(json.dumps(dataclasses.asdict(result), ensure_ascii=False))
+
+
+def describe_citation(citation: Citation) -> str:
+    """Return the line that shows a passage: score, id, the beginning of its text."""
+    score = "  -  " if citation.relevance_score is None else f"{citation.relevance_score:.3f}"
+    return f"  {score}  {citation.id}  {shorten_line(citation.text)}"
+
+
+def describe_compression(compression: Compression) -> str:
+    """Return the line that says what compression did."""
+    reason = f" ({compression.reason})" if compression.reason else ""
+    if compression.status == "off":
+        return f"compression: off{reason}"
+    others = ""
+    if compression.fallback:
+        others += f", {len(compression.fallback)} read as text"
+    if compression.left_out:
+        others += f", {len(compression.left_out)} left out"
+    return (
+        f"compression: {compression.status}{reason}, {compression.docs} passages{others}, "
+        f"{compression.tokens_in:,} tokens read, {compression.vectors_out:,} vectors kept "
+        f"({compression.ratio:.1f} tokens a vector), {compression.compress_ms:.0f} ms"
+    )
+
+
+def describe_flops(compression: Compression) -> str:
+    """Return the line that shows how much of the generator's work compression saved, or added."""
+    saved, plain = compression.flops_saved / 1e9, compression.flops_plain / 1e9
+    difference = f"{saved:.2f} saved of" if saved >= 0 else f"{-saved:.2f} more than"
+    return f"GFLOPs, analytic: {difference} plain's {plain:.2f}"
+
+
+COMPRESS_COLUMNS = ("PLACE", "SCORE", "TOKENS", "VECTORS", "WINDOWS", "STATUS", "ID")
+
+
+def add_compress(parsers: Parsers) -> None:
+    """Add ``compress``."""
+    parser = parsers.add_parser(
+        "compress",
+        help="compress documents for a question, to answer it later",
+        description="Compress and score documents for a question in one pass, and print what became"
+        " of each. The server keeps the vectors for a while: `condensery ask QUESTION --context"
+        " HANDLE` answers from them.",
+    )
+    parser.add_argument("question")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="JSON lines with id, text and perhaps metadata (.jsonl, .ndjson); or plain text,"
+        " a document a paragraph; - is standard input",
+    )
+    parser.add_argument("--format", choices=("jsonl", "text"), help="default: by the file's suffix")
+    parser.add_argument("--model", help="name of a pair; the server's default else")
+    parser.add_argument(
+        "--rate",
+        type=int,
+        metavar="N",
+        help="tokens a vector, of the rates that the pair has (default: the finest)",
+    )
+    parser.add_argument(
+        "--ttl",
+        type=float,
+        metavar="SECONDS",
+        help="how long the server keeps the vectors (default: its own ten minutes)",
+    )
+    parser.add_argument(
+        "--keep",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the vectors, and print their handle (default)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add_server_arguments(parser)
+    parser.set_defaults(run=run_compress)
+
+
+def run_compress(args: argparse.Namespace) -> int:
+    """Compress documents; print the outcome of each, and the handle."""
+    documents: list[Document] = []
+    for file in args.files:
+        with open_documents(file, args.format) as read:
+            documents += [document for document, _ in read]
+    with connect(args) as client:
+        result = client.compress(
+            args.question,
+            documents,
+            model=args.model,
+            rate=args.rate,
+            ttl_seconds=args.ttl,
+            keep=args.keep,
+        )
+    if args.json:
+        print_json(result)
+        return 0
+    print(format_table([COMPRESS_COLUMNS, *map(describe_document, result.documents)]))
+    print(describe_compression(result.compression))
+    if result.context is not None:
+        print(describe_context(result))
+    return 0
+
+
+def describe_document(document: CompressedDocument) -> tuple[str, ...]:
+    """Return a document's row."""
+    score = "-" if document.relevance_score is None else f"{document.relevance_score:.3f}"
+    status = f"{document.status} ({document.reason})" if document.reason else document.status
+    counts = (document.tokens_in, document.vectors_out, document.windows)
+    return (str(document.index), score, *map(str, counts), status, document.id)
+
+
+def describe_context(result: Compressed) -> str:
+    """Return the line that shows the handle, and until when it is kept."""
+    until = ""
+    if result.expires_at is not None:
+        until = f" (until {time.strftime('%H:%M:%S', time.localtime(result.expires_at))})"
+    return f"context: {result.context}{until}"

@@ -1,0 +1,139 @@
+"""``condensery cost``: what a method costs by its dimensions; needs no model, server or torch."""
+
+import argparse
+import json
+
+from condensery.commands.common import Parsers, format_table
+from condensery.networks.effir_paper import BILLION, counts
+from condensery.networks.oscar_paper import (
+    ANSWER,
+    PASSAGE,
+    PASSAGES,
+    QUESTION,
+    TERA,
+    Flops,
+    Printed,
+    Row,
+)
+from condensery.networks.oscar_paper import table as paper_table
+
+COLUMNS = ("inference", "compression", "total")
+OSCAR_TEXT = f"""\
+TFLOPs of one question: {QUESTION} tokens of question and prompt, {PASSAGES} passages of \
+{PASSAGE} tokens, {ANSWER} generated.
+paper: as printed in Table 1 of arXiv:2504.07109; after it, ours counted as the paper counts
+(matrices only, and a compressor that reads passages without the question), and the difference.
+true: ours with attention scores, separators, and the question in the compressor's input.
+x: how many times less than without compression; first as the paper counts, then true."""
+
+EFFIR_TEXT = """\
+Billions of parameters, the head left out. paper: as printed in Tables 1 to 3 and 5 of "Making Large
+Language Models Efficient Dense Retrievers" (EffiR); after it, ours from the dimensions."""
+
+
+def add_cost(parsers: Parsers) -> None:
+    """Add ``cost`` and its methods."""
+    cost = parsers.add_parser(
+        "cost",
+        help="FLOPs or parameters of a method, from dimensions alone",
+        description="Work out what a method costs, from dimensions alone.",
+    )
+    methods = cost.add_subparsers(dest="method", metavar="METHOD", required=True)
+    oscar = methods.add_parser(
+        "oscar",
+        help="compressing and answering",
+        description="What OSCAR's compression and generation cost, in FLOPs.",
+    )
+    oscar.add_argument(
+        "--paper", action="store_true", required=True, help="Table 1 of the paper, and our figures"
+    )
+    oscar.add_argument("--json", action="store_true", help="print JSON, in FLOPs")
+    oscar.set_defaults(run=run_oscar)
+    effir = methods.add_parser(
+        "effir",
+        help="dropping and slimming layers",
+        description="How many parameters EffiR leaves.",
+    )
+    effir.add_argument(
+        "--paper", action="store_true", required=True, help="the paper's models, and our figures"
+    )
+    effir.add_argument("--json", action="store_true", help="print JSON, in parameters")
+    effir.set_defaults(run=run_effir)
+
+
+def run_oscar(args: argparse.Namespace) -> int:
+    """Print the table."""
+    rows = list(paper_table())
+    if args.json:
+        print(json.dumps([_record(row) for row in rows], indent=2))
+        return 0
+    dense = {row.backbone: row for row in rows if row.method == "none"}
+    head = ["GENERATOR", "COMPRESSOR"]
+    for column in COLUMNS:
+        head += [column.upper(), "ours", "diff", "true"]
+    cells = [(*head, "x", "true")]
+    for row in rows:
+        ours, true, without = row.as_counted(), row.true(), dense[row.backbone]
+        times = (
+            f"{plain.total / mine.total:.1f}"
+            for plain, mine in ((without.as_counted(), ours), (without.true(), true))
+        )
+        figures = (_cells(row.paper, ours, true, column) for column in COLUMNS)
+        cells.append((row.backbone, row.method, *(c for group in figures for c in group), *times))
+    print(format_table(cells))
+    print(f"\n{OSCAR_TEXT}")
+    for row in rows:
+        if row.note:
+            print(f"{row.backbone}, {row.method}: {row.note}.")
+    return 0
+
+
+def run_effir(args: argparse.Namespace) -> int:
+    """Print the paper's parameter counts and ours."""
+    rows = list(counts())
+    if args.json:
+        records = [
+            {
+                "backbone": row.backbone,
+                "variant": row.variant,
+                "paper": row.paper * BILLION,
+                "ours": row.parameters,
+            }
+            for row in rows
+        ]
+        print(json.dumps(records, indent=2))
+        return 0
+    cells = [("BACKBONE", "VARIANT", "PAPER", "OURS", "SHARE")]
+    full = {row.backbone: row.parameters for row in rows if row.pruning.dense}
+    for row in rows:
+        ours = f"{row.parameters / BILLION:.2f}"
+        share = f"{100 * row.parameters / full[row.backbone]:.1f}%"
+        cells.append((row.backbone, row.variant, f"{row.paper:.1f}", ours, share))
+    print(f"{format_table(cells)}\n\n{EFFIR_TEXT}")
+    return 0
+
+
+def _cells(paper: Printed, ours: Flops, true: Flops, column: str) -> tuple[str, str, str, str]:
+    printed, mine = getattr(paper, column), getattr(ours, column) / TERA
+    if not printed:
+        return ("-", "-", "-", "-")
+    difference = f"{100 * (mine / printed - 1):+.1f}%"
+    return (f"{printed:.4g}", f"{mine:.3f}", difference, f"{getattr(true, column) / TERA:.3f}")
+
+
+def _record(row: Row) -> dict[str, object]:
+    ours, true = row.as_counted(), row.true()
+    return {
+        "generator": row.backbone,
+        "compressor": row.method,
+        "prompt": {"as_counted": row.prompt, "true": row.true_prompt},
+        **{
+            column: {
+                "paper": getattr(row.paper, column) * TERA,
+                "as_counted": getattr(ours, column),
+                "true": getattr(true, column),
+            }
+            for column in COLUMNS
+        },
+        "note": row.note,
+    }

@@ -1,0 +1,595 @@
+"""``condensery index``: make, fill, search, empty and maintain indexes."""
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from condensery.commands.ask import add_filter_argument, add_search_arguments
+from condensery.commands.common import (
+    STDIN,
+    AnyClient,
+    Parsers,
+    add_server_arguments,
+    connect,
+    format_table,
+    open_documents,
+    print_note,
+    shorten_line,
+)
+from condensery.errors import CondenseryError, InputError, shorten
+from condensery.values import AliasAction, Document, IndexInfo, Rebuild, StoredDocument
+
+# A request: enough texts to fill the server's batches, and well under its limit of bytes.
+BATCH_DOCUMENTS = 128
+BATCH_CHARS = 500_000
+
+POLL_SECONDS = 0.5  # between looks at a rebuild
+
+
+def add_index(parsers: Parsers) -> None:
+    """Add ``index`` and its actions."""
+    index = parsers.add_parser(
+        "index",
+        help="make, fill, search, empty and maintain indexes",
+        description="Work with indexes.",
+    )
+    actions = index.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    create = actions.add_parser("create", help="make an index")
+    create.add_argument("name", metavar="NAME")
+    create.add_argument("--encoder", metavar="MODEL", help="the server's default else")
+    create.add_argument("--kind", choices=("flat", "hnsw", "ivf_pq"), default="flat")
+    add_option_argument(create)
+    create.add_argument("--metric", choices=("ip", "l2"), default="ip")
+    create.set_defaults(run=run_create)
+
+    add = actions.add_parser(
+        "add",
+        help="write documents from a file into an index",
+        description="Write documents from a file into an index, which is made if it is not there."
+        " Documents of the same ids are replaced. Those that are there already, as they are in the"
+        " file, are passed over: a run that was cut short, here or on the server, goes on where it"
+        " was when it is repeated.",
+    )
+    add.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="the index; default: the file's name without its suffix",
+    )
+    add.add_argument(
+        "file",
+        metavar="FILE",
+        help="JSON lines with id, text and perhaps metadata (.jsonl, .ndjson); or plain text,"
+        " a document a paragraph; - is standard input",
+    )
+    add.add_argument("--format", choices=("jsonl", "text"), help="default: by the file's suffix")
+    add.add_argument(
+        "--again", action="store_true", help="write also what is there already, as it is"
+    )
+    add.set_defaults(run=run_add)
+
+    query = actions.add_parser("query", help="find the passages nearest to a text")
+    query.add_argument("name", metavar="NAME")
+    query.add_argument("text", metavar="TEXT")
+    query.add_argument("--top-k", type=int, default=10, metavar="N", help="default: %(default)s")
+    add_search_arguments(query)
+    query.add_argument("--json", action="store_true", help="print one JSON object a passage")
+    query.set_defaults(run=run_query)
+
+    count = actions.add_parser("count", help="count documents and passages")
+    count.add_argument("name", metavar="NAME")
+    add_filter_argument(count)
+    count.set_defaults(run=run_count)
+
+    get = actions.add_parser("get", help="print documents by id")
+    get.add_argument("name", metavar="NAME")
+    get.add_argument("ids", nargs="+", metavar="ID")
+    get.set_defaults(run=run_get)
+
+    scroll = actions.add_parser(
+        "scroll",
+        help="print all documents, or those that a filter chooses",
+        description="Print documents by id, one JSON object a line, as `index add` reads them.",
+    )
+    scroll.add_argument("name", metavar="NAME")
+    add_filter_argument(scroll)
+    scroll.add_argument("--after", metavar="ID", help="begin after this one")
+    scroll.add_argument("--limit", type=int, metavar="N", help="print so many at most")
+    scroll.add_argument("--no-text", action="store_true", help="print no texts")
+    scroll.add_argument("--vectors", action="store_true", help="print passages with their vectors")
+    scroll.set_defaults(run=run_scroll)
+
+    delete = actions.add_parser("delete", help="delete documents by id, or by a filter")
+    delete.add_argument("name", metavar="NAME")
+    delete.add_argument("ids", nargs="*", metavar="ID")
+    add_filter_argument(delete)
+    delete.set_defaults(run=run_delete)
+
+    drop = actions.add_parser("drop", help="delete an index and all it holds")
+    drop.add_argument("name", metavar="NAME")
+    drop.set_defaults(run=run_drop)
+
+    listing = actions.add_parser("list", help="list the indexes")
+    listing.set_defaults(run=run_list)
+
+    for action in (create, add, query, count, get, scroll, delete, drop, listing):
+        add_server_arguments(action)
+    add_maintenance(actions)
+
+
+def add_option_argument(parser: argparse.ArgumentParser, default: str = "") -> None:
+    """Add the argument that sets options of an index's kind."""
+    parser.add_argument(
+        "--option",
+        action="append",
+        type=read_option,
+        metavar="NAME=N",
+        help="of the kind: m, ef_construction, ef_search (hnsw); nlist, nprobe, pq_m, pq_bits"
+        f" (ivf_pq); may be repeated{default}",
+    )
+
+
+def run_create(args: argparse.Namespace) -> int:
+    """Make an index."""
+    with connect(args) as client:
+        info = client.create_index(
+            args.name,
+            encoder=args.encoder,
+            kind=args.kind,
+            metric=args.metric,
+            options=None if args.option is None else dict(args.option),
+        )
+    print(f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}")
+    warn_of_outdated_prompts([info])
+    return 0
+
+
+def read_option(text: str) -> tuple[str, int]:
+    """Read an option of an index's kind; the server checks its name."""
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not NAME=NUMBER") from error
+
+
+def run_add(args: argparse.Namespace) -> int:
+    """Write a file's documents, batch by batch."""
+    name = args.name or name_index(args.file)
+    with (
+        open_documents(args.file, args.format, stdin_prefix=name) as documents,
+        connect(args) as client,
+    ):
+        make_index(client, name)
+        return write_documents(client, name, documents, measure_file(args.file), again=args.again)
+
+
+def write_documents(
+    client: AnyClient,
+    name: str,
+    read: Iterable[tuple[Document, int]],
+    size: int | None,
+    *,
+    again: bool = False,
+) -> int:
+    """Write documents as they are read; those written before an error stay, and are reported.
+
+    Args:
+        client: Open.
+        name: The index.
+        read: Each document, and the bytes read so far.
+        size: Bytes of all; None if it is not known.
+        again: Write also those that are there already.
+    """
+    documents = passages = skipped = at = 0
+    look_up = not again and client.count(name)[0] > 0
+    try:
+        with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=None) as bar:
+            for batch, end in batch_documents(read):
+                new = find_missing(client, name, batch) if look_up else batch
+                skipped += len(batch) - len(new)
+                if new:
+                    written = client.upsert(name, new)
+                    documents += written.documents
+                    passages += written.passages
+                bar.set_postfix_str(f"{documents} documents", refresh=False)
+                bar.update(end - at)
+                at = end
+    except (CondenseryError, KeyboardInterrupt):
+        print_note(f"{name}: {documents} documents were written before this stopped")
+        raise
+    already = f"; {skipped} were there already" if skipped else ""
+    print(f"{name}: {documents} documents written, {passages} passages{already}")
+    return 0
+
+
+def find_missing(client: AnyClient, name: str, batch: list[Document]) -> list[Document]:
+    """Return the documents that an index does not hold, or holds with another content."""
+    stored = {document.id: document for document in client.get(name, [d.id for d in batch])}
+    return [document for document in batch if stored.get(document.id) != document]
+
+
+def run_query(args: argparse.Namespace) -> int:
+    """Print the nearest passages."""
+    with connect(args) as client:
+        hits = client.query(
+            args.name, args.text, top_k=args.top_k, search=args.search, filter=args.filter
+        )
+    for hit in hits:
+        passage = hit.passage
+        if args.json:
+            print_entry(score=hit.score, **asdict(passage))
+        else:
+            print(f"{hit.score:.3f}  {passage.id}  {shorten_line(passage.text)}")
+    return 0
+
+
+def run_count(args: argparse.Namespace) -> int:
+    """Count an index's documents and passages, or those that a filter chooses."""
+    with connect(args) as client:
+        documents, passages = client.count(args.name, filter=args.filter)
+    print(f"{documents} documents, {passages} passages")
+    return 0
+
+
+def run_get(args: argparse.Namespace) -> int:
+    """Print documents by id; without all of them the status is 1."""
+    with connect(args) as client:
+        documents = client.get(args.name, args.ids)
+    for document in documents:
+        print_entry(**asdict(document))
+    missing = [id for id in args.ids if all(document.id != id for document in documents)]
+    for id in missing:
+        print_note(f"{args.name}: there is no document {shorten(id)}")
+    return 1 if missing else 0
+
+
+def run_scroll(args: argparse.Namespace) -> int:
+    """Print documents, page by page."""
+    if args.limit is not None and args.limit < 1:
+        raise InputError(f"--limit: {args.limit} is not at least 1")
+    left, after = args.limit, args.after
+    with connect(args) as client:
+        while left is None or left > 0:
+            page = client.scroll(
+                args.name,
+                filter=args.filter,
+                after=after,
+                with_text=not args.no_text,
+                with_vectors=args.vectors,
+            )
+            for document in page.documents[:left]:
+                print_document(document)
+            if page.next is None:
+                break
+            after, left = page.next, None if left is None else left - len(page.documents)
+    return 0
+
+
+def print_document(document: StoredDocument) -> None:
+    """Print those parts of a stored document that the server sent."""
+    entry: dict[str, Any] = {"id": document.id}
+    if document.text is not None:
+        entry["text"] = document.text
+    entry["metadata"] = dict(document.metadata or {})
+    if document.passages is not None:
+        entry["passages"] = [
+            {"id": p.id, "start": p.start, "end": p.end, "vector": p.vector.tolist()}
+            for p in document.passages
+        ]
+    print_entry(**entry)
+
+
+def print_entry(**entry: Any) -> None:
+    """Print an object on one line."""
+    print(json.dumps(entry, ensure_ascii=False))
+
+
+def run_delete(args: argparse.Namespace) -> int:
+    """Delete documents."""
+    with connect(args) as client:
+        deleted = client.delete(args.name, args.ids or None, filter=args.filter)
+    of = f" of {len(args.ids)}" if args.ids else ""
+    print(f"{deleted}{of} documents deleted")
+    return 0
+
+
+def run_drop(args: argparse.Namespace) -> int:
+    """Delete an index."""
+    with connect(args) as client:
+        client.drop_index(args.name)
+    print(f"{args.name}: dropped")
+    return 0
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print the indexes."""
+    with connect(args) as client:
+        infos = client.list_indexes()
+    rows = [
+        (i.name, str(i.documents), str(i.passages), describe_kind(i), i.metric, i.encoder)
+        for i in infos
+    ]
+    print(format_table([("NAME", "DOCUMENTS", "PASSAGES", "KIND", "METRIC", "ENCODER"), *rows]))
+    warn_of_outdated_prompts(infos)
+    return 0
+
+
+def describe_kind(info: IndexInfo) -> str:
+    """Return an index's kind; one that is not trained yet is searched as a flat one."""
+    until = "" if info.trains_at is None else f" (flat until it has {info.trains_at:,})"
+    return f"{info.kind}{until}"
+
+
+def make_index(client: AnyClient, name: str) -> None:
+    """Make the index unless it (or an alias of the name) is there, whatever its settings."""
+    names = [info.name for info in client.list_indexes()]
+    if name not in [*names, *(alias.alias for alias in client.aliases())]:
+        client.create_index(name)
+        print_note(f"{name}: index created")
+
+
+def batch_documents(
+    read: Iterable[tuple[Document, int]],
+) -> Iterator[tuple[list[Document], int]]:
+    """Yield documents by batches, with the bytes read so far.
+
+    An id that comes twice begins a new batch, so that the later document replaces the earlier.
+    """
+    batch: dict[str, Document] = {}
+    chars, at = 0, 0
+    for document, end in read:
+        full = len(batch) == BATCH_DOCUMENTS or chars + len(document.text) > BATCH_CHARS
+        if batch and (full or document.id in batch):
+            yield list(batch.values()), at
+            batch, chars = {}, 0
+        batch[document.id] = document
+        chars += len(document.text)
+        at = end
+    if batch:
+        yield list(batch.values()), at
+
+
+def name_index(file: str) -> str:
+    """Make an index's name of a file's: lower case, without characters that names can't hold."""
+    if file == STDIN:
+        raise InputError("standard input makes no index name; give NAME before it")
+    name = re.sub(r"[^a-z0-9._-]+", "-", Path(file).stem.lower()).strip("-._")
+    if not name:
+        raise InputError(f"{file}: makes no index name; give NAME before it")
+    return name[:64]
+
+
+def measure_file(file: str) -> int | None:
+    """Return a file's bytes; None for a pipe."""
+    path = Path("/dev/stdin") if file == STDIN else Path(file)
+    return path.stat().st_size if path.is_file() else None
+
+
+def add_maintenance(actions: Parsers) -> None:
+    """Add ``alias``, ``snapshot``, ``restore`` and ``rebuild`` to the actions of ``index``."""
+    alias = actions.add_parser(
+        "alias",
+        help="give indexes second names, and move them",
+        description="Give indexes second names, which do wherever an index's name is asked for."
+        " What one command changes is changed at one moment, or not at all.",
+    )
+    verbs = alias.add_subparsers(dest="verb", metavar="ACTION", required=True)
+    assign = verbs.add_parser("set", help="point aliases at indexes, moving those that are there")
+    assign.add_argument("pairs", nargs="+", metavar="ALIAS=INDEX")
+    assign.set_defaults(run=run_set_aliases)
+    delete = verbs.add_parser("delete", help="take aliases away")
+    delete.add_argument("aliases", nargs="+", metavar="ALIAS")
+    delete.set_defaults(run=run_delete_aliases)
+    rename = verbs.add_parser("rename", help="give an alias another name")
+    rename.add_argument("alias", metavar="ALIAS")
+    rename.add_argument("to", metavar="NEW")
+    rename.set_defaults(run=run_rename_alias)
+    listing = verbs.add_parser("list", help="list the aliases, and where they lead")
+    listing.set_defaults(run=run_list_aliases)
+
+    snapshot = actions.add_parser("snapshot", help="copy indexes, and list and delete the copies")
+    parts = snapshot.add_subparsers(dest="verb", metavar="ACTION", required=True)
+    make = parts.add_parser("make", help="copy an index as it is now, while it goes on")
+    make.add_argument("name", metavar="NAME")
+    make.set_defaults(run=run_make_snapshot)
+    copies = parts.add_parser("list", help="list an index's snapshots, the newest first")
+    copies.add_argument("name", metavar="NAME")
+    copies.set_defaults(run=run_list_snapshots)
+    remove = parts.add_parser("delete", help="delete snapshots")
+    remove.add_argument("name", metavar="NAME")
+    remove.add_argument("ids", nargs="+", metavar="SNAPSHOT")
+    remove.set_defaults(run=run_delete_snapshots)
+
+    restore = actions.add_parser(
+        "restore",
+        help="make an index of a snapshot",
+        description="Make an index of a snapshot. One that is there serves until the new one is"
+        " whole; what was written to it since the snapshot is then gone.",
+    )
+    restore.add_argument("name", metavar="NAME", help="the index whose snapshot it is")
+    restore.add_argument(
+        "snapshot", metavar="SNAPSHOT", nargs="?", help="its id; default: the newest"
+    )
+    restore.add_argument("--into", metavar="NEW", help="make an index of this name instead")
+    restore.set_defaults(run=run_restore)
+
+    rebuild = actions.add_parser(
+        "rebuild",
+        help="make an index anew for another encoder, while it serves",
+        description="Make an index anew for another encoder, while it serves and is written, and"
+        " wait until it is done; or go on with that. If this command ends, the server goes on.",
+    )
+    rebuild.add_argument("name", metavar="NAME")
+    rebuild.add_argument("--encoder", metavar="MODEL", help="the index's own, as it runs, else")
+    rebuild.add_argument("--kind", help="as of a new index; default: as it is")
+    rebuild.add_argument("--metric", help="as of a new index; default: as it is")
+    add_option_argument(rebuild, "; default: as they are, if the kind is")
+    instead = rebuild.add_mutually_exclusive_group()
+    instead.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
+    instead.add_argument("--status", action="store_true", help="print how far it is instead")
+    instead.add_argument("--cancel", action="store_true", help="cancel it instead")
+    rebuild.set_defaults(run=run_rebuild)
+
+    for action in (assign, delete, rename, listing, make, copies, remove, restore, rebuild):
+        add_server_arguments(action)
+
+
+def run_set_aliases(args: argparse.Namespace) -> int:
+    """Point aliases at indexes."""
+    actions = []
+    for pair in args.pairs:
+        alias, equals, index = pair.partition("=")
+        if not equals:
+            raise InputError(f"{shorten(pair)} is not ALIAS=INDEX")
+        actions.append(AliasAction("create", alias, index))
+    return _update_aliases(args, actions)
+
+
+def run_delete_aliases(args: argparse.Namespace) -> int:
+    """Take aliases away."""
+    return _update_aliases(args, [AliasAction("delete", alias) for alias in args.aliases])
+
+
+def run_rename_alias(args: argparse.Namespace) -> int:
+    """Give an alias another name."""
+    return _update_aliases(args, [AliasAction("rename", args.alias, args.to)])
+
+
+def run_list_aliases(args: argparse.Namespace) -> int:
+    """Print the aliases."""
+    with connect(args) as client:
+        aliases = client.aliases()
+    rows = [(alias.alias, alias.target, alias.index or "(no more)") for alias in aliases]
+    print(format_table([("ALIAS", "POINTS AT", "INDEX"), *rows]))
+    return 0
+
+
+def run_make_snapshot(args: argparse.Namespace) -> int:
+    """Make a snapshot."""
+    with connect(args) as client:
+        snapshot = client.create_snapshot(args.name)
+    print(
+        f"{snapshot.index}: snapshot {snapshot.id}, {snapshot.documents} documents, "
+        f"{_format_size(snapshot.bytes)}"
+    )
+    return 0
+
+
+def run_list_snapshots(args: argparse.Namespace) -> int:
+    """Print the snapshots, and on standard error those that can't be used."""
+    with connect(args) as client:
+        listing = client.list_snapshots(args.name)
+    rows = [
+        (s.id, _format_time(s.created), str(s.documents), _format_size(s.bytes), s.encoder)
+        for s in listing.found
+    ]
+    print(format_table([("SNAPSHOT", "MADE", "DOCUMENTS", "SIZE", "ENCODER"), *rows]))
+    for reason in listing.refused.values():
+        print_note(reason)
+    return 0
+
+
+def run_delete_snapshots(args: argparse.Namespace) -> int:
+    """Delete snapshots."""
+    with connect(args) as client:
+        for id in args.ids:
+            client.delete_snapshot(args.name, id)
+            print(f"{args.name}: snapshot {id} deleted")
+    return 0
+
+
+def run_restore(args: argparse.Namespace) -> int:
+    """Make an index of a snapshot."""
+    with connect(args) as client:
+        snapshot = args.snapshot
+        if snapshot is None:
+            snapshots = client.list_snapshots(args.name).found
+            if not snapshots:
+                raise InputError(f"{args.name} has no snapshot that can be used")
+            snapshot = snapshots[0].id
+        info = client.restore_snapshot(args.name, snapshot, into=args.into)
+    print(f"{info.name}: restored from {snapshot}, {info.documents} documents")
+    warn_of_outdated_prompts([info])
+    return 0
+
+
+def warn_of_outdated_prompts(infos: Iterable[IndexInfo]) -> None:
+    """Name the indexes that were embedded without prompts that their encoder has."""
+    for info in infos:
+        if info.prompts_outdated:
+            print_note(
+                f"{info.name}: an older version made it without all of the prompts of "
+                f"{info.encoder}, and it is searched and written without them; "
+                f"`condensery index rebuild {info.name}` makes it anew with them"
+            )
+
+
+def run_rebuild(args: argparse.Namespace) -> int:
+    """Rebuild an index, print how far that is, or cancel it."""
+    with connect(args) as client:
+        if args.cancel:
+            client.cancel_rebuild(args.name)
+            print(f"{args.name}: rebuild given up")
+            return 0
+        if args.status:
+            rebuild = client.rebuild_status(args.name)
+        else:
+            rebuild = client.rebuild_index(
+                args.name,
+                encoder=args.encoder,
+                kind=args.kind,
+                metric=args.metric,
+                options=None if args.option is None else dict(args.option),
+            )
+            if not args.no_wait:
+                rebuild = _wait_for_rebuild(client, rebuild)
+    print(_describe_rebuild(rebuild))
+    if rebuild.state == "failed":
+        raise CondenseryError(f"{rebuild.index}: {rebuild.reason}")
+    return 0
+
+
+def _wait_for_rebuild(client: AnyClient, rebuild: Rebuild) -> Rebuild:
+    """Wait for a rebuild's end, and show how far it is."""
+    with tqdm(total=rebuild.documents, unit="doc", desc=rebuild.index, disable=None) as bar:
+        while rebuild.state == "running":
+            time.sleep(POLL_SECONDS)
+            rebuild = client.rebuild_status(rebuild.index)
+            bar.update(max(0, rebuild.documents - rebuild.pending - bar.n))
+    return rebuild
+
+
+def _describe_rebuild(rebuild: Rebuild) -> str:
+    what = f"{rebuild.encoder}, {rebuild.kind}, {rebuild.metric}"
+    if rebuild.state == "done":
+        same = "" if rebuild.overlap is None else f"; finds {rebuild.overlap:.0%} as before"
+        return f"{rebuild.index}: rebuilt for {what}{same}"
+    if rebuild.state == "failed":
+        return f"{rebuild.index}: not rebuilt for {what}; {rebuild.pending} documents to do"
+    return f"{rebuild.index}: being rebuilt for {what}; {rebuild.pending} documents to do"
+
+
+def _format_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _format_size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def _update_aliases(args: argparse.Namespace, actions: list[AliasAction]) -> int:
+    with connect(args) as client:
+        client.update_aliases(actions)
+    words = {"create": "set to", "rename": "renamed", "delete": "deleted"}
+    for action in actions:
+        print(f"{action.alias}: {words[action.verb]} {action.target or ''}".rstrip())
+    return 0

@@ -1,0 +1,255 @@
+"""What is done to whole indexes while they serve: snapshots, restores and rebuilds."""
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from condensery.atomic_files import sync_path
+from condensery.errors import IndexNotFound, RebuildNotFound, RebuildRunning, StorageError
+from condensery.index import checks, generations, rebuilding
+from condensery.index.database import IndexSettings, storage_errors
+from condensery.index.index import Index
+from condensery.index.kinds import Options, write_options
+from condensery.index.rebuilding import Rebuilding
+from condensery.index.snapshots import Snapshots
+from condensery.metrics import Metrics
+from condensery.values import IndexInfo, IndexPrompts, RebuildPlan, Snapshot, SnapshotList
+
+if TYPE_CHECKING:
+    from condensery.index.store import IndexStore
+
+SNAPSHOTS = "snapshots"
+
+
+class IndexMaintenance:
+    """Keeps the indexes of a store. Calls block on disk; any thread may make them.
+
+    An alias does wherever an index's name is asked for, but as the name of a new index.
+
+    Args:
+        store: Whose indexes.
+        data_dir: Holds the snapshots.
+        metrics: Gets ``condensery_index_snapshot_age_seconds``, of each index that has one.
+    """
+
+    def __init__(self, store: "IndexStore", data_dir: Path, metrics: Metrics | None) -> None:
+        self._store = store
+        self._snapshots = Snapshots(data_dir / SNAPSHOTS, store.caps.snapshots)
+        self._metrics = metrics
+        self._rebuilds: dict[str, Rebuilding] = {}
+        for info in store.list():
+            self.measure(info.name)
+            with contextlib.suppress(StorageError, OSError):  # a disk that is full, say
+                rebuilding.clear(store.folder(info.name), store.find(info.name))
+
+    def snapshot(self, name: str) -> Snapshot:
+        """Copy an index as it is now, while it goes on; synced on return.
+
+        Raises:
+            LimitReached: There are as many as there may be.
+            StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is left behind.
+        """
+        made = self._snapshots.make(self._store.find(name))
+        self.measure(made.index)
+        return made
+
+    def snapshots(self, name: str) -> SnapshotList:
+        """List an index's snapshots, also of one that is no more or is broken."""
+        return self._snapshots.of(self._name(name))
+
+    def get_snapshot(self, name: str, snapshot: str) -> Snapshot:
+        """Return what a snapshot is."""
+        return self._snapshots.get(self._name(name), snapshot)
+
+    def delete_snapshot(self, name: str, snapshot: str) -> None:
+        """Delete a snapshot, whether it can be used or not; synced on return."""
+        name = self._name(name)
+        self._snapshots.delete(name, snapshot)
+        self.measure(name)
+
+    def restore(self, name: str, snapshot: str, into: str | None = None) -> IndexInfo:
+        """Make an index of a snapshot; synced on return.
+
+        An index that is restored over serves until the new one is whole; what was written to it
+        since the snapshot is then gone. Whatever ends the process, one of the two is there, whole.
+
+        Args:
+            name: Whose snapshot; the index may be broken, or be no more.
+            snapshot: Its id.
+            into: The name of the index to make; None is ``name``, which is restored over.
+
+        Raises:
+            SnapshotNotFound, SnapshotDamaged, SnapshotTooNew: As the message says.
+            NameTaken: ``into`` is an alias.
+            LimitReached: It would be an index more than there may be.
+            StorageFull, StorageReadOnly, StorageError: The disk refused. Whatever failed, what was
+                there stays as it was.
+        """
+        name = self._name(name)
+        target = name if into is None else into
+        checks.check_new_name(target, "into")
+        self._snapshots.get(name, snapshot)  # before anything is made
+        folder, over = self._store.folder(target), self._store.holds(target)
+        self._check_not_rebuilt(target)
+        if not over:
+            self._store.check_free(target)
+        with storage_errors(folder):
+            # beside the indexes, where nothing that is done to one of them touches it
+            aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+            try:
+                self._snapshots.copy(name, snapshot, aside)
+                Index(target, aside).close()  # it is of this version's format then, with a cache
+                sync_path(aside)
+                with self._store.alone():
+                    restored = (
+                        self._take_over(target, aside) if over else self._store.adopt(target, aside)
+                    )
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+        self.measure(target)
+        return restored.info
+
+    def rebuild(
+        self,
+        name: str,
+        *,
+        encoder: str,
+        fingerprint: str,
+        dims: int,
+        metric: str,
+        kind: str,
+        options: Options | None = None,
+        prompts: IndexPrompts | None = None,
+    ) -> Rebuilding:
+        """Begin to make an index anew for another encoder, or go on where that was begun.
+
+        Options of the old one's kind stay; another kind begins with none. What was begun keeps
+        the prompts that it was begun with.
+
+        Raises:
+            RebuildRunning: It was begun with other settings.
+            InputError: A setting, or an option that the new dimensions don't allow.
+            TextsMissing: Of some documents only vectors are known.
+            StorageFull, StorageReadOnly, StorageError: The disk refused.
+        """
+        with self._store.beginning:
+            name = self._store.find(name).name
+            self.forget(name)  # which may be just taking its place
+            old, folder = self._store.find(name), self._store.folder(name)
+            checks.check_settings(encoder, fingerprint, dims, metric, kind)
+            if options is None and kind == old.settings.kind:
+                options = old.settings.given
+            settings = IndexSettings(
+                *(encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)),
+                *((None, None) if prompts is None else (prompts.query, prompts.passage)),
+            )
+            rebuilding.clear(folder, old)
+
+            def swap(fresh: Index, check: Callable[[sqlite3.Connection], None]) -> None:
+                with self._store.changing:
+                    if self._rebuilds.get(name) is not made:  # while this thread was on its way
+                        raise rebuilding.given_up(name)
+                    self._store.replace(name, fresh, check)
+                    del self._rebuilds[name]
+                    with contextlib.suppress(OSError):  # the next start sees that it is done
+                        (folder / rebuilding.PLAN).unlink(missing_ok=True)
+
+            made = Rebuilding(folder, old, settings, swap, cache_every=self._store.cache_every)
+            self._rebuilds[name] = made
+            return made
+
+    def unfinished_rebuilds(self) -> list[RebuildPlan]:
+        """Return what was begun and is neither done nor cancelled."""
+        plans = []
+        for info in self._store.list():
+            plan = rebuilding.read_plan(self._store.folder(info.name))
+            if plan is not None:
+                plans.append(plan.as_reply(info.name))
+        return plans
+
+    def cancel_rebuild(self, name: str) -> None:
+        """Give up what is being made of an index; synced on return.
+
+        Raises:
+            RebuildNotFound: Nothing is.
+        """
+        with self._store.alone():  # not while it takes the old one's place
+            old = self._store.find(name)
+            folder = self._store.folder(old.name)
+            if rebuilding.read_plan(folder) is None and not rebuilding.noted(old):
+                raise RebuildNotFound(
+                    f"Index {old.name!r} is not being rebuilt.", field="index", value=name
+                )
+            self.forget(old.name)
+            rebuilding.cancel(folder, old)
+
+    def forget(self, name: str) -> None:
+        """Close the files of what is being made of an index."""
+        with self._store.changing:  # not while it takes the old one's place
+            made = self._rebuilds.pop(name, None)
+            if made is not None and not self._store.serves(made.fresh):
+                made.fresh.close()
+
+    def close(self) -> None:
+        """Close the files of all that is being made; it goes on another time."""
+        for name in list(self._rebuilds):
+            self.forget(name)
+
+    def measure(self, name: str) -> None:
+        """Let the metric tell the age of an index's newest snapshot."""
+        if self._metrics is None:
+            return
+        gauge = self._metrics.index_snapshot_age
+        try:
+            snapshots = self._snapshots.of(name).found
+        except StorageError:  # unreadable: whoever asks for them hears why
+            snapshots = ()
+        if snapshots and self._store.holds(name):
+            created = snapshots[0].created
+            gauge.labels(name).set_function(lambda: time.time() - created)
+        else:
+            gauge.remove(name)
+
+    def _name(self, name: str) -> str:
+        """Return the name of an index that is there, or of one that left snapshots."""
+        checks.check_name(name)
+        end = self._store.resolve(name)
+        if not self._store.holds(end) and not self._snapshots.exist(end):
+            self._store.find(end)  # raises
+        return end
+
+    def _check_not_rebuilt(self, name: str) -> None:
+        if self._store.usable(name) and rebuilding.read_plan(self._store.folder(name)) is not None:
+            raise RebuildRunning(
+                f"Index {name!r} is being rebuilt; cancel that first.", field="into", value=name
+            )
+
+    def _take_over(self, name: str, aside: Path) -> Index:
+        """Let an index, closed and aside, take the place of one that is there."""
+        folder = self._store.folder(name)
+        if not self._store.holds(name):
+            raise IndexNotFound(f"Index {name!r} was dropped meanwhile.", field="into", value=name)
+        self._check_not_rebuilt(name)
+        if not self._store.usable(name):  # nobody can cancel what is made of a broken one
+            rebuilding.forget_plan(folder)
+        made = generations.fresh(folder)
+        aside.rename(made)
+        try:
+            fresh = Index(name, made, cache_every=self._store.cache_every)
+            try:
+                self._store.replace(name, fresh)
+            except BaseException:
+                if not self._store.serves(fresh):  # what failed may have come after
+                    fresh.close(keep_cache=False)
+                raise
+        except BaseException:
+            if generations.current(folder) != made:
+                shutil.rmtree(made, ignore_errors=True)
+            raise
+        return fresh

@@ -1,0 +1,393 @@
+"""Retrieve passages from an index (by vectors, BM25, or both), and compress them for a question."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from condensery.errors import (
+    CompressionFailed,
+    CondenseryError,
+    EncoderMismatch,
+    InputError,
+    ModelFault,
+)
+from condensery.index.filters import Filter, read_filter
+from condensery.index.fusion import LEAST_CANDIDATES, fuse
+from condensery.jobs.contexts import (
+    Candidate,
+    CompressedContext,
+    PassageFailure,
+    RetrievedContext,
+    blank_reasons,
+)
+from condensery.jobs.indexes import (
+    check_vectors,
+    find_index_encoder,
+    find_index_prompts,
+    make_passage,
+    retry_on_swap,
+)
+from condensery.jobs.interfaces import JsonObject, OscarModel
+from condensery.jobs.rerank import sigmoid
+from condensery.jobs.services import Services
+from condensery.jobs.validation import (
+    FILTER_FIELD,
+    SEARCH_MODES,
+    check_choice,
+    check_question,
+    check_range,
+    check_sources,
+    check_text,
+    choose_vector_counts,
+    is_blank,
+    max_chars_of,
+)
+from condensery.question import CompressedPassage, Question, SearchMode
+from condensery.request_context import current_request
+from condensery.values import Floats, Hit, IndexInfo, Passage
+
+_log = logging.getLogger(__name__)
+
+# Characters of a query for BM25 alone, which no encoder limits.
+MAX_BM25_QUERY_CHARS = 100_000
+
+
+@retry_on_swap
+async def query_index(
+    services: Services,
+    name: str,
+    text: str | None = None,
+    *,
+    vector: Floats | None = None,
+    fingerprint: str | None = None,
+    top_k: int = 10,
+    search: SearchMode | None = None,
+    filter: JsonObject | None = None,
+    filter_field: str = "filter",
+) -> list[Hit]:
+    """Return the passages nearest to a text, or to a vector of the index's encoder, best first.
+
+    A hit's score is what it was ranked by: the index's metric (``dense``), BM25 (``bm25``; no
+    forward pass is made, and the encoder need not run), or the fusion of the two (``hybrid``; see
+    ``fuse``). Scores of different modes can't be compared.
+
+    Args:
+        services: The running parts.
+        name: The index.
+        text: What to search for; or
+        vector: its vector, (dims,), with
+        fingerprint: that of the encoder which made it.
+        top_k: Most passages to return.
+        search: How a text is searched for; None is the server's default. A vector is ``dense``.
+        filter: Which documents' passages are searched, as ``read_filter`` reads it.
+        filter_field: The filter's name in messages.
+
+    Raises:
+        IndexNotFound: No such index.
+        EncoderMismatch: The vector, or the index, is another encoder's.
+        InputError: Neither or both of text and vector; a malformed one; ``top_k`` out of range; an
+            unknown ``search``, or one by BM25 beside a vector; a malformed ``filter``.
+    """
+    info = services.indexes.info(name)
+    check_range(top_k, "top_k", 1, services.limits.max_top_k)
+    if (text is None) == (vector is None):
+        got = "neither" if text is None else "both"
+        raise InputError(f"query: give `query` or `vector`, one of them; got {got}.", field="query")
+    if search is not None:
+        check_choice(search, "search", SEARCH_MODES)
+    chosen = read_filter(filter, filter_field)
+    embedded_for = None
+    if text is not None:
+        mode = search or services.search
+        if mode == "bm25":
+            check_text(text, "query", MAX_BM25_QUERY_CHARS)
+            with services.metrics.stage(info.encoder, "index"):
+                return await asyncio.to_thread(
+                    services.indexes.match, name, text, top_k=top_k, chosen=chosen
+                )
+        encoder = find_index_encoder(services, info)
+        check_text(text, "query", max_chars_of(services.limits, encoder.info))
+        embedded = await encoder.embed([text], prompt=find_index_prompts(encoder, info).query)
+        vector, fingerprint, embedded_for = embedded.vectors[0], embedded.fingerprint, info
+        if mode == "hybrid":
+            with services.metrics.stage(info.encoder, "index"):
+                return await _query_hybrid(services, info, text, vector, fingerprint, top_k, chosen)
+    else:
+        assert vector is not None  # checked above
+        if search not in (None, "dense"):
+            raise InputError(
+                f"search: {search!r} needs words, and a vector has none; give `query`.",
+                field="search",
+                value=search,
+            )
+        fingerprint = check_vectors(info, vector[None], fingerprint, "vector")
+    with services.metrics.stage(info.encoder, "index"):
+        return await asyncio.to_thread(
+            services.indexes.query,
+            name,
+            vector,
+            top_k=top_k,
+            fingerprint=fingerprint,
+            embedded_for=embedded_for,
+            chosen=chosen,
+        )
+
+
+async def _query_hybrid(
+    services: Services,
+    info: IndexInfo,
+    text: str,
+    vector: Floats,
+    fingerprint: str,
+    top_k: int,
+    chosen: Filter | None,
+) -> list[Hit]:
+    options: dict[str, Any] = {"top_k": max(top_k, LEAST_CANDIDATES), "chosen": chosen}
+    embedded_as: dict[str, Any] = {"fingerprint": fingerprint, "embedded_for": info}
+    indexes = services.indexes
+    by_vector, by_words = await asyncio.gather(
+        asyncio.to_thread(indexes.query, info.name, vector, **embedded_as, **options),
+        asyncio.to_thread(indexes.match, info.name, text, **options),
+    )
+    now = indexes.info(info.name)
+    # Else passages of two indexes, split in two ways, would mix
+    if (now.fingerprint, now.prompts) != (fingerprint, info.prompts):
+        raise EncoderMismatch(
+            f"Index {now.name!r} was made anew by encoder {now.encoder!r} with fingerprint "
+            f"{now.fingerprint} while it was searched.",
+            field="index",
+            value=now.name,
+        )
+    return fuse([by_vector, by_words], top_k)
+
+
+def find_model_and_context(
+    services: Services, question: Question
+) -> tuple[OscarModel, CompressedContext | None]:
+    """Return the OSCAR model and the held context that a question names, checked.
+
+    Raises:
+        ModelNotFound, ContextNotFound, ContextMismatch: As they say.
+        InputError: The question can't be answered as it is asked.
+    """
+    check_sources(question)
+    context = None
+    model = question.model
+    if question.context is not None:
+        context = services.contexts.get(current_request().caller, question.context)
+        model = context.pair if model is None else model
+    oscar = services.pool.reader(model)
+    check_question(services.limits, oscar, question)
+    if context is not None:
+        context.check(oscar.info, question.text)
+    return oscar, context
+
+
+async def retrieve_context(
+    services: Services, oscar: OscarModel, question: Question, context: CompressedContext | None
+) -> RetrievedContext:
+    """Find the passages, and compress and score them all in one forward pass.
+
+    Raises:
+        CompressionFailed: One could not be, and compression is required.
+        IndexNotFound, EncoderMismatch: As in search.
+        Overloaded, Unavailable, DeadlineExceeded: Nothing is answered.
+    """
+    held = context.vectors if context is not None else 0
+    vectors = choose_vector_counts(oscar.traits, question.rate, held=held)
+    if context is not None:
+        return _reuse_context(question, context, vectors)
+    started = time.perf_counter()
+    hits = await _find_passages(services, question)
+    retrieve_ms = milliseconds_since(started)
+    candidates = [
+        # What came with the request was not retrieved, and has no score.
+        Candidate(place, hit.passage, None if question.index is None else hit.score)
+        for place, hit in enumerate(hits)
+        if not is_blank(hit.passage.text)
+    ]
+    blank = tuple(place for place, hit in enumerate(hits) if is_blank(hit.passage.text))
+    reasons = blank_reasons(blank)
+    if question.mode == "off" or not candidates:
+        return RetrievedContext(
+            tuple(candidates), vectors, (), blank, reasons, retrieve_ms=retrieve_ms
+        )
+    texts = [candidate.passage.text for candidate in candidates]
+    affordable, spent = len(texts), current_request().spent
+    waited, tokenised = spent.queued, spent.tokenizing
+
+    def afford(sizes: Sequence[int]) -> int:
+        nonlocal affordable
+        affordable = count_affordable(oscar, question, sizes, vectors[-1])
+        return affordable
+
+    started = time.perf_counter()
+    outcomes = await compress_passages(
+        services,
+        oscar,
+        question.text,
+        texts,
+        timeout_ms=question.compress_timeout_ms,
+        afford=afford if question.target_ms is not None else None,
+    )
+    compress_ms = milliseconds_since(started)
+    unread = tuple(candidate.place for candidate in candidates[affordable:])
+    if unread:
+        what = f"the last {len(unread)} of {len(candidates)} passages are not compressed"
+        reasons += (f"{what}, to keep to target_ms {question.target_ms:g}",)
+    return RetrievedContext(
+        tuple(
+            make_candidate(candidate.place, candidate.passage, candidate.score, outcome, question)
+            for candidate, outcome in zip(
+                candidates[:affordable], outcomes[:affordable], strict=True
+            )
+        ),
+        vectors,
+        tuple(outcome for outcome in outcomes if isinstance(outcome, CompressedPassage)),
+        (*blank, *unread),
+        reasons,
+        retrieve_ms=retrieve_ms,
+        compress_ms=compress_ms,
+        queue_ms=1000 * (spent.queued - waited),
+        tokenize_ms=1000 * (spent.tokenizing - tokenised),
+    )
+
+
+def count_affordable(
+    oscar: OscarModel, question: Question, sizes: Sequence[int], vectors: int
+) -> int:
+    """Return how many of the first texts can be compressed and read by ``target_ms``; 1 at least.
+
+    Args:
+        oscar: The OSCAR model.
+        question: What is asked.
+        sizes: Tokens of each text, in the order of retrieval.
+        vectors: That each may become, at the coarsest.
+    """
+    assert question.target_ms is not None
+    top_n = oscar.traits.top_n if question.top_n is None else question.top_n
+    for count in range(len(sizes), 1, -1):
+        kept = min(count, top_n or count)
+        if oscar.expected_ms(sum(sizes[:count]), vectors * kept, 0, kept) <= question.target_ms:
+            return count
+    return 1
+
+
+async def compress_passages(
+    services: Services,
+    oscar: OscarModel,
+    question: str,
+    texts: Sequence[str],
+    *,
+    timeout_ms: float | None = None,
+    afford: Callable[[Sequence[int]], int] | None = None,
+) -> list[CompressedPassage | PassageFailure]:
+    """Compress each text, or say why it can't be; order and count are kept.
+
+    ``afford`` is as of ``OscarModel.compress``: with it, there may be fewer.
+
+    Raises:
+        InputError: They can't be read at all.
+        Overloaded, Unavailable, DeadlineExceeded: No fault of the compressor's.
+    """
+    seconds = None if timeout_ms is None else timeout_ms / 1000
+    timeout = asyncio.timeout(seconds)
+    started = time.perf_counter()
+    try:
+        async with timeout:
+            outcomes = await oscar.compress(question, texts, afford=afford)
+    except TimeoutError as error:
+        failure = PassageFailure.of(error)
+        if timeout.expired():
+            failure = PassageFailure("timeout", f"longer than {timeout_ms:g} ms", error=error)
+        return [failure] * len(texts)
+    except CondenseryError as error:
+        if not isinstance(error, ModelFault):
+            raise
+        return [PassageFailure.of(error)] * len(texts)
+    except Exception as error:  # a bug in the compressor is reported as its fault, and logged
+        _log.exception("compression_failed", extra={"model": oscar.info.name})
+        return [PassageFailure.of(error)] * len(texts)
+    finally:
+        services.metrics.observe(oscar.info.name, "compress", milliseconds_since(started) / 1000)
+    return [
+        outcome if isinstance(outcome, CompressedPassage) else PassageFailure.of(outcome)
+        for outcome in outcomes
+    ]
+
+
+def make_candidate(
+    place: int,
+    passage: Passage,
+    retrieval_score: float | None,
+    outcome: CompressedPassage | PassageFailure,
+    question: Question,
+) -> Candidate:
+    """Make a candidate of what became of a passage.
+
+    Raises:
+        CompressionFailed: It failed, and compression is required.
+    """
+    if isinstance(outcome, CompressedPassage):
+        score = relevance_score(outcome)
+        return Candidate(place, passage, retrieval_score if score is None else score, outcome)
+    if question.mode == "required":
+        field = f"documents[{place}]" if question.index is None else "index"
+        what = field if question.index is None else f"Passage {place} of those retrieved"
+        raise CompressionFailed(
+            f"{what} could not be compressed ({outcome.reason}), and compression.mode is required.",
+            field=field,
+        )
+    return Candidate(place, passage, retrieval_score, failure=outcome)
+
+
+def relevance_score(passage: CompressedPassage) -> float | None:
+    """Return how relevant a passage is, 0 to 1; None where the model does not score."""
+    if passage.relevance is None:
+        return None
+    return float(sigmoid(np.array([passage.relevance], np.float32))[0])
+
+
+def milliseconds_since(started: float) -> float:
+    """Return the milliseconds since a ``time.perf_counter()``."""
+    return (time.perf_counter() - started) * 1000
+
+
+async def _find_passages(services: Services, question: Question) -> list[Hit]:
+    """Return the passages to read; documents that came with the request have a score of 0."""
+    if question.index is not None:
+        return await query_index(
+            services,
+            question.index,
+            question.text,
+            top_k=question.top_k,
+            search=question.search,
+            filter=question.filter,
+            filter_field=FILTER_FIELD,
+        )
+    return [Hit(make_passage(document, document.id), 0.0) for document in question.documents or ()]
+
+
+def _reuse_context(
+    question: Question, context: CompressedContext, vectors: tuple[int, ...]
+) -> RetrievedContext:
+    """Return what a context holds; nothing is compressed again."""
+    candidates = []
+    for place, (document, outcome) in enumerate(
+        zip(context.documents, context.passages, strict=True)
+    ):
+        if outcome is None:
+            continue
+        passage = make_passage(document, document.id)
+        if question.mode == "off":
+            candidates.append(Candidate(place, passage))
+        else:
+            candidates.append(make_candidate(place, passage, None, outcome, question))
+    blank = tuple(place for place, outcome in enumerate(context.passages) if outcome is None)
+    return RetrievedContext(
+        tuple(candidates), vectors, left_out=blank, reasons=blank_reasons(blank)
+    )

@@ -1,0 +1,436 @@
+"""Which passages the generator reads, and how finely: by relevance, by budget, by what fits.
+
+A budget (vectors, or time) is kept by the finest rate that keeps to it; where even the coarsest
+does not, by fewer windows of long passages whose windows nothing scores, then by fewer passages.
+"""
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from condensery.errors import ContextTooLong, InputError
+from condensery.jobs.contexts import Candidate, RetrievedContext, failure_reasons, passages_phrase
+from condensery.jobs.interfaces import CountedAnswer, GeneratorPrompt, OscarModel
+from condensery.question import CompressionMode, CompressionStatus, Question
+from condensery.values import Floats
+
+# About a millisecond of tokenising; under it, a thread costs others more than it spares them.
+INLINE_CHARACTERS = 2_000
+
+# So many characters for each free position are tokenised at once: about as many as a token has.
+LIKELY_CHARACTERS = 8
+# By so much, passages in a prompt may take less than each by itself.
+JOINT_POSITIONS = 4
+DOES_NOT_FIT = "since the generator has no room for more"
+
+Result = TypeVar("Result")
+
+
+async def run_tokenizing(texts: Iterable[str], work: Callable[[], Result]) -> Result:
+    """Do ``work`` on texts: at once where they are short, else in a thread."""
+    if sum(map(len, texts)) <= INLINE_CHARACTERS:
+        return work()
+    return await asyncio.to_thread(work)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedContext:
+    """What the generator reads for an answer.
+
+    Attributes:
+        retrieved: What there was.
+        mode: What was asked for; ``off`` where the same passages are read as text.
+        kept: Passages in context, best first, as far as they are read.
+        vectors: How many of each window's memory are read, at most.
+        prompt: What the generator reads, in tokens and vectors; made once.
+        counted: What the answer's cost is made of.
+        status: What became of compression.
+        left_out: Places of those that were to be read and are not.
+        reasons: What the caller would not expect.
+        may_answer: Whether the passages may hold an answer; if not, nothing is generated.
+        tokenize_ms: What making the prompt took.
+    """
+
+    retrieved: RetrievedContext
+    mode: CompressionMode
+    kept: tuple[Candidate, ...]
+    vectors: int
+    prompt: GeneratorPrompt
+    counted: CountedAnswer
+    status: CompressionStatus
+    left_out: tuple[int, ...]
+    reasons: tuple[str, ...]
+    may_answer: bool = True
+    tokenize_ms: float = 0.0
+
+    @property
+    def texts(self) -> list[str]:
+        """The same passages' texts."""
+        return [candidate.text for candidate in self.kept]
+
+    @property
+    def as_vectors(self) -> tuple[Candidate, ...]:
+        """Those read as vectors."""
+        kept = () if self.mode == "off" else self.kept
+        return tuple(candidate for candidate in kept if candidate.compressed)
+
+    @property
+    def as_text(self) -> tuple[Candidate, ...]:
+        """Those read as text because they could not be compressed."""
+        kept = () if self.mode == "off" else self.kept
+        return tuple(candidate for candidate in kept if candidate.failure)
+
+
+async def select_context(
+    oscar: OscarModel, question: Question, retrieved: RetrievedContext
+) -> SelectedContext:
+    """Keep the most relevant passages that keep to the budgets and fit the generator.
+
+    Raises:
+        InputError: Not even one passage keeps to ``max_context_vectors``.
+        ContextTooLong: Not even one fits the generator; or not all, and compression is required.
+    """
+    texts = (question.text, *(candidate.text for candidate in retrieved.candidates))
+    return await _time_tokenizing(texts, lambda: _select_context(oscar, question, retrieved))
+
+
+async def select_plain_text(
+    oscar: OscarModel, question: Question, selected: SelectedContext
+) -> SelectedContext:
+    """Return a selection of the same passages as text, as many as fit.
+
+    Raises:
+        ContextTooLong: Not even one does.
+    """
+    texts = (question.text, *selected.texts)
+    return await _time_tokenizing(texts, lambda: _select_plain_text(oscar, question, selected))
+
+
+async def _time_tokenizing(
+    texts: Iterable[str], select: Callable[[], SelectedContext]
+) -> SelectedContext:
+    started = time.perf_counter()
+    selected = await run_tokenizing(texts, select)
+    return replace(selected, tokenize_ms=1000 * (time.perf_counter() - started))
+
+
+def _select_context(
+    oscar: OscarModel, question: Question, retrieved: RetrievedContext
+) -> SelectedContext:
+    mode, plain = question.mode, question.mode == "off"
+    top_n = oscar.traits.top_n if question.top_n is None else question.top_n
+    kept = rank_candidates(retrieved.candidates)[: top_n or None]
+    reasons = ["asked for"] if plain else []
+    if not kept:
+        reasons.append("no passages were found")
+    reasons += retrieved.reasons
+    vectors, left_out, unfit = retrieved.vectors[0], list(retrieved.left_out), False
+    may_answer = plain or not _is_under_threshold(oscar, question, retrieved)
+    if may_answer:
+        allowed = fit_budgets(oscar, question, retrieved, kept)
+        vectors = allowed.vectors
+        reasons += allowed.reasons
+        wanted = [candidate.first(allowed.windows) for candidate in kept[: allowed.passages]]
+        prompt, fits, windows = fit_prompt(oscar, question, wanted, 0 if plain else vectors)
+        if fits < len(wanted):
+            reasons.append(_does_not_fit_reason(len(wanted) - fits))
+        shortened = any(len(candidate.memories) > windows for candidate in wanted[:fits])
+        if shortened:
+            reasons.append(unread_windows_reason(wanted[:fits], windows, DOES_NOT_FIT))
+        unfit = shortened or fits < len(wanted)
+        left_out += [candidate.place for candidate in kept[fits:]]
+        kept = [candidate.first(windows) for candidate in wanted[:fits]]
+    else:
+        prompt = oscar.tokenise(question.text, _generator_inputs(kept, vectors))
+    if retrieved.failed:
+        reasons.append(_failures_reason(retrieved, kept))
+    return SelectedContext(
+        retrieved=retrieved,
+        mode=mode,
+        kept=tuple(kept),
+        vectors=vectors,
+        prompt=prompt,
+        counted=_count_cost(oscar, question, prompt, kept),
+        status=_compression_status(mode, retrieved, kept, unfit=unfit),
+        left_out=tuple(left_out),
+        reasons=tuple(reasons),
+        may_answer=may_answer,
+    )
+
+
+def _select_plain_text(
+    oscar: OscarModel, question: Question, selected: SelectedContext
+) -> SelectedContext:
+    kept = selected.kept
+    prompt, fits, _ = fit_prompt(oscar, replace(question, mode="off"), kept, 0)
+    unfit = [_does_not_fit_reason(len(kept) - fits)] if fits < len(kept) else []
+    return SelectedContext(
+        retrieved=selected.retrieved,
+        mode="off",
+        kept=kept[:fits],
+        vectors=0,
+        prompt=prompt,
+        counted=_count_cost(oscar, question, prompt, kept[:fits]),
+        status="off",
+        left_out=tuple(candidate.place for candidate in kept[fits:]),
+        reasons=("asked for", *unfit),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetAllowance:
+    """What the budgets allow.
+
+    Attributes:
+        vectors: Of a window.
+        windows: Of a passage whose windows nothing scores.
+        passages: The best.
+        reasons: What the caller would not expect.
+    """
+
+    vectors: int
+    windows: int
+    passages: int
+    reasons: tuple[str, ...] = ()
+
+
+def fit_budgets(
+    oscar: OscarModel, question: Question, retrieved: RetrievedContext, kept: Sequence[Candidate]
+) -> BudgetAllowance:
+    """Return how finely, and how many of the best passages, may be read.
+
+    Both budgets hold. ``max_context_vectors`` is a bound. ``target_ms`` is aimed at: the time of
+    compression is taken off it, and one passage is read in any case.
+
+    Raises:
+        InputError: One passage alone is over ``max_context_vectors``.
+    """
+    max_vectors, target = question.max_context_vectors, question.target_ms
+    all_windows = max((len(candidate.memories) for candidate in kept), default=1)
+    if not kept or (max_vectors is None and target is None):
+        return BudgetAllowance(retrieved.vectors[0], all_windows, len(kept))
+    sizes = []
+    if target is not None:
+        sizes = [
+            0 if candidate.compressed else oscar.sizes([candidate.text])[0] for candidate in kept
+        ]
+    left_ms = 0.0 if target is None else max(0.0, target - retrieved.compress_ms)
+
+    def memories(count: int, windows: int) -> list[Floats]:
+        return [memory for candidate in kept[:count] for memory in candidate.memories[:windows]]
+
+    def count_vectors(vectors: int, count: int, windows: int) -> int:
+        return sum(min(len(memory), vectors) for memory in memories(count, windows))
+
+    def expected(vectors: int, count: int, windows: int) -> float:
+        texts = sum(not candidate.compressed for candidate in kept[:count])
+        passages = texts + len(memories(count, windows))
+        known = count_vectors(vectors, count, windows)
+        return oscar.expected_ms(0, known, sum(sizes[:count]), passages)
+
+    def keeps(vectors: int, count: int, windows: int) -> bool:
+        if max_vectors is not None and count_vectors(vectors, count, windows) > max_vectors:
+            return False
+        return target is None or expected(vectors, count, windows) <= left_ms
+
+    reasons = []
+    if target is not None and not expected(retrieved.vectors[0], len(kept), all_windows):
+        reasons.append("there is no measurement yet by which to keep to target_ms")
+    for vectors in retrieved.vectors:
+        if keeps(vectors, len(kept), all_windows):
+            return BudgetAllowance(vectors, all_windows, len(kept), tuple(reasons))
+    coarsest = retrieved.vectors[-1]
+    budgets = {"max_context_vectors": max_vectors, "target_ms": target}
+    named = " and ".join(f"{name} {value:g}" for name, value in budgets.items() if value)
+    # The more windows, the more vectors, and the longer it takes.
+    windows = bisect_right(
+        range(1, all_windows), False, key=lambda windows: not keeps(coarsest, len(kept), windows)
+    )
+    if windows:
+        reasons.append(unread_windows_reason(kept, windows, f"to keep to {named}"))
+        return BudgetAllowance(coarsest, windows, len(kept), tuple(reasons))
+    count = next((count for count in range(len(kept) - 1, 0, -1) if keeps(coarsest, count, 1)), 0)
+    smallest = count_vectors(coarsest, 1, 1)
+    if not count and max_vectors is not None and smallest > max_vectors:
+        raise InputError(
+            f"compression.max_context_vectors: {max_vectors}, but one passage is {smallest} "
+            "vectors at the coarsest rate.",
+            field="compression.max_context_vectors",
+            value=max_vectors,
+        )
+    if not count:
+        count = 1
+        reasons.append(
+            f"compression took {retrieved.compress_ms:.0f} ms and the first token takes about "
+            f"{expected(coarsest, 1, 1):.0f} ms from one passage, over target_ms {target:g}"
+        )
+    if count < len(kept):
+        reasons.append(f"{passages_phrase(len(kept) - count)} left out to keep to {named}")
+    if any(len(candidate.memories) > 1 for candidate in kept[:count]):
+        reasons.append(unread_windows_reason(kept[:count], 1, f"to keep to {named}"))
+    return BudgetAllowance(coarsest, 1, count, tuple(reasons))
+
+
+def unread_windows_reason(kept: Sequence[Candidate], windows: int, reason: str) -> str:
+    """Say how many windows of long passages are not read, beyond the first ``windows`` of each."""
+    long = [len(candidate.memories) for candidate in kept if len(candidate.memories) > 1]
+    unread = sum(max(0, count - windows) for count in long)
+    windows_of = f"{unread} of the {sum(long)} windows of long passages"
+    return f"{windows_of} were compressed and are not read, {reason}"
+
+
+def rank_candidates(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return passages best first: by relevance, then those without, in the order of retrieval.
+
+    By the logit, not its sigmoid, which in float32 is 1.0 for all above 17. Where some have a
+    score, the others have none: retrieval's is on another scale.
+    """
+    scored = [
+        (candidate.logit, candidate) for candidate in candidates if candidate.logit is not None
+    ]
+    others = [candidate for candidate in candidates if candidate.logit is None]
+    if scored:
+        others = [replace(candidate, score=None) for candidate in others]
+    return [*(candidate for _, candidate in sorted(scored, key=lambda pair: -pair[0])), *others]
+
+
+def fit_prompt(
+    oscar: OscarModel, question: Question, kept: Sequence[Candidate], vectors: int
+) -> tuple[GeneratorPrompt, int, int]:
+    """Make the prompt of what fits the generator, with the question and its answer.
+
+    All of the best passages where they fit; else, of long ones whose windows nothing scores, the
+    first windows; else the first passages.
+
+    Args:
+        oscar: The OSCAR model.
+        question: What is asked.
+        kept: Passages, best first.
+        vectors: Read of each window; 0 reads all passages as text.
+
+    Returns:
+        The prompt, how many passages are in it, and how many windows of each at most.
+
+    Raises:
+        ContextTooLong: None of them; or not all passages, and compression is required.
+    """
+
+    def shown(windows: int) -> list[Candidate]:
+        return [candidate.first(windows) for candidate in kept] if vectors else list(kept)
+
+    def prompt_of(count: int, windows: int) -> GeneratorPrompt:
+        return oscar.tokenise(question.text, _generator_inputs(shown(windows)[:count], vectors))
+
+    def free_positions(prompt: GeneratorPrompt) -> int:
+        return oscar.room(prompt, question.max_tokens)
+
+    every = max((len(candidate.memories) for candidate in kept), default=1) if vectors else 1
+    free = free_positions(prompt_of(0, 1)) if kept else 0
+    plain = sum(len(candidate.text) for candidate in kept if not (vectors and candidate.compressed))
+    # Of a hundred long texts few more should be tokenised than fit.
+    if plain <= LIKELY_CHARACTERS * max(0, free):
+        prompt = prompt_of(len(kept), every)
+        if free_positions(prompt) >= 0:
+            return prompt, len(kept), every
+    # The more windows, the longer the prompt: of all that have more than one, the first so many.
+    windows = 1 + bisect_right(
+        range(2, every),
+        False,
+        key=lambda windows: free_positions(prompt_of(len(kept), windows)) < 0,
+    )
+    if every > 1 and free_positions(prompt := prompt_of(len(kept), windows)) >= 0:
+        return prompt, len(kept), windows
+    count = likely = _estimate_fit(oscar, shown(1), vectors, free)
+    while count and free_positions(prompt := prompt_of(count, 1)) < 0:
+        count -= 1
+    # Together they may take less than each by itself.
+    while likely <= count < len(kept) and free_positions(longer := prompt_of(count + 1, 1)) >= 0:
+        prompt, count = longer, count + 1
+    if count and (count == len(kept) or question.mode != "required"):
+        return prompt, count, 1
+    named = len(kept) if count else min(1, len(kept))
+    field, value = ("rerank.top_n", len(kept)) if count else ("max_tokens", question.max_tokens)
+    raise ContextTooLong(
+        f"{field}: the question, {named} passages and an answer of max_tokens "
+        f"{question.max_tokens} take {-free_positions(prompt_of(named, 1))} positions more than "
+        f"the generator of {oscar.info.name} has.",
+        field=field,
+        value=value,
+    )
+
+
+def _estimate_fit(oscar: OscarModel, kept: Sequence[Candidate], vectors: int, free: int) -> int:
+    """Return how many of the first passages should fit, each counted by itself; or one more."""
+    taken = 0
+    for count, candidate in enumerate(kept):
+        taken += sum(oscar.sizes(_generator_inputs([candidate], vectors)))
+        if taken > free + JOINT_POSITIONS:
+            return count
+    return len(kept)
+
+
+def _is_under_threshold(oscar: OscarModel, question: Question, retrieved: RetrievedContext) -> bool:
+    """Whether every passage was scored, and none enough. One without a score may hold the answer.
+
+    No passages at all score nothing.
+    """
+    threshold = question.min_relevance
+    if threshold is None:
+        threshold = oscar.traits.min_relevance
+    unknown = any(candidate.logit is None for candidate in retrieved.candidates)
+    return (
+        not unknown
+        and max((candidate.score or 0.0 for candidate in retrieved.candidates), default=0.0)
+        < threshold
+    )
+
+
+def _generator_inputs(kept: Sequence[Candidate], vectors: int) -> list[Floats | str]:
+    """Return what the generator gets: the first vectors of each window, or a passage's text."""
+    context: list[Floats | str] = []
+    for candidate in kept:
+        if vectors and candidate.compressed is not None:
+            context += [memory[:vectors] for memory in candidate.memories]
+        else:
+            context.append(candidate.text)
+    return context
+
+
+def _count_cost(
+    oscar: OscarModel, question: Question, prompt: GeneratorPrompt, kept: Sequence[Candidate]
+) -> CountedAnswer:
+    """Count what an answer's cost is made of; texts that the prompt holds are not read again."""
+    texts = [candidate.text for candidate in kept] if prompt.vectors else None
+    return oscar.count(question.text, prompt, texts)
+
+
+def _does_not_fit_reason(count: int) -> str:
+    return f"{passages_phrase(count)} left out, {DOES_NOT_FIT}"
+
+
+def _failures_reason(retrieved: RetrievedContext, kept: Sequence[Candidate]) -> str:
+    """Say how many passages could not be compressed, why, and what became of them."""
+    failed = retrieved.failed
+    causes = failure_reasons(candidate.failure for candidate in failed)
+    if len(failed) == len(retrieved.candidates):
+        return f"no passage could be compressed ({causes}): read as text, in the order of retrieval"
+    plain = sum(candidate.failure is not None for candidate in kept)
+    scored = any(candidate.logit is not None for candidate in retrieved.candidates)
+    last = "they have no scores and rank last, and " if scored else ""
+    return (
+        f"{len(failed)} of {len(retrieved.candidates)} passages could not be compressed ({causes})"
+        f": {last}{plain} of them in context, read as text"
+    )
+
+
+def _compression_status(
+    mode: CompressionMode, retrieved: RetrievedContext, kept: Sequence[Candidate], *, unfit: bool
+) -> CompressionStatus:
+    if mode == "off" or not retrieved.candidates:
+        return "off"
+    if retrieved.failed and all(candidate.failure is not None for candidate in kept):
+        return "fallback"
+    return "partial" if retrieved.failed or unfit else "applied"

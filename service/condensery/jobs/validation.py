@@ -1,0 +1,265 @@
+"""What jobs refuse, by field and value, before anything is tokenised."""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import get_args
+
+from condensery.errors import EmptyInput, InputError, PayloadTooLarge, shorten
+from condensery.index.filters import read_filter
+from condensery.jobs.interfaces import OscarModel
+from condensery.jobs.services import RequestLimits
+from condensery.question import MAX_STOP_CHARS, MAX_STOPS, CompressionMode, Question, SearchMode
+from condensery.values import Document, ModelInfo, PairTraits
+
+COMPRESSION_MODES: tuple[CompressionMode, ...] = ("auto", "required", "off")
+SEARCH_MODES: tuple[SearchMode, ...] = get_args(SearchMode)
+PASSAGE_SOURCES = ("documents", "index", "context")
+FILTER_FIELD = "index.filter"
+
+
+def check_count(items: Sequence[object], field: str, limit: int) -> None:
+    """Refuse a list that is empty or has over ``limit`` items."""
+    if not items:
+        raise EmptyInput(f"{field}: the list is empty; it must hold 1 to {limit}.", field=field)
+    if len(items) > limit:
+        raise PayloadTooLarge(
+            f"{field}: {len(items)} items, over the limit of {limit} in one request.",
+            field=field,
+            value=len(items),
+        )
+
+
+def check_text(text: str, field: str, max_chars: int) -> None:
+    """Refuse a text that is far too long, or is not Unicode text.
+
+    Args:
+        text: May be empty.
+        field: Its name in messages.
+        max_chars: Characters over which it is not worth tokenising, only to be cut.
+    """
+    if len(text) > max_chars:
+        raise InputError(
+            f"{field}: {len(text)} characters, over the limit of {max_chars}; it begins "
+            f"{shorten(text, 40)}.",
+            field=field,
+            value=len(text),
+        )
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{field}: the character at {error.start} is half of a surrogate pair: "
+                f"{shorten(text[error.start])}.",
+                field=field,
+                value=text[error.start],
+            ) from error
+
+
+def check_texts(texts: Sequence[str], field: str, max_chars: int) -> None:
+    """Check each text of a list; a wrong one is named by its place."""
+    for place, text in enumerate(texts):
+        if len(text) > max_chars or not text.isascii():
+            check_text(text, f"{field}[{place}]", max_chars)
+
+
+def check_inputs(
+    limits: RequestLimits,
+    info: ModelInfo,
+    texts: Sequence[str],
+    field: str,
+    max_items: int | None = None,
+) -> None:
+    """Refuse texts that are too many for a request, or far too long for a model.
+
+    ``max_items`` is a limit in place of every request's.
+    """
+    check_count(texts, field, limits.max_items if max_items is None else max_items)
+    check_texts(texts, field, max_chars_of(limits, info))
+
+
+def max_chars_of(limits: RequestLimits, info: ModelInfo) -> int:
+    """Return the characters over which a text is refused for a model, and not cut."""
+    return info.max_tokens * limits.chars_per_token
+
+
+def check_range(value: int, field: str, low: int, high: int) -> None:
+    """Refuse a whole number out of ``low`` to ``high``, both allowed."""
+    if not low <= value <= high:
+        raise InputError(
+            f"{field}: {value} is not a whole number from {low} to {high}.",
+            field=field,
+            value=value,
+        )
+
+
+def check_number(value: float | None, field: str, low: float, high: float = math.inf) -> None:
+    """Refuse a number out of ``low`` to ``high``, or one that is not finite; None is allowed."""
+    if value is not None and not (math.isfinite(value) and low <= value <= high):
+        allowed = f"a number of {low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
+        raise InputError(f"{field}: {value} is not {allowed}.", field=field, value=value)
+
+
+def check_choice(value: str, field: str, allowed: Collection[str]) -> None:
+    """Refuse a word that is not among ``allowed``."""
+    if value not in allowed:
+        raise InputError(
+            f"{field}: {shorten(value)} is not one of {', '.join(allowed)}.",
+            field=field,
+            value=value,
+        )
+
+
+def check_question(limits: RequestLimits, oscar: OscarModel, question: Question) -> None:
+    """Refuse a question that can't be answered as it is asked.
+
+    Raises:
+        InputError: As the message says; EmptyInput and PayloadTooLarge among them.
+    """
+    check_choice(question.mode, "compression.mode", COMPRESSION_MODES)
+    check_query(limits, oscar, question.text)
+    if question.documents is not None:
+        check_documents(limits, oscar, question.documents)
+    if question.search is not None:
+        check_choice(question.search, "index.mode", SEARCH_MODES)
+    if question.filter is not None and question.index is None:
+        raise InputError(
+            f"{FILTER_FIELD}: there is no index to filter; give `index`, or no filter.",
+            field=FILTER_FIELD,
+        )
+    read_filter(question.filter, FILTER_FIELD)
+    check_range(question.top_k, "index.top_k", 1, limits.max_answer_documents)
+    if question.top_n is not None:
+        check_range(question.top_n, "rerank.top_n", 0, limits.max_answer_documents)
+    check_range(question.max_tokens, "max_tokens", 1, limits.max_answer_tokens)
+    _check_stops(question.stop)
+    _check_compression(oscar, question)
+
+
+def check_sources(question: Question) -> None:
+    """Refuse a question with no passages, or with some of two kinds."""
+    sources = [name for name in PASSAGE_SOURCES if getattr(question, name) is not None]
+    if len(sources) != 1:
+        got = f"both {' and '.join(sources)}" if sources else "neither"
+        raise InputError(
+            f"documents: give `documents`, `index` or `context`, one of them; got {got}.",
+            field="documents",
+        )
+
+
+def check_query(limits: RequestLimits, oscar: OscarModel, text: str) -> None:
+    """Refuse a question that is blank, far too long, or no Unicode text."""
+    check_text(text, "query", max_chars_of(limits, oscar.info))
+    if not text.strip():
+        raise InputError("query: the question is empty.", field="query", value=text)
+
+
+def check_documents(
+    limits: RequestLimits, oscar: OscarModel, documents: Sequence[Document]
+) -> None:
+    """Refuse documents that are none or too many, far too long, or of the same id.
+
+    A blank one among others is no error: it is not read, and reported. All of them blank are.
+    """
+    check_count(documents, "documents", limits.max_answer_documents)
+    max_chars = max_chars_of(limits, oscar.info)
+    places: dict[str, int] = {}
+    for place, document in enumerate(documents):
+        check_text(document.text, f"documents[{place}].text", max_chars)
+        if (first := places.setdefault(document.id, place)) != place:
+            raise InputError(
+                f"documents[{place}].id: {shorten(document.id)} is the id of documents[{first}] "
+                "too.",
+                field=f"documents[{place}].id",
+                value=document.id,
+            )
+    if all(is_blank(document.text) for document in documents):
+        raise InputError(
+            "documents[0].text: it is blank, and so is every other.",
+            field="documents[0].text",
+            value=documents[0].text,
+        )
+
+
+def is_blank(text: str) -> bool:
+    """Whether there is nothing to read."""
+    return not text or text.isspace()
+
+
+def choose_vector_counts(
+    traits: PairTraits, rate: int | None, *, field: str = "compression.ratio", held: int = 0
+) -> tuple[int, ...]:
+    """Return how many vectors a passage may become, the most first; of a rate asked for, its own.
+
+    Args:
+        traits: The OSCAR model's.
+        rate: Tokens a vector; None leaves it open.
+        field: Its name in messages.
+        held: Vectors of each passage that a context holds, which bound the rate. 0 is no context.
+
+    Raises:
+        InputError: The model has no such rate, or the context none so fine.
+    """
+    offered = {
+        rate: count
+        for rate, count in zip(traits.rates, traits.vectors, strict=True)
+        if not held or count <= held
+    }
+    if rate is None:
+        return tuple(offered.values())
+    if rate not in offered:
+        rates = ", ".join(map(str, offered))
+        what = "the context was compressed at" if held else "the pair has"
+        verb = "are" if len(offered) > 1 else "is"
+        raise InputError(
+            f"{field}: {rate} is not a rate that {what}; there {verb}: {rates} (tokens a vector).",
+            field=field,
+            value=rate,
+        )
+    return (offered[rate],)
+
+
+def _check_compression(oscar: OscarModel, question: Question) -> None:
+    check_number(question.max_context_vectors, "compression.max_context_vectors", 1)
+    check_number(question.target_ms, "compression.target_ms", 1)
+    check_number(question.compress_timeout_ms, "compression.timeout_ms", 1)
+    check_number(question.min_relevance, "min_relevance", 0, 1)
+    choose_vector_counts(oscar.traits, question.rate)
+    name = oscar.info.name
+    if question.mode == "off":
+        if question.rate is not None:
+            raise InputError(
+                f"compression.ratio: {question.rate} is asked for, but with compression.mode off "
+                "nothing is compressed.",
+                field="compression.ratio",
+                value=question.rate,
+            )
+        if question.min_relevance:
+            raise _unscored_error(
+                question.min_relevance, "with compression.mode off none are scored"
+            )
+    elif question.min_relevance and not oscar.traits.scores:
+        raise _unscored_error(question.min_relevance, f"{name} does not score them")
+
+
+def _unscored_error(value: float, reason: str) -> InputError:
+    return InputError(
+        f"min_relevance: {value} needs the passages' scores, and {reason}.",
+        field="min_relevance",
+        value=value,
+    )
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    """Check what the generator would refuse, but only once the answer has begun."""
+    if len(stops) > MAX_STOPS:
+        raise InputError(
+            f"stop: {len(stops)} strings, over the limit of {MAX_STOPS}.",
+            field="stop",
+            value=len(stops),
+        )
+    for place, stop in enumerate(stops):
+        field = f"stop[{place}]"
+        if not stop:
+            raise InputError(f"{field}: the string is empty.", field=field, value=stop)
+        check_text(stop, field, MAX_STOP_CHARS)

@@ -1,0 +1,141 @@
+"""A trained span reader: the best span over several passages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import BertForQuestionAnswering
+
+from condensery.errors import InputError
+from condensery.methods.reader.batches import Row, collate
+from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.networks.oscar_packing import Specials
+from condensery.networks.windows import cut_windows
+
+Scores = NDArray[np.float32]
+MODEL = "model"  # of a run
+BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class BestSpan:
+    """The best span of all passages.
+
+    Attributes:
+        text: Its characters, as they stand in the passage.
+        passage: Which passage; -1 where none has any token.
+        score: Of the span over "no answer", both sums of two logits; below 0 it has none.
+    """
+
+    text: str
+    passage: int
+    score: float
+
+
+def best_span(start: Scores, end: Scores, longest: int) -> tuple[int, int, float]:
+    """Return the best span of 1 to ``longest`` tokens: its first and last, and its score.
+
+    Args:
+        start: A logit a token, (tokens,).
+        end: A logit a token, (tokens,).
+        longest: Most tokens.
+    """
+    room = np.full(longest - 1, -np.inf, dtype=np.float32)
+    ends = np.lib.stride_tricks.sliding_window_view(np.concatenate([end, room]), longest)
+    sums = start[:, None] + ends  # (tokens, longest): token i to token i + j
+    first, more = divmod(int(sums.argmax()), longest)
+    return first, first + more, float(sums[first, more])
+
+
+class SpanReader:
+    """A BERT with a span head as transformers saves it, and its tokenizer.
+
+    Args:
+        model: Its config has ``passage_tokens``, ``query_tokens`` and ``answer_tokens``.
+        tokenizer: Of its word pieces.
+    """
+
+    def __init__(self, model: BertForQuestionAnswering, tokenizer: Tokenizer) -> None:
+        config: Any = model.config
+        self._model, self._tokenizer = model, tokenizer
+        self._passage: int = config.passage_tokens
+        self._question: int = config.query_tokens
+        self._answer: int = config.answer_tokens
+        self._specials = Specials.of(tokenizer)
+
+    @classmethod
+    def open(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+        """Open a trained reader, or the run that made it.
+
+        Raises:
+            InputError: There is none.
+        """
+        path = find_reader(path)
+        try:
+            model = BertForQuestionAnswering.from_pretrained(
+                path, local_files_only=True, use_safetensors=True, dtype=dtype
+            )
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{path}: no span reader ({error})", field="run", value=str(path)
+            ) from error
+        if not hasattr(model.config, "passage_tokens"):
+            raise InputError(
+                f"{path}: its config.json has no passage_tokens: not made by train "
+                "extractive-reader",
+                field="run",
+                value=str(path),
+            )
+        nn.Module.to(model, device)
+        return cls(model.eval(), open_tokenizer(path))
+
+    def read(self, questions: Sequence[str], passages: Sequence[Sequence[str]]) -> list[BestSpan]:
+        """Answer each question from its passages; long passages are read in windows."""
+        rows: list[Row] = []
+        places: list[tuple[int, int, int]] = []  # question, passage, first token of the window
+        encoded = [
+            self._tokenizer.encode_batch(list(q), add_special_tokens=False) for q in passages
+        ]
+        for number, (question, found) in enumerate(zip(questions, encoded, strict=True)):
+            asked = self._tokenizer.encode(question, add_special_tokens=False).ids[: self._question]
+            for which, passage in enumerate(found):
+                for a, b in cut_windows(len(passage.ids), self._passage):
+                    if b > a:
+                        rows.append(Row(np.array(asked), np.array(passage.ids[a:b])))
+                        places.append((number, which, a))
+        best = [BestSpan("", -1, -np.inf) for _ in questions]
+        for (number, which, a), (first, last, score) in zip(places, self._spans(rows), strict=True):
+            if score > best[number].score:
+                offsets = encoded[number][which].offsets
+                begin, end = offsets[a + first][0], offsets[a + last][1]
+                best[number] = BestSpan(passages[number][which][begin:end], which, score)
+        return best
+
+    @torch.inference_mode()
+    def _spans(self, rows: Sequence[Row]) -> list[tuple[int, int, float]]:
+        """Return each row's best span and its score over "no answer"."""
+        found: list[tuple[int, int, float]] = [(0, 0, 0.0)] * len(rows)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i].passage) + len(rows[i].question))
+        while order:
+            width = len(rows[order[-1]].passage) + len(rows[order[-1]].question) + 3
+            chosen = [order.pop() for _ in range(min(len(order), max(1, BATCH_TOKENS // width)))]
+            batch = collate([rows[i] for i in chosen], self._specials)
+            given = {name: one.to(self._model.device) for name, one in batch.given.items()}
+            out = self._model(**given)
+            starts, ends = (x.float().cpu().numpy() for x in (out.start_logits, out.end_logits))
+            for i, first, start, end in zip(chosen, batch.first, starts, ends, strict=True):
+                last = first + len(rows[i].passage)
+                a, b, score = best_span(start[first:last], end[first:last], self._answer)
+                found[i] = a, b, score - float(start[0] + end[0])
+        return found
+
+
+def find_reader(path: Path) -> Path:
+    """Return the reader's folder of a training run; another folder is one itself."""
+    return path / MODEL if (path / MODEL).is_dir() else path

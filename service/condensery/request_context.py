@@ -1,0 +1,135 @@
+"""Who asks, and how long they wait: set by the endpoint, read wherever work is queued.
+
+A context variable, not an argument: every layer between endpoint and queue would only pass it on.
+Where nothing is set (the command line, offline methods) there is no deadline.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from condensery.errors import DeadlineExceeded, ExpiredInQueue
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Where a request's time went, and on what; written by workers' threads, read once it is done.
+
+    Attributes:
+        device: That its forward passes ran on; "" if there was none.
+        inputs: Texts, pairs or passages that were read.
+        passages: Those of them that were read for a question.
+        characters: That were tokenised.
+        tokens: That this gave.
+        generated: Tokens of answers.
+        tokenizing: Seconds that making tokens took.
+        queued: Seconds in queues for a device, or for a place in a generator's cache.
+        stages: Seconds by the metrics' name of a stage, as far as each is this request's alone.
+        waiting: Seconds until its first forward pass.
+        began: When that was, seconds of ``time.perf_counter``; 0 if there was none.
+        ended: When its last one was done.
+    """
+
+    device: str = ""
+    inputs: int = 0
+    passages: int = 0
+    characters: int = 0
+    tokens: int = 0
+    generated: int = 0
+    tokenizing: float = 0.0
+    queued: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    waiting: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+
+    def ran(self, device: str, arrived: float, began: float, ended: float) -> None:
+        """Count a forward pass for something that was queued at ``arrived``."""
+        self.device = device
+        if not self.began or began < self.began:
+            self.waiting, self.began = began - arrived, began
+        self.ended = max(self.ended, ended)
+
+    @property
+    def running(self) -> float:
+        """Seconds from its first forward pass to the end of the last."""
+        return self.ended - self.began
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request of one caller.
+
+    Attributes:
+        request_id: Echoed to the caller, and in every log line about the request.
+        caller: Who shares the queue fairly with others: a key's name, or an address.
+        deadline: When the caller's time is over, seconds of ``time.monotonic``.
+        began: Whether a forward pass has begun for it.
+        started: When it came, seconds of ``time.monotonic``.
+        spent: Where its time goes.
+        kept: What it uses to its end, by name: it keeps a model that is replaced meanwhile.
+        endings: Called once it is over.
+        over: Whether it is.
+    """
+
+    request_id: str = "-"
+    caller: str = "local"
+    deadline: float = math.inf
+    began: bool = False
+    started: float = field(default_factory=time.monotonic)
+    spent: RequestStats = field(default_factory=RequestStats)
+    kept: dict[str, Any] = field(default_factory=dict)
+    endings: list[Callable[[], None]] = field(default_factory=list)
+    over: bool = False
+
+    @property
+    def seconds_left(self) -> float:
+        """Time until the deadline; 0 once it has passed."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def expired(self) -> DeadlineExceeded:
+        """Return the error for a caller whose time is over."""
+        if self.began:
+            return DeadlineExceeded("The request's time ran out while it was being served.")
+        return ExpiredInQueue("The request's time ran out before work on it had begun.")
+
+    def check(self) -> None:
+        """Raise DeadlineExceeded if the time is over."""
+        if time.monotonic() >= self.deadline:
+            raise self.expired()
+
+    def end(self) -> None:
+        """Let go of all that was kept for it."""
+        self.over = True
+        self.kept.clear()
+        while self.endings:
+            self.endings.pop()()
+
+
+_request: ContextVar[RequestContext | None] = ContextVar("request", default=None)
+
+
+def current_request() -> RequestContext:
+    """Return the request being served here, or a new one without a deadline."""
+    return _request.get() or RequestContext()
+
+
+def served_request() -> RequestContext | None:
+    """Return the request being served here until it is over; None where nobody waits."""
+    request = _request.get()
+    return None if request is None or request.over else request
+
+
+@contextmanager
+def serving_request(request: RequestContext) -> Iterator[RequestContext]:
+    """Serve ``request`` in this block, and in the tasks and threads that the block starts."""
+    token = _request.set(request)
+    try:
+        yield request
+    finally:
+        _request.reset(token)
+        request.end()

@@ -1,0 +1,548 @@
+"""A running OSCAR pair: compress, score, answer.
+
+Passages, read for a question, become memory vectors and scores in one forward pass; a generator
+answers from those vectors, or from text.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from condensery.errors import CondenseryError, InputError, ModelFault, ModelNotFound
+from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_interface import CompressorNetwork, PassageWindow
+from condensery.question import GREEDY, CompressedPassage, MemoryWindow, Sampling
+from condensery.runtime.batcher import RATE_MEMORY, Batcher
+from condensery.runtime.generator import NO_GENERATOR_LIMITS, GeneratedToken, Generator
+from condensery.runtime.oscar_pair import (
+    AnswerCost,
+    CheckedTexts,
+    CountedAnswer,
+    GeneratorPrompt,
+    RunnablePair,
+    context_too_long,
+    open_pair,
+    pair_info,
+    pair_traits,
+    runnable_bert_pair,
+)
+from condensery.runtime.queue import BatchLimits, default_limits
+from condensery.runtime.scheduler import GeneratorLimits
+from condensery.runtime.workers import Workers
+from condensery.values import Floats, ModelInfo, PairTraits, Scored, TruncationDirection
+
+if TYPE_CHECKING:
+    from condensery.metrics import Metrics
+    from condensery.store.manifest import StoredModel
+
+WARM_UP = "How long is the river?", "The river is 1,200 kilometres long and ends in a delta."
+
+
+class CompressedWindow(NamedTuple):
+    """What a window becomes; relevance is None where the pair has no rerank head."""
+
+    memory: Floats
+    relevance: float | None
+
+
+class Compressor:
+    """Compresses and scores in the same forward pass, batched with whoever else asks.
+
+    Args:
+        network: The pair's compressor, ready for packed inference.
+        workers: Where batches run.
+        model: Name in metrics and messages.
+        limits: Of a batch and of the queue.
+        metrics: Where to count.
+    """
+
+    def __init__(
+        self,
+        network: CompressorNetwork,
+        workers: Workers,
+        *,
+        model: str,
+        limits: BatchLimits | None = None,
+        metrics: "Metrics | None" = None,
+    ) -> None:
+        self._network = network
+        self._model = model
+        self._batcher: Batcher[PassageWindow, CompressedWindow] = Batcher(
+            self._forward, workers, limits=limits, model=model, stage="compress", metrics=metrics
+        )
+        self._spread = 0.0  # positions read for each token of a passage
+
+    async def compress(
+        self, passages: Sequence[Sequence[PassageWindow]]
+    ) -> list[CompressedPassage | CondenseryError]:
+        """Compress each passage; of one in several windows the best counts, or all unless scored.
+
+        A passage any of whose windows fails has the error in its place, and harms no other.
+
+        Args:
+            passages: The windows of each.
+
+        Raises:
+            Overloaded, DeadlineExceeded, Unavailable: As ``Batcher.submit_each``.
+        """
+        flat = [window for windows in passages for window in windows]
+        costs = [self._network.cost(window) for window in flat]
+        results = iter(await self._batcher.submit_each(flat, costs))
+        tokens = sum(window.tokens for window in flat)
+        if tokens:
+            spread, past = sum(costs) / tokens, self._spread or sum(costs) / tokens
+            self._spread = RATE_MEMORY * past + (1 - RATE_MEMORY) * spread
+        return [_best_window(windows, [next(results) for _ in windows]) for windows in passages]
+
+    def expected_seconds(self, tokens: int) -> float:
+        """Return about how many seconds so many tokens of passages take, at the rate so far.
+
+        0 if nothing was compressed yet. What waits before them is left out.
+        """
+        rate = self._batcher.rate
+        return tokens * self._spread / rate if rate else 0.0
+
+    @torch.inference_mode()
+    def _forward(self, windows: list[PassageWindow]) -> list[CompressedWindow | CondenseryError]:
+        memories = self._network.compress(windows)
+        vectors = memories.vectors.float().cpu()
+        relevance = memories.relevance
+        scores = [None] * len(windows) if relevance is None else relevance.float().cpu().tolist()
+        results: list[CompressedWindow | CondenseryError] = []
+        for memory, score in zip(vectors.split(memories.counts), scores, strict=True):
+            if bool(memory.isfinite().all()) and (score is None or abs(score) < float("inf")):
+                # A copy: what is kept of one passage must not keep the whole batch.
+                results.append(CompressedWindow(memory.clone().numpy(), score))
+            else:
+                results.append(
+                    ModelFault(f"{self._model}: a memory vector came out with NaN or infinity")
+                )
+        return results
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits for its turn."""
+        return self._batcher.queued_tokens > 0
+
+    def close(self) -> None:
+        """Refuse new passages and those that wait."""
+        self._batcher.close()
+
+
+def _best_window(
+    sources: Sequence[PassageWindow], results: Sequence[CompressedWindow | CondenseryError]
+) -> CompressedPassage | CondenseryError:
+    """Return a passage by its best window, by all where nothing is scored; or what failed."""
+    windows: list[CompressedWindow] = []
+    for result in results:
+        if isinstance(result, CondenseryError):
+            return result
+        windows.append(result)
+    tokens = sources[-1].first + sources[-1].tokens
+    scores = [window.relevance for window in windows if window.relevance is not None]
+    if not scores and len(windows) > 1:
+        parts = tuple(
+            MemoryWindow(window.memory, source.first + source.tokens, source.end)
+            for window, source in zip(windows, sources, strict=True)
+        )
+        return CompressedPassage(
+            memory=parts[0].memory,
+            relevance=None,
+            tokens_in=tokens,
+            windows=len(windows),
+            start=sources[0].start,
+            end=sources[-1].end,
+            parts=parts,
+        )
+    best = scores.index(max(scores)) if scores else 0
+    return CompressedPassage(
+        memory=windows[best].memory,
+        relevance=windows[best].relevance,
+        tokens_in=tokens,
+        windows=len(windows),
+        start=sources[best].start,
+        end=sources[best].end,
+    )
+
+
+class OscarModel:
+    """An OSCAR pair as the jobs see it; it reranks too (``score``), if it has a rerank head.
+
+    Args:
+        pair: Ready to run.
+        workers: Where the compressor's batches run.
+        info: What ``/v1/models`` shows.
+        threads: Where longer texts are tokenised.
+        traits: What the pair can do; by default what its shape gives.
+        generators: Where the generator's steps run, if on another device.
+        limits: Of batches, and of the queue, on a device.
+        generator_limits: What the generator may hold.
+        metrics: Where to count.
+
+    Attributes:
+        info: What ``/v1/models`` shows.
+        traits: What the pair can do.
+        parts: What holds its weights.
+
+    Raises:
+        CorruptModel: The generator does not run in steps.
+        SettingError: The limits leave no room for a cache.
+    """
+
+    def __init__(
+        self,
+        pair: RunnablePair,
+        workers: Workers,
+        *,
+        info: ModelInfo,
+        threads: ThreadPoolExecutor,
+        traits: PairTraits | None = None,
+        generators: Workers | None = None,
+        limits: Callable[[torch.device], BatchLimits] = default_limits,
+        generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
+        metrics: "Metrics | None" = None,
+    ) -> None:
+        texts, name = pair.texts, info.name
+        self.info = info
+        self.parts = (pair.compressor, pair.generator)
+        self.traits = traits or pair_traits(pair)
+        self._pair = pair
+        self._texts = CheckedTexts(texts, pair.separators, threads, model=name, metrics=metrics)
+        self._positions = texts.positions
+        # Positions of a prompt without passages, and what each passage adds to its own.
+        self._frame = self._texts.make_prompt("", []).size
+        self._around = self._texts.make_prompt("", [""]).size - self._frame
+        # First the half that may refuse: what the workers serve is not taken from them again.
+        self._generator = Generator(
+            pair.generator,
+            pair.detokenizer,
+            texts.stop,
+            generators or workers,
+            model=name,
+            name=pair.token,
+            limits=limits((generators or workers).device),
+            generator_limits=generator_limits,
+            metrics=metrics,
+        )
+        self._compressor = Compressor(
+            pair.compressor,
+            workers,
+            model=name,
+            limits=limits(workers.device),
+            metrics=metrics,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        stored: "StoredModel",
+        base: "StoredModel | None",
+        workers: Workers,
+        *,
+        dtype: torch.dtype,
+        threads: ThreadPoolExecutor,
+        generators: Workers | None = None,
+        limits: Callable[[torch.device], BatchLimits] = default_limits,
+        generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
+        metrics: "Metrics | None" = None,
+    ) -> "OscarModel":
+        """Load a stored pair; ``base`` is the encoder whose word embeddings it shares, if any.
+
+        Raises:
+            CorruptModel: The files don't make a pair.
+            SettingError: The limits leave no room for a cache.
+        """
+        manifest = stored.manifest
+        devices = {"compressor": workers.device, "generator": (generators or workers).device}
+        pair = open_pair(stored, base, dtype=dtype, **devices)
+        info = pair_info(
+            pair,
+            name=manifest.name,
+            fingerprint=manifest.fingerprint,
+            licence=manifest.licence,
+            created=manifest.created,
+        )
+        return cls(
+            pair,
+            workers,
+            info=info,
+            threads=threads,
+            traits=pair_traits(pair, manifest.defaults),
+            generators=generators,
+            limits=limits,
+            generator_limits=generator_limits,
+            metrics=metrics,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        pair: OscarPair,
+        directory: Path,
+        workers: Workers,
+        *,
+        name: str,
+        threads: ThreadPoolExecutor,
+        limits: Callable[[torch.device], BatchLimits] = default_limits,
+        metrics: "Metrics | None" = None,
+    ) -> "OscarModel":
+        """Run networks that are ready for packed inference; ``directory`` has the tokenizer."""
+        ready = runnable_bert_pair(pair, directory)
+        info = pair_info(ready, name=name)
+        return cls(ready, workers, info=info, threads=threads, limits=limits, metrics=metrics)
+
+    async def score(
+        self,
+        query: str,
+        passages: Sequence[str],
+        *,
+        truncate: bool = True,
+        side: TruncationDirection = "right",
+        field: str = "documents",
+    ) -> Scored:
+        """Score each passage for ``query``; order kept. Passages of any length: windows.
+
+        Args:
+            query: What is asked; cut where the compressor can't hold it.
+            passages: What is scored.
+            truncate: Cut the query where it is too long; else refuse it.
+            side: Where; only "right" is known of queries that are too long.
+            field: The request's field that holds the passages, for messages.
+
+        Raises:
+            InputError: A text is over the limits, or the query is too long and ``truncate`` is
+                false, or ``side`` is "left".
+            ModelNotFound: The pair has no rerank head.
+            ModelFault: A passage failed.
+        """
+        if not self.traits.scores:
+            raise ModelNotFound(
+                f"model {self.info.name!r} has no rerank head, so it scores no passages",
+                field="model",
+                value=self.info.name,
+            )
+        cut, windows = await self._texts.read(query, passages, field)
+        truncated = cut.read < cut.tokens
+        if truncated and side == "left":
+            raise InputError(
+                f"truncation_direction: {self.info.name} cuts a query on the right only, and this "
+                f"one has {cut.tokens} tokens, over its {cut.limit}",
+                field="truncation_direction",
+                value=side,
+            )
+        if truncated and not truncate:
+            raise InputError(
+                f"query has {cut.tokens} tokens, over the model's {cut.limit}, and truncate "
+                "is false",
+                field="query",
+                value=cut.tokens,
+            )
+        scored = [_or_raise(result) for result in await self._compressor.compress(windows)]
+        scores: Floats = np.array([passage.relevance for passage in scored], dtype=np.float32)
+        return Scored(
+            self.info.name,
+            scores,
+            cut.read + sum(passage.tokens_in for passage in scored),
+            query_truncated=truncated,
+            fingerprint=self.info.fingerprint,
+        )
+
+    async def compress(
+        self,
+        question: str,
+        passages: Sequence[str],
+        *,
+        field: str = "documents",
+        afford: Callable[[Sequence[int]], int] | None = None,
+    ) -> list[CompressedPassage | CondenseryError]:
+        """Compress and score each passage in one forward pass, at the finest rate.
+
+        Order and count are kept. A passage that fails has its error in its place, and harms no
+        other; what concerns all of them is raised.
+
+        Args:
+            question: Cut where the compressor can't hold it beside a passage.
+            passages: One too long for the compressor is read in windows; the best counts, or all
+                of them where nothing is scored.
+            field: The request's field that holds the passages, for messages.
+            afford: From the tokens of each passage, how many of the first are compressed;
+                by default all.
+
+        Raises:
+            InputError: A text is over the limits.
+            Overloaded: Too much waits before it.
+            DeadlineExceeded: The caller's time ran out.
+            Unavailable: Closed.
+        """
+        _, windows = await self._texts.read(question, passages, field, afford)
+        return await self._compressor.compress(windows)
+
+    async def generate(
+        self,
+        question: str,
+        context: Sequence[Floats | str],
+        *,
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
+    ) -> AsyncGenerator[GeneratedToken, None]:
+        """Answer from a context: memory vectors, or text, of passages, best first.
+
+        Args:
+            question: In whole.
+            context: Of each passage its memory (vectors, hidden), or its text.
+            max_tokens: Most tokens of the answer.
+            sampling: How they are chosen.
+            stop: Strings that end it.
+
+        Raises:
+            ContextTooLong: It does not fit, the answer's tokens included.
+            InputError: A text is over the limits, or a stop string can't be one.
+            Overloaded, DeadlineExceeded, ModelFault, Unavailable: As ``Generator.generate``.
+        """
+        prompt = await self._texts.prompt(question, context)
+        if (spare := self.room(prompt, max_tokens)) < 0:
+            raise context_too_long(prompt, len(context), max_tokens, spare)
+        answer = self.generate_from(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop)
+        async with aclosing(answer) as tokens:
+            async for token in tokens:
+                yield token
+
+    def tokenise(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt:
+        """Return the prompt of a question and a context, for ``generate_from``; in this thread.
+
+        Raises:
+            InputError: A text is over the limits.
+        """
+        return self._texts.make_prompt(question, context)
+
+    def sizes(self, context: Sequence[Floats | str]) -> list[int]:
+        """Return about how many positions each passage takes in a prompt; in this thread."""
+        return [self._texts.make_prompt("", [item]).size - self._frame for item in context]
+
+    def count(
+        self, question: str, prompt: GeneratorPrompt, kept: Sequence[str] | None
+    ) -> CountedAnswer:
+        """Count what an answer's cost is made of; in this thread.
+
+        Args:
+            question: As asked.
+            prompt: Made of it and of what the generator reads.
+            kept: The text of the passages in context, as far as they are read; None where the
+                prompt holds it already.
+        """
+        cut = self._texts.cut(question)
+        window = self._pair.texts.text_tokens - self._texts.window_overhead(cut)
+        return CountedAnswer(
+            flops=self._pair.cost,
+            asked=cut,
+            prompt=prompt,
+            plain=prompt.size if kept is None else self._texts.make_prompt(question, kept).size,
+            window=min(window, self._pair.window or window),
+        )
+
+    async def generate_from(
+        self,
+        prompt: GeneratorPrompt,
+        *,
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop: Sequence[str] = (),
+    ) -> AsyncGenerator[GeneratedToken, None]:
+        """Answer a prompt that ``tokenise`` made, and that there is room for.
+
+        Raises:
+            InputError: A stop string can't be one.
+            Overloaded, DeadlineExceeded, ModelFault, Unavailable: As ``Generator.generate``.
+        """
+        answer = self._generator.generate(
+            prompt.parts, max_tokens=max_tokens, sampling=sampling, stop=stop
+        )
+        async with aclosing(answer) as tokens:
+            async for token in tokens:
+                yield token
+
+    def spare(self, question: str, context: Sequence[Floats | str], max_tokens: int) -> int:
+        """Return the positions that a context and its answer leave free; negative: too long."""
+        return self.room(self.tokenise(question, context), max_tokens)
+
+    def room(self, prompt: GeneratorPrompt, max_tokens: int) -> int:
+        """Return the positions that a prompt and its answer leave free; negative: too long."""
+        left = self._positions - prompt.size - max_tokens
+        return min(left, self._generator.spare(prompt.parts, prompt.size, max_tokens))
+
+    def expected_ms(
+        self, compress_tokens: int, vectors: int, text_tokens: int, passages: int
+    ) -> float:
+        """Return about how long it takes to the first token, as measured so far; 0 if unknown.
+
+        What waits before it is left out.
+
+        Args:
+            compress_tokens: Of passages that are still to be compressed.
+            vectors: Memory vectors in context.
+            text_tokens: Tokens of passages that are read plain.
+            passages: In context.
+        """
+        around = self._frame + passages * self._around
+        prompt_seconds = self._generator.expected_seconds(around + vectors + text_tokens)
+        compress_seconds = self._compressor.expected_seconds(compress_tokens)
+        known = prompt_seconds and (compress_seconds or not compress_tokens)
+        return 1000 * (prompt_seconds + compress_seconds) if known else 0.0
+
+    def cost(
+        self,
+        question: str,
+        read: Sequence[CompressedPassage],
+        context: Sequence[Floats | str],
+        kept: Sequence[str],
+        *,
+        completion_tokens: int,
+    ) -> AnswerCost:
+        """Count what an answer took.
+
+        Args:
+            question: As asked.
+            read: Every passage that the compressor read for it, kept or not.
+            context: What the generator read.
+            kept: The text of the passages in context, as far as they were read.
+            completion_tokens: Tokens generated, the one that ends the answer included.
+        """
+        counted = self.count(question, self.tokenise(question, context), kept)
+        return counted.cost(read, completion_tokens=completion_tokens)
+
+    async def warm_up(self) -> None:
+        """Answer once, so that the first caller does not wait for kernels to be prepared.
+
+        Raises:
+            ModelFault: The pair fails on plain text.
+        """
+        question, passage = WARM_UP
+        for count in (1, 5, 10):
+            results = await self.compress(question, [passage] * count)
+            context: list[Floats | str] = [_or_raise(result).memory for result in results]
+            while context and self.spare(question, context, 4) < 0:
+                context.pop()
+            async for _ in self.generate(question, context, max_tokens=4):
+                pass
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits for its turn, or is being answered."""
+        return self._compressor.busy or self._generator.busy
+
+    def close(self) -> None:
+        """Refuse new work."""
+        self._compressor.close()
+        self._generator.close()
+
+
+def _or_raise(result: CompressedPassage | CondenseryError) -> CompressedPassage:
+    if isinstance(result, CondenseryError):
+        raise result
+    return result

@@ -1,0 +1,537 @@
+"""A stored OSCAR pair, opened: its networks on their devices, its texts checked and counted.
+
+Whatever its halves are made of, ``OscarModel`` knows it by this: windows of passages and prompts
+from texts, two networks to run, and what an answer costs.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import BertConfig
+
+from condensery.errors import ContextTooLong, CorruptModel, InputError
+from condensery.networks.accounting import InferenceCosts
+from condensery.networks.attention import PACKED
+from condensery.networks.bert import fuse_layers
+from condensery.networks.dtypes import dtype_name
+from condensery.networks.last_layer import trim_last
+from condensery.networks.linear import prepack_linears
+from condensery.networks.oscar import OscarPair
+from condensery.networks.oscar_bert import BertCompressor
+from condensery.networks.oscar_causal import CausalPair
+from condensery.networks.oscar_interface import (
+    CompressorNetwork,
+    PairTexts,
+    PassageWindow,
+    PromptPart,
+)
+from condensery.networks.oscar_loading import cost_of, open_networks, open_texts, read_shape
+from condensery.networks.oscar_packing import Specials
+from condensery.networks.oscar_shape import BertShape, OscarShape
+from condensery.networks.stepping import StepperNetwork
+from condensery.question import CompressedPassage
+from condensery.request_context import current_request
+from condensery.runtime.generator import (
+    DecodingDetokenizer,
+    IncrementalDetokenizer,
+    WordPieceDetokenizer,
+)
+from condensery.runtime.tokenizing import MAX_CHARACTERS_PER_TOKEN, check_text, run_tokenizing
+from condensery.values import Floats, ModelInfo, PairTraits
+
+if TYPE_CHECKING:
+    from condensery.metrics import Metrics
+    from condensery.store.manifest import Defaults, StoredModel
+
+
+# What a file that is not a pair's makes the libraries raise.
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnablePair:
+    """A pair that is ready to run.
+
+    Attributes:
+        texts: Its tokenizers and prompts.
+        compressor: One half.
+        generator: The other.
+        cost: Its FLOPs.
+        window: Tokens of a passage in a full window; 0 is what the question leaves of a text.
+        separators: Positions that the generator puts between two parts of a prompt.
+        detokenizer: Makes one answer's text of its tokens.
+        token: Text of one token.
+        devices: Of the compressor, and of the generator.
+    """
+
+    texts: PairTexts
+    compressor: CompressorNetwork
+    generator: StepperNetwork
+    cost: InferenceCosts
+    window: int
+    separators: int
+    detokenizer: Callable[[], IncrementalDetokenizer]
+    token: Callable[[int], str]
+    devices: tuple[torch.device, torch.device]
+
+
+def open_pair(
+    stored: "StoredModel",
+    base: "StoredModel | None",
+    *,
+    compressor: torch.device,
+    generator: torch.device,
+    dtype: torch.dtype,
+) -> RunnablePair:
+    """Load a stored pair of any kind, each half onto its device.
+
+    Args:
+        stored: Its files checked by the store.
+        base: The encoder whose word embeddings it shares, if it names one.
+        compressor: Where that half is to run.
+        generator: Where the other is.
+        dtype: What to compute in.
+
+    Raises:
+        CorruptModel: The files don't make a pair.
+    """
+    # Late: the store needs pydantic, absent where only forward passes run.
+    from condensery.store.weights import each_tensor
+
+    values = stored.manifest.shape
+    try:
+        if isinstance(read_shape(values), OscarShape):
+            if base is None:
+                raise ValueError("it names no base, whose word embeddings it would share")
+            whole = load_bert_pair(
+                stored, base, device=generator, dtype=dtype, compressor=compressor
+            )
+            return runnable_bert_pair(whole, stored.path)
+        texts = open_texts(stored.path, values)
+        devices = {"compressor": compressor, "generator": generator}
+        network = open_networks(stored.path, values, each_tensor(stored), dtype=dtype, **devices)
+        return runnable_causal_pair(network, texts)
+    except LOAD_ERRORS as error:
+        raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
+
+
+def runnable_bert_pair(pair: OscarPair, directory: Path) -> RunnablePair:
+    """Run networks that are ready for packed inference; ``directory`` has their tokenizer.
+
+    Raises:
+        CorruptModel: The tokenizer can't be read, or is not the pair's.
+    """
+    try:
+        texts = open_texts(directory, pair.shape.to_dict())
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        specials = Specials.of(tokenizer)
+    except LOAD_ERRORS as error:
+        raise CorruptModel(f"{directory.name}: {error}") from error
+
+    def piece(token: int) -> str:
+        return tokenizer.id_to_token(token) or ""
+
+    return RunnablePair(
+        texts=texts,
+        compressor=BertCompressor(pair, specials),
+        generator=pair.generator,
+        cost=cost_of(pair),
+        window=pair.shape.passage_tokens,
+        separators=1,
+        detokenizer=lambda: WordPieceDetokenizer(piece),
+        token=piece,
+        devices=(pair.compressor.slots.weight.device, pair.generator.device),
+    )
+
+
+def runnable_causal_pair(pair: CausalPair, texts: PairTexts) -> RunnablePair:
+    """Run networks whose generator is a causal language model."""
+    own = pair.compressor.shape
+    return RunnablePair(
+        texts=texts,
+        compressor=pair.compressor,
+        generator=pair.generator,
+        cost=cost_of(pair),
+        window=own.passage_tokens if isinstance(own, BertShape) else 0,
+        separators=0,
+        detokenizer=lambda: DecodingDetokenizer(texts.decode),
+        token=_token_decoder(texts),
+        devices=(pair.compressor.slots.weight.device, pair.generator.device),
+    )
+
+
+def _token_decoder(texts: PairTexts) -> Callable[[int], str]:
+    """Return a function from a token to its text within an answer, leading blank and all."""
+    # Decoders drop a text's leading blank: so each token is decoded behind another one.
+    ids = [
+        token for part in texts.prompt("a", []) if not isinstance(part, Tensor) for token in part
+    ]
+    before = next(([token] for token in ids if texts.decode([token]).strip()), [])
+    skipped = len(texts.decode(before))
+    return lambda token: texts.decode([*before, token])[skipped:]
+
+
+def word_embeddings(base: Path) -> Tensor:
+    """Read a BERT encoder's word embeddings, (vocabulary, hidden).
+
+    Raises:
+        CorruptModel: There is no such tensor in the directory's weights.
+    """
+    for file in sorted(base.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (safe_open has no iterator)
+                if name.endswith("embeddings.word_embeddings.weight"):
+                    embeddings: Tensor = weights.get_tensor(name)
+                    return embeddings
+    raise CorruptModel(f"{base.parent.name}: no word embeddings in its weights")
+
+
+def load_bert_pair(
+    stored: "StoredModel",
+    base: "StoredModel",
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    compressor: torch.device | None = None,
+) -> OscarPair:
+    """Load ``stored`` with the word embeddings of ``base``, ready for packed inference.
+
+    Args:
+        stored: Its files checked by the store.
+        base: The encoder.
+        device: Where to run it.
+        dtype: What to compute in.
+        compressor: Where to run the compressor, if elsewhere.
+
+    Raises:
+        CorruptModel: The files don't make a pair.
+    """
+    # Late: the store needs pydantic, absent where only forward passes run.
+    from condensery.store.weights import load_state
+
+    try:
+        shape = OscarShape.from_dict(stored.manifest.shape)
+        config = BertConfig.from_json_file(stored.path / "config.json")
+        pair = OscarPair(config, shape, word_embeddings(base.path))
+        pair.load_own_state(load_state(stored))
+    except LOAD_ERRORS as error:
+        raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
+    pair.generator.to(device=device, dtype=dtype)
+    pair.compressor.to(device=compressor or device, dtype=dtype)
+    return prepare_for_inference(pair.eval())
+
+
+def prepare_for_inference(pair: OscarPair) -> OscarPair:
+    """Replace a pair's parts by those that infer fast, on packed input; it can't train then."""
+    pair.compressor.backbone.set_attn_implementation(PACKED)
+    fuse_layers(pair.compressor.backbone)
+    trim_last(pair.compressor.backbone)
+    pair.generator.backbone.set_attn_implementation("sdpa")
+    prepack_linears(pair)
+    return pair
+
+
+def pair_info(
+    pair: RunnablePair, *, name: str, fingerprint: str = "", licence: str = "", created: int = 0
+) -> ModelInfo:
+    """Return what ``/v1/models`` shows of a pair."""
+    return ModelInfo(
+        name=name,
+        kind="oscar-pair",
+        method="oscar",
+        fingerprint=fingerprint,
+        dims=None,
+        max_tokens=pair.texts.text_tokens,
+        dtype=dtype_name(pair.generator.dtype),
+        device=", ".join(dict.fromkeys(map(str, pair.devices))),
+        licence=licence,
+        created=created,
+    )
+
+
+def pair_traits(pair: RunnablePair, defaults: "Defaults | None" = None) -> PairTraits:
+    """Return what a pair can do, and does where nothing is asked for."""
+    texts = pair.texts
+    own = {} if defaults is None else defaults.model_dump(exclude_none=True)
+    return PairTraits(texts.vectors, texts.rates, texts.scores, **own)
+
+
+@dataclass(frozen=True, slots=True)
+class CutQuestion:
+    """A question as the compressor reads it; the generator reads all of it.
+
+    Attributes:
+        text: As far as it is read.
+        tokens: In whole.
+        limit: That are read at most; None where the compressor reads no question, and cuts none.
+    """
+
+    text: str
+    tokens: int
+    limit: int | None
+
+    @property
+    def read(self) -> int:
+        """Tokens of it that are read."""
+        return self.tokens if self.limit is None else min(self.tokens, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorPrompt:
+    """A generator's prompt.
+
+    Attributes:
+        parts: Token ids, or memory vectors.
+        text: Tokens that are text.
+        vectors: Memory vectors.
+        size: Positions of both, and of the separators between parts.
+    """
+
+    parts: list[PromptPart]
+    text: int
+    vectors: int
+    size: int
+
+
+class CheckedTexts:
+    """A pair's texts for a service: limits checked, long ones tokenised in a thread.
+
+    Args:
+        texts: The pair's.
+        separators: Positions that its generator puts between two parts of a prompt.
+        threads: Where longer texts are tokenised.
+        model: The pair's name in metrics.
+        metrics: Where to count.
+    """
+
+    def __init__(
+        self,
+        texts: PairTexts,
+        separators: int,
+        threads: ThreadPoolExecutor,
+        *,
+        model: str = "",
+        metrics: "Metrics | None" = None,
+    ) -> None:
+        self._model = model
+        self._metrics = metrics
+        self._texts = texts
+        self._separators = separators
+        self._threads = threads
+        self.max_characters = texts.text_tokens * MAX_CHARACTERS_PER_TOKEN
+
+    def cut(self, question: str) -> CutQuestion:
+        """Cut a question to what the compressor reads of it.
+
+        Raises:
+            InputError: It is over the character limit, or no valid Unicode.
+        """
+        check_text(question, "query", self.max_characters)
+        return self._cut(question)
+
+    async def read(
+        self,
+        question: str,
+        passages: Sequence[str],
+        field: str,
+        afford: Callable[[Sequence[int]], int] | None = None,
+    ) -> tuple[CutQuestion, list[list[PassageWindow]]]:
+        """Return the question as it is read, and the windows of each passage.
+
+        Args:
+            question: In whole.
+            passages: Theirs.
+            field: The request's field that holds the passages, for messages.
+            afford: From the tokens of each passage, how many of the first are read.
+
+        Raises:
+            InputError: A text is over the character limit, or no valid Unicode; names ``field``.
+        """
+        characters = self._check(question, passages, field)
+        metrics, spent = self._metrics, current_request().spent
+        began = time.perf_counter()
+        with nullcontext() if metrics is None else metrics.stage(self._model, "tokenize"):
+            cut, windows = await run_tokenizing(
+                lambda: self._read(question, passages), characters, self._threads
+            )
+        spent.tokenizing += time.perf_counter() - began
+        spent.characters += characters
+        sizes = [parts[-1].first + parts[-1].tokens for parts in windows]
+        if afford is not None:
+            windows = windows[: afford(sizes)]
+        spent.inputs += len(windows)
+        spent.passages += len(windows)
+        tokens = sum(sizes[: len(windows)])
+        spent.tokens += cut.read + tokens
+        if metrics is not None:
+            metrics.input_tokens.labels(self._model).inc(cut.tokens + tokens)
+            if cut.read < cut.tokens:
+                metrics.truncated_inputs.labels(self._model).inc()
+        return cut, windows
+
+    async def prompt(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt:
+        """Return the generator's prompt.
+
+        Raises:
+            InputError: As in ``read``.
+        """
+        characters = self._check(question, _texts_of(context))
+        make = partial(self.make_prompt, question, context)
+        return await run_tokenizing(make, characters, self._threads)
+
+    def make_prompt(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt:
+        """Do what ``prompt`` does, in this thread; raises likewise."""
+        self._check(question, _texts_of(context))
+        own = [item if isinstance(item, str) else as_tensor(item) for item in context]
+        parts = self._texts.prompt(question, own)
+        vectors = sum(len(part) for part in parts if isinstance(part, Tensor))
+        whole = sum(map(len, parts))
+        size = whole + self._separators * (len(parts) - 1)
+        return GeneratorPrompt(parts, whole - vectors, vectors, size)
+
+    def window_overhead(self, cut: CutQuestion) -> int:
+        """Return the tokens that a window has beside its passage's own."""
+        ((window,),) = self._windows(cut.text, [""])
+        return window.head + window.tail
+
+    def _check(self, question: str, texts: Sequence[str], field: str = "documents") -> int:
+        most = self.max_characters
+        characters = check_text(question, "query", most)
+        return characters + sum(check_text(t, f"{field}[{i}]", most) for i, t in enumerate(texts))
+
+    def _read(
+        self, question: str, passages: Sequence[str]
+    ) -> tuple[CutQuestion, list[list[PassageWindow]]]:
+        cut = self._cut(question)
+        return cut, self._windows(cut.text, passages)
+
+    def _cut(self, question: str) -> CutQuestion:
+        return CutQuestion(*self._texts.cut(question), self._texts.query_tokens)
+
+    def _windows(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
+        try:
+            return self._texts.readings(question, passages)
+        except ValueError as error:  # where texts are short, a question may take all of it
+            raise InputError(f"query: {error}", field="query") from error
+
+
+def _texts_of(context: Sequence[Floats | str]) -> list[str]:
+    """Return each passage's text, "" where it is memory, so that each keeps its place."""
+    return [item if isinstance(item, str) else "" for item in context]
+
+
+def as_tensor(memory: Floats) -> Tensor:
+    """Return memory vectors as torch has them, without a copy where it can be."""
+    # torch warns of arrays that can't be written; nothing writes to these either way.
+    return torch.from_numpy(memory if memory.flags.writeable else memory.copy())
+
+
+def context_too_long(
+    prompt: GeneratorPrompt, passages: int, max_tokens: int, spare: int
+) -> ContextTooLong:
+    """Return the error of a prompt that does not fit, with the remedy.
+
+    Args:
+        prompt: What does not fit.
+        passages: In it.
+        max_tokens: Of its answer.
+        spare: Positions that are left free; negative.
+    """
+    positions = prompt.size + max_tokens + spare
+    remedy = "keep fewer passages (rerank.top_n) or ask for" if passages else "ask for"
+    return ContextTooLong(
+        f"the context takes {prompt.size} positions and max_tokens is {max_tokens}, but the "
+        f"generator has {positions}: {remedy} fewer tokens (max_tokens)",
+        field="rerank.top_n" if passages else "max_tokens",
+        value=passages or max_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCost:
+    """What one answer took: FLOPs from config dimensions, tokens as counted.
+
+    Attributes:
+        prompt_tokens: Tokens of the generator's prompt that are text, plain passages included.
+        context_vectors: Memory vectors in it.
+        positions: Positions that the prompt takes: both, and what stands between its parts.
+        flops_used: Compression (of all that was read for it) and generation.
+        flops_plain: Generation from the text of the passages in context.
+        question_tokens: Tokens of the question as asked.
+        question_limit: Tokens of it that the compressor reads at most; None if it cuts none.
+    """
+
+    prompt_tokens: int
+    context_vectors: int
+    positions: int
+    flops_used: int
+    flops_plain: int
+    question_tokens: int
+    question_limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CountedAnswer:
+    """One answer's texts, tokenised and counted: what it takes is arithmetic from here on.
+
+    Attributes:
+        flops: The pair's.
+        asked: The question, as the compressor reads it.
+        prompt: The generator's.
+        plain: Positions of a prompt with the text of the same passages.
+        window: Tokens of a passage in a full window, beside this question.
+    """
+
+    flops: InferenceCosts
+    asked: CutQuestion
+    prompt: GeneratorPrompt
+    plain: int
+    window: int
+
+    def cost(self, read: Sequence[CompressedPassage], *, completion_tokens: int) -> AnswerCost:
+        """Count what an answer took.
+
+        Args:
+            read: Every passage that the compressor read for it, kept or not.
+            completion_tokens: Tokens generated, the one that ends the answer included.
+        """
+        generating = self.flops.generate(self.prompt.size, completion_tokens)
+        return AnswerCost(
+            prompt_tokens=self.prompt.text,
+            context_vectors=self.prompt.vectors,
+            positions=self.prompt.size,
+            flops_used=generating + self.compressing(read),
+            flops_plain=self.flops.generate(self.plain, completion_tokens),
+            question_tokens=self.asked.tokens,
+            question_limit=self.asked.limit,
+        )
+
+    def compressing(self, read: Sequence[CompressedPassage]) -> int:
+        """Return the FLOPs of compressing passages."""
+        # Of a passage in several windows each is full, so that the windows' tokens are known.
+        question, window = self.asked.read, self.window
+        return sum(
+            passage.windows * self.flops.compress(question, min(passage.tokens_in, window))
+            for passage in read
+        )

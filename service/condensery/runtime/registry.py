@@ -1,0 +1,399 @@
+"""The running models by name and role, and those a server starts with."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, cast
+
+import torch
+
+from condensery import request_context
+from condensery.atomic_files import PRIVATE_UMASK, umask
+from condensery.errors import CondenseryError, ModelCannot, ModelNotFound, StartError, shorten
+from condensery.metrics import Metrics
+from condensery.networks.dtypes import dtype_name
+from condensery.runtime.classifier import Classifier
+from condensery.runtime.device import (
+    choose_common_dtype,
+    choose_device,
+    prepare_process,
+)
+from condensery.runtime.encoder import Encoder
+from condensery.runtime.generator import NO_GENERATOR_LIMITS
+from condensery.runtime.lifecycle import ModelLifecycle
+from condensery.runtime.loader import ModelLease, ModelLoader, RunningModel, self_test
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.scheduler import GeneratorLimits
+from condensery.runtime.workers import Workers, WorkersByDevice
+from condensery.settings import Settings
+from condensery.store.aliases import FILE, ModelAliases
+from condensery.store.importing import MINILM, import_minilm
+from condensery.store.reports import StoredReport
+from condensery.store.store import ModelStore, shipped_store
+from condensery.values import ModelInfo
+
+Role = Literal["encoder", "oscar-pair", "reranker", "classifier"]
+
+# No request outlives its time by more, so that a model that goes is never taken from one.
+DRAIN_MARGIN_SECONDS = 30.0
+# What answers a request that names no model, if it serves; else the first of what serves.
+DEFAULT_ENCODER = "minilm-l6"
+DEFAULT_PAIR = "oscar-mini"
+DEFAULTS: Mapping[Role, str] = {
+    "encoder": DEFAULT_ENCODER,
+    "oscar-pair": DEFAULT_PAIR,
+    "reranker": DEFAULT_PAIR,
+    "classifier": "",
+}
+
+
+class ModelRegistry:
+    """Encoders, pairs and classifiers that serve, and the stored models that were refused.
+
+    Made by ``load``. A model that is asked for while a call is served (``request_context``) is
+    that call's to its end, though it be replaced or unloaded meanwhile.
+
+    Args:
+        loader: How models are opened, and what they run on; its parts are closed with them.
+        aliases: Other names of models.
+
+    Attributes:
+        aliases: Other names of models.
+        changing: Loads and unloads them while others serve.
+    """
+
+    def __init__(self, loader: ModelLoader, aliases: ModelAliases, drain_seconds: float) -> None:
+        self.aliases = aliases
+        self._loader = loader
+        self._metrics = loader.metrics
+        self._serving: dict[str, ModelLease] = {}
+        self._refused: dict[str, str] = {}
+        # By role: what a request that names no model gets, whatever else comes or goes.
+        self._defaults: dict[Role, str] = {}
+        self._watchers: list[Callable[[], None]] = []
+        self.changing = ModelLifecycle(self, loader, drain_seconds)
+
+    @property
+    def teams(self) -> tuple[Workers, ...]:
+        """What the models run on, one a device."""
+        return self._loader.workers.all()
+
+    @classmethod
+    def load(
+        cls,
+        store: ModelStore,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        compressor: torch.device | None = None,
+        generator: torch.device | None = None,
+        generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
+        workers: int | None = None,
+        queue_tokens: int | None = None,
+        queue_seconds: float = 10.0,
+        aliases: ModelAliases | None = None,
+        drain_seconds: float = 330.0,
+        metrics: "Metrics | None" = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> "ModelRegistry":
+        """Load every stored model that is whole; one that is not is refused, the rest serve.
+
+        Args:
+            store: Where the models are.
+            device: Where to run them.
+            dtype: What to compute in.
+            compressor: Where to run pairs' compressors, if elsewhere.
+            generator: Where to run their generators, if elsewhere.
+            generator_limits: What each generator may hold.
+            workers: Threads for forward passes; None is one a core on a CPU.
+            queue_tokens: Tokens that may wait for each model; None is what suits the device.
+            queue_seconds: How long a request may have to wait for its turn.
+            aliases: Other names of models; by default none, kept nowhere.
+            drain_seconds: How long the last requests of a model that goes may take.
+            metrics: Where to count.
+            say: Called with a line of progress for each model.
+        """
+        loader = ModelLoader(
+            store=store,
+            workers=WorkersByDevice(workers),
+            threads=ThreadPoolExecutor(2, thread_name_prefix="tokenizer"),
+            device=device,
+            compressor=compressor or device,
+            generator=generator or device,
+            dtype=dtype,
+            generator_limits=generator_limits,
+            queue_tokens=queue_tokens,
+            queue_seconds=queue_seconds,
+            metrics=metrics,
+        )
+        for used in (device, loader.compressor, loader.generator):  # watched from the start
+            loader.workers.on(used)
+        registry = cls(loader, aliases or ModelAliases(), drain_seconds)
+        for name in store.names():
+            registry._load(name, say)
+        registry._settle_defaults()
+        return registry
+
+    def _load(self, name: str, say: Callable[[str], None]) -> None:
+        try:
+            stored = self._loader.store.open(name)
+            if stored.manifest.kind == "language-model":  # what others are made from
+                return
+            if name in self.aliases:
+                raise ModelCannot(f"its name is an alias of {self.aliases.targets[name]!r}")
+            self._serving[name] = ModelLease(self._loader.open(stored))
+        except CondenseryError as error:
+            self._refused[name] = error.message
+            say(f"{name}: refused: {error.message}")
+        else:
+            say(f"{name}: loaded in {self._serving[name].seconds:.1f} s")
+        if self._metrics is not None:
+            self._metrics.prepare_model(name)
+            self.changing.states.update_metrics(name)
+
+    async def warm_up(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """Try every model; one that fails is refused, the rest serve.
+
+        Args:
+            say: Called with a line for each that fails.
+        """
+        for name, lease in list(self._serving.items()):
+            try:
+                await self_test(lease.model)
+            except CondenseryError as error:
+                lease.model.close()
+                del self._serving[name]
+                self._refused[name] = f"it fails when it is tried: {error.message}"
+                say(f"{name}: refused: {self._refused[name]}")
+                self.changing.states.update_metrics(name)
+        self._defaults.clear()
+        self._settle_defaults()
+
+    def encoder(self, name: str | None = None) -> Encoder:
+        """Return the encoder; None is the default one. Raises ModelNotFound."""
+        return cast(Encoder, self._find(name, "encoder"))
+
+    def scorer(self, name: str | None = None) -> OscarModel | Classifier:
+        """Return what reranks: a pair with a rerank head, a cross-encoder. Raises ModelNotFound."""
+        return cast(OscarModel | Classifier, self._find(name, "reranker"))
+
+    def classifier(self, name: str | None = None) -> Classifier:
+        """Return what classifies, a cross-encoder too; None is the first of many labels.
+
+        Raises ModelNotFound.
+        """
+        return cast(Classifier, self._find(name, "classifier"))
+
+    def reader(self, name: str | None = None) -> OscarModel:
+        """Return the OSCAR pair; None is the default one. Raises ModelNotFound."""
+        return cast(OscarModel, self._find(name, "oscar-pair"))
+
+    def measured(self, name: str) -> StoredReport:
+        """Return how good a running model was measured to be. Raises ModelNotFound."""
+        lease = self._serving.get(self.aliases.resolve(name))
+        if lease is None:
+            raise self._unknown(name, "model", sorted(self._serving))
+        return StoredReport(lease.stored)
+
+    def models(self) -> list[ModelInfo]:
+        """List what serves, defaults first; aliases are not among them."""
+        defaults = (DEFAULT_ENCODER, DEFAULT_PAIR)
+        infos = [lease.model.info for lease in self._serving.values()]
+        return sorted(infos, key=lambda info: (info.name not in defaults, info.name))
+
+    def refused(self) -> Mapping[str, str]:
+        """Name each stored model that was refused at load, with the reason."""
+        return self._refused
+
+    def default_of(self, name: str) -> tuple[Role, ...]:
+        """Return for what a model is the default, whether it serves or not."""
+        return tuple(role for role, default in self._defaults.items() if default == name)
+
+    def missing(self) -> str | None:
+        """Return a default model that does not serve any more; None while all do."""
+        return next((name for name in self._defaults.values() if name not in self._serving), None)
+
+    def serving(self, name: str) -> ModelLease | None:
+        """Return what serves by a model's own name."""
+        return self._serving.get(name)
+
+    def require(self, name: str) -> ModelLease:
+        """Return what serves by a model's own name. Raises ModelNotFound; an alias is none."""
+        if name in self._serving:
+            return self._serving[name]
+        if name in self.aliases:
+            raise ModelNotFound(
+                f"{name!r} is an alias of {self.aliases.resolve(name)!r}: give the model's own "
+                "name",
+                field="model",
+                value=name,
+            )
+        raise self._unknown(name, "model", sorted(self._serving))
+
+    def put(self, name: str, lease: ModelLease | None, *, refused: str | None = None) -> None:
+        """Let another model serve by a name from now on, or none; those that watch are called.
+
+        Args:
+            name: The model's own.
+            lease: What serves.
+            refused: Why nothing does, where that is for a fault.
+        """
+        if lease is None:
+            self._serving.pop(name, None)
+        else:
+            self._serving[name] = lease
+        self._refused.pop(name, None)
+        if refused is not None:
+            self._refused[name] = refused
+        self._settle_defaults()
+        self.notify()
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` whenever other models, or aliases, serve than before."""
+        self._watchers.append(callback)
+
+    def notify(self) -> None:
+        """Call those that watch."""
+        for callback in self._watchers:
+            callback()
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Refuse new work, and finish what runs; what takes over ``seconds`` is left behind."""
+        self.changing.close()
+        for lease in self._serving.values():
+            lease.model.close()
+        for workers in self.teams:
+            workers.close(seconds)
+        self._loader.threads.shutdown(wait=False, cancel_futures=True)
+
+    def _settle_defaults(self) -> None:
+        """Choose a default for each role that has none yet."""
+        for role, wanted in DEFAULTS.items():
+            if role in self._defaults:
+                continue
+            # Rerankers: pairs before cross-encoders. Classifiers: of several labels first.
+            names = [name for name, lease in self._serving.items() if _has_role(lease.model, role)]
+            names.sort(key=lambda name: isinstance(self._serving[name].model, Classifier))
+            if role == "classifier":
+                kinds = {name: self._serving[name].model.info.kind for name in names}
+                names = [name for name in names if kinds[name] == "classifier"] or names
+            if names:
+                self._defaults[role] = wanted if wanted in names else names[0]
+
+    def _find(self, name: str | None, role: Role) -> RunningModel:
+        asked = name or f"default {role}"  # no model's name holds a blank
+        call = request_context.served_request()
+        kept: dict[str, ModelLease] = {} if call is None else call.kept
+        if asked in kept and _has_role(kept[asked].model, role):
+            return kept[asked].model
+        wanted = self.aliases.resolve(name or self._defaults.get(role, DEFAULTS[role]))
+        lease = kept.get(wanted) or self._serving.get(wanted)
+        if lease is None or not _has_role(lease.model, role):
+            if not wanted:
+                raise ModelCannot(f"no {role} serves", field="model")
+            serving = [
+                own for own, own_lease in self._serving.items() if _has_role(own_lease.model, role)
+            ]
+            raise self._unknown(name or wanted, role, sorted(serving))
+        if call is not None:
+            lease.lend(call, (asked, wanted))
+        return lease.model
+
+    def _unknown(self, wanted: str, what: str, serving: list[str]) -> ModelNotFound:
+        error = ModelNotFound
+        target = self.aliases.resolve(wanted)
+        if target in self._refused:
+            reason = f"was refused: {self._refused[target]}"
+        elif target in self._serving:
+            reason, error = f"is no {what}", ModelCannot
+        elif target in self._defaults.values():
+            reason = "was unloaded"
+        else:
+            reason = "does not exist" if target == wanted else "does not serve"
+        named = shorten(wanted) if target == wanted else f"{shorten(target)} (alias {wanted!r})"
+        return error(
+            f"model {named} {reason}; {what}s that serve: {serving}", field="model", value=wanted
+        )
+
+
+def _has_role(model: RunningModel, role: Role) -> bool:
+    if role == "encoder":
+        return isinstance(model, Encoder)
+    if role == "oscar-pair":
+        return isinstance(model, OscarModel)
+    if role == "reranker" and isinstance(model, OscarModel):
+        return model.traits.scores
+    return isinstance(model, Classifier) and (role == "classifier" or model.info.kind == "reranker")
+
+
+async def load_models(
+    settings: Settings,
+    metrics: Metrics,
+    say: Callable[[str], None],
+    *,
+    usual_umask: int = PRIVATE_UMASK,
+) -> ModelRegistry:
+    """Open the store, load what it holds as the settings say, and warm it up.
+
+    Args:
+        settings: The server's.
+        metrics: Where the models count.
+        say: Called with a line for each step.
+        usual_umask: For the own store, if it is outside the data directory: it may be shared.
+
+    Raises:
+        StartError: No model serves.
+        SettingError: A device is not there, or has no such precision.
+        StoreError: The store can't be read, or the aliases.
+    """
+    prepare_process()
+    aliases = ModelAliases(settings.data_dir / FILE)
+    store = ModelStore(shipped_store(), settings.own_store)
+    if MINILM not in store.names():
+        say(f"importing {MINILM} into {settings.own_store} (the first time only)")
+    try:  # every time: it costs little where the model is whole, and mends it where it is not
+        # nothing else is written meanwhile
+        with umask(PRIVATE_UMASK if settings.store_is_private else usual_umask):
+            await asyncio.to_thread(import_minilm, store)
+    except CondenseryError as error:  # others may serve
+        say(f"{MINILM}: not imported: {error.message}")
+    device = choose_device(settings.device)
+    halves = [
+        choose_device(named, field) if named else device
+        for field, named in (
+            ("compressor_device", settings.compressor_device),
+            ("generator_device", settings.generator_device),
+        )
+    ]
+    dtype = choose_common_dtype([device, *halves], settings.dtype)
+    places = ", ".join(dict.fromkeys(map(str, [device, *halves])))
+    say(f"loading models on {places} in {dtype_name(dtype)}")
+    registry = await asyncio.to_thread(
+        ModelRegistry.load,
+        store,
+        device=device,
+        dtype=dtype,
+        compressor=halves[0],
+        generator=halves[1],
+        generator_limits=GeneratorLimits(
+            settings.generator_sequences, settings.generator_cache_mib
+        ),
+        workers=settings.workers or None,
+        queue_tokens=settings.max_queue_tokens,
+        queue_seconds=settings.max_queue_seconds,
+        aliases=aliases,
+        drain_seconds=settings.request_timeout_seconds + DRAIN_MARGIN_SECONDS,
+        metrics=metrics,
+        say=say,
+    )
+    say("warming up")
+    await registry.warm_up(say)
+    serving = {info.name for info in registry.models()}
+    for alias in aliases.targets:
+        if (target := aliases.resolve(alias)) not in serving:
+            say(f"alias {alias}: leads to {target}, which does not serve")
+    if not registry.models():
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in registry.refused().items())
+        registry.close(0)
+        raise StartError(f"No model serves. {reasons or 'The store is empty.'}")
+    return registry

@@ -1,0 +1,375 @@
+"""One answer that is being generated, its part in a step, and the step itself.
+
+A step embeds, runs and samples. What it changes is in the cache alone, so that a step that fails
+can be run again, whole or in halves.
+"""
+
+import asyncio
+import random
+import time
+from collections import abc
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from condensery.errors import CondenseryError, InputError, ModelFault
+from condensery.networks.caching import Cache, CachePositions, Span, Step
+from condensery.networks.decoding import Decoder
+from condensery.networks.oscar_interface import PromptPart
+from condensery.networks.stepping import Stepper
+from condensery.question import GREEDY, FinishReason, Sampling
+from condensery.request_context import RequestContext
+from condensery.runtime.queue import QueuedRequest, call_in_loop
+
+NO_POSITIONS: CachePositions = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token that was chosen.
+
+    Attributes:
+        id: The token's.
+        logprob: Natural logarithm of its probability; None if it was not asked for.
+        top: The likeliest tokens and their log-probabilities, best first.
+    """
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def sample_tokens(
+    scores: Tensor, samplings: abc.Sequence[Sampling], numbers: abc.Sequence[float]
+) -> list[SampledToken | None]:
+    """Choose a token for each row.
+
+    Args:
+        scores: (rows, vocabulary), fp32.
+        samplings: How, for each row.
+        numbers: A random number from [0, 1) for each row; greedy ones need none.
+
+    Returns:
+        None where a row's scores are NaN or infinite.
+    """
+    best, ids = scores.max(dim=-1)
+    sampled = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
+    if sampled:
+        at = torch.tensor(sampled, device=scores.device)
+        ids[at] = _draw(
+            scores[at],
+            scores.new_tensor([[samplings[row].temperature] for row in sampled]),
+            scores.new_tensor([[samplings[row].top_p] for row in sampled]),
+            scores.new_tensor([[numbers[row]] for row in sampled]),
+        )
+    finite = torch.isfinite(best).tolist()
+    chosen: list[SampledToken | None] = [
+        SampledToken(token) if good else None
+        for token, good in zip(ids.tolist(), finite, strict=True)
+    ]
+    for row, sampling in enumerate(samplings):
+        if sampling.logprobs is not None and (choice := chosen[row]) is not None:
+            chosen[row] = _with_logprobs(scores[row], choice.id, sampling.logprobs)
+    return chosen
+
+
+def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, number: Tensor) -> Tensor:
+    """Choose by inverse transform, so that a row needs one random number and no other row's."""
+    # Less the best: a small temperature must not overflow.
+    weights = ((scores - scores.amax(dim=-1, keepdim=True)) / temperature).softmax(dim=-1)
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    kept = ordered.masked_fill(before >= top_p, 0.0)
+    sums = kept.cumsum(dim=-1)
+    place = torch.searchsorted(sums, number * sums[:, -1:], right=True)
+    last = (kept > 0).sum(dim=-1, keepdim=True) - 1
+    return order.gather(-1, place.minimum(last).clamp_min(0)).squeeze(-1)
+
+
+def _with_logprobs(scores: Tensor, chosen: int, count: int) -> SampledToken:
+    logprobs = scores.log_softmax(dim=-1)
+    best, ids = logprobs.topk(min(count, scores.shape[-1]))
+    return SampledToken(
+        chosen,
+        float(logprobs[chosen]),
+        tuple(zip(ids.tolist(), best.tolist(), strict=True)),
+    )
+
+
+# Sequences and their part in a step
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What is asked of the engine.
+
+    Attributes:
+        parts: The prompt: token ids, or vectors in the place of some.
+        max_tokens: Most tokens generated, at least 1.
+        stop_ids: Tokens that end an answer, and are no part of it.
+        sampling: How tokens are chosen.
+    """
+
+    parts: abc.Sequence[PromptPart]
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    sampling: Sampling = GREEDY
+
+    @property
+    def prompt_positions(self) -> int:
+        """The most positions that the prompt takes, a separator after each part included."""
+        return sum(len(part) + 1 for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A token as its caller gets it.
+
+    Attributes:
+        choice: The token.
+        count: Tokens of the answer so far; one that stops it is not among them.
+        finish: Why it was the last.
+    """
+
+    choice: SampledToken
+    count: int
+    finish: FinishReason | None = None
+
+
+SequenceEvent: TypeAlias = TokenEvent | CondenseryError
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One answer that is being generated.
+
+    Attributes:
+        request: What is asked for.
+        queued: Its place among those that wait, and whether it is wanted still.
+        news: What its caller is to get.
+        embeds: The prompt's embeddings (positions, hidden), from its first step to its last chunk.
+        size: Positions of the prompt; the most there can be until it is embedded.
+        done: Positions in the cache.
+        count: Tokens chosen.
+        last: The last one's id.
+        blocks: Of the cache, its own; none before it is admitted and once it is over.
+        positions: The positions in them.
+        in_step: Whether a step is under way with it.
+        ended: Nothing more comes of it.
+        last_token_at: When its last token was chosen, seconds of ``time.perf_counter``; 0 before.
+        waited: Seconds until it began, when enough blocks were free.
+    """
+
+    request: GenerationRequest
+    queued: "QueuedRequest[Sequence, None]"
+    news: "asyncio.Queue[SequenceEvent]" = field(default_factory=asyncio.Queue)
+    embeds: Tensor | None = None
+    size: int = 0
+    done: int = 0
+    count: int = 0
+    last: int = 0
+    blocks: list[int] = field(default_factory=list)
+    positions: CachePositions = field(default_factory=lambda: NO_POSITIONS)
+    in_step: bool = False
+    ended: bool = False
+    last_token_at: float = 0.0
+    waited: float = 0.0
+    rng: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = self.request.prompt_positions
+        self.rng = random.Random(self.request.sampling.seed)
+
+    @classmethod
+    def of(cls, request: GenerationRequest, call: RequestContext) -> "Sequence":
+        """Begin a sequence; called in the caller's loop."""
+        reply: asyncio.Future[list[None]] = asyncio.get_running_loop().create_future()
+        return cls(request, QueuedRequest(reply, call, [None], 1))
+
+    @property
+    def reserve(self) -> int:
+        """The most positions it takes; the last token is never read."""
+        return self.request.prompt_positions + self.request.max_tokens - 1
+
+    @property
+    def in_prompt(self) -> bool:
+        """Whether a part of its prompt is still to be read."""
+        return self.done < self.size
+
+    def seconds_since_last(self) -> float | None:
+        """Note that a token was chosen; returns the seconds since the one before, if any."""
+        now = time.perf_counter()
+        before, self.last_token_at = self.last_token_at, now
+        return now - before if before else None
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledChunk:
+    """A sequence's part in one step: ``count`` positions from ``start``.
+
+    ``draw`` is drawn once, so that a step that is tried again chooses the same.
+    """
+
+    sequence: Sequence
+    count: int
+    start: int = field(init=False)
+    draw: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = self.sequence.done
+        self.draw = self.sequence.rng.random()
+
+    @property
+    def span(self) -> Span:
+        """Its rows."""
+        return Span(self.sequence.positions, self.start, self.count)
+
+    @property
+    def samples(self) -> bool:
+        """Whether a token is chosen after its last row."""
+        return self.start + self.count >= self.sequence.size
+
+    def apply(self, outcome: "SampledToken | CondenseryError | None") -> SequenceEvent | None:
+        """Note the step's outcome; returns what the caller is to get of it."""
+        if isinstance(outcome, CondenseryError):
+            return outcome
+        sequence, request = self.sequence, self.sequence.request
+        sequence.done += self.count
+        if outcome is None:
+            return None
+        sequence.embeds = None
+        sequence.last = outcome.id
+        if outcome.id in request.stop_ids:
+            return TokenEvent(outcome, sequence.count, "stop")
+        sequence.count += 1
+        return TokenEvent(
+            outcome, sequence.count, "length" if sequence.count == request.max_tokens else None
+        )
+
+
+def send_events(events: abc.Sequence[tuple[Sequence, SequenceEvent]]) -> None:
+    """Hand events to the callers of their sequences, from any thread."""
+    # One wake-up for each loop, not one a sequence (only tests have more than one loop).
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Sequence, SequenceEvent]]] = {}
+    for sequence, event in events:
+        by_loop.setdefault(sequence.queued.reply.get_loop(), []).append((sequence, event))
+    for loop, theirs in by_loop.items():
+        call_in_loop(loop, _put_events, theirs)
+
+
+def _put_events(events: list[tuple[Sequence, SequenceEvent]]) -> None:
+    for sequence, event in events:
+        sequence.news.put_nowait(event)
+
+
+# The step
+
+# None where a prompt is not read to its end yet.
+StepOutcome: TypeAlias = SampledToken | CondenseryError | None
+
+
+@torch.inference_mode()
+def run_step(
+    stepper: Stepper,
+    cache: Cache,
+    chunks: abc.Sequence[ScheduledChunk],
+    model: str,
+    decoder: Decoder | None = None,
+) -> list[StepOutcome]:
+    """Run a step; returns an outcome for each chunk, in order.
+
+    Args:
+        stepper: The model.
+        cache: The model's key/value cache.
+        chunks: What is run.
+        model: Name in messages.
+        decoder: Runs a step of single tokens, if there is one.
+
+    Raises:
+        Exception: Whatever a forward pass raises.
+    """
+    outcomes: list[StepOutcome] = [None] * len(chunks)
+    going: list[int] = []
+    for place, chunk in enumerate(chunks):
+        outcomes[place] = _prepare(stepper, chunk, model)
+        if outcomes[place] is None:
+            going.append(place)
+    if not going:
+        return outcomes
+    # Tokens to look up first, then prompts' single rows, then their longer pieces (``Step``).
+    going.sort(
+        key=lambda place: (chunks[place].sequence.embeds is not None, chunks[place].count > 1)
+    )
+    ordered = [chunks[place] for place in going]
+    choosing = [row for row, chunk in enumerate(ordered) if chunk.samples]
+    scores = _scores(stepper, cache, ordered, choosing, decoder)
+    if scores is None:
+        return outcomes
+    samplings = [ordered[row].sequence.request.sampling for row in choosing]
+    chosen = sample_tokens(scores, samplings, [ordered[row].draw for row in choosing])
+    for row, choice in zip(choosing, chosen, strict=True):
+        outcomes[going[row]] = choice or ModelFault(
+            f"{model}: the next token's scores are NaN or infinite"
+        )
+    return outcomes
+
+
+def _scores(
+    stepper: Stepper,
+    cache: Cache,
+    chunks: abc.Sequence[ScheduledChunk],
+    choosing: abc.Sequence[int],
+    decoder: Decoder | None,
+) -> Tensor | None:
+    """Run chunks' rows; returns the scores of those that choose, (choosing, vocabulary)."""
+    spans = [chunk.span for chunk in chunks]
+    rows = _rows(stepper, chunks)
+    if decoder is not None and all(chunk.sequence.embeds is None for chunk in chunks):
+        scores = decoder.run(rows, spans)
+        if scores is not None:
+            return scores
+    step = Step(cache, spans)
+    last = step.last if len(choosing) == len(chunks) else step.last[choosing]
+    step.wanted = last
+    hidden = stepper.run(rows, step)
+    return stepper.logits(hidden.index_select(0, last)) if choosing else None
+
+
+def _prepare(stepper: Stepper, chunk: ScheduledChunk, model: str) -> CondenseryError | None:
+    """Embed a prompt before its first step; only then is its size known."""
+    sequence = chunk.sequence
+    if sequence.done or sequence.embeds is not None:
+        return None
+    sequence.embeds = stepper.embed(sequence.request.parts)
+    size, request = len(sequence.embeds), sequence.request
+    if size > request.prompt_positions:
+        return ModelFault(
+            f"{model}: a prompt of {size} positions, over the {request.prompt_positions} it has"
+        )
+    if size + request.max_tokens > stepper.longest + 1:
+        return InputError(
+            f"max_tokens={request.max_tokens} and a prompt of {size} positions are over the "
+            f"{stepper.longest} that {model} reads",
+            field="max_tokens",
+            value=request.max_tokens,
+        )
+    sequence.size = size
+    chunk.count = min(chunk.count, size)
+    return None
+
+
+def _rows(stepper: Stepper, chunks: abc.Sequence[ScheduledChunk]) -> Tensor:
+    """Return the rows of a step, (total, hidden)."""
+    last_tokens: list[int] = []
+    rows: list[Tensor] = []
+    for chunk in chunks:
+        if chunk.sequence.embeds is None:
+            last_tokens.append(chunk.sequence.last)
+        else:
+            rows.append(chunk.sequence.embeds[chunk.start : chunk.start + chunk.count])
+    if last_tokens:
+        rows.insert(0, stepper.embed([last_tokens]))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -1,0 +1,138 @@
+"""What ``condensery ask`` asks, and how it prints what comes."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from condensery.cli import main
+from condensery.client.operations import make_question
+from condensery.commands.ask import describe_compression, describe_flops
+from condensery.question import (
+    Answer,
+    Citation,
+    Comparison,
+    Compression,
+    Delta,
+    Question,
+    Sampling,
+    Timings,
+    Usage,
+)
+
+BLOCK = Compression("auto", "applied", 1, 60, 4, 3_000_000_000, 1_000_000_000, 12.3)
+ANSWER = Answer(
+    id="ans_1",
+    model="pair",
+    text="Lake Constance",
+    finish_reason="stop",
+    citations=(Citation(0, "rhine#0", "rhine", "The Rhine\npasses through it.", 0, 27, 0.9123),),
+    compression=BLOCK,
+    usage=Usage(10, 4, 3),
+    timings=Timings(1, 2, 3, 4, 5),
+)
+LINES = [
+    "",
+    "  0.912  rhine#0  The Rhine passes through it.",
+    (
+        "compression: applied, 1 passages, 60 tokens read, 4 vectors kept (15.0 tokens a vector)"
+        ", 12 ms"
+    ),
+]
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["ask", "why?", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ([], Question("why?", index="samples")),
+        (["--index", "kb"], Question("why?", index="kb")),
+        (["--context", "ctx_1"], Question("why?", context="ctx_1")),
+        (
+            ["--search", "bm25", "--top-k", "7", "--top-n", "0", "--model", "m", "--rate", "16"],
+            Question("why?", index="samples", search="bm25", top_k=7, top_n=0, model="m", rate=16),
+        ),
+        (
+            ["--filter", '{"must": [{"has_id": ["a"]}]}'],
+            Question("why?", index="samples", filter={"must": [{"has_id": ["a"]}]}),
+        ),
+        (
+            ["--min-relevance", "0", "--max-tokens", "9", "--stop", ".", "--stop", "\n"],
+            Question("why?", index="samples", min_relevance=0.0, max_tokens=9, stop=[".", "\n"]),
+        ),
+        (
+            ["--temperature", "0.5", "--seed", "7", "--no-compress"],
+            Question(
+                "why?", index="samples", mode="off", sampling=Sampling(temperature=0.5, seed=7)
+            ),
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_its_arguments_are_the_question(
+    client: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], asked: Question
+) -> None:
+    client.reply = ANSWER
+    lines_of(capsys, "--no-stream", *arguments)
+    ((_, (text,), how),) = client.asked
+    wanted = make_question(text, **how)
+    assert replace(wanted, stop=list(wanted.stop)) == replace(asked, stop=list(asked.stop))
+
+
+def test_an_answer_is_followed_by_its_passages_and_what_compression_did(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.reply = ANSWER
+    assert lines_of(capsys, "--no-stream") == ["Lake Constance", *LINES]
+    client.reply = [Delta("Lake"), Delta(" Constance"), ANSWER]
+    assert lines_of(capsys) == ["Lake Constance", *LINES]
+    assert [name for name, _, _ in client.asked] == ["answer", "answer_stream"]
+
+
+def test_a_comparison_prints_both_answers_their_agreement_and_the_time(
+    client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = replace(ANSWER, text="It is Lake Constance")
+    client.reply = Comparison(ANSWER, plain, False, 0.667, 0.914, 2.345)
+    assert lines_of(capsys, "--compare") == [
+        "compressed: Lake Constance",
+        "plain:      It is Lake Constance",
+        *LINES,
+        "agreement: F1 0.67, cosine 0.91",
+        "speedup: 2.35 (plain's time over compressed's)",
+        "GFLOPs, analytic: 2.00 saved of plain's 3.00",
+    ]
+    client.reply = Comparison(ANSWER, ANSWER, True, 1.0, None, 0.5)
+    assert "agreement: the same answer, F1 1.00" in lines_of(capsys, "--compare")
+    assert [name for name, _, _ in client.asked] == ["compare", "compare"]
+
+
+def test_json_has_all_that_came(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    client.reply = ANSWER
+    (line,) = lines_of(capsys, "--json")
+    printed = json.loads(line)
+    assert (printed["text"], printed["logprobs"]) == ("Lake Constance", None)
+    assert printed["compression"]["left_out"] == []
+    client.reply = Comparison(ANSWER, ANSWER, True, 1.0, None, 0.5)
+    (line,) = lines_of(capsys, "--compare", "--json")
+    printed = json.loads(line)
+    assert printed["plain"]["text"] == printed["compressed"]["text"] == "Lake Constance"
+    assert (printed["exact"], printed["speedup"]) == (True, 0.5)
+
+
+def test_passages_that_were_not_read_as_vectors_are_counted() -> None:
+    block = replace(BLOCK, status="partial", reason="no time", fallback=(0, 2), left_out=(1,))
+    assert describe_compression(block) == (
+        "compression: partial (no time), 1 passages, 2 read as text, 1 left out, 60 tokens read, "
+        "4 vectors kept (15.0 tokens a vector), 12 ms"
+    )
+
+
+def test_what_compression_cost_more_than_it_saved_is_said_as_such() -> None:
+    block = replace(BLOCK, flops_used=48_500_000_000)
+    assert describe_flops(block) == "GFLOPs, analytic: 45.50 more than plain's 3.00"

@@ -1,0 +1,60 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from condensery.cli import main
+
+
+def test_the_papers_table_shows_its_figures_beside_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cost", "oscar", "--paper"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (llama,) = (ln.split() for ln in lines if ln.startswith("Mistral-7B") and "OSCAR-llama" in ln)
+    assert llama[2:14] == [
+        *("3.49", "3.484", "-0.2%", "3.500"),
+        *("2.66", "2.655", "-0.2%", "5.251"),
+        *("6.15", "6.139", "-0.2%", "8.752"),
+    ]
+    assert llama[14:] == ["3.3", "2.4"]  # the paper prints 3.3x
+    for name in ("Mistral-7B", "Llama-1B", "Qwen2-7B", "Mistral-24B"):
+        assert any(line.startswith(name) and " none " in line for line in lines)
+    assert "26.55" in lines[-1]
+
+
+def test_the_table_as_json_has_flops_of_both_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", "oscar", "--paper", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == 12
+    last = records[-1]
+    assert (last["generator"], last["compressor"]) == ("Mistral-24B", "OSCAR-llama")
+    assert last["total"]["paper"] == 13.37e12
+    assert last["total"]["as_counted"] == pytest.approx(13.37e12, rel=1e-3)
+    assert last["total"]["true"] > last["total"]["as_counted"]
+
+
+def test_effirs_table_shows_the_papers_counts_beside_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cost", "effir", "--paper"]) == 0
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert ["Mistral-7B", "drop 16 MLP, width -30%", "3.4", "3.45", "48.5%"] in rows
+    assert ["LLaMA2-7B", "drop 28 MLP", "2.8", "2.82", "42.7%"] in rows
+    assert main(["cost", "effir", "--paper", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == 17
+    assert records[0]["ours"] == 7_110_660_096
+    assert all(round(record["ours"] / 1e9, 1) == record["paper"] / 1e9 for record in records)
+
+
+@pytest.mark.parametrize("method", ["oscar", "effir"])
+def test_the_table_needs_no_torch(method: str) -> None:
+    code = (
+        "import sys; from condensery.cli import main\n"
+        f"main(['cost', '{method}', '--paper'])\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

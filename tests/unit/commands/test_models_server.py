@@ -1,0 +1,73 @@
+"""The models of a running server, by the command line: against a real REST door."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from condensery.api.rest.http import RestServer
+from condensery.cli import main
+from condensery.jobs.indexes import create_index
+from condensery.jobs.services import Services
+
+
+@pytest.fixture
+def url(services: Services) -> Iterator[str]:
+    """A REST door in a thread of its own, with stand-in models."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> RestServer:
+        await create_index(services, "kb", encoder="other")
+        rest = RestServer(services, listener)
+        await rest.started()
+        return rest
+
+    rest = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    asyncio.run_coroutine_threadsafe(rest.stop(0), loop).result(60)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_models_load_reload_and_unload(
+    url: str, pool: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "load", "other", "--version", "3", "--url", url]) == 0
+    assert "other version 3 (sha256:other) serves in place of version 1" in capsys.readouterr().out
+    assert main(["models", "reload", "other", "--url", url]) == 0
+    assert main(["models", "unload", "other", "--url", url]) == 1
+    assert "it is the encoder of kb" in capsys.readouterr().err
+    assert main(["models", "unload", "other", "--force", "--url", url]) == 0
+    out, err = capsys.readouterr()
+    assert "other version 2: unloaded" in out
+    assert "refused until it serves again: kb" in err
+    assert pool.changing.asked[:2] == [("other", "3", False), ("other", None, True)]
+
+
+def test_aliases_are_set_listed_and_removed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "alias", "best=other", "a=best", "--url", url]) == 0
+    assert capsys.readouterr().out == "a -> best\nbest -> other\n"
+    assert main(["models", "alias", "a=", "--url", url]) == 0
+    assert main(["models", "alias", "--url", url]) == 0
+    assert capsys.readouterr().out == "best -> other\n" * 2
+    for wrong, says in (("best", "is not ALIAS=MODEL"), ("a=nobody", "neither a running model")):
+        assert main(["models", "alias", wrong, "--url", url]) == 1
+        assert says in capsys.readouterr().err
+    assert main(["models", "alias", "a=other", "a=words", "--url", url]) == 1
+    assert "the alias 'a' is set twice" in capsys.readouterr().err
+
+
+def test_the_stored_models_are_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "status", "--url", url]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["NAME", "VERSION", "STATE", "REASON"]
+    assert any(line.split() == ["other", "2", "READY"] for line in lines)
+    assert lines[-1].endswith("UNAVAILABLE  model.json is cut short")

@@ -1,0 +1,118 @@
+"""The metrics are the sums of the compression reports."""
+
+import pytest
+
+from condensery.errors import ModelFault
+from condensery.jobs import indexes
+from condensery.jobs.answer import answer, answer_whole, compare_answers, compress_documents
+from condensery.question import Delta, Question, Retrieved
+from condensery.values import Document
+
+DOCUMENTS = [
+    Document("plain", "some words here"),
+    Document("best", "gold gold gold"),
+    Document("good", "gold again"),
+]
+
+
+@pytest.fixture
+def oscar(pool):
+    return pool.readers["pair"]
+
+
+def counted(services):
+    """Return what the metrics say of compression, by the names that blocks use."""
+    values = {}
+    for family in services.metrics.registry.collect():
+        for sample in family.samples:
+            if sample.labels.get("model") == "pair" and sample.name.endswith("_total"):
+                rest = [value for name, value in sample.labels.items() if name != "model"]
+                name = sample.name.removeprefix("condensery_").removesuffix("_total")
+                values[".".join([name, *rest])] = sample.value
+    return values
+
+
+def summed(reports):
+    return {
+        "compressed_docs.applied": sum(report.docs for report in reports),
+        "compressed_docs.fallback": sum(len(report.fallback) for report in reports),
+        "compressed_docs.left_out": sum(len(report.left_out) for report in reports),
+        "context_tokens_in": sum(report.tokens_in for report in reports),
+        "context_vectors_out": sum(report.vectors_out for report in reports),
+        "flops_used": sum(report.flops_used for report in reports),
+        "flops_plain": sum(report.flops_plain for report in reports),
+    }
+
+
+async def test_over_answers_of_all_kinds_the_metrics_are_the_sums_of_the_blocks(
+    services, oscar, pool
+):
+    await indexes.create_index(services, "kb")
+    await indexes.upsert_documents(services, "kb", DOCUMENTS)
+
+    def ask(**how):
+        return Question("where?", **{"documents": DOCUMENTS, **how})
+
+    reports = [(await answer_whole(services, ask())).compression]
+    reports.append(
+        (await answer_whole(services, Question("where?", index="kb", top_n=1))).compression
+    )
+    others = (
+        {"mode": "off"},
+        {"mode": "required", "rate": 8},
+        {"max_context_vectors": 2},
+        {"min_relevance": 1.0},
+        {"documents": [Document("blank", ""), *DOCUMENTS]},
+    )
+    reports += [(await answer_whole(services, ask(**how))).compression for how in others]
+    streamed = [event async for event in answer(services, ask(rate=8))]
+    reports.append(streamed[-1].compression)
+    held = await compress_documents(services, "where?", DOCUMENTS)
+    reports.append(held.compression)
+    reports.append(
+        (await compress_documents(services, "where?", DOCUMENTS, keep=False)).compression
+    )
+    for _ in range(2):
+        whole = await answer_whole(services, Question("where?", context=held.context))
+        reports.append(whole.compression)
+    both = await compare_answers(services, ask())
+    reports += [both.compressed.compression, both.plain.compression]
+    oscar.positions = 1 + 4 + 64
+    reports.append((await answer_whole(services, ask())).compression)
+    oscar.positions = 1_000_000
+    oscar.faults["gold again"] = ModelFault("broken")
+    reports.append((await answer_whole(services, ask())).compression)
+    oscar.delay = 60
+    reports.append((await answer_whole(services, ask(compress_timeout_ms=1))).compression)
+
+    wanted = summed(reports)
+    assert all(wanted.values())  # else it shows nothing
+    metrics = counted(services)
+    assert {name: metrics[name] for name in wanted} == wanted
+    assert metrics["compression_fallback.fault"] == 1
+    assert metrics["compression_fallback.timeout"] == 3
+    assert wanted["compressed_docs.fallback"] == 4
+
+
+async def test_an_answer_that_its_caller_leaves_is_counted_as_far_as_it_came(services):
+    stream = answer(services, Question("where?", documents=DOCUMENTS))
+    retrieved = await anext(stream)
+    assert isinstance(retrieved, Retrieved)
+    assert isinstance(await anext(stream), Delta)
+    await stream.aclose()
+    metrics = counted(services)
+    assert {name: metrics[name] for name in summed([])} == summed([retrieved.compression])
+    assert metrics["output_tokens"] == 1
+
+
+async def test_an_answer_that_breaks_is_counted_as_far_as_it_came(services, oscar):
+    oscar.fails_after = 1
+    with pytest.raises(RuntimeError):
+        await answer_whole(services, Question("where?", documents=DOCUMENTS))
+    assert counted(services)["compressed_docs.applied"] == 3
+
+
+async def test_every_label_set_is_there_at_zero(services):
+    metrics = counted(services)
+    assert {name: metrics[name] for name in summed([])} == dict.fromkeys(summed([]), 0)
+    assert metrics["compression_fallback.fault"] == metrics["compression_fallback.timeout"] == 0

@@ -1,0 +1,107 @@
+import pytest
+import torch
+from torch import Tensor
+
+from condensery.networks.pointers import FAR, Pointer, SpanPointer
+
+HIDDEN, STEPS, LENGTHS = 6, 4, (5, 1, 3, 9)
+
+
+def some(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return states of memory tokens, of passages' tokens, and which of these are real."""
+    generator = torch.Generator().manual_seed(seed)
+    memory = torch.randn(len(LENGTHS), STEPS, HIDDEN, generator=generator)
+    tokens = torch.randn(len(LENGTHS), max(LENGTHS), HIDDEN, generator=generator)
+    return memory, tokens, torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+
+
+def walk_of(seed: int = 1) -> SpanPointer:
+    torch.manual_seed(seed)
+    walk = SpanPointer(HIDDEN)
+    torch.nn.init.normal_(walk.span.weight)
+    return walk
+
+
+def test_a_walk_starts_goes_on_and_stops_as_its_logits_say() -> None:
+    memory, tokens, real = some()
+    walk = walk_of()
+    with torch.inference_mode():
+        found, gate = walk(memory, tokens, real)
+        starts, ends = walk.span(tokens).double().unbind(-1)
+    assert torch.allclose(gate, torch.sigmoid(walk.gate(memory)))
+    for row, length in enumerate(LENGTHS):
+        stop = torch.sigmoid(ends[row]).tolist()
+        chances = starts[row, :length].softmax(0).tolist()
+        for step in range(STEPS):
+            got = found[row, step].exp().tolist()
+            assert got[:length] == pytest.approx(chances, abs=1e-6)
+            assert not any(got[length:])
+            after = [0.0] * length
+            for at, chance in enumerate(chances):
+                if at == length - 1:  # the passage's [SEP], where a walk stays
+                    after[at] += chance
+                else:
+                    after[length - 1] += chance * stop[at]
+                    after[at + 1] += chance * (1 - stop[at])
+            chances = after
+
+
+@pytest.mark.parametrize("kind", [Pointer, SpanPointer])
+def test_padding_changes_nothing_and_gradients_are_finite(
+    kind: type[Pointer | SpanPointer],
+) -> None:
+    torch.manual_seed(2)
+    pointer = kind(HIDDEN)
+    memory, tokens, real = some()
+    found, _ = pointer(memory, tokens, real)
+    for row, length in enumerate(LENGTHS):
+        alone, _ = pointer(
+            memory[row : row + 1], tokens[row : row + 1, :length], real[row : row + 1, :length]
+        )
+        assert torch.allclose(alone[0], found[row, :, :length], atol=1e-5)
+    wanted = torch.tensor(LENGTHS)[:, None].expand(-1, STEPS) - 1
+    torch.nn.functional.nll_loss(found.flatten(0, 1), wanted.flatten()).backward()
+    for name, parameter in pointer.named_parameters():
+        if parameter.grad is not None:
+            assert torch.isfinite(parameter.grad).all(), name
+
+
+def test_a_certain_walk_says_the_answers_tokens_then_the_end() -> None:
+    walk = walk_of()
+    tokens = torch.zeros(1, 6, HIDDEN)
+    tokens[0, 2, 0], tokens[0, 3, 1] = 1, 1  # an answer of tokens 2 and 3
+    with torch.no_grad():
+        walk.span.weight.zero_()
+        walk.span.bias.copy_(torch.tensor([0.0, -20.0]))
+        walk.span.weight[0, 0], walk.span.weight[1, 1] = 30, 40
+        found, _ = walk(torch.zeros(1, STEPS, HIDDEN), tokens, torch.ones(1, 6, dtype=torch.bool))
+    assert found.argmax(-1).tolist() == [[2, 3, 5, 5]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sharp_walk_is_the_likeliest_of_all_walks(seed: int) -> None:
+    memory, tokens, real = some(seed)
+    walk = walk_of(seed)
+    walk.sharp = True
+    with torch.inference_mode():
+        found, _ = walk(memory, tokens, real)
+        starts, ends = walk.span(tokens).double().unbind(-1)
+    assert set(found.unique().tolist()) == {0.0, FAR}
+    for row, length in enumerate(LENGTHS):
+        end = length - 1
+        chance = starts[row, :length].softmax(0).tolist()
+        stop = torch.sigmoid(ends[row]).tolist()
+        walks = {(end,) * STEPS: chance[end]}
+        for first in range(end):
+            for count in range(1, STEPS + 1):
+                if first + count > end:
+                    break
+                path = [first + i if i < count else end for i in range(STEPS)]
+                taken = chance[first]
+                for place in range(first, first + count - 1):
+                    taken *= 1 - stop[place]
+                if count < STEPS:
+                    taken *= stop[first + count - 1]
+                walks[tuple(path)] = taken
+        best = max(walks, key=lambda path: walks[path])
+        assert tuple(found[row].argmax(-1).tolist()) == best

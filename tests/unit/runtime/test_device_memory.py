@@ -1,0 +1,74 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from condensery.networks.linear import Dense
+from condensery.runtime.device import weight_bytes
+
+
+class Half:
+    """No module, and holds some."""
+
+    def __init__(self, inner: nn.Module, words: torch.Tensor) -> None:
+        self._inner = inner
+        self._words = words
+        self.other = "no tensor"
+
+
+GIVING = """
+import gc, weakref
+from condensery.runtime.device import prepare_process, release_memory
+
+class Circle:
+    pass
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+prepare_process()  # malloc keeps what it is given back, as in a server
+gc.disable()
+circle = Circle()
+circle.itself = circle
+gone = weakref.ref(circle)
+del circle
+pieces, between = [], []
+for number in range(1600):
+    pieces.append(bytes(64 << 10))
+    between.append(bytes(1 << 10))  # stays, and keeps the heap from shrinking by itself
+full = resident()
+pieces.clear()
+kept = resident()
+release_memory()
+print(full - kept, kept - resident(), gone() is None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_what_is_free_goes_back_to_the_system() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GIVING], capture_output=True, text=True, timeout=240, check=True
+    )
+    before, given, circle = done.stdout.split()
+    # Of 100 MiB, in KiB: malloc keeps them until it is told not to, and then but for pages' edges.
+    assert int(before) < 20 << 10
+    assert int(given) > 60 << 10
+    assert circle == "True"
+
+
+def test_every_weight_counts_once_whoever_holds_it() -> None:
+    inner = nn.Linear(8, 4)  # 36 numbers
+    inner.register_buffer("scale", torch.ones(2, dtype=torch.float64))
+    words = torch.zeros(10, 3, dtype=torch.bfloat16)
+    wanted = {"cpu": 36 * 4 + 2 * 8 + 30 * 2}
+    assert weight_bytes([Half(inner, words)]) == wanted
+    assert weight_bytes([Half(inner, words), inner, Half(inner, words)]) == wanted
+
+
+def test_weights_that_are_packed_count_as_before() -> None:
+    for fp32 in (False, True):
+        dense = Dense.of(nn.Linear(32, 16, bias=False), fp32=fp32)
+        assert weight_bytes([dense]) == {"cpu": 32 * 16 * 4}

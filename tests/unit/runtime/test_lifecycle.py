@@ -1,0 +1,564 @@
+"""Models that come and go while others serve: real ones, tiny."""
+
+import asyncio
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_classifier import write_classifier
+from tiny_pair import pair_files, tiny_pair, tiny_shape, write_base
+
+from condensery.errors import (
+    CondenseryError,
+    ModelAliasTaken,
+    ModelAliasToNothing,
+    ModelCannot,
+    ModelInUse,
+    ModelNotFound,
+    ModelNotLoaded,
+    Unavailable,
+)
+from condensery.metrics import Metrics
+from condensery.request_context import RequestContext, serving_request
+from condensery.runtime import lifecycle
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.registry import ModelRegistry
+from condensery.store.aliases import ModelAliases
+from condensery.store.importing import import_model
+from condensery.store.manifest import Manifest
+from condensery.store.store import ModelStore
+from condensery.store.weights import save_state
+
+WORDS = tiny_pair().compressor.backbone.embeddings.word_embeddings.weight.detach()
+ENCODER, PAIR, OTHER = "minilm-l6", "oscar-mini", "other"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    """A default encoder, another one in one version, a pair and a cross-encoder."""
+    store = ModelStore(None, tmp_path / "own")
+    encoder(store, ENCODER, seed=0)
+    encoder(store, OTHER, seed=1)
+    pair(store, seed=1)
+    folder = write_classifier(store.own.parent / "cross")
+    import_model(store, folder, "cross")
+    return store
+
+
+numbers = itertools.count()
+
+
+def encoder(store: ModelStore, name: str, seed: int, **changes: Any) -> None:
+    """Publish the next version of an encoder."""
+    files = write_base(store.own.parent / f"files{next(numbers)}", WORDS, seed)
+    fields = {"name": name, "kind": "encoder", "pooling": "mean", "max_tokens": 64}
+    store.publish(files, Manifest(**{**fields, **changes}))
+
+
+def pair(store: ModelStore, seed: int) -> None:
+    made = tiny_pair(seed)
+    files = pair_files(store.own.parent / f"files{next(numbers)}", made)
+    save_state(files, made.own_state())
+    manifest = Manifest(
+        name=PAIR,
+        kind="oscar-pair",
+        method="oscar",
+        base=ENCODER,
+        max_tokens=39,
+        shape=tiny_shape().to_dict(),
+    )
+    store.publish(files, manifest)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def pool(store: ModelStore, metrics: Metrics) -> Iterator[ModelRegistry]:
+    models = ModelRegistry.load(
+        store, device=torch.device("cpu"), dtype=torch.float32, workers=1, metrics=metrics
+    )
+    assert models.refused() == {}
+    yield models
+    models.close()
+
+
+def allow() -> None:
+    """What speaks against an unload: nothing."""
+
+
+async def states(pool: ModelRegistry, name: str) -> list[tuple[str, str]]:
+    return [(one.version, one.state) for one in await pool.changing.versions() if one.name == name]
+
+
+async def vector(pool: ModelRegistry, name: str, text: str = "the old mill") -> Any:
+    return (await pool.encoder(name).embed([text])).vectors[0]
+
+
+async def test_a_new_version_takes_the_old_ones_place_and_what_it_computes_is_its_own(
+    store: ModelStore, pool: ModelRegistry, metrics: Metrics
+) -> None:
+    before = await vector(pool, OTHER)
+    encoder(store, OTHER, seed=7)
+    assert await states(pool, OTHER) == [("1", "READY"), ("2", "UNAVAILABLE")]
+    loaded = await pool.changing.load(OTHER)
+    assert (loaded.info.version, loaded.changed) == ("2", True)
+    assert loaded.previous is not None
+    assert loaded.previous.version == "1"
+    assert loaded.previous.fingerprint != loaded.info.fingerprint
+    assert loaded.memory_bytes > 4 * WORDS.numel()
+    assert pool.encoder(OTHER).info == loaded.info
+    assert await states(pool, OTHER) == [("1", "UNAVAILABLE"), ("2", "READY")]
+    after = await vector(pool, OTHER)
+    assert np.abs(after - before).max() > 0.01
+
+    back = await pool.changing.load(OTHER, "1")
+    assert back.info.version == "1"
+    np.testing.assert_array_equal(await vector(pool, OTHER), before)
+
+    def of(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"model": OTHER, **labels})
+
+    assert of("condensery_model_state", state="ready") == 1
+    assert of("condensery_model_state", state="unavailable") == 0
+    assert of("condensery_model_memory_bytes", device="cpu") == back.memory_bytes
+    assert (of("condensery_model_load_seconds") or 0) > 0
+
+
+async def test_who_has_begun_ends_with_what_it_began_with_and_then_it_is_freed(
+    store: ModelStore, pool: ModelRegistry
+) -> None:
+    encoder(store, OTHER, seed=7)
+    old = weakref.ref(pool.encoder(OTHER))
+    with serving_request(RequestContext()):
+        first = await vector(pool, OTHER)
+        await pool.changing.load(OTHER)
+        np.testing.assert_array_equal(await vector(pool, OTHER), first)
+        assert pool.encoder(OTHER).info.version == "1"
+        assert await states(pool, OTHER) == [("1", "UNLOADING"), ("2", "READY")]
+        others = asyncio.create_task(outside(lambda: vector(pool, OTHER)))
+        assert np.abs(await others - first).max() > 0.01
+    await until(lambda: not pool.changing._tasks)
+    assert await states(pool, OTHER) == [("1", "UNAVAILABLE"), ("2", "READY")]
+    gc.collect()
+    assert old() is None, "the old version is still held"
+
+
+async def outside(work: Callable[[], Awaitable[Any]]) -> Any:
+    with serving_request(RequestContext()):
+        return await work()
+
+
+async def until(so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not so():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
+async def test_while_versions_swap_every_reply_is_one_of_theirs_and_none_fails(
+    store: ModelStore, pool: ModelRegistry
+) -> None:
+    encoder(store, OTHER, seed=7)
+    texts = ["the old mill", "bread and stone of the market"]
+    versions = {}
+    for number in ("1", "2"):
+        await pool.changing.load(OTHER, number)
+        versions[number] = (await pool.encoder(OTHER).embed(texts)).vectors
+    done, over = [], False
+
+    async def caller() -> None:
+        while not over:
+            with serving_request(RequestContext()):
+                found = await pool.encoder(OTHER).embed(texts)
+                one = pool.encoder(OTHER).info
+                assert found.fingerprint == one.fingerprint
+                np.testing.assert_allclose(found.vectors, versions[one.version], atol=1e-5)
+                done.append(one.version)
+
+    callers = [asyncio.create_task(caller()) for _ in range(8)]
+    for number in ("1", "2", "1", "2", "1"):
+        await pool.changing.load(OTHER, number)
+        some = len(done) + 20
+        await until(lambda some=some: len(done) >= some or any(one.done() for one in callers))
+    over = True
+    await asyncio.gather(*callers)
+    assert set(done) == {"1", "2"}
+
+
+async def test_of_two_loads_of_one_model_the_second_finds_it_done(
+    store: ModelStore, pool: ModelRegistry
+) -> None:
+    encoder(store, OTHER, seed=7)
+    loads = await asyncio.gather(pool.changing.load(OTHER), pool.changing.load(OTHER))
+    one, other = sorted(loads, key=lambda load: not load.changed)  # either may come first
+    assert (one.changed, other.changed) == (True, False)
+    assert one.info == other.info
+    assert other.previous is not None
+    assert other.previous.version == "2"
+    again = await pool.changing.load(OTHER, again=True)
+    assert again.changed
+    assert again.info == one.info
+
+
+async def test_a_load_goes_on_though_who_asked_has_gone(
+    store: ModelStore, pool: ModelRegistry
+) -> None:
+    encoder(store, OTHER, seed=7)
+    with serving_request(RequestContext()):
+        asked = asyncio.create_task(pool.changing.load(OTHER))
+        await until(lambda: OTHER in pool.changing.states.loading)
+        asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await until(lambda: not pool.changing._tasks)
+    assert pool.encoder(OTHER).info.version == "2"
+
+
+def corrupt(store: ModelStore) -> None:
+    encoder(store, OTHER, seed=7)
+    (weights,) = (store.own / OTHER / "2").glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+
+
+def cut_short(store: ModelStore) -> None:
+    encoder(store, OTHER, seed=7)
+    (store.own / OTHER / "2" / "model.json").write_text('{"format": 1,')
+
+
+def not_a_number(store: ModelStore) -> None:
+    files = write_base(store.own.parent / "nan", WORDS, 7)
+    (weights,) = files.glob("*.safetensors")
+    tensors = load_file(weights)
+    tensors["encoder.layer.1.output.dense.bias"].fill_(torch.nan)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    manifest = Manifest(name=OTHER, kind="encoder", pooling="mean", max_tokens=64)
+    store.publish(files, manifest)
+
+
+def too_long(store: ModelStore) -> None:
+    encoder(store, OTHER, seed=7, max_tokens=4096)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (corrupt, r"safetensors"),
+        (cut_short, r"model\.json"),
+        (not_a_number, "other numbers packed than alone .cosine nan."),
+        (too_long, "max_tokens is 4096, but the network has only 128 positions"),
+    ],
+)
+async def test_what_can_not_be_loaded_says_why_and_the_old_version_serves_on(
+    store: ModelStore, pool: ModelRegistry, harm: Callable[[ModelStore], None], reason: str
+) -> None:
+    before = await vector(pool, OTHER)
+    harm(store)
+    with pytest.raises(ModelNotLoaded, match=reason) as caught:
+        await pool.changing.load(OTHER)
+    assert repr(OTHER) in caught.value.message
+    np.testing.assert_array_equal(await vector(pool, OTHER), before)
+    assert pool.refused() == {}
+    assert (await states(pool, OTHER))[0] == ("1", "READY")
+    failed = (await pool.changing.versions())[-1]
+    assert failed.name != OTHER or failed.state == "UNAVAILABLE"
+    reasons = {
+        one.version: one.reason for one in await pool.changing.versions() if one.name == OTHER
+    }
+    assert reasons["2"], "the list of versions says why, too"
+    encoder(store, OTHER, seed=8)
+    assert (await pool.changing.load(OTHER)).info.version == "3"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "not enough memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), "not enough memory"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "not enough memory"),
+        (OSError(12, "Cannot allocate memory"), "not enough memory"),
+        (ZeroDivisionError("a secret of somebody's"), "ZeroDivisionError; the server's log"),
+    ],
+)
+async def test_a_fault_while_loading_harms_nobody(
+    store: ModelStore,
+    pool: ModelRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    reason: str,
+) -> None:
+    encoder(store, OTHER, seed=7)
+    before = await vector(pool, OTHER)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(lifecycle.ModelLifecycle, "_open", fail)
+    with pytest.raises(ModelNotLoaded, match=f"version 1 serves on: .*{reason}") as caught:
+        await pool.changing.load(OTHER)
+    assert "secret" not in caught.value.message
+    monkeypatch.undo()
+    np.testing.assert_array_equal(await vector(pool, OTHER), before)
+    assert (await pool.changing.load(OTHER)).info.version == "2"
+
+
+async def test_what_is_not_there_or_does_not_serve_is_told_apart(
+    store: ModelStore, pool: ModelRegistry
+) -> None:
+    files = write_base(store.own.parent / "base", WORDS)
+    store.publish(files, Manifest(name="lm", kind="language-model", max_tokens=64))
+    store.publish(files, Manifest(name="cross", kind="encoder", pooling="cls", max_tokens=64))
+    for name, version, error, says in (
+        ("nobody", None, ModelNotFound, "no model 'nobody' in the store"),
+        (OTHER, "9", ModelNotFound, f"{OTHER!r} has no version '9'; there are: 1"),
+        (OTHER, "../1", ModelNotFound, "has no version '../1'"),
+        ("../own", None, ModelNotFound, "no model '../own'"),
+        ("lm", None, ModelCannot, "language model"),
+        ("cross", None, ModelCannot, "serves as reranker; its version 2 is of kind encoder"),
+    ):
+        with pytest.raises(error, match=says):
+            await pool.changing.load(name, version)
+    assert pool.scorer("cross").info.version == "1"
+
+
+async def test_a_model_unloads_once_its_last_request_is_done_and_is_freed(
+    pool: ModelRegistry, metrics: Metrics
+) -> None:
+    old = weakref.ref(pool.encoder(OTHER))
+    with serving_request(RequestContext()):
+        found = await vector(pool, OTHER)
+        unloading = asyncio.create_task(outside(lambda: pool.changing.unload(OTHER, allow)))
+        await until(lambda: pool.serving(OTHER) is None)
+        assert not unloading.done()
+        assert await states(pool, OTHER) == [("1", "UNLOADING")]
+        np.testing.assert_array_equal(await vector(pool, OTHER), found)
+        with pytest.raises(ModelNotFound, match=f"{OTHER!r} does not exist"):
+            await outside(lambda: vector(pool, OTHER))
+    gone = await unloading
+    assert (gone.name, gone.revision.version) == (OTHER, "1")
+    gc.collect()
+    assert old() is None, "it is still held"
+    labels = {"model": OTHER, "state": "unavailable"}
+    assert metrics.registry.get_sample_value("condensery_model_state", labels) == 1
+    with pytest.raises(ModelNotFound):
+        await pool.changing.unload(OTHER, allow)
+    assert (await pool.changing.load(OTHER)).previous is None
+    assert (await vector(pool, OTHER)).shape == found.shape
+
+
+async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded(
+    store: ModelStore, pool: ModelRegistry
+) -> None:
+    class Circle:
+        """What only a collection frees, as part of giving back."""
+
+    def circle() -> "weakref.ref[Circle]":
+        one: Any = Circle()
+        one.itself = one
+        return weakref.ref(one)
+
+    async def unload() -> None:
+        await pool.changing.unload(OTHER, allow)
+
+    async def replace() -> None:
+        await pool.changing.load(ENCODER)
+
+    async def fail() -> None:
+        with pytest.raises(ModelNotLoaded):
+            await pool.changing.load(OTHER)
+
+    encoder(store, ENCODER, seed=7)
+    gc.collect()
+    gc.disable()
+    try:
+        for change in (unload, replace, fail):
+            if change is fail:
+                corrupt(store)
+            garbage = circle()
+            await change()
+            await until(lambda: not pool.changing._tasks)
+            assert garbage() is None, f"nothing was given back after {change.__name__}"
+    finally:
+        gc.enable()
+
+
+async def test_what_speaks_against_an_unload_is_heard_at_the_last_moment(
+    pool: ModelRegistry,
+) -> None:
+    def object_() -> None:
+        raise ModelInUse("it is needed")
+
+    with pytest.raises(ModelInUse, match="needed"):
+        await pool.changing.unload(OTHER, object_)
+    assert (await vector(pool, OTHER)).size
+    assert await states(pool, OTHER) == [("1", "READY")]
+
+
+async def test_pairs_and_cross_encoders_swap_and_go_as_well(
+    store: ModelStore, pool: ModelRegistry
+) -> None:
+    pair(store, seed=5)
+    old = weakref.ref(pool.reader(PAIR))
+    with serving_request(RequestContext()):
+        before = await memory_of(pool.reader(PAIR))
+        answer = pool.reader(PAIR).generate("who?", [before], max_tokens=8)
+        first = await anext(answer)
+        assert (await pool.changing.load(PAIR)).info.version == "2"
+        rest = [token async for token in answer]
+        assert rest[-1].finish, "an answer that had begun is ended"
+        assert first.count == 1
+    await until(lambda: not pool.changing._tasks)
+    del answer
+    gc.collect()
+    assert old() is None, "the old pair is still held"
+    assert np.abs(await memory_of(pool.reader(PAIR)) - before).max() > 0.01
+
+    ranked = await pool.scorer("cross").score("who?", ["the mill", "bread"])
+    cross = weakref.ref(pool.scorer("cross"))
+    await pool.changing.load("cross", again=True)
+    await until(lambda: not pool.changing._tasks)
+    gc.collect()
+    assert cross() is None
+    found = await pool.scorer("cross").score("who?", ["the mill", "bread"])
+    np.testing.assert_array_equal(found.scores, ranked.scores)
+    await pool.changing.unload("cross", allow)
+    with pytest.raises(ModelNotFound, match="'cross' was unloaded"):
+        pool.classifier("cross")
+
+
+async def memory_of(reader: OscarModel) -> Any:
+    (found,) = await reader.compress("who?", ["the old mill"])
+    assert not isinstance(found, CondenseryError)
+    return found.memory
+
+
+async def test_defaults_stay_who_they_are(store: ModelStore, pool: ModelRegistry) -> None:
+    """Whoever names nobody gets the same model as before, or is refused; never another one."""
+    encoder(store, "aaa", seed=9)
+    await pool.changing.load("aaa")
+    assert pool.encoder().info.name == ENCODER
+    assert pool.missing() is None
+    assert set(pool.default_of(PAIR)) == {"oscar-pair", "reranker"}
+    told = []
+    pool.watch(lambda: told.append(pool.missing()))
+    await pool.changing.unload(PAIR, allow)
+    assert pool.missing() == PAIR
+    assert told[0] == PAIR
+    with pytest.raises(ModelNotFound, match=f"{PAIR!r} was unloaded"):
+        pool.scorer()
+    await pool.changing.load(PAIR)
+    assert pool.missing() is None
+    assert pool.scorer().info.name == PAIR
+
+
+async def test_aliases_lead_where_a_models_name_is_asked_for(
+    store: ModelStore, pool: ModelRegistry
+) -> None:
+    await pool.changing.set_aliases({"best": OTHER, "judge": "cross", "answers": PAIR})
+    assert pool.encoder("best").info.name == OTHER
+    assert pool.scorer("judge").info.name == "cross"
+    assert pool.reader("answers").info.name == PAIR
+    assert pool.measured("best") is not None
+    with pytest.raises(ModelCannot, match=r"'other' \(alias 'best'\) is no oscar-pair"):
+        pool.reader("best")
+    with serving_request(RequestContext()):
+        assert pool.encoder("best").info.name == OTHER
+        await pool.changing.set_aliases({"best": ENCODER})
+        assert pool.encoder("best").info.name == OTHER, "what has begun ends as it began"
+    assert pool.encoder("best").info.name == ENCODER
+    encoder(store, "best", seed=3)
+    with pytest.raises(ModelAliasTaken, match="its name is an alias of 'minilm-l6'"):
+        await pool.changing.load("best")
+    with pytest.raises(ModelAliasTaken):
+        await pool.changing.set_aliases({"aaa": OTHER, "cross": OTHER})
+    assert "aaa" not in pool.aliases
+    with pytest.raises(ModelNotFound, match="'judge' is an alias of 'cross'"):
+        await pool.changing.unload("judge", allow)
+    await pool.changing.unload(OTHER, allow)
+    with pytest.raises(ModelAliasToNothing, match=OTHER):
+        await pool.changing.set_aliases({"again": OTHER})
+
+
+async def test_aliases_that_are_being_written_are_written_though_who_asked_has_gone(
+    store: ModelStore, pool: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Till then nothing else is named, comes or goes: of two changes the last would win whole."""
+    change, held = ModelAliases.change, threading.Event()
+
+    def slow(self: ModelAliases, changes: Any, **known: Any) -> None:
+        if "first" in changes:
+            assert held.wait(60)
+        change(self, changes, **known)
+
+    monkeypatch.setattr(ModelAliases, "change", slow)
+    told = []
+    pool.watch(lambda: told.append(pool.aliases.targets))
+    asked = asyncio.create_task(pool.changing.set_aliases({"first": OTHER}))
+    await until(pool.changing._naming.locked)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    gone = asyncio.create_task(pool.changing.unload(OTHER, object_to_aliases(pool)))
+    second = asyncio.create_task(pool.changing.set_aliases({"second": ENCODER}))
+    await asyncio.sleep(0.05)
+    assert not gone.done()
+    assert not second.done()
+    held.set()
+    with pytest.raises(ModelInUse):
+        await gone
+    assert await second == {"first": OTHER, "second": ENCODER}
+    assert told == [{"first": OTHER}, {"first": OTHER, "second": ENCODER}]
+
+
+def object_to_aliases(pool: ModelRegistry) -> Callable[[], None]:
+    def check() -> None:
+        if pool.aliases.of(OTHER):
+            raise ModelInUse("an alias leads to it")
+
+    return check
+
+
+async def test_a_change_that_the_end_finds_is_told_so_and_hangs_nobody(
+    store: ModelStore, pool: ModelRegistry
+) -> None:
+    encoder(store, OTHER, seed=7)
+
+    def end() -> None:
+        raise ModelInUse("never asked")
+
+    asked = asyncio.create_task(pool.changing.unload(OTHER, end))
+    await asyncio.sleep(0)  # its own task is made by now, and has not begun
+    assert pool.changing._tasks
+    pool.changing.close()
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable):
+            await asked
+        for one in (pool.changing.load(OTHER), pool.changing.set_aliases({"a": OTHER})):
+            with pytest.raises(Unavailable):
+                await one
+    assert pool.encoder(OTHER).info.version == "1"
+
+
+async def test_a_stored_model_with_an_aliass_name_is_refused_at_the_start(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    aliases = ModelAliases(tmp_path / "aliases.json")
+    aliases.change({"best": ENCODER}, serving={ENCODER}, taken={ENCODER})
+    encoder(store, "best", seed=3)
+    models = ModelRegistry.load(
+        store, device=torch.device("cpu"), dtype=torch.float32, workers=1, aliases=aliases
+    )
+    assert "is an alias of 'minilm-l6'" in models.refused()["best"]
+    assert models.encoder("best").info.name == ENCODER
+    models.close()

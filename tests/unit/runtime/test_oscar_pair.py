@@ -1,0 +1,90 @@
+import shutil
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_published import Cocom, write_base
+from torch import Tensor
+
+from condensery.errors import CorruptModel
+from condensery.runtime.oscar_pair import open_pair
+from condensery.store import weights
+from condensery.store.importing import import_model
+from condensery.store.manifest import StoredModel
+from condensery.store.pair_options import PairOptions
+from condensery.store.store import ModelStore
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=["small", "shared"])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    """An imported pair; with a compressor of its own, or one that it shares."""
+    root = tmp_path_factory.mktemp(request.param)
+    bases = (
+        write_base(root / "generator", "mistral", seed=4),
+        write_base(root / "compressor", "llama", seed=3),
+    )
+    published = Cocom(root / "naver", bases, request.param)
+    store = ModelStore(None, root / "store")
+    return import_model(store, published.path, "pair", pair=PairOptions())
+
+
+def test_loading_holds_one_stored_tensor_at_a_time(
+    stored: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a model takes no second copy of itself; adapters, which are small, wait to be merged."""
+    alive: set[int] = set()
+    most: list[int] = []
+
+    def counted(model: StoredModel) -> Iterator[tuple[str, Tensor]]:
+        for number, (name, tensor) in enumerate(each_tensor(model)):
+            if ".lora_" not in name:
+                alive.add(number)
+                weakref.finalize(tensor, alive.discard, number)
+            yield name, tensor
+            del tensor
+            most.append(len(alive))
+
+    each_tensor = weights.each_tensor
+    monkeypatch.setattr(weights, "each_tensor", counted)
+    # In no type that a tensor is stored in: each is converted, and what it was is let go.
+    pair = open_pair(stored, None, compressor=CPU, generator=CPU, dtype=torch.float64)
+    assert len(most) > 40
+    assert max(most) <= 2
+    assert not alive
+    assert pair.generator.dtype == torch.float64
+
+
+def test_what_the_halves_share_is_in_memory_once(stored: StoredModel) -> None:
+    pair = open_pair(stored, None, compressor=CPU, generator=CPU, dtype=torch.bfloat16)
+    halves = [pair.compressor, pair.generator]
+    tables = [
+        {p.data_ptr() for p in half.parameters() if p.dim() == 2 and p.shape[0] > 200}
+        for half in halves
+        if isinstance(half, torch.nn.Module)
+    ]
+    shared = tables[0] & tables[1]
+    assert bool(shared) == (stored.manifest.shape["compressor"].get("shared", False))  # type: ignore[union-attr, call-overload, index]
+
+
+def test_a_token_s_text_has_its_blank(stored: StoredModel) -> None:
+    """Decoders drop a leading blank; a report of tokens must not."""
+    pair = open_pair(stored, None, compressor=CPU, generator=CPU, dtype=torch.float32)
+    ids = [t for part in pair.texts.prompt("the old mill", []) for t in part]  # type: ignore[union-attr]
+    told = "".join(pair.token(token) for token in ids)
+    assert "the old mill" in told
+    assert pair.token(next(iter(pair.texts.stop))) == "", "special tokens are no text"
+
+
+def test_a_tokenizer_of_another_model_is_refused(stored: StoredModel, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    shutil.copytree(stored.path, files, ignore=shutil.ignore_patterns("model.json"))
+    write_base(tmp_path / "other", "qwen2", seed=1)
+    shutil.copy(tmp_path / "other" / "tokenizer.json", files / "generator" / "tokenizer.json")
+    store = ModelStore(None, tmp_path / "store")
+    swapped = store.publish(files, stored.manifest)
+    with pytest.raises(CorruptModel, match="tokenizer"):
+        open_pair(swapped, None, compressor=CPU, generator=CPU, dtype=torch.float32)

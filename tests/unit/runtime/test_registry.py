@@ -1,0 +1,482 @@
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_pair import pair_files, tiny_pair, tiny_shape, write_base
+from tiny_published import Cocom
+from tiny_published import write_base as write_language_model
+from torch import Tensor
+
+from condensery.errors import CondenseryError, ModelNotFound, ReportNotFound, Unavailable
+from condensery.metrics import Metrics
+from condensery.runtime.oscar import OscarModel
+from condensery.runtime.oscar_pair import prepare_for_inference
+from condensery.runtime.registry import ModelRegistry
+from condensery.runtime.scheduler import GeneratorLimits
+from condensery.runtime.workers import Workers
+from condensery.store.importing import import_model
+from condensery.store.manifest import Manifest, StoredModel
+from condensery.store.pair_options import PairOptions
+from condensery.store.store import ModelStore
+from condensery.store.weights import save_state
+
+ENCODER, PAIR = "minilm-l6", "oscar-mini"  # the default names
+FP32 = torch.float32
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    """A store of two encoders and two pairs."""
+    store = ModelStore(None, tmp_path / "own")
+    words = tiny_pair().compressor.backbone.embeddings.word_embeddings.weight.detach()
+    for seed, name in enumerate((ENCODER, "another-encoder")):
+        files = write_base(tmp_path / name, words, seed)
+        store.publish(files, Manifest(name=name, kind="encoder", pooling="mean", max_tokens=64))
+    for seed, name in enumerate((PAIR, "another-pair")):
+        publish_pair(store, tmp_path / name, name, seed=seed)
+    return store
+
+
+def publish_pair(store: ModelStore, files: Path, name: str, seed: int = 0, **changes: Any) -> None:
+    pair = tiny_pair(seed)
+    pair_files(files, pair)
+    save_state(files, pair.own_state())
+    fields = {
+        "name": name,
+        "kind": "oscar-pair",
+        "method": "oscar",
+        "base": ENCODER,
+        "max_tokens": 39,
+        "shape": tiny_shape().to_dict(),
+        "licence": "CC0-1.0",
+    }
+    store.publish(files, Manifest(**{**fields, **changes}))
+
+
+@pytest.fixture
+def load(store: ModelStore) -> Iterator[Callable[..., ModelRegistry]]:
+    started = []
+
+    def run(**options: Any) -> ModelRegistry:
+        wanted = {"dtype": FP32, "workers": 1, **options}
+        models = ModelRegistry.load(store, device=torch.device("cpu"), **wanted)
+        started.append(models)
+        return models
+
+    yield run
+    for models in started:
+        models.close()
+
+
+def alter(path: Path) -> None:
+    """Change one byte of a file, as a failing disk might."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+async def test_every_stored_model_serves(load: Callable[..., ModelRegistry]) -> None:
+    said: list[str] = []
+    models = load(say=said.append)
+    assert [(info.name, info.kind) for info in models.models()] == [
+        (ENCODER, "encoder"),
+        (PAIR, "oscar-pair"),
+        ("another-encoder", "encoder"),
+        ("another-pair", "oscar-pair"),
+    ]
+    assert models.refused() == {}
+    assert [line.split(":")[0] for line in said] == sorted(info.name for info in models.models())
+    assert all("loaded in" in line for line in said)
+    await models.warm_up()
+
+
+async def test_a_loaded_pair_computes_what_the_published_one_did(
+    load: Callable[..., ModelRegistry], tmp_path: Path
+) -> None:
+    reader = load().reader(PAIR)
+    (found,) = await reader.compress("who?", ["the old mill"])
+    assert reader.info.fingerprint.startswith("sha256:")
+    assert (reader.info.licence, reader.info.dtype) == ("CC0-1.0", "float32")
+
+    pair, workers = tiny_pair(), Workers(1)
+    files = pair_files(tmp_path / "direct", pair)
+    with ThreadPoolExecutor(1) as threads:
+        direct = OscarModel.of(
+            prepare_for_inference(pair), files, workers, name="direct", threads=threads
+        )
+        (wanted,) = await direct.compress("who?", ["the old mill"])
+    workers.close()
+    np.testing.assert_allclose(found.memory, wanted.memory, atol=1e-5)
+
+
+def test_defaults_are_the_shipped_names(load: Callable[..., ModelRegistry]) -> None:
+    models = load()
+    assert models.encoder().info.name == ENCODER
+    assert models.reader().info.name == models.scorer().info.name == PAIR
+    assert models.encoder("another-encoder").info.name == "another-encoder"
+    assert models.reader("another-pair").info.name == "another-pair"
+
+
+def test_without_the_shipped_names_the_first_by_name_is_the_default(
+    store: ModelStore, load: Callable[..., ModelRegistry]
+) -> None:
+    shutil.rmtree(store.own / PAIR)
+    assert load().reader().info.name == "another-pair"
+
+
+def test_unknown_names_and_wrong_kinds_are_told_apart(load: Callable[..., ModelRegistry]) -> None:
+    models = load()
+    cases = [
+        (models.encoder, "nothing", "does not exist"),
+        (models.encoder, PAIR, "is no encoder"),
+        (models.reader, ENCODER, "is no oscar-pair"),
+        (models.scorer, ENCODER, "is no reranker"),
+    ]
+    for find, name, reason in cases:
+        with pytest.raises(ModelNotFound, match=reason) as caught:
+            find(name)
+        assert repr(name) in caught.value.message
+        assert (caught.value.field, caught.value.value) == ("model", name)
+    with pytest.raises(ModelNotFound, match=r"'another-encoder', 'minilm-l6'"):
+        models.encoder("nothing")
+
+
+def test_what_a_model_was_measured_at_is_that_of_the_version_that_serves(
+    store: ModelStore, load: Callable[..., ModelRegistry], tmp_path: Path
+) -> None:
+    for version in (2, 3):
+        files = tmp_path / f"{PAIR}-{version}"
+        files.mkdir()
+        (files / "report.json").write_text(json.dumps({"format": 2, "seed": version}))
+        publish_pair(store, files, PAIR, seed=version)
+    (store.own / "another-encoder" / "1" / "model.json").write_text("{")
+    models = load()
+    found = models.measured(PAIR).report()
+    assert (found.version, found.report["seed"]) == ("3", 3)
+    assert found.fingerprint == next(m.fingerprint for m in models.models() if m.name == PAIR)
+    with pytest.raises(ReportNotFound, match="'another-pair' was never measured"):
+        models.measured("another-pair").report()
+    with pytest.raises(ModelNotFound, match="'nobody' does not exist"):
+        models.measured("nobody")
+    with pytest.raises(ModelNotFound, match="'another-encoder' was refused"):
+        models.measured("another-encoder")
+
+
+def corrupt_weights(store: ModelStore) -> None:
+    (weights,) = (store.own / PAIR / "1").glob("*.safetensors")
+    alter(weights)
+
+
+def cut_manifest(store: ModelStore) -> None:
+    path = store.own / PAIR / "1" / "model.json"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def remove_tokenizer(store: ModelStore) -> None:
+    (store.own / PAIR / "1" / "tokenizer.json").unlink()
+
+
+def unusable(**changes: Any) -> Callable[[ModelStore], None]:
+    """Publish a pair over the old one whose files are whole, but make no pair."""
+
+    def run(store: ModelStore) -> None:
+        files = store.own.parent / "unusable"
+        publish_pair(store, files, PAIR, **changes)
+
+    return run
+
+
+def other_words(store: ModelStore) -> None:
+    files = write_base(store.own.parent / "other", seed=9)
+    manifest = Manifest(name=ENCODER, kind="encoder", pooling="mean", max_tokens=64)
+    shutil.rmtree(store.own / ENCODER)
+    store.publish(files, manifest)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (corrupt_weights, r"model-00001-of-00001\.safetensors"),
+        (cut_manifest, r"model\.json"),
+        (remove_tokenizer, r"tokenizer\.json"),
+        (unusable(shape={"memory_tokens": 0}), "memory_tokens must be a positive integer, not 0"),
+        (unusable(shape={"colour": "red"}), "colour"),
+        (unusable(shape=tiny_shape(generator_heads=5).to_dict()), "attention heads"),
+        (unusable(shape=tiny_shape(passage_tokens=200).to_dict()), "needs 219 positions"),
+        (unusable(shape=tiny_shape(mapping_size=41).to_dict()), "mapping"),
+        (unusable(shape=tiny_shape(copy=False).to_dict()), "unknown"),
+        (unusable(base=None), "no base"),
+        (other_words, "fingerprint"),
+        (unusable(kind="classifier"), "kind 'classifier' is no classifier"),
+    ],
+)
+def test_a_pair_that_can_not_serve_is_refused_by_name_and_reason_and_the_rest_serve(
+    store: ModelStore,
+    load: Callable[..., ModelRegistry],
+    harm: Callable[[ModelStore], None],
+    reason: str,
+) -> None:
+    harm(store)
+    said: list[str] = []
+    metrics = Metrics()
+    models = load(say=said.append, metrics=metrics)
+    assert PAIR in models.refused()
+    with pytest.raises(ModelNotFound, match=reason) as caught:
+        models.reader(PAIR)
+    assert "was refused" in caught.value.message
+    assert any(line.startswith(f"{PAIR}: refused: ") for line in said)
+    assert models.encoder().info.name == ENCODER
+    assert PAIR not in {info.name for info in models.models()}
+    loaded = {
+        sample.labels["model"]: sample.value
+        for metric in metrics.model_loaded.collect()
+        for sample in metric.samples
+    }
+    assert loaded[PAIR] == 0
+    assert loaded[ENCODER] == 1
+    assert loaded["another-encoder"] == 1
+
+
+def test_a_base_that_is_broken_takes_its_pairs_down_but_not_the_other_encoder(
+    store: ModelStore, load: Callable[..., ModelRegistry]
+) -> None:
+    (weights,) = (store.own / ENCODER / "1").glob("*.safetensors")
+    alter(weights)
+    models = load()
+    assert set(models.refused()) == {ENCODER, PAIR, "another-pair"}
+    assert models.encoder().info.name == "another-encoder"
+    with pytest.raises(ModelNotFound, match=ENCODER):
+        models.encoder(ENCODER)
+
+
+def test_an_empty_store_serves_nothing_and_says_so(tmp_path: Path) -> None:
+    store = ModelStore(None, tmp_path / "empty")
+    models = ModelRegistry.load(store, device=torch.device("cpu"), dtype=FP32, workers=1)
+    with pytest.raises(ModelNotFound, match=rf"'{ENCODER}' does not exist.*\[\]"):
+        models.encoder()
+    assert models.models() == []
+    models.close()
+
+
+async def test_closed_models_refuse(load: Callable[..., ModelRegistry]) -> None:
+    models = load()
+    encoder, reader = models.encoder(), models.reader()
+    models.close()
+    for call in (encoder.embed(["a"]), reader.compress("a", ["b"])):
+        with pytest.raises(Unavailable, match="shutting down"):
+            await call
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    """An imported pair of two causal language models, of which tests take a copy."""
+    root = tmp_path_factory.mktemp("causal")
+    bases = [
+        write_language_model(root / "wide", "mistral", seed=4, hidden_size=64),
+        write_language_model(root / "llama", "llama", seed=3),
+    ]
+    published = Cocom(root / "naver", (bases[0], bases[1]), "small")
+    return import_model(
+        ModelStore(None, root / "store"), published.path, "causal", pair=PairOptions()
+    )
+
+
+def tampered(
+    store: ModelStore, causal: StoredModel, change: Callable[[dict[str, Tensor]], None], files: Path
+) -> None:
+    """Publish a pair whose weights were changed, and whose files are whole."""
+    shutil.copytree(causal.path, files, ignore=shutil.ignore_patterns("model.json"))
+    (weights,) = files.glob("*.safetensors")
+    tensors = load_file(weights)
+    change(tensors)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    store.publish(files, causal.manifest)
+
+
+async def test_pairs_of_every_kind_serve_side_by_side(
+    store: ModelStore, causal: StoredModel, load: Callable[..., ModelRegistry], tmp_path: Path
+) -> None:
+    tampered(store, causal, lambda tensors: None, tmp_path / "copy")
+    models = load()
+    assert models.refused() == {}
+    await models.warm_up()
+    for name in (PAIR, "causal"):
+        reader = models.reader(name)
+        found = await reader.compress("who?", ["the old mill", "new bread"])
+        memory = [one.memory for one in found if not isinstance(one, CondenseryError)]
+        tokens = [token async for token in reader.generate("who?", memory, max_tokens=4)]
+        assert tokens[-1].finish
+    assert models.reader().info.name == PAIR, "the default stays"
+    with pytest.raises(ModelNotFound, match="'causal' is no reranker"):
+        models.scorer("causal")
+    assert models.scorer().info.name == PAIR
+
+
+NAME = "compressor.backbone.layers.0.self_attn.q_proj.weight"
+
+
+def lose(tensors: dict[str, Tensor]) -> None:
+    del tensors[NAME]
+
+
+def gain(tensors: dict[str, Tensor]) -> None:
+    tensors["compressor.backbone.layers.9.extra.weight"] = torch.zeros(2)
+
+
+def reshape(tensors: dict[str, Tensor]) -> None:
+    tensors[NAME] = tensors[NAME][:-1].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lose, rf"{NAME}: missing"),
+        (gain, r"layers\.9\.extra\.weight: \(2,\), unknown"),
+        (reshape, rf"{NAME}: \(31, 32\), expected \(32, 32\)"),
+    ],
+)
+def test_a_pair_whose_tensors_do_not_fit_is_refused_by_name_and_reason_and_the_rest_serve(
+    store: ModelStore,
+    causal: StoredModel,
+    load: Callable[..., ModelRegistry],
+    tmp_path: Path,
+    change: Callable[[dict[str, Tensor]], None],
+    reason: str,
+) -> None:
+    tampered(store, causal, change, tmp_path / "tampered")
+    models = load()
+    assert set(models.refused()) == {"causal"}
+    with pytest.raises(ModelNotFound, match=reason):
+        models.reader("causal")
+    assert {info.name for info in models.models()} == {
+        *(ENCODER, "another-encoder"),
+        *(PAIR, "another-pair"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("half", "change", "reason"),
+    [
+        ("generator", {"hidden_size": 32, "head_dim": 16}, "expected"),
+        ("generator", {"model_type": "bert"}, "unknown"),
+        ("compressor", {"num_hidden_layers": 3}, "unknown"),
+        ("compressor", {"hidden_size": "wide"}, "config.json"),
+        ("generator", {"rope_parameters": {"rope_type": "none such"}}, "none such"),
+        ("generator", None, "holds no object"),
+    ],
+)
+def test_a_pair_whose_halves_do_not_match_is_refused_and_the_rest_serve(
+    store: ModelStore,
+    causal: StoredModel,
+    load: Callable[..., ModelRegistry],
+    tmp_path: Path,
+    half: str,
+    change: dict[str, Any] | None,
+    reason: str,
+) -> None:
+    files = tmp_path / "files"
+    shutil.copytree(causal.path, files, ignore=shutil.ignore_patterns("model.json"))
+    path = files / half / "config.json"
+    path.write_text("[]" if change is None else json.dumps(json.loads(path.read_text()) | change))
+    store.publish(files, causal.manifest)
+    models = load()
+    assert set(models.refused()) == {"causal"}
+    with pytest.raises(ModelNotFound, match=reason):
+        models.reader("causal")
+
+
+def test_memory_tokens_that_the_generator_s_prompt_does_not_have_are_refused(
+    store: ModelStore, causal: StoredModel, load: Callable[..., ModelRegistry], tmp_path: Path
+) -> None:
+    shape = json.loads(json.dumps(causal.manifest.shape))
+    shape["generator"]["memory"] = shape["generator"]["memory"][:-1]
+    files = tmp_path / "files"
+    shutil.copytree(causal.path, files, ignore=shutil.ignore_patterns("model.json"))
+    store.publish(files, causal.manifest.model_copy(update={"shape": shape}))
+    assert "halves that don't match" in load().refused()["causal"]
+
+
+async def test_what_the_manifest_says_suits_the_pair_is_among_its_traits(
+    store: ModelStore, load: Callable[..., ModelRegistry], tmp_path: Path
+) -> None:
+    publish_pair(store, tmp_path / "said", PAIR, defaults={"top_n": 1, "min_relevance": 0.25})
+    models = load()
+    said, unsaid = models.reader(PAIR).traits, models.reader("another-pair").traits
+    assert (said.top_n, said.min_relevance) == (1, 0.25)
+    assert (unsaid.top_n, unsaid.min_relevance) == (5, 0.0)
+    assert models.reader(PAIR).info.fingerprint == models.reader(PAIR).info.fingerprint
+
+
+async def test_the_generator_is_bounded_and_a_bound_too_tight_refuses_the_pair(
+    load: Callable[..., ModelRegistry], store: ModelStore, causal: StoredModel, tmp_path: Path
+) -> None:
+    tampered(store, causal, lambda tensors: None, tmp_path / "copy")
+    metrics = Metrics()
+    models = load(generator_limits=GeneratorLimits(sequences=3, cache_mib=1), metrics=metrics)
+    assert models.refused() == {}
+
+    def positions(model: str) -> float | None:
+        labels = {"model": model, "state": "limit"}
+        return metrics.registry.get_sample_value("condensery_cache_positions", labels)
+
+    # Two layers of keys and values, 32 features of 4 bytes; four of 2 heads of 16 features.
+    assert positions(PAIR) == 2**20 // (2 * 2 * 32 * 4)
+    assert positions("causal") == 2**20 // (2 * 4 * 2 * 16 * 4)
+    reader = models.reader("causal")
+    assert reader.spare("who?", [], 1) < 2**20 // (2 * 4 * 2 * 16 * 4)
+
+    deep = tiny_pair(generator_layers=40)
+    files = pair_files(tmp_path / "deep", deep)
+    save_state(files, deep.own_state())
+    store.publish(
+        files, store.open(PAIR).manifest.model_copy(update={"shape": deep.shape.to_dict()})
+    )
+    tight = load(generator_limits=GeneratorLimits(cache_mib=1))
+    assert set(tight.refused()) == {PAIR}
+    assert "generator_cache_mib=1 holds 102 positions" in tight.refused()[PAIR]
+
+
+async def test_halves_on_devices_of_their_own_have_workers_of_their_own(
+    store: ModelStore, causal: StoredModel, load: Callable[..., ModelRegistry], tmp_path: Path
+) -> None:
+    """As far as a machine without a second device shows: two names of the same one."""
+    tampered(store, causal, lambda tensors: None, tmp_path / "copy")
+    one, two = load(), load(generator=torch.device("cpu", 0))
+    assert (len(one.teams), len(two.teams)) == (1, 2)
+    assert two.refused() == {}
+    for name in (PAIR, "causal"):
+        said = []
+        for models in (one, two):
+            reader = models.reader(name)
+            found = await reader.compress("who?", ["the old mill"])
+            memory = [each.memory for each in found if not isinstance(each, CondenseryError)]
+            tokens = [t async for t in reader.generate("who?", memory, max_tokens=6)]
+            said.append([token.id for token in tokens])
+        assert said[0] == said[1]
+
+
+async def test_a_model_that_fails_when_it_is_tried_is_refused_and_the_rest_serve(
+    store: ModelStore, load: Callable[..., ModelRegistry]
+) -> None:
+    metrics, said = Metrics(), list[str]()
+    models = load(metrics=metrics)
+    reader = models.reader(PAIR)
+    reader._compressor._network._words.fill_(torch.nan)
+    await models.warm_up(said.append)
+    assert set(models.refused()) == {PAIR}
+    assert "NaN" in models.refused()[PAIR]
+    assert said == [f"{PAIR}: refused: {models.refused()[PAIR]}"]
+    assert models.reader().info.name == "another-pair"
+    with pytest.raises(ModelNotFound, match="was refused"):
+        models.reader(PAIR)
+    with pytest.raises(Unavailable):
+        await reader.compress("who?", ["the mill"])
+    loaded = metrics.registry.get_sample_value("condensery_model_loaded", {"model": PAIR})
+    assert loaded == 0
