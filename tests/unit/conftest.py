@@ -83,7 +83,8 @@ def vector_of(text: str) -> Floats:
 class StandInEncoder:
     """A text's vector hangs on its characters alone; a token is a word.
 
-    A forward pass takes ``delay`` seconds; ``waiting`` is how many are under way.
+    A forward pass takes ``delay`` seconds, and waits for ``gate`` where there is one; ``waiting``
+    is how many are under way.
     """
 
     info: ModelInfo
@@ -92,6 +93,7 @@ class StandInEncoder:
     asked: list[tuple[str, str, bool | None]] = field(default_factory=list)
     fails: CondenseryError | Exception | None = None
     delay: float = 0
+    gate: asyncio.Event | None = None
     waiting: int = 0
     sides: list[TruncationDirection] = field(default_factory=list)
 
@@ -113,6 +115,8 @@ class StandInEncoder:
         self.waiting += 1
         try:
             await asyncio.sleep(self.delay)
+            if self.gate is not None:
+                await self.gate.wait()
         finally:
             self.waiting -= 1
         counts = [len(text.split()) for text in texts]

@@ -27,11 +27,12 @@ async def under_way(pool):
 
 
 async def test_a_query_under_way_goes_on_where_the_alias_leads_now(services, pool, swapped):
-    pool.encoders["words"].delay = 0.2
+    pool.encoders["words"].gate = gate = asyncio.Event()
     asked = asyncio.create_task(retrieval.query_index(services, "live", "alpha"))
     await under_way(pool)
     await move(services)
     await indexes.drop_index(services, "kb")
+    gate.set()
     (hit,) = await asked
     assert hit.passage.document_id == "of-kb-2"
 
@@ -39,12 +40,13 @@ async def test_a_query_under_way_goes_on_where_the_alias_leads_now(services, poo
 async def test_a_write_under_way_is_there_under_the_alias_when_acknowledged(
     services, pool, swapped
 ):
-    pool.encoders["words"].delay = 0.2
+    pool.encoders["words"].gate = gate = asyncio.Event()
     writing = asyncio.create_task(
         indexes.upsert_documents(services, "live", [Document("late", "gamma three")])
     )
     await under_way(pool)
     await move(services)
+    gate.set()
     assert (await writing).documents == 1
     assert [
         document.id for document in await indexes.get_documents(services, "live", ["late"])
