@@ -8,14 +8,14 @@ event), what compression did, and whether two answers say the same: SQuAD's meas
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from condensery.errors import InputError
-from condensery.values import Document, Floats, Metadata
+from condensery.values import Document, Floats, Metadata, TokenUsage, set_derived
 
 CompressionMode = Literal["auto", "required", "off"]
 CompressionStatus = Literal["applied", "partial", "fallback", "off"]
@@ -183,69 +183,85 @@ class CompressedPassage:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """What compression did for one answer. FLOPs are analytic, from the config's dimensions.
+    """What compression did for one answer.
 
-    Attributes:
-        status: ``applied``; ``partial`` if a passage could not be compressed, or one that should
-            have been read did not fit the generator; ``fallback`` if all in context were read as
-            text for it; ``off`` if none was to be compressed, or there was none.
-        docs: Passages that were read as vectors (or would have been, in an answer not found).
-        tokens_in: Their tokens; of a long passage whose windows nothing scores, those of what is
-            read.
-        vectors_out: What they became.
-        fallback: Places (``Citation.index``) of those in context that were read as text
-            because their compression failed.
-        left_out: Places of those that were to be read and did not fit.
-        reason: What the caller would not expect; None if there is nothing.
+    It is ``applied``; ``partial`` if a passage could not be compressed, or one that should have
+    been read did not fit the generator; ``fallback`` if all in context were read as text for it;
+    ``off`` if none was to be compressed, or there was none. FLOPs are analytic, from the config's
+    dimensions.
     """
 
     mode: CompressionMode
     status: CompressionStatus
+    reason: str | None = field(default=None, kw_only=True)
+    """What the caller would not expect; null if there is nothing."""
     docs: int
+    """Passages that were read as vectors (or would have been, in an answer not found)."""
     tokens_in: int
+    """Their tokens; of a long passage whose windows nothing scores, those of what is read."""
     vectors_out: int
+    """What they became."""
+    ratio: float = field(init=False, default=0.0)
+    """Tokens read for each vector that the generator got; 0 when there are no vectors."""
     flops_plain: int
     flops_used: int
+    flops_saved: int = field(init=False, default=0)
+    """Plain minus used; negative when compression cost more than it saved."""
     compress_ms: float
-    reason: str | None = None
-    fallback: tuple[int, ...] = ()
+    fallback_docs: tuple[int, ...] = ()
+    """Places of those in context that were read as text, since compression failed."""
     left_out: tuple[int, ...] = ()
+    """Places of those that did not fit."""
+
+    def __post_init__(self) -> None:
+        ratio = self.tokens_in / self.vectors_out if self.vectors_out else 0.0
+        set_derived(self, ratio=ratio, flops_saved=self.flops_plain - self.flops_used)
 
     @property
-    def ratio(self) -> float:
-        """Tokens read for each vector that the generator got; 0 when there are no vectors."""
-        return self.tokens_in / self.vectors_out if self.vectors_out else 0.0
+    def fallback(self) -> tuple[int, ...]:
+        """The places of ``fallback_docs``."""
+        return self.fallback_docs
 
-    @property
-    def flops_saved(self) -> int:
-        """Plain minus used; negative when compression cost more than it saved."""
-        return self.flops_plain - self.flops_used
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """A token that could have stood in another's place."""
+
+    text: str
+    logprob: float
+
+    def __iter__(self) -> Iterator[str | float]:
+        """Yield the text and its log-probability: it was a pair of them once."""
+        return iter((self.text, self.logprob))
+
+    def __getitem__(self, place: int) -> str | float:
+        """Return the text (0) or its log-probability (1)."""
+        return (self.text, self.logprob)[place]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of an answer, its log-probability, and the likeliest in its place, best first."""
+    """A token of an answer, as the model saw it."""
 
     text: str
     logprob: float
-    top: tuple[tuple[str, float], ...] = ()
+    top: tuple[Likely, ...] = ()
+    """The likeliest ones in its place, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A passage that was in the generator's context. Not a claim that the answer is grounded.
-
-    ``start:end`` are characters of its document. ``relevance_score`` is the rerank head's, 0 to 1;
-    where that gave none, retrieval's; None where nothing scored the passage.
-    """
+    """A passage that was in the generator's context; no claim that the answer is grounded."""
 
     index: int
     id: str
     document_id: str
     text: str
-    start: int
+    start: int  # characters of its document
     end: int
     relevance_score: float | None
+    """The rerank head's, 0 to 1; where that gave none, retrieval's; null where nothing scored the
+    passage."""
     metadata: Metadata = field(default_factory=dict)
 
 
@@ -254,52 +270,55 @@ class Usage:
     """Tokens and vectors that one answer took."""
 
     prompt_tokens: int
+    total_tokens: int = field(init=False, default=0)
+    """Prompt and completion tokens together; memory vectors are counted apart."""
     context_vectors: int
     completion_tokens: int
 
-    @property
-    def total_tokens(self) -> int:
-        """Prompt and completion tokens together; memory vectors are counted apart."""
-        return self.prompt_tokens + self.completion_tokens
+    def __post_init__(self) -> None:
+        set_derived(self, total_tokens=self.prompt_tokens + self.completion_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where one answer's time went, milliseconds; all but the sums are apart from each other.
-
-    Attributes:
-        retrieve_ms: Finding passages in an index.
-        compress_ms: Compressing them, without what it waited and tokenised.
-        generate_ms: Generating, from when the generator's cache had space for the answer.
-        ttft_ms: From the question to the first token: a sum.
-        total_ms: Until the answer was whole: the other one.
-        queue_ms: Waiting: for the compressor's device, and for space in the generator's
-            key/value cache.
-        tokenize_ms: Making tokens of question, passages and context.
-    """
+    """Where one answer's time went, in milliseconds; all but the two sums are apart."""
 
     retrieve_ms: float
+    """Finding passages in an index."""
     compress_ms: float
+    """Compressing them, without what it waited and tokenised."""
     generate_ms: float
+    """Generating, from when the generator's cache had space for the answer."""
     ttft_ms: float
+    """From the question to the first token: a sum."""
     total_ms: float
+    """Until the answer was whole: the other sum."""
     queue_ms: float = 0.0
+    """Waiting: for the compressor's device, and for space in the generator's key/value cache."""
     tokenize_ms: float = 0.0
+    """Making tokens of question, passages and context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer; what a stream's deltas join to is ``text``."""
+    """An answer and what it was read from."""
 
     id: str
+    object: Literal["rag.answer"] = field(init=False, default="rag.answer")
+    answer: str
     model: str
-    text: str
     finish_reason: FinishReason
     citations: tuple[Citation, ...]
     compression: Compression
     usage: Usage
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] | None = None
+    """null unless asked for."""
+
+    @property
+    def text(self) -> str:
+        """What is answered, which a stream's deltas join to: ``answer``."""
+        return self.answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +344,7 @@ AnswerEvent = Retrieved | Delta | Answer
 
 @dataclass(frozen=True, slots=True)
 class CompressedDocument:
-    """What became of one document of a ``Compressed``; ``status`` is ``applied`` or ``failed``."""
+    """What became of one document; ``relevance_score`` is null if it failed, or nothing scores."""
 
     index: int
     id: str
@@ -339,45 +358,73 @@ class CompressedDocument:
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """Documents compressed for a question, in the request's order and number.
-
-    Attributes:
-        context: Handle of the vectors, which the server holds; None if none was asked for.
-        expires_at: When it lets go of them, Unix seconds.
-    """
+    """Documents after compression, in the request's order and number."""
 
     id: str
+    object: Literal["rag.compression"] = field(init=False, default="rag.compression")
     model: str
     fingerprint: str
     context: str | None
+    """Handle of the vectors; null if none are held."""
     expires_at: float | None
-    documents: tuple[CompressedDocument, ...]
+    """When they are let go of, Unix seconds."""
+    results: tuple[CompressedDocument, ...]
     compression: Compression
-    tokens: int
+    usage: TokenUsage
+
+    @property
+    def documents(self) -> tuple[CompressedDocument, ...]:
+        """What became of the documents: ``results``."""
+        return self.results
+
+    @property
+    def tokens(self) -> int:
+        """The documents' tokens: ``usage.prompt_tokens``."""
+        return self.usage.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far two answers say the same."""
+
+    exact: bool
+    """The same but for case, articles and punctuation."""
+    f1: float
+    """Of their words (SQuAD's)."""
+    cosine: float | None
+    """Of their vectors by the default encoder; null if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same question answered from vectors and from the passages' own text.
+    """The same question answered from vectors and from the passages' own text."""
 
-    Attributes:
-        exact: Whether both answers are the same but for case, articles and punctuation.
-        f1: Of their words (SQuAD's).
-        cosine: Of their vectors by the default encoder; None if there is none.
-        speedup: Plain's time over compressed's, retrieval and waiting left out.
-    """
-
+    object: Literal["rag.comparison"] = field(init=False, default="rag.comparison")
     compressed: Answer
     plain: Answer
-    exact: bool
-    f1: float
-    cosine: float | None
+    agreement: Agreement
     speedup: float
+    """Plain's time over compressed's, retrieval and waiting left out."""
+    flops_saved: int = field(init=False, default=0)
+    """FLOPs of reading the passages plain, less those of the compressed way."""
+
+    def __post_init__(self) -> None:
+        set_derived(self, flops_saved=self.compressed.compression.flops_saved)
 
     @property
-    def flops_saved(self) -> int:
-        """FLOPs of reading the passages plain, less those of the compressed way."""
-        return self.compressed.compression.flops_saved
+    def exact(self) -> bool:
+        """Whether both answers are the same: ``agreement.exact``."""
+        return self.agreement.exact
+
+    @property
+    def f1(self) -> float:
+        """The F1 of their words: ``agreement.f1``."""
+        return self.agreement.f1
+
+    @property
+    def cosine(self) -> float | None:
+        """The cosine of their vectors: ``agreement.cosine``."""
+        return self.agreement.cosine
 
 
 def normalise_answer(text: str) -> str:

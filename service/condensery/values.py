@@ -3,19 +3,44 @@
 Texts and their vectors, models, documents and passages, and what belongs to an index: its prompts,
 aliases, snapshots and rebuilds. Arrays are numpy float32 and are not written to after they are
 made.
+
+Those that REST replies with are its contract: orjson writes them as they are, and
+``docs/openapi.json`` has their docstrings, that of a class and those below its fields.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+
+class Described:
+    """Marks a type that pydantic is to describe by another one, which is loaded only then.
+
+    Args:
+        load: Returns the other type.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> Any:
+        """Return the other type's schema."""
+        return handler.generate_schema(self._load())
+
+
+def _load_json_value() -> Any:
+    from pydantic import JsonValue  # the command line does without pydantic
+
+    return JsonValue
+
+
 Floats = NDArray[np.float32]
 ModelKind = Literal["encoder", "classifier", "reranker", "oscar-pair", "language-model"]
 ModelState = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
-Metadata = Mapping[str, Any]
+Metadata = Mapping[str, Annotated[Any, Described(_load_json_value)]]
 TruncationDirection = Literal["right", "left"]  # of a text that is too long, which is cut
 Input = str | tuple[str, str]  # what is classified: a text, or a pair of texts
 AliasVerb = Literal["create", "delete", "rename"]
@@ -37,20 +62,47 @@ OLDER_QUERY_PROMPTS = ("query",)
 OLDER_PASSAGE_PROMPTS = ("document", "passage")
 
 
+def set_derived(value: Any, **derived: Any) -> None:
+    """Set the fields of a frozen value that follow from its others, while it is made."""
+    for name, content in derived.items():
+        object.__setattr__(value, name, content)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens read."""
+
+    prompt_tokens: int
+    total_tokens: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        set_derived(self, total_tokens=self.prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PairTraits:
+    """What a pair can do, and what it does where nothing is asked for."""
+
+    vectors: tuple[int, ...]
+    """Memory vectors that a full window may become, the most first."""
+    rates: tuple[int, ...]
+    """Tokens a vector for each of them: a question's `ratio`."""
+    scores: bool = True
+    """Whether it scores passages."""
+    top_n: int = 5
+    """Passages that it reads best; 0 is all."""
+    min_relevance: float = 0.0
+    """Score under which it does not answer; 0 is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A running model, as ``/v1/models`` and ``/info`` show it; a pair's has ``pair``.
+    """A running model."""
 
-    Attributes:
-        labels: A classifier's classes, in the order of its logits.
-        independent: Whether each label is likely or not by itself; else one of them holds.
-        version: In the store, a whole number.
-        alias_of: The model's own name, where ``name`` is an alias of it.
-        dimensions: Lengths that an encoder's vectors may be cut to (Matryoshka), beside ``dims``.
-    """
-
-    name: str
-    kind: ModelKind
+    id: str
+    object: Literal["model"] = field(init=False, default="model")
+    owned_by: str = field(init=False, default="condensery")
+    kind: str  # one of ModelKind
     method: str
     fingerprint: str
     dims: int | None
@@ -60,32 +112,38 @@ class ModelInfo:
     licence: str
     created: int
     pooling: str | None = None
-    pair: "PairTraits | None" = None
+    pair: PairTraits | None = None
+    """Of a pair alone."""
     labels: tuple[str, ...] = ()
+    """Of a classifier or cross-encoder alone."""
     independent: bool = False
+    """Whether each label is likely or not by itself."""
     version: str = ""
+    """In the store, a whole number."""
     alias_of: str | None = None
+    """The model's own name, where `id` is an alias."""
     dimensions: tuple[int, ...] = ()
+    """Of an encoder: lengths that its vectors may be cut to, beside `dims`."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, which is its id."""
+        return self.id
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """A stored version of a model, and whether it serves.
-
-    Attributes:
-        state: As KServe has it.
-        reason: Why it does not serve, where there is more to say than that.
-    """
+    """A version of a model, and what it does, as KServe tells it."""
 
     name: str
     version: str
     state: ModelState
-    reason: str = ""
+    reason: str = ""  # why it does not serve, where there is more to say than that
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Which version of a model it is, and which numbers it gives."""
+    """A version of a model."""
 
     version: str
     fingerprint: str
@@ -93,62 +151,68 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """What came of loading a model.
+    """What serves since a model was loaded."""
 
-    Attributes:
-        info: What serves now.
-        previous: What served before by that name, if something did.
-        changed: Whether anything was loaded; else that version served already.
-        seconds: That it took, from the files to the first request.
-        memory_bytes: Of its weights and caches.
-        stranded_indexes: Names of the indexes that this name's encoder made with another
-            fingerprint: they refuse to be searched and written until that one serves again.
-    """
-
-    info: ModelInfo
+    object: Literal["model.load"] = field(init=False, default="model.load")
+    id: str = field(init=False, default="")
+    model: ModelInfo
     previous: Revision | None
+    """What served before by that name."""
     changed: bool
-    seconds: float
+    """Whether it was loaded; else it served already."""
+    seconds: float  # from the files to the first request
     memory_bytes: int
+    """Of its weights."""
     stranded_indexes: tuple[str, ...] = ()
+    """Indexes of its name and another fingerprint: they answer 409."""
+
+    def __post_init__(self) -> None:
+        set_derived(self, id=self.model.id)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What serves now: ``model``."""
+        return self.model
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUnload:
-    """What came of unloading a model, whose last request is done.
+    """What served, and is gone."""
 
-    Attributes:
-        name: The model's.
-        revision: What served.
-        seconds: That its last requests and the freeing of its memory took.
-        stranded_indexes: As in ``ModelLoad``.
-    """
-
-    name: str
-    revision: Revision
-    seconds: float
+    object: Literal["model.unload"] = field(init=False, default="model.unload")
+    id: str
+    version: str
+    fingerprint: str
+    seconds: float  # that its last requests and the freeing of its memory took
     stranded_indexes: tuple[str, ...] = ()
+    """Indexes that answer 409 without it."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, which is its id."""
+        return self.id
+
+    @property
+    def revision(self) -> Revision:
+        """What served."""
+        return Revision(self.version, self.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """How good a model was measured to be, as it was published.
-
-    Attributes:
-        model: Its name.
-        version: In the store, a whole number.
-        fingerprint: The stored model's.
-        report: What ``condensery eval`` wrote, in JSON's types.
-        card: Whether there is a card for people, in Markdown.
-        plots: Names of its plots, which are PNG.
-    """
+    """What a model was measured at when it was published."""
 
     model: str
     version: str
+    """Of the stored model, a whole number."""
     fingerprint: str
+    """The running model's."""
     report: Mapping[str, Any]
+    """As `condensery eval` wrote it, format 2."""
     card: bool
+    """Whether there is a card, in Markdown."""
     plots: tuple[str, ...]
+    """Names of its plots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +303,16 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One passage's place: ``index`` in the request, ``score`` (raw logit or its sigmoid)."""
+    """One passage's place: ``index`` in the request; the score is a raw logit or its sigmoid."""
 
     index: int
-    score: float
+    relevance_score: float
     text: str
+
+    @property
+    def score(self) -> float:
+        """The score, by a shorter name."""
+        return self.relevance_score
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +329,7 @@ class Reranked:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text to index, as the user wrote it."""
+    """A document as it was given."""
 
     id: str
     text: str
@@ -280,39 +349,47 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    """A passage from a search, with its score; higher is better.
+class Hit(Passage):
+    """A passage found.
 
-    By vectors: the inner product of normalised ones, or minus the squared distance. By words: BM25.
-    By both: the fusion of the two rankings.
+    Its score is the better the higher. By vectors: the inner product of normalised ones, or minus
+    the squared distance. By words: BM25. By both: the fusion of the two rankings.
     """
 
-    passage: Passage
-    score: float
+    score: float = field(kw_only=True)
+
+    @property
+    def passage(self) -> Passage:
+        """The passage without its score."""
+        return Passage(self.id, self.document_id, self.text, self.start, self.end, self.metadata)
+
+
+def make_hit(passage: Passage, score: float) -> Hit:
+    """Return a passage with its score."""
+    return Hit(
+        passage.id,
+        passage.document_id,
+        passage.text,
+        passage.start,
+        passage.end,
+        passage.metadata,
+        score=score,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class IndexPrompts:
-    """What an index puts before a text that is looked for, and before each of its passages."""
+    """What an index puts before the texts that it embeds; "" is nothing."""
 
     query: str
+    """Before a text that is looked for."""
     passage: str
+    """Before each passage."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexInfo:
-    """An index and what it holds.
-
-    Attributes:
-        prompts: Those that its passages were embedded with; "" is none. None where nobody knows:
-            of an index from before they were kept whose encoder does not run.
-        prompts_outdated: Its encoder has others for an index that is made today, so that a rebuild
-            would embed its passages otherwise.
-        options: Its kind's, those that were set.
-        searched_as: The kind; ``flat`` of one that waits for enough passages to be trained on.
-        trains_at: How many that is; None if it does not wait.
-        tombstones: Passages deleted or replaced that the search still passes over.
-    """
+    """An index and what it holds."""
 
     name: str
     encoder: str
@@ -322,27 +399,33 @@ class IndexInfo:
     metric: str
     documents: int
     passages: int
-    options: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, int] = field(default_factory=dict)  # its kind's, those that were set
     searched_as: str = ""
+    """The kind; `flat` of an `ivf_pq` that waits for enough passages."""
     trains_at: int | None = None
+    """How many that is; null if it does not wait."""
     tombstones: int = 0
+    """Deleted or replaced passages that searches pass over."""
     prompts: IndexPrompts | None = None
+    """Those that its passages were embedded with; null of an index that an older version made,
+    while its encoder does not run."""
     prompts_outdated: bool = False
+    """Its encoder has others for an index that is made today; a rebuild takes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPassage:
-    """A passage as an index holds it: characters of its document, and its vector (dims,)."""
+    """A passage, as the index holds it."""
 
     id: str
     start: int
     end: int
-    vector: Floats
+    vector: Annotated[Floats, Described(lambda: list[float])]  # (dims,)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A document as an index holds it; None is what was not asked for."""
+    """A document, as far as it was asked for; null is what was not."""
 
     id: str
     text: str | None
@@ -352,38 +435,19 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of an index's documents by id; those after the id ``next`` are to come, if it is set."""
+    """Documents by id. ``next`` is the ``after`` of the page to come; null if there is none."""
 
-    documents: tuple[StoredDocument, ...]
     next: str | None
+    documents: tuple[StoredDocument, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Upserted:
-    """What an acknowledged (synced) upsert wrote."""
+    """What was written, and is synced."""
 
     documents: int
     passages: int
     tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PairTraits:
-    """What a pair can do, and what it does where nothing is asked for.
-
-    Attributes:
-        vectors: Memory vectors a full window may become, the most first.
-        rates: Tokens a vector for each of them.
-        scores: Whether it has a rerank head.
-        top_n: Passages that it reads best; 0 is all.
-        min_relevance: Score under which it should not answer; 0 is none.
-    """
-
-    vectors: tuple[int, ...]
-    rates: tuple[int, ...]
-    scores: bool = True
-    top_n: int = 5
-    min_relevance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,17 +461,13 @@ class IndexCaps:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A second name of an index.
-
-    Attributes:
-        alias: The name.
-        target: What it points at: an index, or another alias.
-        index: The index at the end; None if there is none any more.
-    """
+    """A second name of an index."""
 
     alias: str
     target: str
+    """What it points at: an index, or another alias."""
     index: str | None
+    """The index at the end; null if it is no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,18 +487,12 @@ class AliasAction:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of an index, as it was at one moment.
-
-    Attributes:
-        id: Names it among those of its index.
-        index: Whose copy it is.
-        created: When, seconds since 1970.
-        bytes: What it takes on the disk.
-    """
+    """A copy of an index, as it was at one moment."""
 
     id: str
     index: str
     created: float
+    """Seconds since 1970."""
     encoder: str
     fingerprint: str
     dims: int
@@ -446,20 +500,22 @@ class Snapshot:
     metric: str
     documents: int
     passages: int
-    bytes: int
+    bytes: int  # on the disk
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotList:
-    """An index's snapshots.
+    """An index's snapshots, the newest first."""
 
-    Attributes:
-        found: The newest first.
-        refused: Why each other one can't be used, by id.
-    """
-
-    found: tuple[Snapshot, ...]
+    object: Literal["list"] = field(init=False, default="list")
+    data: tuple[Snapshot, ...]
     refused: Mapping[str, str]
+    """Why each other one can't be used, by id."""
+
+    @property
+    def found(self) -> tuple[Snapshot, ...]:
+        """The snapshots: ``data``."""
+        return self.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,14 +546,8 @@ class RebuildPlan:
 class Rebuild:
     """How far a rebuild has come.
 
-    Attributes:
-        state: ``running``; ``done``: the new index serves; ``failed``: the old one goes on, and
-            so does the rebuild, from where it is, if it is asked for again.
-        pending: Documents, and writes since it began, that are still to be done.
-        ended: When, seconds since 1970; None while it runs.
-        reason: Why it failed.
-        overlap: Of the documents that the old index finds, the share that the new one finds, on
-            average over some of its own texts; None where the old encoder does not run.
+    It is ``running``; ``done``: the new index serves; or ``failed``: the old one goes on, and so
+    does the rebuild, from where it is, if it is asked for again.
     """
 
     index: str
@@ -506,12 +556,18 @@ class Rebuild:
     kind: str
     metric: str
     documents: int
+    """How many there were when it began."""
     began: float
+    """Seconds since 1970."""
     state: RebuildState
     pending: int
+    """Documents, and writes since it began, still to be done."""
     ended: float | None = None
     reason: str | None = None
+    """Why it failed."""
     overlap: float | None = None
+    """Of the documents that the old index finds for some of its own texts, the share that the new
+    one finds; null where the old encoder does not run."""
 
 
 class HasPrompts(Protocol):

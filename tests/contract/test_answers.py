@@ -15,7 +15,7 @@ from condensery.errors import (
     ModelNotFound,
     PayloadTooLarge,
 )
-from condensery.question import Answer, Delta
+from condensery.question import Answer, Delta, Likely
 from condensery.values import Document
 
 Clients = tuple[Client | GrpcClient, ...]
@@ -57,8 +57,8 @@ def test_log_probabilities_are_those_of_its_tokens(clients: Clients) -> None:
         assert len(answer.logprobs) == answer.usage.completion_tokens
         for token in answer.logprobs:
             assert len(token.top) == 3
-            assert token.top[0][1] == token.logprob, "greedy takes the likeliest"
-            assert (token.text, token.logprob) in token.top  # of equally likely ones any
+            assert token.top[0].logprob == token.logprob, "greedy takes the likeliest"
+            assert Likely(token.text, token.logprob) in token.top  # of equally likely ones any
             assert [one for _, one in token.top] == sorted(
                 (one for _, one in token.top), reverse=True
             )

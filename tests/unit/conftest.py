@@ -26,6 +26,7 @@ from condensery.question import (
     GREEDY,
     CompressedPassage,
     FinishReason,
+    Likely,
     MemoryWindow,
     Sampling,
     TokenLogprob,
@@ -57,7 +58,7 @@ TRAITS = PairTraits(vectors=(2, 1), rates=(4, 8))
 
 def info(name: str, kind: str, labels: tuple[str, ...] = ()) -> ModelInfo:
     return ModelInfo(
-        name=name,
+        id=name,
         kind=kind,
         method="none",
         fingerprint=f"sha256:{name}",
@@ -366,8 +367,9 @@ class StandInReader:
         self, tokens: AsyncIterator[StandInToken]
     ) -> AsyncIterator[StandInToken]:
         async for token in tokens:
-            said = TokenLogprob(token.text, -0.5, ((token.text, -0.5),)) if token.text else None
-            yield replace(token, logprob=said)
+            top = (Likely(token.text, -0.5),)
+            logprob = TokenLogprob(token.text, -0.5, top) if token.text else None
+            yield replace(token, logprob=logprob)
 
     def room(self, prompt: StandInPrompt, max_tokens: int) -> int:
         taken = len(prompt.question.split()) + prompt.words + prompt.vectors
@@ -447,7 +449,7 @@ class StandInChanging:
         self.asked.append((name,))
         check()
         info = self._find(name)
-        return ModelUnload(name, Revision("2", info.fingerprint), 0.25)
+        return ModelUnload(name, "2", info.fingerprint, 0.25)
 
     def _find(self, name: str) -> ModelInfo:
         for one in self.pool.models():

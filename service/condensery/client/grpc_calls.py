@@ -610,7 +610,7 @@ def set_aliases(aliases: Mapping[str, str | None]) -> RpcCall[dict[str, str]]:
 def _read_load(reply: pb.LoadModelResponse) -> ModelLoad:
     (info,) = read_models(pb.ListModelsResponse(models=[reply.model]))
     return ModelLoad(
-        info=info,
+        model=info,
         previous=_read_revision(reply.previous) if reply.HasField("previous") else None,
         changed=reply.changed,
         seconds=reply.seconds,
@@ -621,7 +621,8 @@ def _read_load(reply: pb.LoadModelResponse) -> ModelLoad:
 
 def _read_unload(name: str, reply: pb.UnloadModelResponse) -> ModelUnload:
     indexes = tuple(reply.stranded_indexes)
-    return ModelUnload(name, _read_revision(reply.revision), reply.seconds, indexes)
+    version, fingerprint = reply.revision.version, reply.revision.fingerprint
+    return ModelUnload(name, version, fingerprint, reply.seconds, indexes)
 
 
 def _read_versions(reply: pb.StoredModelsResponse) -> list[ModelVersion]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from condensery.encodings import Encoding, unpack
 from condensery.question import (
+    Agreement,
     Answer,
     AnswerEvent,
     Citation,
@@ -16,6 +17,7 @@ from condensery.question import (
     CompressedDocument,
     Compression,
     Delta,
+    Likely,
     Retrieved,
     Timings,
     TokenLogprob,
@@ -32,10 +34,10 @@ from condensery.values import (
     ModelReport,
     Page,
     PairTraits,
-    Passage,
     Ranked,
     StoredDocument,
     StoredPassage,
+    TokenUsage,
     Upserted,
 )
 
@@ -55,7 +57,7 @@ def read_answer(reply: pb.AnswerResponse) -> Answer:
     return Answer(
         id=reply.id,
         model=reply.model,
-        text=reply.answer,
+        answer=reply.answer,
         finish_reason=_trust_literal(reply.finish_reason),
         citations=_read_citations(reply.citations),
         compression=_read_compression(reply.compression),
@@ -83,9 +85,11 @@ def read_comparison(reply: pb.CompareResponse) -> Comparison:
     return Comparison(
         compressed=read_answer(reply.compressed),
         plain=read_answer(reply.plain),
-        exact=agreement.exact,
-        f1=agreement.f1,
-        cosine=agreement.cosine if agreement.HasField("cosine") else None,
+        agreement=Agreement(
+            exact=agreement.exact,
+            f1=agreement.f1,
+            cosine=agreement.cosine if agreement.HasField("cosine") else None,
+        ),
         speedup=reply.speedup,
     )
 
@@ -98,7 +102,7 @@ def read_compressed(reply: pb.CompressResponse) -> Compressed:
         fingerprint=reply.fingerprint,
         context=reply.context or None,
         expires_at=reply.expires_at if reply.HasField("expires_at") else None,
-        documents=tuple(
+        results=tuple(
             CompressedDocument(
                 index=item.index,
                 id=item.id,
@@ -112,7 +116,7 @@ def read_compressed(reply: pb.CompressResponse) -> Compressed:
             for item in reply.results
         ),
         compression=_read_compression(reply.compression),
-        tokens=reply.tokens,
+        usage=TokenUsage(reply.tokens),
     )
 
 
@@ -170,15 +174,13 @@ def read_hits(reply: pb.QueryResponse) -> list[Hit]:
     """Return the passages found."""
     return [
         Hit(
-            Passage(
-                id=item.id,
-                document_id=item.document_id,
-                text=item.text,
-                start=item.start,
-                end=item.end,
-                metadata=read_struct(item.metadata),
-            ),
-            item.score,
+            id=item.id,
+            document_id=item.document_id,
+            text=item.text,
+            start=item.start,
+            end=item.end,
+            metadata=read_struct(item.metadata),
+            score=item.score,
         )
         for item in reply.hits
     ]
@@ -197,6 +199,7 @@ def read_documents(reply: pb.GetDocumentsResponse) -> list[Document]:
 def read_page(reply: pb.ScrollResponse, *, with_vectors: bool) -> Page:
     """Return some of an index's documents; with passages, if they were asked for."""
     return Page(
+        reply.next or None,
         tuple(
             StoredDocument(
                 id=item.id,
@@ -206,7 +209,6 @@ def read_page(reply: pb.ScrollResponse, *, with_vectors: bool) -> Page:
             )
             for item in reply.documents
         ),
-        reply.next or None,
     )
 
 
@@ -219,8 +221,8 @@ def read_models(reply: pb.ListModelsResponse) -> list[ModelInfo]:
     """Return the models."""
     return [
         ModelInfo(
-            name=item.name,
-            kind=_trust_literal(item.kind),
+            id=item.name,
+            kind=item.kind,
             method=item.method,
             fingerprint=item.fingerprint,
             dims=item.dims or None,
@@ -312,7 +314,7 @@ def _read_compression(block: pb.Compression) -> Compression:
         flops_used=block.flops_used,
         compress_ms=block.compress_ms,
         reason=block.reason or None,
-        fallback=tuple(block.fallback),
+        fallback_docs=tuple(block.fallback),
         left_out=tuple(block.left_out),
     )
 
@@ -322,7 +324,7 @@ def _read_logprobs(reply: pb.AnswerResponse | pb.AnswerEvent) -> tuple[TokenLogp
         return None
     return tuple(
         TokenLogprob(
-            item.text, item.logprob, tuple((other.text, other.logprob) for other in item.top)
+            item.text, item.logprob, tuple(Likely(other.text, other.logprob) for other in item.top)
         )
         for item in reply.logprobs.tokens
     )

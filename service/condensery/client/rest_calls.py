@@ -638,7 +638,7 @@ def _read_load(reply: Any) -> ModelLoad:
     (info,) = read_models({"data": [reply["model"]]})
     previous = reply["previous"]
     return ModelLoad(
-        info=info,
+        model=info,
         previous=None if previous is None else read_dataclass(Revision, previous),
         changed=reply["changed"],
         seconds=reply["seconds"],
@@ -649,7 +649,7 @@ def _read_load(reply: Any) -> ModelLoad:
 
 def _read_unload(reply: Any) -> ModelUnload:
     indexes = tuple(reply["stranded_indexes"])
-    return ModelUnload(reply["id"], read_dataclass(Revision, reply), reply["seconds"], indexes)
+    return read_dataclass(ModelUnload, {**reply, "stranded_indexes": indexes})
 
 
 def _read_versions(reply: Any) -> list[ModelVersion]:

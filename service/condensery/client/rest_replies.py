@@ -10,6 +10,7 @@ import numpy as np
 from condensery.client.transports import make_refusal
 from condensery.errors import CondenseryError
 from condensery.question import (
+    Agreement,
     Answer,
     AnswerEvent,
     Citation,
@@ -18,6 +19,7 @@ from condensery.question import (
     CompressedDocument,
     Compression,
     Delta,
+    Likely,
     Retrieved,
     Timings,
     TokenLogprob,
@@ -32,10 +34,10 @@ from condensery.values import (
     ModelReport,
     Page,
     PairTraits,
-    Passage,
     Ranked,
     StoredDocument,
     StoredPassage,
+    TokenUsage,
     Upserted,
 )
 
@@ -64,7 +66,7 @@ def read_answer(reply: Any) -> Answer:
     return Answer(
         id=reply["id"],
         model=reply["model"],
-        text=reply["answer"],
+        answer=reply["answer"],
         finish_reason=reply["finish_reason"],
         citations=tuple(read_dataclass(Citation, item) for item in reply["citations"]),
         compression=_read_compression(reply["compression"]),
@@ -80,7 +82,7 @@ def read_comparison(reply: Any) -> Comparison:
         compressed=read_answer(reply["compressed"]),
         plain=read_answer(reply["plain"]),
         speedup=reply["speedup"],
-        **{name: reply["agreement"][name] for name in ("exact", "f1", "cosine")},
+        agreement=read_dataclass(Agreement, reply["agreement"]),
     )
 
 
@@ -92,9 +94,9 @@ def read_compressed(reply: Any) -> Compressed:
         fingerprint=reply["fingerprint"],
         context=reply["context"],
         expires_at=reply["expires_at"],
-        documents=tuple(read_dataclass(CompressedDocument, item) for item in reply["results"]),
+        results=tuple(read_dataclass(CompressedDocument, item) for item in reply["results"]),
         compression=_read_compression(reply["compression"]),
-        tokens=reply["usage"]["prompt_tokens"],
+        usage=read_dataclass(TokenUsage, reply["usage"]),
     )
 
 
@@ -122,7 +124,7 @@ def read_deleted(reply: Any) -> int:
 
 def read_hits(reply: Any) -> list[Hit]:
     """Read the passages found."""
-    return [Hit(read_dataclass(Passage, item), item["score"]) for item in reply["results"]]
+    return [read_dataclass(Hit, item) for item in reply["results"]]
 
 
 def read_counts(reply: Any) -> tuple[int, int]:
@@ -137,7 +139,7 @@ def read_documents(reply: Any) -> list[Document]:
 
 def read_page(reply: Any) -> Page:
     """Read some of an index's documents."""
-    return Page(tuple(_read_stored_document(item) for item in reply["documents"]), reply["next"])
+    return Page(reply["next"], tuple(_read_stored_document(item) for item in reply["documents"]))
 
 
 def _read_stored_document(item: Any) -> StoredDocument:
@@ -163,7 +165,6 @@ def read_models(reply: Any) -> list[ModelInfo]:
                 "labels": tuple(item.get("labels", ())),
                 "dimensions": tuple(item.get("dimensions", ())),
             },
-            name=item["id"],
         )
         for item in reply["data"]
     ]
@@ -206,7 +207,7 @@ def _read_compression(block: dict[str, Any]) -> Compression:
         Compression,
         {
             **block,
-            "fallback": tuple(block.get("fallback_docs", ())),
+            "fallback_docs": tuple(block.get("fallback_docs", ())),
             "left_out": tuple(block.get("left_out", ())),
         },
     )
@@ -216,7 +217,9 @@ def _read_logprobs(content: dict[str, Any]) -> tuple[TokenLogprob, ...] | None:
     if content.get("logprobs") is None:
         return None
     return tuple(
-        TokenLogprob(*_read_logprob(token), tuple(_read_logprob(other) for other in token["top"]))
+        TokenLogprob(
+            *_read_logprob(token), tuple(Likely(*_read_logprob(other)) for other in token["top"])
+        )
         for token in content["logprobs"]
     )
 

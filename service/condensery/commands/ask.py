@@ -164,7 +164,7 @@ def run_ask(args: argparse.Namespace) -> int:
             return 0
         if args.json or not args.stream:
             answer = client.answer(args.question, **how)
-            print_json(answer) if args.json else print(answer.text)
+            print_json(answer) if args.json else print(answer.answer)
         else:
             answer = print_stream(client.answer_stream(args.question, **how))
     if not args.json:
@@ -189,13 +189,14 @@ def print_stream(events: Iterable[AnswerEvent]) -> Answer:
 def print_comparison(comparison: Comparison) -> None:
     """Print both answers, the passages, and how the two ways compare."""
     compressed, plain = comparison.compressed, comparison.plain
-    print(f"compressed: {compressed.text}")
-    print(f"plain:      {plain.text}\n")
+    print(f"compressed: {compressed.answer}")
+    print(f"plain:      {plain.answer}\n")
     print_sources(compressed)
-    agreement = f"F1 {comparison.f1:.2f}"
-    if comparison.cosine is not None:
-        agreement += f", cosine {comparison.cosine:.2f}"
-    print(f"agreement: {'the same answer, ' if comparison.exact else ''}{agreement}")
+    agreement = comparison.agreement
+    measures = f"F1 {agreement.f1:.2f}"
+    if agreement.cosine is not None:
+        measures += f", cosine {agreement.cosine:.2f}"
+    print(f"agreement: {'the same answer, ' if agreement.exact else ''}{measures}")
     print(f"speedup: {comparison.speedup:.2f} (plain's time over compressed's)")
     print(describe_flops(compressed.compression))
 
@@ -207,9 +208,24 @@ def print_sources(answer: Answer) -> None:
     print(describe_compression(answer.compression))
 
 
+# What fields were called, or lay elsewhere, before they took REST's names.
+OLDER_NAMES: dict[type, tuple[str, ...]] = {
+    Answer: ("text",),
+    Compression: ("fallback",),
+    Compressed: ("documents", "tokens"),
+    Comparison: ("exact", "f1", "cosine"),
+}
+
+
 def print_json(result: Answer | Comparison | Compressed) -> None:
     """Print a whole result on one line."""
-    print(json.dumps(dataclasses.asdict(result), ensure_ascii=False))
+    print(json.dumps(result, default=list_fields, ensure_ascii=False))
+
+
+def list_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, and those by which scripts may know them from before."""
+    names = [field.name for field in dataclasses.fields(value)]
+    return {name: getattr(value, name) for name in (*names, *OLDER_NAMES.get(type(value), ()))}
 
 
 def describe_citation(citation: Citation) -> str:
@@ -224,8 +240,8 @@ def describe_compression(compression: Compression) -> str:
     if compression.status == "off":
         return f"compression: off{reason}"
     others = ""
-    if compression.fallback:
-        others += f", {len(compression.fallback)} read as text"
+    if compression.fallback_docs:
+        others += f", {len(compression.fallback_docs)} read as text"
     if compression.left_out:
         others += f", {len(compression.left_out)} left out"
     return (
@@ -305,7 +321,7 @@ def run_compress(args: argparse.Namespace) -> int:
     if args.json:
         print_json(result)
         return 0
-    print(format_table([COMPRESS_COLUMNS, *map(describe_document, result.documents)]))
+    print(format_table([COMPRESS_COLUMNS, *map(describe_document, result.results)]))
     print(describe_compression(result.compression))
     if result.context is not None:
         print(describe_context(result))

@@ -224,11 +224,10 @@ def run_query(args: argparse.Namespace) -> int:
             args.name, args.text, top_k=args.top_k, search=args.search, filter=args.filter
         )
     for hit in hits:
-        passage = hit.passage
         if args.json:
-            print_entry(score=hit.score, **asdict(passage))
+            print_entry(**asdict(hit))
         else:
-            print(f"{hit.score:.3f}  {passage.id}  {shorten_line(passage.text)}")
+            print(f"{hit.score:.3f}  {hit.id}  {shorten_line(hit.text)}")
     return 0
 
 

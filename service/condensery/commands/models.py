@@ -374,7 +374,7 @@ def run_load(args: argparse.Namespace) -> int:
     """Load a model; with ``again`` also one that serves already."""
     with connect(args) as client:
         loaded = client.load_model(args.name, version=args.version, again=args.again)
-    info, previous = loaded.info, loaded.previous
+    info, previous = loaded.model, loaded.previous
     model = f"{info.name} version {info.version} ({info.fingerprint})"
     if not loaded.changed:
         print(f"{model} served already")
@@ -390,8 +390,7 @@ def run_unload(args: argparse.Namespace) -> int:
     """Unload a model."""
     with connect(args) as client:
         unloaded = client.unload_model(args.name, force=args.force)
-    version, seconds = unloaded.revision.version, unloaded.seconds
-    print(f"{unloaded.name} version {version}: unloaded in {seconds:.1f} s")
+    print(f"{unloaded.id} version {unloaded.version}: unloaded in {unloaded.seconds:.1f} s")
     _note_stranded(unloaded.stranded_indexes)
     return 0
 

@@ -27,8 +27,8 @@ def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
         Hits with their new scores, best first. Of equal ones the first is the one with the better
         place in the first ranking, then in the second, and so on.
     """
-    places = [{hit.passage.id: place for place, hit in enumerate(hits, 1)} for hits in rankings]
-    by_id = {hit.passage.id: hit for hits in reversed(rankings) for hit in hits}
+    places = [{hit.id: place for place, hit in enumerate(hits, 1)} for hits in rankings]
+    by_id = {hit.id: hit for hits in reversed(rankings) for hit in hits}
 
     def score(passage: str) -> float:
         return sum(1 / (RANK_OFFSET + ranks[passage]) for ranks in places if passage in ranks)

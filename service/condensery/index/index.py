@@ -26,7 +26,7 @@ from condensery.index.passages import Stamp
 from condensery.index.rwlock import ReadWriteLock
 from condensery.index.selecting import PageQuery
 from condensery.index.vector_index import VectorIndex
-from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage
+from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage, make_hit
 
 DATABASE = "index.sqlite3"
 CACHE = "vectors.faiss"
@@ -198,7 +198,7 @@ class Index:
                     break
                 wanted *= 4
         ranked = sorted(zip(scores, rows, strict=True), key=lambda pair: (-pair[0], pair[1]))
-        hits = [Hit(hit_passages[row], score) for score, row in ranked if row in hit_passages]
+        hits = [make_hit(hit_passages[row], score) for score, row in ranked if row in hit_passages]
         return hits[:top_k]
 
     def match(self, text: str, *, top_k: int, chosen: Filter | None = None) -> list[Hit]:
@@ -221,7 +221,7 @@ class Index:
             reader.execute("BEGIN")  # one snapshot for all that follows
             ranked = bm25.search(reader, words, self._counts[1], top_k, chosen)
             hit_passages = passages.fetch(reader, [row for row, _ in ranked])
-        return [Hit(hit_passages[row], score) for row, score in ranked]
+        return [make_hit(hit_passages[row], score) for row, score in ranked]
 
     def get(self, ids: Sequence[str]) -> list[Document]:
         """Return the documents found, in the order asked."""

@@ -75,12 +75,12 @@ def read_page(connection: sqlite3.Connection, wanted: PageQuery, dims: int) -> P
     size = 0
     for identity, row, text, metadata in cursor:
         if len(documents) == wanted.limit or size > wanted.max_bytes:
-            return Page(tuple(documents), next=documents[-1].id)
+            return Page(documents[-1].id, tuple(documents))
         pieces = tuple(_passages(connection, row, dims)) if wanted.vectors else None
         size += len(text or "") + len(metadata or "") + 4 * dims * len(pieces or ())
         parsed = None if metadata is None else json.loads(metadata)
         documents.append(StoredDocument(identity, text, parsed, pieces))
-    return Page(tuple(documents), next=None)
+    return Page(None, tuple(documents))
 
 
 def _where(chosen: Filter) -> tuple[str, list[fields.Stored]]:

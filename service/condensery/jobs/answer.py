@@ -42,6 +42,7 @@ from condensery.jobs.services import Services
 from condensery.jobs.validation import check_documents, check_query, choose_vector_counts, is_blank
 from condensery.metrics import FallbackReason, Metrics
 from condensery.question import (
+    Agreement,
     Answer,
     AnswerEvent,
     Citation,
@@ -61,7 +62,7 @@ from condensery.question import (
     f1_score,
 )
 from condensery.request_context import current_request
-from condensery.values import Document
+from condensery.values import Document, TokenUsage
 
 T = TypeVar("T")
 
@@ -186,8 +187,8 @@ async def stream_answer(
     wanted = question.sampling.logprobs is not None and selected.may_answer
     yield Answer(
         id=identity,
+        answer="".join(text),
         model=name,
-        text="".join(text),
         finish_reason=finish,
         citations=citations,
         compression=report,
@@ -281,7 +282,7 @@ def compression_report(selected: SelectedContext, cost: AnswerCost) -> Compressi
         flops_used=used,
         compress_ms=selected.retrieved.compress_ms if selected.mode != "off" else 0.0,
         reason="; ".join([*selected.reasons, *cut]) or None,
-        fallback=tuple(candidate.place for candidate in selected.as_text),
+        fallback_docs=tuple(candidate.place for candidate in selected.as_text),
         left_out=selected.left_out,
     )
 
@@ -295,10 +296,10 @@ def count_compression(
         metrics: Where to.
         model: The OSCAR model's name.
         report: Of an answer, or of documents compressed.
-        causes: Why each of those in ``report.fallback`` is read as text.
+        causes: Why each of those in ``report.fallback_docs`` is read as text.
     """
     metrics.compressed_docs.labels(model, "applied").inc(report.docs)
-    metrics.compressed_docs.labels(model, "fallback").inc(len(report.fallback))
+    metrics.compressed_docs.labels(model, "fallback").inc(len(report.fallback_docs))
     metrics.compressed_docs.labels(model, "left_out").inc(len(report.left_out))
     metrics.context_tokens_in.labels(model).inc(report.tokens_in)
     metrics.context_vectors_out.labels(model).inc(report.vectors_out)
@@ -351,9 +352,11 @@ async def compare_answers(services: Services, question: Question) -> Comparison:
     return Comparison(
         compressed=compressed,
         plain=plain,
-        exact=bool(exact_match(compressed.text, [plain.text])),
-        f1=f1_score(compressed.text, [plain.text]),
-        cosine=await _cosine(services, compressed.text, plain.text),
+        agreement=Agreement(
+            exact=bool(exact_match(compressed.answer, [plain.answer])),
+            f1=f1_score(compressed.answer, [plain.answer]),
+            cosine=await _cosine(services, compressed.answer, plain.answer),
+        ),
         speedup=_speedup(compressed, plain),
     )
 
@@ -447,12 +450,12 @@ async def compress_documents(
         fingerprint=oscar.info.fingerprint,
         context=handle,
         expires_at=expires_at,
-        documents=tuple(
+        results=tuple(
             _document_report(place, document.id, outcome)
             for place, (document, outcome) in enumerate(zip(documents, outcomes, strict=True))
         ),
         compression=report,
-        tokens=report.tokens_in,
+        usage=TokenUsage(report.tokens_in),
     )
 
 

@@ -148,7 +148,7 @@ def list_models(services: Services) -> list[ModelInfo]:
     for alias in pool.aliases.targets:
         target = by_name.get(pool.aliases.resolve(alias))
         if target is not None:
-            infos.append(replace(target, name=alias, alias_of=target.name))
+            infos.append(replace(target, id=alias, alias_of=target.name))
     return infos
 
 

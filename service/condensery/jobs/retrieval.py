@@ -48,7 +48,7 @@ from condensery.jobs.validation import (
 )
 from condensery.question import CompressedPassage, Question, SearchMode
 from condensery.request_context import current_request
-from condensery.values import Floats, Hit, IndexInfo, Passage
+from condensery.values import Floats, Hit, IndexInfo, Passage, make_hit
 
 _log = logging.getLogger(__name__)
 
@@ -208,9 +208,9 @@ async def retrieve_context(
         # What came with the request was not retrieved, and has no score.
         Candidate(place, hit.passage, None if question.index is None else hit.score)
         for place, hit in enumerate(hits)
-        if not is_blank(hit.passage.text)
+        if not is_blank(hit.text)
     ]
-    blank = tuple(place for place, hit in enumerate(hits) if is_blank(hit.passage.text))
+    blank = tuple(place for place, hit in enumerate(hits) if is_blank(hit.text))
     reasons = blank_reasons(blank)
     if question.mode == "off" or not candidates:
         return RetrievedContext(
@@ -369,7 +369,9 @@ async def _find_passages(services: Services, question: Question) -> list[Hit]:
             filter=question.filter,
             filter_field=FILTER_FIELD,
         )
-    return [Hit(make_passage(document, document.id), 0.0) for document in question.documents or ()]
+    return [
+        make_hit(make_passage(document, document.id), 0.0) for document in question.documents or ()
+    ]
 
 
 def _reuse_context(

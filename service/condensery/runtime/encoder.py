@@ -60,7 +60,7 @@ def describe_model(
             f"only {backbone.longest} positions"
         )
     return ModelInfo(
-        name=manifest.name,
+        id=manifest.name,
         kind=manifest.kind,
         method=manifest.method,
         fingerprint=manifest.fingerprint,

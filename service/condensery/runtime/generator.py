@@ -22,6 +22,7 @@ from condensery.question import (
     MAX_STOP_CHARS,
     MAX_STOPS,
     FinishReason,
+    Likely,
     Sampling,
     TokenLogprob,
 )
@@ -342,7 +343,7 @@ class Generator:
         if finish != "stop":  # what stops is no part of the answer
             text, stopped = stops.push(detokenizer.push(choice.id))
             if choice.logprob is not None:
-                top = tuple((self._name(token), value) for token, value in choice.top)
+                top = tuple(Likely(self._name(token), value) for token, value in choice.top)
                 logprob = TokenLogprob(self._name(choice.id), choice.logprob, top)
         if finish is not None and not stopped:
             rest, stopped = stops.push(detokenizer.rest())

@@ -319,7 +319,8 @@ class ModelLifecycle:
                 self._registry.put(name, None)
             started, info = time.perf_counter(), leaving[0].model.info
             await self._retire(leaving)
-            result.set_result(ModelUnload(name, _revision(info), time.perf_counter() - started))
+            seconds = time.perf_counter() - started
+            result.set_result(ModelUnload(name, info.version, info.fingerprint, seconds))
             _log.info("model_unloaded", extra={"model": name, "version": info.version})
 
     async def _set_aliases(

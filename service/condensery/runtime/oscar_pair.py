@@ -257,7 +257,7 @@ def pair_info(
 ) -> ModelInfo:
     """Return what ``/v1/models`` shows of a pair."""
     return ModelInfo(
-        name=name,
+        id=name,
         kind="oscar-pair",
         method="oscar",
         fingerprint=fingerprint,

@@ -10,6 +10,7 @@ from condensery.cli import main
 from condensery.client.operations import make_question
 from condensery.commands.ask import describe_compression, describe_flops
 from condensery.question import (
+    Agreement,
     Answer,
     Citation,
     Comparison,
@@ -25,7 +26,7 @@ BLOCK = Compression("auto", "applied", 1, 60, 4, 3_000_000_000, 1_000_000_000, 1
 ANSWER = Answer(
     id="ans_1",
     model="pair",
-    text="Lake Constance",
+    answer="Lake Constance",
     finish_reason="stop",
     citations=(Citation(0, "rhine#0", "rhine", "The Rhine\npasses through it.", 0, 27, 0.9123),),
     compression=BLOCK,
@@ -97,8 +98,8 @@ def test_an_answer_is_followed_by_its_passages_and_what_compression_did(
 def test_a_comparison_prints_both_answers_their_agreement_and_the_time(
     client: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = replace(ANSWER, text="It is Lake Constance")
-    client.reply = Comparison(ANSWER, plain, False, 0.667, 0.914, 2.345)
+    plain = replace(ANSWER, answer="It is Lake Constance")
+    client.reply = Comparison(ANSWER, plain, Agreement(False, 0.667, 0.914), 2.345)
     assert lines_of(capsys, "--compare") == [
         "compressed: Lake Constance",
         "plain:      It is Lake Constance",
@@ -107,7 +108,7 @@ def test_a_comparison_prints_both_answers_their_agreement_and_the_time(
         "speedup: 2.35 (plain's time over compressed's)",
         "GFLOPs, analytic: 2.00 saved of plain's 3.00",
     ]
-    client.reply = Comparison(ANSWER, ANSWER, True, 1.0, None, 0.5)
+    client.reply = Comparison(ANSWER, ANSWER, Agreement(True, 1.0, None), 0.5)
     assert "agreement: the same answer, F1 1.00" in lines_of(capsys, "--compare")
     assert [name for name, _, _ in client.asked] == ["compare", "compare"]
 
@@ -118,7 +119,7 @@ def test_json_has_all_that_came(client: Any, capsys: pytest.CaptureFixture[str])
     printed = json.loads(line)
     assert (printed["text"], printed["logprobs"]) == ("Lake Constance", None)
     assert printed["compression"]["left_out"] == []
-    client.reply = Comparison(ANSWER, ANSWER, True, 1.0, None, 0.5)
+    client.reply = Comparison(ANSWER, ANSWER, Agreement(True, 1.0, None), 0.5)
     (line,) = lines_of(capsys, "--compare", "--json")
     printed = json.loads(line)
     assert printed["plain"]["text"] == printed["compressed"]["text"] == "Lake Constance"
@@ -126,7 +127,7 @@ def test_json_has_all_that_came(client: Any, capsys: pytest.CaptureFixture[str])
 
 
 def test_passages_that_were_not_read_as_vectors_are_counted() -> None:
-    block = replace(BLOCK, status="partial", reason="no time", fallback=(0, 2), left_out=(1,))
+    block = replace(BLOCK, status="partial", reason="no time", fallback_docs=(0, 2), left_out=(1,))
     assert describe_compression(block) == (
         "compression: partial (no time), 1 passages, 2 read as text, 1 left out, 60 tokens read, "
         "4 vectors kept (15.0 tokens a vector), 12 ms"

@@ -9,7 +9,7 @@ import pytest
 
 from condensery.cli import main
 from condensery.question import Compressed, CompressedDocument, Compression
-from condensery.values import Document
+from condensery.values import Document, TokenUsage
 
 FOUND = Compressed(
     id="cmp_1",
@@ -17,12 +17,12 @@ FOUND = Compressed(
     fingerprint="sha256:00",
     context="ctx_1",
     expires_at=1_700_000_000.0,
-    documents=(
+    results=(
         CompressedDocument(0, "a", 0.9123, 128, 8, 1),
         CompressedDocument(1, "b", None, 0, 0, 1, "failed", "it is empty"),
     ),
     compression=Compression("auto", "partial", 1, 128, 8, 10, 5, 12.3),
-    tokens=128,
+    usage=TokenUsage(128),
 )
 TABLE = [
     "PLACE  SCORE  TOKENS  VECTORS  WINDOWS  STATUS                ID",

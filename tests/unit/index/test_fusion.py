@@ -1,13 +1,12 @@
 import pytest
 
 from condensery.index.fusion import fuse
-from condensery.values import Hit, Passage
+from condensery.values import Hit
 
 
 def ranking(*ids: str) -> list[Hit]:
     return [
-        Hit(Passage(identity, identity, "", 0, 0), 100.0 - place)
-        for place, identity in enumerate(ids)
+        Hit(identity, identity, "", 0, 0, score=100.0 - place) for place, identity in enumerate(ids)
     ]
 
 

@@ -5,7 +5,7 @@ import pytest
 from condensery.errors import EmptyInput, IndexNotFound, InputError, ModelNotFound
 from condensery.jobs import indexes
 from condensery.jobs.answer import answer, answer_whole
-from condensery.question import Answer, Delta, Question, Retrieved, Sampling, TokenLogprob
+from condensery.question import Answer, Delta, Likely, Question, Retrieved, Sampling, TokenLogprob
 from condensery.request_context import RequestContext, current_request, serving_request
 from condensery.values import Document
 
@@ -115,7 +115,7 @@ async def test_logprobs_come_with_their_deltas_and_joined_with_the_answer(servic
     events = [event async for event in answer(services, asked)]
     deltas = [event for event in events if isinstance(event, Delta)]
     assert [delta.logprobs for delta in deltas] == [
-        (TokenLogprob(delta.text, -0.5, ((delta.text, -0.5),)),) for delta in deltas
+        (TokenLogprob(delta.text, -0.5, (Likely(delta.text, -0.5),)),) for delta in deltas
     ]
     assert events[-1].logprobs == tuple(logprob for delta in deltas for logprob in delta.logprobs)
     assert "".join(logprob.text for logprob in events[-1].logprobs) == events[-1].text

@@ -193,7 +193,7 @@ async def test_a_context_is_its_callers(services):
 
 
 async def test_a_context_is_one_pairs_and_one_questions(services, pool, oscar):
-    pool.readers["other"] = replace(oscar, info=replace(oscar.info, name="other"))
+    pool.readers["other"] = replace(oscar, info=replace(oscar.info, id="other"))
     compressed = await compress_documents(services, "where?", DOCUMENTS, model="other")
     whole = await answer_whole(services, Question("where?", context=compressed.context))
     assert whole.model == "other"  # the context's own, though not the default
@@ -201,7 +201,7 @@ async def test_a_context_is_one_pairs_and_one_questions(services, pool, oscar):
         await answer_whole(services, Question("where?", context=compressed.context, model="pair"))
     with pytest.raises(ContextMismatch, match="another question"):
         await answer_whole(services, Question("when?", context=compressed.context))
-    pool.readers["other"].info = replace(oscar.info, name="other", fingerprint="sha256:new")
+    pool.readers["other"].info = replace(oscar.info, id="other", fingerprint="sha256:new")
     with pytest.raises(ContextMismatch, match="sha256:new"):
         await answer_whole(services, Question("where?", context=compressed.context))
 

@@ -230,7 +230,7 @@ async def test_what_never_has_room_is_too_large_and_not_for_later(held):
     ("pair", "question", "says"),
     [
         (PAIR, "who?", "for another question"),
-        (replace(PAIR, name="other"), "where?", "by pair, and other can't read it"),
+        (replace(PAIR, id="other"), "where?", "by pair, and other can't read it"),
         (replace(PAIR, fingerprint="sha256:new"), "where?", "with fingerprint sha256:pair"),
     ],
 )

@@ -292,7 +292,7 @@ async def test_log_probabilities_come_with_their_tokens(pair: OscarPair, workers
     for token in tokens:
         assert token.logprob is not None
         best = token.logprob.top[0]
-        assert best == (str(token.id), token.logprob.logprob), "greedy: the likeliest"
+        assert tuple(best) == (str(token.id), token.logprob.logprob), "greedy: the likeliest"
         likeliest = [value for _, value in token.logprob.top]
         assert len(likeliest) == 3
         assert likeliest == sorted(likeliest, reverse=True)

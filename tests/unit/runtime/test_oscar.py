@@ -254,7 +254,7 @@ async def test_log_probabilities_name_the_tokens_of_the_answer(reader: OscarMode
             continue
         assert token.logprob is not None
         assert token.logprob.text == vocabulary.id_to_token(token.id)
-        assert token.logprob.top[0] == (token.logprob.text, token.logprob.logprob), "greedy"
+        assert tuple(token.logprob.top[0]) == (token.logprob.text, token.logprob.logprob), "greedy"
         assert len(token.logprob.top) == 2
     plain = [t async for t in reader.generate(QUESTION, [], max_tokens=6)]
     assert {t.logprob for t in plain} == {None}

@@ -190,7 +190,9 @@ def write_ranking(ranking: values.Reranked, *, with_text: bool) -> pb.RerankResp
     return pb.RerankResponse(
         model=ranking.model,
         results=[
-            pb.Ranked(index=item.index, score=item.score, text=item.text if with_text else "")
+            pb.Ranked(
+                index=item.index, score=item.relevance_score, text=item.text if with_text else ""
+            )
             for item in ranking.items
         ],
         tokens=ranking.tokens,
@@ -224,22 +226,21 @@ def write_index(info: values.IndexInfo) -> pb.IndexInfo:
 
 def write_hit(hit: values.Hit) -> pb.Hit:
     """Write a passage and its score."""
-    passage = hit.passage
     return pb.Hit(
-        id=passage.id,
-        document_id=passage.document_id,
+        id=hit.id,
+        document_id=hit.document_id,
         score=hit.score,
-        text=passage.text,
-        start=passage.start,
-        end=passage.end,
-        metadata=write_struct(passage.metadata),
+        text=hit.text,
+        start=hit.start,
+        end=hit.end,
+        metadata=write_struct(hit.metadata),
     )
 
 
 def write_model(info: values.ModelInfo) -> pb.ModelInfo:
     """Write what a running model is."""
     return pb.ModelInfo(
-        name=info.name,
+        name=info.id,
         kind=info.kind,
         method=info.method,
         fingerprint=info.fingerprint,
@@ -331,7 +332,7 @@ def write_answer(answer: question.Answer) -> pb.AnswerResponse:
     return pb.AnswerResponse(
         id=answer.id,
         model=answer.model,
-        answer=answer.text,
+        answer=answer.answer,
         finish_reason=answer.finish_reason,
         citations=[_write_citation(citation) for citation in answer.citations],
         compression=_write_compression(answer.compression),
@@ -372,10 +373,11 @@ def write_event(event: question.AnswerEvent) -> pb.AnswerEvent:
 
 def write_comparison(comparison: question.Comparison) -> pb.CompareResponse:
     """Write two answers, and how they agree."""
+    agreement = comparison.agreement
     return pb.CompareResponse(
         compressed=write_answer(comparison.compressed),
         plain=write_answer(comparison.plain),
-        agreement=pb.Agreement(exact=comparison.exact, f1=comparison.f1, cosine=comparison.cosine),
+        agreement=pb.Agreement(exact=agreement.exact, f1=agreement.f1, cosine=agreement.cosine),
         speedup=comparison.speedup,
         flops_saved=comparison.flops_saved,
     )
@@ -400,10 +402,10 @@ def write_compressed(result: question.Compressed) -> pb.CompressResponse:
                 status=document.status,
                 reason=document.reason or "",
             )
-            for document in result.documents
+            for document in result.results
         ],
         compression=_write_compression(result.compression),
-        tokens=result.tokens,
+        tokens=result.usage.prompt_tokens,
     )
 
 
@@ -433,7 +435,7 @@ def _write_compression(compression: question.Compression) -> pb.Compression:
         flops_saved=compression.flops_saved,
         compress_ms=compression.compress_ms,
         reason=compression.reason or "",
-        fallback=compression.fallback,
+        fallback=compression.fallback_docs,
         left_out=compression.left_out,
     )
 
@@ -446,7 +448,7 @@ def _write_logprobs(logprobs: Sequence[question.TokenLogprob] | None) -> pb.Logp
             pb.TokenLogprob(
                 text=token.text,
                 logprob=token.logprob,
-                top=[pb.Likely(text=text, logprob=logprob) for text, logprob in token.top],
+                top=[pb.Likely(text=other.text, logprob=other.logprob) for other in token.top],
             )
             for token in logprobs
         ]

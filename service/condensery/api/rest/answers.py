@@ -5,7 +5,8 @@ Memory vectors neither leave the server nor come in: a handle stands for them.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -27,15 +28,16 @@ from condensery.jobs.services import Services
 from condensery.question import (
     Answer,
     AnswerEvent,
-    Compression,
     Delta,
+    Likely,
     Question,
     Retrieved,
     Sampling,
     TokenLogprob,
-    Usage,
 )
 from condensery.values import Document
+
+T = TypeVar("T", Answer, Delta)
 
 # OpenAI's value for minus infinity, which JSON lacks.
 MIN_LOGPROB = -9999.0
@@ -55,7 +57,7 @@ async def answer_question(request: Request, services: Services) -> Response:
         result = await answer_whole(services, question)
         counted.model = result.model  # of a context it is known only now
         with services.metrics.stage(result.model, "serialize"):
-            return write_json(write_answer(result), headers={"x-model": result.model})
+            return write_json(finite(result), headers={"x-model": result.model})
 
 
 async def answer_events(
@@ -78,21 +80,12 @@ async def compare_answers(request: Request, services: Services) -> Response:
         comparison = await job.compare_answers(services, read_question(body))
         model = counted.model = comparison.compressed.model  # of a context it is known only now
         with services.metrics.stage(model, "serialize"):
-            return write_json(
-                {
-                    "object": "rag.comparison",
-                    "compressed": write_answer(comparison.compressed),
-                    "plain": write_answer(comparison.plain),
-                    "agreement": {
-                        "exact": comparison.exact,
-                        "f1": comparison.f1,
-                        "cosine": comparison.cosine,
-                    },
-                    "speedup": comparison.speedup,
-                    "flops_saved": comparison.flops_saved,
-                },
-                headers={"x-model": model},
+            whole = replace(
+                comparison,
+                compressed=finite(comparison.compressed),
+                plain=finite(comparison.plain),
             )
+            return write_json(whole, headers={"x-model": model})
 
 
 async def compress_documents(request: Request, services: Services) -> Response:
@@ -109,20 +102,8 @@ async def compress_documents(request: Request, services: Services) -> Response:
             ttl_seconds=body.ttl_s,
         )
         with services.metrics.stage(result.model, "serialize"):
-            return write_json(
-                {
-                    "id": result.id,
-                    "object": "rag.compression",
-                    "model": result.model,
-                    "fingerprint": result.fingerprint,
-                    "context": result.context,
-                    "expires_at": result.expires_at,
-                    "results": result.documents,
-                    "compression": write_compression(result.compression),
-                    "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
-                },
-                headers={"x-model": result.model, "x-model-revision": result.fingerprint},
-            )
+            headers = {"x-model": result.model, "x-model-revision": result.fingerprint}
+            return write_json(result, headers=headers)
 
 
 async def release_context(request: Request, services: Services) -> Response:
@@ -181,73 +162,21 @@ def read_documents(documents: Sequence[AnswerDocument]) -> list[Document]:
 # Answers as JSON
 
 
-def write_answer(result: Answer) -> dict[str, Any]:
-    """Return a whole answer."""
-    return {
-        "id": result.id,
-        "object": "rag.answer",
-        "answer": result.text,
-        **_answer_fields(result),
-    }
-
-
-def _answer_fields(result: Answer) -> dict[str, Any]:
-    """Return an answer's fields but for its id and text."""
-    return {
-        "model": result.model,
-        "finish_reason": result.finish_reason,
-        "citations": result.citations,
-        "compression": write_compression(result.compression),
-        "usage": write_usage(result.usage),
-        "timings": result.timings,
-        "logprobs": None if result.logprobs is None else write_logprobs(result.logprobs),
-    }
-
-
-def write_compression(compression: Compression) -> dict[str, Any]:
-    """Return the report of an answer's compression."""
-    return {
-        "mode": compression.mode,
-        "status": compression.status,
-        "reason": compression.reason,
-        "docs": compression.docs,
-        "tokens_in": compression.tokens_in,
-        "vectors_out": compression.vectors_out,
-        "ratio": compression.ratio,
-        "flops_plain": compression.flops_plain,
-        "flops_used": compression.flops_used,
-        "flops_saved": compression.flops_saved,
-        "compress_ms": compression.compress_ms,
-        "fallback_docs": compression.fallback,
-        "left_out": compression.left_out,
-    }
-
-
-def write_usage(usage: Usage) -> dict[str, int]:
-    """Return the counts of tokens and vectors."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "context_vectors": usage.context_vectors,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-    }
-
-
-def write_logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Return tokens with their log-probabilities."""
-    return [
-        {
-            "text": token.text,
-            "logprob": clamp_logprob(token.logprob),
-            "top": [{"text": text, "logprob": clamp_logprob(value)} for text, value in token.top],
-        }
-        for token in tokens
-    ]
+def finite(value: T) -> T:
+    """Return an answer, or a part, whose log-probabilities are finite, as JSON wants them."""
+    if value.logprobs is None:
+        return value
+    return replace(value, logprobs=tuple(map(_finite_token, value.logprobs)))
 
 
 def clamp_logprob(logprob: float) -> float:
-    """Return a log-probability that is finite, as JSON wants it."""
+    """Return a log-probability that is finite."""
     return max(logprob, MIN_LOGPROB)
+
+
+def _finite_token(token: TokenLogprob) -> TokenLogprob:
+    top = tuple(Likely(other.text, clamp_logprob(other.logprob)) for other in token.top)
+    return TokenLogprob(token.text, clamp_logprob(token.logprob), top)
 
 
 class _AnswerWriter:
@@ -267,27 +196,29 @@ class _AnswerWriter:
                 "id": event.id,
                 "object": "rag.search_results",
                 "model": event.model,
-                "data": {
-                    "citations": event.citations,
-                    "compression": write_compression(event.compression),
-                },
+                "data": {"citations": event.citations, "compression": event.compression},
             }
             return _event_line("search_results", results)
         if isinstance(event, Delta):
             payload: dict[str, Any] = {"value": event.text, "annotations": []}
             if event.logprobs is not None:
-                payload["logprobs"] = write_logprobs(event.logprobs)
+                payload["logprobs"] = finite(event).logprobs
             part = {"type": "text", "payload": payload}
             delta = {"object": "agent.message.delta", "delta": {"content": [part]}}
             return _event_line("message", delta)
         final = {
             "id": event.id,
             "object": "rag.final_answer",
-            "generated_answer": event.text,
-            **_answer_fields(event),
+            "generated_answer": event.answer,
+            "model": event.model,
+            "finish_reason": event.finish_reason,
+            "citations": event.citations,
+            "compression": event.compression,
+            "usage": event.usage,
+            "timings": event.timings,
+            "logprobs": finite(event).logprobs,
         }
-        compression = _event_line("compression", write_compression(event.compression))
-        return compression + _event_line("final_answer", final)
+        return _event_line("compression", event.compression) + _event_line("final_answer", final)
 
     def failure(self, body: dict[str, Any]) -> bytes:
         """Write a failure."""
@@ -300,5 +231,5 @@ class _AnswerWriter:
         return b"event: done\ndata: %b\n\n" % END_OF_EVENTS
 
 
-def _event_line(name: str, data: dict[str, Any]) -> bytes:
+def _event_line(name: str, data: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))

@@ -17,7 +17,6 @@ from condensery.api.rest.answers import (
     answer_events,
     clamp_logprob,
     make_question,
-    write_compression,
 )
 from condensery.api.rest.io import END_OF_EVENTS, read_as, stream_events, validate_body, write_json
 from condensery.api.rest.schemas.rag import ANSWER_TOKENS, ChatMessage, ChatRequest
@@ -244,7 +243,7 @@ class _ChatWriter:
     def completion(self, answer: Answer) -> dict[str, Any]:
         """Return a whole answer."""
         self._begin(answer)
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        message = {"role": "assistant", "content": answer.answer, "refusal": None}
         choice = {
             "index": 0,
             "message": message,
@@ -317,7 +316,7 @@ class _ChatWriter:
     def _extras(self, answer: Answer) -> dict[str, Any]:
         return {
             "citations": answer.citations,
-            "compression": write_compression(answer.compression),
+            "compression": answer.compression,
             "timings": answer.timings,
             "finish_reason": answer.finish_reason,
             "ignored_messages": self._chat.ignored,
@@ -343,7 +342,7 @@ def _write_logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | N
     content = [
         {
             **_write_token(token.text, token.logprob),
-            "top_logprobs": [_write_token(text, logprob) for text, logprob in token.top],
+            "top_logprobs": [_write_token(other.text, other.logprob) for other in token.top],
         }
         for token in tokens
     ]

@@ -151,19 +151,7 @@ async def query_index(request: Request, services: Services) -> Response:
             search=body.mode,
             filter=body.filter,
         )
-        results = [
-            {
-                "id": hit.passage.id,
-                "document_id": hit.passage.document_id,
-                "text": hit.passage.text,
-                "start": hit.passage.start,
-                "end": hit.passage.end,
-                "metadata": hit.passage.metadata,
-                "score": hit.score,
-            }
-            for hit in hits
-        ]
-        return write_json({"index": name, "results": results})
+        return write_json({"index": name, "results": hits})
 
 
 # Aliases, snapshots and rebuilds
@@ -197,8 +185,7 @@ async def list_snapshots(request: Request, services: Services) -> Response:
     """List an index's snapshots, also of one that is no more."""
     name = request.path_params["name"]
     with count_request(services, None, "index", "rest", index=name):
-        snapshots = await maintenance.list_snapshots(services, name)
-        return write_json({"object": "list", "data": snapshots.found, "refused": snapshots.refused})
+        return write_json(await maintenance.list_snapshots(services, name))
 
 
 async def show_snapshot(request: Request, services: Services) -> Response:

@@ -1,6 +1,5 @@
 """Health, metrics and version; the models that serve, loading them, and their reports."""
 
-from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -27,7 +26,7 @@ from condensery.jobs.models import (
     read_model_report,
 )
 from condensery.jobs.services import Services
-from condensery.values import ModelInfo, ModelLoad
+from condensery.values import ModelInfo
 
 REPORT_FORMATS = ("json", "markdown")
 MARKDOWN = "text/markdown"
@@ -79,13 +78,12 @@ def check_ready(services: Services) -> None:
 
 async def list_models(_request: Request, services: Services) -> Response:
     """List the models that serve, defaults first, and their aliases."""
-    data = [write_model(info) for info in models.list_models(services)]
-    return write_json({"object": "list", "data": data})
+    return write_json({"object": "list", "data": models.list_models(services)})
 
 
 async def show_model(request: Request, services: Services) -> Response:
     """Return one model."""
-    return write_json(write_model(find_model(services, request.path_params["name"])))
+    return write_json(find_model(services, request.path_params["name"]))
 
 
 def find_model(services: Services, name: str) -> ModelInfo:
@@ -140,9 +138,7 @@ async def tei_info(_request: Request, services: Services) -> Response:
 async def load_model(request: Request, services: Services) -> Response:
     """Load a stored model, and let it serve in place of the version that does."""
     body = await read_body(request, services, LoadModelRequest, optional=True)
-    return write_json(
-        _write_load(await models.load_model(services, request.path_params["name"], body.version))
-    )
+    return write_json(await models.load_model(services, request.path_params["name"], body.version))
 
 
 async def reload_model(request: Request, services: Services) -> Response:
@@ -151,22 +147,14 @@ async def reload_model(request: Request, services: Services) -> Response:
     loaded = await models.load_model(
         services, request.path_params["name"], body.version, again=True
     )
-    return write_json(_write_load(loaded))
+    return write_json(loaded)
 
 
 async def unload_model(request: Request, services: Services) -> Response:
     """Unload a model: its last requests are finished, and its memory is free then."""
     body = await read_body(request, services, UnloadModelRequest, optional=True)
     unloaded = await models.unload_model(services, request.path_params["name"], force=body.force)
-    return write_json(
-        {
-            "object": "model.unload",
-            "id": unloaded.name,
-            **asdict(unloaded.revision),
-            "seconds": unloaded.seconds,
-            "stranded_indexes": unloaded.stranded_indexes,
-        }
-    )
+    return write_json(unloaded)
 
 
 async def set_model_aliases(request: Request, services: Services) -> Response:
@@ -192,7 +180,7 @@ async def kserve_load(request: Request, services: Services) -> Response:
     body = await read_body(request, services, KServeLoadRequest, optional=True)
     loaded = await models.load_model(services, request.path_params["name"], body.parameters.version)
     return write_json(
-        _kserve_version(loaded.info.name, loaded.info.version, "READY", loaded.stranded_indexes)
+        _kserve_version(loaded.model.id, loaded.model.version, "READY", loaded.stranded_indexes)
     )
 
 
@@ -203,9 +191,7 @@ async def kserve_unload(request: Request, services: Services) -> Response:
         services, request.path_params["name"], force=body.parameters.force
     )
     return write_json(
-        _kserve_version(
-            unloaded.name, unloaded.revision.version, "UNAVAILABLE", unloaded.stranded_indexes
-        )
+        _kserve_version(unloaded.id, unloaded.version, "UNAVAILABLE", unloaded.stranded_indexes)
     )
 
 
@@ -214,7 +200,7 @@ async def show_report(request: Request, services: Services) -> Response:
     name = request.path_params["name"]
     headers = {**NO_SNIFF, "vary": "accept"}
     if _report_format(request) == "json":
-        return write_json(asdict(await read_model_report(services, name)), headers=headers)
+        return write_json(await read_model_report(services, name), headers=headers)
     card = await read_model_card(services, name)
     return Response(card, headers=headers, media_type=MARKDOWN)
 
@@ -224,12 +210,6 @@ async def show_plot(request: Request, services: Services) -> Response:
     name, plot = request.path_params["name"], request.path_params["plot"]
     content = await read_model_plot(services, name, plot)
     return Response(content, headers=NO_SNIFF, media_type="image/png")
-
-
-def write_model(info: ModelInfo) -> dict[str, Any]:
-    """Return a model as OpenAI's clients read it, with all its fields."""
-    fields = asdict(info)
-    return {"id": fields.pop("name"), "object": "model", "owned_by": "condensery", **fields}
 
 
 def _tei_model_type(info: ModelInfo) -> dict[str, Any]:
@@ -242,20 +222,6 @@ def _tei_model_type(info: ModelInfo) -> dict[str, Any]:
         "label2id": {label: number for number, label in enumerate(labels)},
     }
     return {"classifier" if info.kind == "classifier" else "reranker": mappings}
-
-
-def _write_load(loaded: ModelLoad) -> dict[str, Any]:
-    previous = loaded.previous
-    return {
-        "object": "model.load",
-        "id": loaded.info.name,
-        "model": write_model(loaded.info),
-        "previous": None if previous is None else asdict(previous),
-        "changed": loaded.changed,
-        "seconds": loaded.seconds,
-        "memory_bytes": loaded.memory_bytes,
-        "stranded_indexes": loaded.stranded_indexes,
-    }
 
 
 def _kserve_version(

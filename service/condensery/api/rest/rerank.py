@@ -74,7 +74,9 @@ async def nim_ranking(request: Request, services: Services) -> Response:
             field="passages",
         )
         with services.metrics.stage(result.model, "serialize"):
-            rankings = [{"index": item.index, "logit": item.score} for item in result.items]
+            rankings = [
+                {"index": item.index, "logit": item.relevance_score} for item in result.items
+            ]
             return await write_list(
                 rankings,
                 PIECE_TEXTS,
@@ -99,7 +101,7 @@ async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
         )
         with services.metrics.stage(result.model, "serialize"):
             items: list[dict[str, Any]] = [
-                {"index": item.index, "score": item.score} for item in result.items
+                {"index": item.index, "score": item.relevance_score} for item in result.items
             ]
             if body.return_text:
                 for entry, item in zip(items, result.items, strict=True):
@@ -134,7 +136,7 @@ async def _rerank_documents(
 def _write_results(result: Reranked, *, documents: bool, wrapped: bool) -> list[dict[str, Any]]:
     results = []
     for item in result.items:
-        entry: dict[str, Any] = {"index": item.index, "relevance_score": item.score}
+        entry: dict[str, Any] = {"index": item.index, "relevance_score": item.relevance_score}
         if documents:
             entry["document"] = {"text": item.text} if wrapped else item.text
         results.append(entry)

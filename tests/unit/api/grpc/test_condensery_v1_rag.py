@@ -88,7 +88,7 @@ async def test_a_context_is_its_callers_its_questions_and_its_pairs_own(
     rag: Any, pool: Any
 ) -> None:
     pool.readers["second"] = replace(
-        pool.readers["pair"], info=replace(pool.readers["pair"].info, name="second")
+        pool.readers["pair"], info=replace(pool.readers["pair"].info, id="second")
     )
     context = (await rag.Compress(to_compress())).context
     found = [
@@ -111,7 +111,7 @@ async def test_requests_about_a_context_count_for_the_pair_that_made_it(
     rag: Any, pool: Any, services: Services
 ) -> None:
     pool.readers["second"] = replace(
-        pool.readers["pair"], info=replace(pool.readers["pair"].info, name="second")
+        pool.readers["pair"], info=replace(pool.readers["pair"].info, id="second")
     )
     context = (await rag.Compress(to_compress(model="second"))).context
     reply = await rag.Answer(asked(context=context))

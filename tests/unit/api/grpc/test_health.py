@@ -63,7 +63,7 @@ async def test_health_is_told_for_each_model_and_alias_and_watched(
     first = {name: await next_of(one) for name, one in watched.items()}
     assert first == {"other": 1, "best": 1, "later": Reply.SERVICE_UNKNOWN}
     pool.encoders["later"] = pool.encoders.pop("other")
-    pool.encoders["later"].info = replace(pool.encoders["later"].info, name="later")
+    pool.encoders["later"].info = replace(pool.encoders["later"].info, id="later")
     for notify in pool.watchers:
         notify()
     then = {name: await next_of(one) for name, one in watched.items()}

@@ -148,7 +148,7 @@ async def test_a_reply_that_can_not_be_written_is_a_fault_of_ours(
     channel: grpc.aio.Channel, pool: Any, services: Services
 ) -> None:
     encoder = pool.encoders["words"]
-    encoder.info = replace(encoder.info, name="half a surrogate: \ud800")
+    encoder.info = replace(encoder.info, id="half a surrogate: \ud800")
     error = await refused(embed(channel))
     assert error.code() is StatusCode.INTERNAL
     assert "x-request-id" in dict(error.trailing_metadata() or ())

@@ -111,7 +111,7 @@ async def test_what_was_compressed_is_read_again_without_a_pass(client, pool):
 
 
 async def test_a_context_names_its_pair_in_the_reply_and_in_the_metrics(client, pool):
-    second = replace(pool.readers["pair"].info, name="second")
+    second = replace(pool.readers["pair"].info, id="second")
     pool.readers["second"] = replace(pool.readers["pair"], info=second)
     body = {**QUESTION, "model": "second"}
     done = (await client.post("/v1/compress", json=body)).json()
