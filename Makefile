@@ -33,10 +33,10 @@ CALM := sed -uE \
 	-e 's/^Collecting ([A-Za-z0-9._-]+).*/    \1/' -e 's/^Processing .*\/([^\/-]+)-.*/    \1/' \
 	-e 's/^(Successfully installed .{0,60}).*/    \1 .../'
 
-.PHONY: help install check test test-slow proto serve load faults bench image lock
+.PHONY: help install check test test-methods test-slow proto serve load faults bench image lock
 
 help: ## List the chores
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' Makefile | column -t -s '|'
 
 install: $(VENV)/.installed ## Make .venv with all that serving, testing and making models needs
 
@@ -78,8 +78,13 @@ check: install ## Format, lint, types, import contracts, stubs, documents, size 
 	@git ls-files -z | xargs -0 -r stat --format=%s | awk '{ bytes += $$1 } \
 		END { printf "%.1f MiB\n", bytes / 2^20; exit bytes > $(LIMIT_MIB) * 2^20 }'
 
-test: install ## The tests, but for those marked slow or gpu (ARGS for pytest)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m "not slow and not gpu" $(ARGS)
+test: install ## The tests, but for slow and gpu ones; of each method a tiny run (ARGS for pytest)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 \
+		-m "not slow and not gpu and not methods" $(ARGS)
+
+test-methods: install ## The tests of the methods that make models (ARGS for pytest)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 \
+		-m "not slow and not gpu" tests/unit/methods $(ARGS)
 
 test-slow: install ## The slow tests: two at a time; then one by one those that fill the machine
 	@status=0; \

@@ -65,6 +65,16 @@ TOPICS = ["mill", "river", "town", "bread", "stone", "market"]
 
 Stored = Callable[[str], StoredModel]
 
+FOLDER = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `make test-methods`: all here that is no tiny run."""
+    for item in items:
+        if FOLDER in item.path.parents and not item.get_closest_marker("tiny_run"):
+            item.add_marker("methods")
+
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:

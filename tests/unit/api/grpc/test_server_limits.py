@@ -116,23 +116,23 @@ async def test_a_stream_holds_its_place_until_it_ends(
 
 
 async def test_more_calls_than_fit_are_refused_at_once(
-    narrow: tuple[Services, grpc.aio.Channel], monkeypatch: pytest.MonkeyPatch
+    narrow: tuple[Services, grpc.aio.Channel], monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     services, _ = narrow
     monkeypatch.setattr("condensery.api.grpc.health.HEALTH_CALLS", 0)
     server = await start_server(services, "127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        # They send no message. They are a few more than there is room for: what counts is those
-        # that have come.
+        # They send no message, so that those who have room keep it; once those over it have been
+        # refused, all others have come.
         path = "/condensery.v1.Embedding/EmbedBatch"
-        silent = [channel.stream_unary(path)() for _ in range(2 + SPARE_CALLS + 2)]
-        async with asyncio.timeout(30):
-            while (found := await embed(channel).code()) is StatusCode.OK:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            assert found is StatusCode.RESOURCE_EXHAUSTED
-            for one in silent:
-                one.cancel()
-            # Until the server has heard that they left.
+        surplus = 2
+        silent = [channel.stream_unary(path)() for _ in range(2 + SPARE_CALLS + surplus)]
+        await until(lambda: sum(call.done() for call in silent) == surplus)
+        assert await embed(channel).code() is StatusCode.RESOURCE_EXHAUSTED
+        for call in silent:
+            call.cancel()
+        # Until the server has heard that they left.
+        async with asyncio.timeout(60):
             while await embed(channel).code() is StatusCode.RESOURCE_EXHAUSTED:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert (await embed(channel)).dims == 8

@@ -118,6 +118,7 @@ def test_rows_of_given_labels_are_what_training_reads(
     assert figures["gold_found"] == pytest.approx(hits / 24, abs=1e-4)
 
 
+@pytest.mark.tiny_run
 def test_rows_of_a_teacher_have_its_answers_and_need_no_other(
     tmp_path: Path, models: dict[str, Path], run: Run
 ) -> None:

@@ -104,6 +104,7 @@ def mean_ndcg(stored: StoredModel, given: Any) -> float:
     return sum(scores.values()) / len(scores)
 
 
+@pytest.mark.tiny_run
 def test_without_rows_nothing_is_tuned_and_what_is_left_keeps_its_weights(
     stored: Stored, text_file: Path, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def made(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.tiny_run
 def test_a_run_leaves_a_model_that_learnt_its_card_and_a_plot(made: Path) -> None:
     folder = made / "model"
     card = json.loads((folder / "card.json").read_text())

@@ -90,6 +90,7 @@ async def ask(reader: OscarModel) -> tuple[list[CompressedPassage], str]:
     return found, "".join(text)
 
 
+@pytest.mark.tiny_run
 async def test_a_published_pair_loads_and_answers_as_the_trained_one(
     stored: StoredModel, base: StoredModel, pair: OscarPair, workers: Workers, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def flags(store: Path, files: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.tiny_run
 def test_a_report_is_written_that_publishing_can_read(
     store_with_pair: Path, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_set_may_name_its_split(beir: Path) -> None:
     assert parse_set("nowhere", split="test") == (Path("nowhere"), "test")
 
 
+@pytest.mark.tiny_run
 def test_the_command_reranks_by_stored_models(
     beir: Path, tmp_path: Path, store_with_pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,7 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert not out.exists()
 
 
+@pytest.mark.tiny_run
 def test_the_command_trains(base: Path, questions: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     flags = ["--steps", "2", "--tokens", "200", "--passage-tokens", "40", "--smallest", "8"]

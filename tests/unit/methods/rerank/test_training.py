@@ -40,6 +40,7 @@ def made(base: Path, data: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     return out
 
 
+@pytest.mark.tiny_run
 def test_a_run_leaves_a_model_that_learnt_its_card_a_report_and_a_plot(made: Path) -> None:
     card = json.loads((made / "model" / "card.json").read_text())
     held_out = card["figures"]["held_out"]

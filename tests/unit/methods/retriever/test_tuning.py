@@ -132,6 +132,7 @@ def test_with_adapters_only_they_change_and_merging_keeps_the_vectors(
     assert (served - wanted).abs().max() < 1e-5
 
 
+@pytest.mark.tiny_run
 def test_what_has_parts_gone_is_tuned_and_published_without_them(
     stored: Stored, tuning_rows: Path, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_batches_count_by_what_their_mean_is_over(tmp_path: Path) -> None:
     assert [row["items"] for row in read_log(tmp_path / "2") if "loss" in row] == [6, 12, 18]
 
 
+@pytest.mark.tiny_run
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_a_run_that_stops_and_is_resumed_gives_the_same_bits(tmp_path: Path, stop: int) -> None:
     given = {"steps": 6, "every": 2}

@@ -131,6 +131,7 @@ def test_a_stored_pair_is_in_bf16_with_its_making(
     assert str(tmp_path) not in card + (stored.path / "recipe.json").read_text()
 
 
+@pytest.mark.tiny_run
 def test_a_measured_pair_has_its_report_and_its_defaults(
     kinds: dict[str, PairSources], rows_file: Path, tmp_path: Path
 ) -> None:
