@@ -3,8 +3,9 @@
 import asyncio
 import importlib.util
 import json
+import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -122,6 +123,48 @@ def workers() -> Iterator[Workers]:
     started = Workers(2)
     yield started
     started.close()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Any]:
+    """Run an engine with one worker."""
+    from tests.unit.runtime.engines import Served
+
+    made = Served()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[Workers]:
+    workers = Workers(1)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def device() -> Any:
+    """Return a forward that can be held."""
+    from tests.unit.runtime.batching import Device
+
+    return Device()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let the batcher's time stand still."""
+    from tests.unit.runtime.batching import Clock
+
+    stopped = Clock()
+    monkeypatch.setattr("condensery.runtime.batcher.time", stopped)
+    return stopped
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 @pytest.fixture

@@ -1,157 +1,46 @@
+"""The engine: any mix of sequences gives what each would give alone."""
+
 import asyncio
-import random
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_generators import KINDS, VOCABULARY, Reference
+from tests.unit.runtime.engines import (
+    ANSWER,
+    REFERENCES,
+    STEPPERS,
+    WAIT,
+    Gate,
+    Served,
+    prompt_of,
+)
+from tiny_generators import KINDS, Reference
 from torch import Tensor
 
 from condensery.errors import (
-    CondenseryError,
-    DeadlineExceeded,
     InputError,
     ModelFault,
     Overloaded,
     Unavailable,
 )
-from condensery.metrics import Metrics
 from condensery.networks.caching import BLOCK
 from condensery.networks.decoding import Decoder
 from condensery.networks.stepping import Stepper
 from condensery.question import GREEDY, Sampling
 from condensery.request_context import RequestContext, serving_request
-from condensery.runtime.engine import Engine
 from condensery.runtime.queue import BatchLimits
 from condensery.runtime.scheduler import KVCacheConfig, default_kv_cache_config
-from condensery.runtime.sequence import GenerationRequest, Sequence, send_events
-from condensery.runtime.workers import Workers
-
-WAIT = 30.0  # for what must happen, however busy the machine is
-REFERENCES = {kind: Reference(kind) for kind in KINDS}
-STEPPERS = {kind: Stepper(reference.network) for kind, reference in REFERENCES.items()}
-LLAMA = STEPPERS["llama-grouped"]
-ANSWER = REFERENCES["llama-grouped"]
-
-
-def prompt_of(seed: int, size: int = 9) -> list[int]:
-    draws = random.Random(seed)
-    return [draws.randrange(VOCABULARY) for _ in range(size)]
-
-
-class Served:
-    """An engine with workers and metrics of its own, and what its steps are doing."""
-
-    def __init__(
-        self,
-        stepper: Stepper = LLAMA,
-        *,
-        workers: int = 1,
-        room: KVCacheConfig | None = None,
-        limits: BatchLimits | None = None,
-        fixed: bool = False,
-    ) -> None:
-        self.workers = Workers(workers)
-        self.metrics = Metrics()
-        self.stepper = stepper
-        self.engine = Engine(
-            *(stepper, self.workers),
-            model="m",
-            limits=limits,
-            room=room or KVCacheConfig(64, 4096, 256),
-            fixed=fixed,
-            metrics=self.metrics,
-        )
-
-    def close(self) -> None:
-        self.engine.close()
-        self.workers.close()
-
-    def sample(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(f"condensery_{name}", labels) or 0.0
-
-    @property
-    def used(self) -> float:
-        return self.sample("cache_positions", model="m", state="used")
-
-    def running(self, state: str = "running") -> float:
-        return self.sample("sequences", model="m", state=state)
-
-    def dropped(self, stage: str, cause: str) -> float:
-        return self.sample("cancelled_total", model="m", stage=stage, cause=cause)
-
-    async def empty(self) -> None:
-        """Wait until nothing is left of anybody."""
-        until = time.monotonic() + WAIT
-        while self.used or self.running() or self.running("waiting"):
-            assert time.monotonic() < until, "something was never given back"
-            await asyncio.sleep(0.002)
-
-    def begin(self, prompt: list[int], count: int, **order: object) -> Sequence:
-        return self.engine.begin(GenerationRequest([prompt], count, **order))
-
-    async def rest(self, generation: Sequence) -> list[int]:
-        """Return the ids that come until the last one."""
-        found: list[int] = []
-        while True:
-            told = await asyncio.wait_for(generation.news.get(), WAIT)
-            if isinstance(told, CondenseryError):
-                raise told
-            if told.finish != "stop":
-                found.append(told.choice.id)
-            if told.finish:
-                return found
-
-    async def answer(self, prompt: list[int], count: int, **order: object) -> list[int]:
-        return await self.rest(self.begin(prompt, count, **order))
-
-    @contextmanager
-    def before_each_step(self, action: Callable[[Tensor], object]) -> Iterator[None]:
-        def hooked(_: torch.nn.Module, args: tuple[Tensor]) -> None:
-            action(args[0][0])
-
-        hook = self.stepper._network.register_forward_pre_hook(hooked)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
-    made = Served()
-    yield made
-    made.close()
-
-
-class Gate:
-    """Lets so many steps pass and holds the next one, the first by default, until it is opened."""
-
-    def __init__(self, passing: int = 0) -> None:
-        self.reached, self.opened = threading.Event(), threading.Event()
-        self.passing = passing
-
-    def __call__(self, _: Tensor) -> None:
-        if self.passing:
-            self.passing -= 1
-        elif not self.reached.is_set():
-            self.reached.set()
-            assert self.opened.wait(WAIT)
-
-    async def wait(self) -> None:
-        assert await asyncio.to_thread(self.reached.wait, WAIT)
-
+from condensery.runtime.sequence import GenerationRequest
 
 FATES = st.one_of(
     st.just(("stays", 0)),
     st.tuples(st.just("leaves"), st.integers(0, 10)),  # after so many tokens
     st.tuples(st.just("fails"), st.integers(0, 10)),  # its step, at so many tokens
 )
+
+
 MIXES = st.lists(
     st.tuples(
         st.integers(0, 30),  # whose prompt
@@ -458,294 +347,6 @@ async def test_what_there_is_room_for_is_not_refused_however_slowly_room_came_ba
             served.begin(prompt_of(6, 200), 3700)
         gate.opened.set()
         await asyncio.gather(*map(served.rest, asked))
-
-
-async def test_who_leaves_frees_its_room_wherever_it_is(served: Served) -> None:
-    gate, later = Gate(), Gate(passing=3)
-    served.engine._cache_config = KVCacheConfig(2, 4096, 256)
-    with served.before_each_step(gate), served.before_each_step(later):
-        stays = served.begin(prompt_of(0), 6)
-        await gate.wait()  # flying
-        flies = served.begin(prompt_of(1), 200)
-        waits = served.begin(prompt_of(2), 200)
-        served.engine.leave(waits, "client")
-        assert served.running("waiting") == 1, "flies: it joins at the next step"
-        served.engine.leave(waits, "client")  # twice is once
-        gate.opened.set()
-        await flies.news.get()
-        await later.wait()  # else it might have come to its end by now
-        served.engine.leave(flies, "deadline")
-        later.opened.set()
-        await served.rest(stays)
-    await served.empty()
-    assert (served.dropped("queue", "client"), served.dropped("generate", "deadline")) == (1, 1)
-    assert served.sample("step_tokens_count", model="m") < 50
-
-
-async def test_a_sequence_that_leaves_in_mid_step_keeps_its_room_until_the_step_ends(
-    served: Served,
-) -> None:
-    gate = Gate()
-    with served.before_each_step(gate):
-        leaves = served.begin(prompt_of(0), 6)
-        await gate.wait()
-        served.engine.leave(leaves, "client")
-        assert served.running() == 0
-        assert served.used == BLOCK, "the step writes there"
-        gate.opened.set()
-        await served.empty()
-    assert leaves.news.empty()
-
-
-async def test_a_sequence_whose_time_is_over_leaves_at_the_next_step(served: Served) -> None:
-    call, gate = RequestContext(), Gate(passing=2)
-    with served.before_each_step(gate):
-        with serving_request(call):
-            late = served.begin(prompt_of(0), 200)
-        await gate.wait()
-        call.deadline = time.monotonic()
-        gate.opened.set()
-        with pytest.raises(DeadlineExceeded, match="while it was being served"):
-            await served.rest(late)
-        await served.empty()
-    served.engine.leave(late, "deadline")  # its caller's own clock: counted already
-    assert served.dropped("generate", "deadline") == 1
-    assert served.sample("step_tokens_count", model="m") == 3
-    with serving_request(call), pytest.raises(DeadlineExceeded):
-        served.begin(prompt_of(0), 1)
-
-
-async def test_a_step_that_fails_is_halved_until_the_one_at_fault_stands_alone(
-    served: Served,
-) -> None:
-    bad = prompt_of(7, 13)
-    marker = served.stepper.embed([bad[3:4]])[0]
-
-    def fail(rows: Tensor) -> None:
-        if (rows == marker).all(dim=-1).any():
-            raise RuntimeError("a secret of the user's")
-
-    good = [[t for t in prompt_of(i, 11) if t != bad[3]] for i in range(3)]
-    gate = Gate()
-    with served.before_each_step(gate):
-        first = served.begin(good[0], 5)
-        await gate.wait()
-        with served.before_each_step(fail):
-            asked = [first, *(served.begin(p, 5) for p in (good[1], bad, good[2]))]
-            gate.opened.set()
-            found = await asyncio.gather(*map(served.rest, asked), return_exceptions=True)
-    assert [found[i] for i in (0, 1, 3)] == [ANSWER(p, 5) for p in good]
-    assert isinstance(found[2], ModelFault)
-    assert found[2].message == "m: a step failed (RuntimeError)"
-    await served.empty()
-
-
-async def test_memory_that_runs_out_is_counted_and_the_halves_are_tried(served: Served) -> None:
-    def run_out(rows: Tensor) -> None:
-        if len(rows) > 12:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    gate = Gate()
-    with served.before_each_step(gate), served.before_each_step(run_out):
-        first = served.begin(prompt_of(0), 3)
-        await gate.wait()
-        asked = [first, *(served.begin(prompt_of(i), 3) for i in (1, 2))]
-        gate.opened.set()
-        found = await asyncio.gather(*map(served.rest, asked))
-    assert found == [ANSWER(prompt_of(i), 3) for i in range(3)]
-    assert served.sample("oom_total", model="m", action="split") == 2  # 1 + 9 + 9, then 9 + 9
-    assert served.sample("oom_total", model="m", action="failed") == 0
-
-
-async def test_scores_that_are_nan_fail_their_own_sequence_only(served: Served) -> None:
-    vectors = torch.full((3, 32), torch.nan)
-    asked = [
-        served.begin(prompt_of(0), 6),
-        served.engine.begin(GenerationRequest([vectors, prompt_of(0)], 6)),
-        served.begin(prompt_of(1), 6),
-    ]
-    found = await asyncio.gather(*map(served.rest, asked), return_exceptions=True)
-    assert isinstance(found[1], ModelFault)
-    assert "NaN or infinite" in found[1].message
-    assert [found[0], found[2]] == [ANSWER(prompt_of(i), 6) for i in (0, 1)]
-    await served.empty()
-    # The next ones are given the same blocks.
-    assert await served.answer(prompt_of(2, 30), 6) == ANSWER(prompt_of(2, 30), 6)
-
-
-async def test_a_lost_worker_fails_its_step_and_keeps_its_room_until_it_comes_back() -> None:
-    served = Served(workers=2, room=KVCacheConfig(64, 6 * BLOCK, 256))
-    gate = Gate()
-    try:
-        with served.before_each_step(gate):
-            lost = served.begin(prompt_of(0, 40), 8)
-            await gate.wait()
-            (worker,) = [one for one in served.workers.members() if one.item is not None]
-            other = served.begin(prompt_of(1, 20), 8)
-            served.workers.replace(worker, "it hung")
-            with pytest.raises(ModelFault, match="m: it hung"):
-                await served.rest(lost)
-            assert await served.rest(other) == ANSWER(prompt_of(1, 20), 8), "it goes on"
-            assert served.running() == 0
-            assert served.used == 3 * BLOCK, "it may still write there"
-            with pytest.raises(ModelFault, match="no room, since a worker was lost"):
-                await served.answer(prompt_of(2, 60), 8)
-            assert await served.answer(prompt_of(1, 20), 8) == ANSWER(prompt_of(1, 20), 8)
-            gate.opened.set()
-            await served.empty()
-        assert lost.news.empty(), "what it brings home is dropped"
-        assert await served.answer(prompt_of(2, 60), 8) == ANSWER(prompt_of(2, 60), 8)
-    finally:
-        gate.opened.set()
-        served.close()
-
-
-# A thread that ends by an exception is what is tested.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_worker_that_dies_gives_back_the_room_it_held() -> None:
-    served = Served(room=KVCacheConfig(64, 6 * BLOCK, 256))
-
-    def die(_: Tensor) -> None:
-        raise SystemExit
-
-    try:
-        with served.before_each_step(die):
-            dead = served.begin(prompt_of(0, 40), 8)
-            (worker, _) = served.workers.members()
-            assert worker.thread is not None
-            await asyncio.to_thread(worker.thread.join, WAIT)
-        served.workers.replace(worker, "it died")  # as its watchdog does
-        with pytest.raises(ModelFault, match="it died"):
-            await served.rest(dead)
-        await served.empty()
-        assert await served.answer(prompt_of(1, 60), 8) == ANSWER(prompt_of(1, 60), 8)
-    finally:
-        served.close()
-
-
-async def test_one_worker_takes_the_tokens_and_others_the_prompts(served: Served) -> None:
-    sizes: list[int] = []
-
-    def steps(*idle: int) -> list[int]:
-        """Take steps with so many idle workers each, then run them; returns their rows."""
-        taken = [served.engine.take(count, express=False) for count in idle]
-        sizes.clear()
-        for job in taken:
-            if job is not None:
-                job.run()
-        return list(sizes)
-
-    with (
-        served.before_each_step(lambda rows: sizes.append(len(rows))),
-        served.workers.changed,  # no worker takes them meanwhile
-    ):
-        for i in range(9):
-            served.begin(prompt_of(i, 10), 20)
-        assert steps(2, 1) == [50, 40], "prompts"
-        assert steps(2, 1) == [9]
-        served.begin(prompt_of(9, 10), 20)
-        assert steps(2, 1, 1) == [9, 10]
-        served.begin(prompt_of(10, 10), 20)
-        assert steps(1, 1) == [20], "the other one is busy elsewhere"
-
-
-async def test_an_idle_worker_is_woken_for_what_the_first_one_leaves(
-    asleep: Callable[[Workers], Awaitable[None]],
-) -> None:
-    served = Served(workers=2)
-    both = threading.Barrier(2)
-    try:
-        with served.workers.changed:
-            asked = [served.begin(prompt_of(i), 2) for i in range(8)]
-            prompts = served.engine.take(1, express=False)
-        assert prompts is not None
-        await asleep(served.workers)
-        prompts.run()
-        with served.before_each_step(lambda _: both.wait(WAIT)):
-            with served.workers.changed:
-                asked.append(served.begin(prompt_of(8), 1))  # which wakes one of them
-            await asyncio.gather(*map(served.rest, asked))
-    finally:
-        both.abort()
-        served.close()
-
-
-async def test_a_step_is_one_threads_where_it_was_to_be_however_many_torch_has_there(
-    served: Served,
-) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)  # as in a worker of a GPU
-    try:
-        with served.workers.changed:
-            served.begin(prompt_of(0, 10), 5)
-            for _ in range(3):
-                job = served.engine.take(1, express=False)
-                assert job is not None
-                job.run()
-    finally:
-        torch.set_num_threads(before)
-    assert served.engine._step_times.estimate(1, 0) > 0
-
-
-async def test_a_long_step_beside_idle_workers_has_their_threads_and_says_the_same() -> None:
-    served = Served(workers=2)
-    threads: list[int] = []
-
-    def slow(_: Tensor) -> None:
-        threads.append(torch.get_num_threads())
-        time.sleep(0.04 if threads[-1] == 1 else 0.01)
-
-    try:
-        with served.before_each_step(slow):
-            found = await served.answer(prompt_of(1, 20), 12)
-        assert found == ANSWER(prompt_of(1, 20), 12)
-        assert 2 in threads  # at least tried, however busy the other core is
-        await asyncio.to_thread(lambda: threads.append(torch.get_num_threads()))
-        assert threads[-1] == 1, "no other thread has got more"
-    finally:
-        served.close()
-
-
-async def test_tokens_come_in_order_however_quick_another_worker_is_with_the_next_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    served = Served(workers=2)
-    overtaken, homes = threading.Event(), 0
-
-    def late(news: list[object]) -> None:
-        nonlocal homes
-        homes += 1
-        if homes > 1:
-            send_events(news)
-            overtaken.set()
-            return
-        with served.workers.changed:
-            served.workers.changed.notify_all()
-        overtaken.wait(0.2)  # the other worker has the time for the next step, if it may take it
-        send_events(news)
-
-    monkeypatch.setattr("condensery.runtime.engine.send_events", late)
-    try:
-        assert await served.answer(prompt_of(0), 6) == ANSWER(prompt_of(0), 6)
-    finally:
-        served.close()
-
-
-async def test_while_all_workers_are_busy_the_express_worker_goes_on_with_streams(
-    served: Served,
-) -> None:
-    engine = served.engine
-    with served.workers.changed:  # nobody else takes them meanwhile
-        served.begin(prompt_of(0), 5)
-        assert engine.take(0, express=True) is None, "a prompt is not short"
-        step = engine.take(1, express=False)
-        assert step is not None
-        assert engine.take(1, express=False) is None, "one step at a time for a sequence"
-        step.run()
-        tokens = engine.take(0, express=True)
-        assert tokens is not None
-        assert not tokens.long
-        tokens.run()
 
 
 async def test_a_seed_gives_the_same_answer_whatever_else_runs(served: Served) -> None:

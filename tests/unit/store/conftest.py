@@ -1,6 +1,7 @@
 """Small real models: directories to publish or import, and a store with one in it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from condensery.store.importing import import_model
 from condensery.store.manifest import Manifest, StoredModel
+from condensery.store.pair_options import PairOptions
 from condensery.store.store import ModelStore
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "mat"]
@@ -88,8 +91,6 @@ def trained_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def bert(trained_bert: Path, tmp_path: Path) -> Path:
     """Return a copy of the plain encoder directory, free to be changed."""
-    import shutil
-
     return Path(shutil.copytree(trained_bert, tmp_path / "published"))
 
 
@@ -111,6 +112,40 @@ def sentence_bert(bert: Path) -> Path:
     write(bert / "config_sentence_transformers.json", {"prompts": prompts})
     (bert / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# A model\n")
     return bert
+
+
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny causal models that published pairs are made of."""
+    from tiny_published import write_base
+
+    root = tmp_path_factory.mktemp("bases")
+    return {
+        "mistral": write_base(root / "mistral", "mistral", seed=1),
+        "qwen2": write_base(root / "qwen2", "qwen2", seed=2),
+        "llama": write_base(root / "llama", "llama", seed=3, tie_word_embeddings=True),
+        "wide": write_base(root / "wide", "mistral", seed=4, hidden_size=64),
+    }
+
+
+@pytest.fixture(scope="session")
+def small(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Write a pair whose compressor is a small model."""
+    from tiny_published import Cocom
+
+    path = tmp_path_factory.mktemp("small") / "naver"
+    return Cocom(path, (bases["wide"], bases["llama"]), "small")
+
+
+@pytest.fixture
+def published(small: Any, tmp_path: Path) -> Path:
+    """Return a copy of the small directory, free to be changed."""
+    return Path(shutil.copytree(small.path, tmp_path / "published"))
+
+
+def import_as(store: ModelStore, path: Path, **options: Any) -> StoredModel:
+    """Import a published pair with the options of `condensery import`."""
+    return import_model(store, path, "pair", pair=PairOptions(**options))
 
 
 def write_json(path: Path, content: Any) -> None:
