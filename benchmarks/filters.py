@@ -38,7 +38,7 @@ from recording import Recording, tell_machine, tell_others, tell_versions
 from condensery.index import checks, vectors
 from condensery.index.filters import Filter, read_filter
 from condensery.index.store import IndexStore
-from condensery.values import Document, Floats, Passage
+from condensery.values import Document, Floats, IndexSpec, Passage
 
 SHARES = (0.01, 0.1)
 WRITE = 1000
@@ -116,7 +116,8 @@ def embed(source: Path, target: Path, rows: int) -> None:
 
 def fill(store: IndexStore, kind: str, rows: Floats, metadata: Sequence[dict[str, Any]]) -> None:
     store.create(
-        kind, encoder="none", fingerprint="none", metric="ip", dims=rows.shape[1], kind=kind
+        kind,
+        IndexSpec(encoder="none", fingerprint="none", metric="ip", dims=rows.shape[1], kind=kind),
     )
     for start in range(0, len(rows), WRITE):
         block = range(start, min(start + WRITE, len(rows)))
@@ -156,7 +157,7 @@ def measure(
     for query in queries:
 
         def search(query: Floats = query) -> set[int]:
-            return numbers(store.query(kind, query, top_k=TOP_K, chosen=asked))
+            return numbers(store.query(kind, query, top_k=TOP_K, filter=asked))
 
         def drop(query: Floats = query) -> set[int]:
             found = store.query(kind, query, top_k=wanted)
@@ -207,7 +208,7 @@ def switch(store: IndexStore, rows: Floats, queries: Floats) -> list[dict[str, A
     """Measure walking the graph and scoring one by one, by how many rows are allowed."""
     chance = np.random.default_rng(2)
     fill(store, "hnsw", rows, [{}] * len(rows))
-    cache = store.find("hnsw")._nearest.cache
+    cache = store.find("hnsw")._vector_index.cache
     usual, measured = vectors.FEW_FACTOR, []
     for share in SHARES_WALKED:
         places = np.sort(chance.permutation(len(rows))[: round(share * len(rows))])

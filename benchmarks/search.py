@@ -25,7 +25,7 @@ from recording import Recording, tell_machine, tell_others, tell_versions
 
 from condensery.index import bm25
 from condensery.index.store import IndexStore
-from condensery.values import Document, Passage
+from condensery.values import Document, IndexSpec, Passage
 
 VOCABULARY = 50_000
 QUESTIONS = 100
@@ -59,7 +59,7 @@ def make_texts(count: int, least: int, most: int, chance: np.random.Generator) -
 
 def fill(store: IndexStore, texts: list[str], chance: np.random.Generator) -> float:
     settings = {"encoder": "none", "fingerprint": "none", "metric": "ip", "kind": "flat"}
-    store.create("kb", dims=DIMS, **settings)
+    store.create("kb", IndexSpec(dims=DIMS, **settings))
     seconds = 0.0
     for start in range(0, len(texts), WRITE):
         block = list(enumerate(texts[start : start + WRITE], start))
@@ -115,7 +115,7 @@ def main() -> None:
             times = []
             for question in questions:
                 began = time.perf_counter()
-                store.match("kb", question, top_k=50)
+                store.query("kb", question, top_k=50)
                 times.append(1000 * (time.perf_counter() - began))
         seconds, without, bytes_ = migrate(Path(folder) / "indexes" / "kb" / "index.sqlite3")
     *_, p95 = statistics.quantiles(times, n=20)

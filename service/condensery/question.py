@@ -250,6 +250,50 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class GeneratedToken:
+    """One step: the text it adds (may be empty), tokens so far, and why it was the last.
+
+    Attributes:
+        text: What may be shown now; a token that begins a stop string shows nothing yet.
+        count: Tokens so far, one that stops left out.
+        finish: Why it was the last.
+        id: The token's; None where nothing was chosen.
+        logprob: Its log-probability, if it was asked for, and the token is part of the answer.
+        waited: Seconds that its answer waited until the generator could begin with it.
+    """
+
+    text: str
+    count: int
+    finish: FinishReason | None = None
+    id: int | None = None
+    logprob: TokenLogprob | None = None
+    waited: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCost:
+    """What one answer took: FLOPs from config dimensions, tokens as counted.
+
+    Attributes:
+        prompt_tokens: Tokens of the generator's prompt that are text, plain passages included.
+        context_vectors: Memory vectors in it.
+        positions: Positions that the prompt takes: both, and what stands between its parts.
+        flops_used: Compression (of all that was read for it) and generation.
+        flops_plain: Generation from the text of the passages in context.
+        question_tokens: Tokens of the question as asked.
+        question_limit: Tokens of it that the compressor reads at most; None if it cuts none.
+    """
+
+    prompt_tokens: int
+    context_vectors: int
+    positions: int
+    flops_used: int
+    flops_plain: int
+    question_tokens: int
+    question_limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Citation:
     """A passage that was in the generator's context; no claim that the answer is grounded."""
 

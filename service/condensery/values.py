@@ -388,6 +388,29 @@ class IndexPrompts:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexSpec:
+    """What an index is made with, and keeps for life.
+
+    Attributes:
+        encoder: Name of the model whose vectors it takes.
+        fingerprint: Of that model.
+        dims: Features of a vector.
+        metric: ``ip`` (inner product) or ``l2`` (minus squared distance).
+        kind: ``flat`` (exact), ``hnsw`` or ``ivf_pq`` (approximate).
+        options: The kind's; what is left out follows from the index's size.
+        prompts: Put before its texts; None of an index from before they were kept.
+    """
+
+    encoder: str
+    fingerprint: str
+    dims: int
+    metric: str
+    kind: str
+    options: Mapping[str, int] | None = None
+    prompts: IndexPrompts | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class IndexInfo:
     """An index and what it holds."""
 

@@ -32,7 +32,7 @@ from condensery.client.rest import Client
 from condensery.errors import CondenseryError
 from condensery.index import vector_index, vectors
 from condensery.index.store import IndexStore
-from condensery.values import Document
+from condensery.values import Document, IndexSpec
 
 KINDS = ("flat", "hnsw")
 DOCUMENTS = 60
@@ -130,7 +130,7 @@ def kill_indexes(
     draw = random.Random(seed)
     with IndexStore(data_dir) as store:
         for kind in KINDS:
-            store.create(kind, **{**SETTINGS, "kind": kind})
+            store.create(kind, IndexSpec(**{**SETTINGS, "kind": kind}))
     states: dict[str, State] = {kind: {} for kind in KINDS}
     written: dict[int, list[str]] = {}
     seen: Counter[str] = Counter()

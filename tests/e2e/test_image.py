@@ -26,7 +26,7 @@ from condensery.client.rest import Client
 from condensery.errors import LimitReached, Unauthenticated
 from condensery.index.store import IndexStore
 from condensery.settings import Settings, variable_of
-from condensery.values import AliasAction, Document
+from condensery.values import AliasAction, Document, IndexSpec
 
 DOCKERFILE = (Path(__file__).parents[2] / "Dockerfile").read_text(encoding="utf-8")
 
@@ -137,9 +137,9 @@ def test_at_the_next_start_it_takes_the_key_again_and_closes_what_an_older_versi
     data_dir = tmp_path / "data"
     with IndexStore(data_dir) as store:
         settings = {"encoder": "gone", "fingerprint": "sha256:gone", "metric": "ip", "kind": "flat"}
-        store.create("kb", dims=4, **settings)
-        store.update_aliases([AliasAction("create", "current", "kb")])
-        store.keeping.snapshot("kb")
+        store.create("kb", IndexSpec(dims=4, **settings))
+        store.maintenance.update_aliases([AliasAction("create", "current", "kb")])
+        store.maintenance.snapshot("kb")
     (data_dir / "model-aliases.json").write_text('{"format": 1, "aliases": {}}')
     key, _ = load_or_make_key(data_dir / KEY_FILE)
     assert len(open_to_others(data_dir)) > 8

@@ -4,7 +4,8 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,96 +34,19 @@ BATCH_CHARS = 500_000
 POLL_SECONDS = 0.5  # between looks at a rebuild
 
 
-def add_index(parsers: Parsers) -> None:
-    """Add ``index`` and its actions."""
-    index = parsers.add_parser(
-        "index",
-        help="make, fill, search, empty and maintain indexes",
-        description="Work with indexes.",
-    )
-    actions = index.add_subparsers(dest="action", metavar="ACTION", required=True)
-
-    create = actions.add_parser("create", help="make an index")
-    create.add_argument("name", metavar="NAME")
-    create.add_argument("--encoder", metavar="MODEL", help="the server's default else")
-    create.add_argument("--kind", choices=("flat", "hnsw", "ivf_pq"), default="flat")
-    add_option_argument(create)
-    create.add_argument("--metric", choices=("ip", "l2"), default="ip")
-    create.set_defaults(run=run_create)
-
-    add = actions.add_parser(
-        "add",
-        help="write documents from a file into an index",
-        description="Write documents from a file into an index, which is made if it is not there."
-        " Documents of the same ids are replaced. Those that are there already, as they are in the"
-        " file, are passed over: a run that was cut short, here or on the server, goes on where it"
-        " was when it is repeated.",
-    )
-    add.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?",
-        help="the index; default: the file's name without its suffix",
-    )
-    add.add_argument(
-        "file",
-        metavar="FILE",
-        help="JSON lines with id, text and perhaps metadata (.jsonl, .ndjson); or plain text,"
-        " a document a paragraph; - is standard input",
-    )
-    add.add_argument("--format", choices=("jsonl", "text"), help="default: by the file's suffix")
-    add.add_argument(
-        "--again", action="store_true", help="write also what is there already, as it is"
-    )
-    add.set_defaults(run=run_add)
-
-    query = actions.add_parser("query", help="find the passages nearest to a text")
-    query.add_argument("name", metavar="NAME")
-    query.add_argument("text", metavar="TEXT")
-    query.add_argument("--top-k", type=int, default=10, metavar="N", help="default: %(default)s")
-    add_search_arguments(query)
-    query.add_argument("--json", action="store_true", help="print one JSON object a passage")
-    query.set_defaults(run=run_query)
-
-    count = actions.add_parser("count", help="count documents and passages")
-    count.add_argument("name", metavar="NAME")
-    add_filter_argument(count)
-    count.set_defaults(run=run_count)
-
-    get = actions.add_parser("get", help="print documents by id")
-    get.add_argument("name", metavar="NAME")
-    get.add_argument("ids", nargs="+", metavar="ID")
-    get.set_defaults(run=run_get)
-
-    scroll = actions.add_parser(
-        "scroll",
-        help="print all documents, or those that a filter chooses",
-        description="Print documents by id, one JSON object a line, as `index add` reads them.",
-    )
-    scroll.add_argument("name", metavar="NAME")
-    add_filter_argument(scroll)
-    scroll.add_argument("--after", metavar="ID", help="begin after this one")
-    scroll.add_argument("--limit", type=int, metavar="N", help="print so many at most")
-    scroll.add_argument("--no-text", action="store_true", help="print no texts")
-    scroll.add_argument("--vectors", action="store_true", help="print passages with their vectors")
-    scroll.set_defaults(run=run_scroll)
-
-    delete = actions.add_parser("delete", help="delete documents by id, or by a filter")
-    delete.add_argument("name", metavar="NAME")
-    delete.add_argument("ids", nargs="*", metavar="ID")
-    add_filter_argument(delete)
-    delete.set_defaults(run=run_delete)
-
-    drop = actions.add_parser("drop", help="delete an index and all it holds")
-    drop.add_argument("name", metavar="NAME")
-    drop.set_defaults(run=run_drop)
-
-    listing = actions.add_parser("list", help="list the indexes")
-    listing.set_defaults(run=run_list)
-
-    for action in (create, add, query, count, get, scroll, delete, drop, listing):
-        add_server_arguments(action)
-    add_maintenance(actions)
+@contextmanager
+def add_action(
+    actions: Parsers,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    description: str | None = None,
+) -> Iterator[argparse.ArgumentParser]:
+    """Add an action that asks a server; the block adds its own arguments."""
+    parser = actions.add_parser(name, help=help, description=description)
+    yield parser
+    parser.set_defaults(run=run)
+    add_server_arguments(parser)
 
 
 def add_option_argument(parser: argparse.ArgumentParser, default: str = "") -> None:
@@ -135,6 +59,93 @@ def add_option_argument(parser: argparse.ArgumentParser, default: str = "") -> N
         help="of the kind: m, ef_construction, ef_search (hnsw); nlist, nprobe, pq_m, pq_bits"
         f" (ivf_pq); may be repeated{default}",
     )
+
+
+def read_option(text: str) -> tuple[str, int]:
+    """Read an option of an index's kind; the server checks its name."""
+    name, _, value = text.partition("=")
+    try:
+        return name, int(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not NAME=NUMBER") from error
+
+
+def add_index(parsers: Parsers) -> None:
+    """Add ``index`` and its actions."""
+    index = parsers.add_parser(
+        "index",
+        help="make, fill, search, empty and maintain indexes",
+        description="Work with indexes.",
+    )
+    actions = index.add_subparsers(dest="action", metavar="ACTION", required=True)
+    with add_action(actions, "create", run_create, "make an index") as create:
+        create.add_argument("name", metavar="NAME")
+        create.add_argument("--encoder", metavar="MODEL", help="the server's default else")
+        create.add_argument("--kind", choices=("flat", "hnsw", "ivf_pq"), default="flat")
+        add_option_argument(create)
+        create.add_argument("--metric", choices=("ip", "l2"), default="ip")
+    add_document_actions(actions)
+    with add_action(actions, "drop", run_drop, "delete an index and all it holds") as drop:
+        drop.add_argument("name", metavar="NAME")
+    with add_action(actions, "list", run_list, "list the indexes"):
+        pass
+    add_alias_actions(actions)
+    add_snapshot_actions(actions)
+    add_rebuild(actions)
+
+
+def add_document_actions(actions: Parsers) -> None:
+    """Add what is done with an index's documents."""
+    description = (
+        "Write documents from a file into an index, which is made if it is not there. Documents of"
+        " the same ids are replaced. Those that are there already, as they are in the file, are"
+        " passed over: a run that was cut short, here or on the server, goes on where it was when"
+        " it is repeated."
+    )
+    help = "write documents from a file into an index"
+    with add_action(actions, "add", run_add, help, description) as add:
+        name_help = "the index; default: the file's name without its suffix"
+        add.add_argument("name", metavar="NAME", nargs="?", help=name_help)
+        add.add_argument(
+            "file",
+            metavar="FILE",
+            help="JSON lines with id, text and perhaps metadata (.jsonl, .ndjson); or plain text,"
+            " a document a paragraph; - is standard input",
+        )
+        add.add_argument(
+            "--format", choices=("jsonl", "text"), help="default: by the file's suffix"
+        )
+        again_help = "write also what is there already, as it is"
+        add.add_argument("--again", action="store_true", help=again_help)
+    with add_action(actions, "query", run_query, "find the passages nearest to a text") as query:
+        query.add_argument("name", metavar="NAME")
+        query.add_argument("text", metavar="TEXT")
+        query.add_argument(
+            "--top-k", type=int, default=10, metavar="N", help="default: %(default)s"
+        )
+        add_search_arguments(query)
+        query.add_argument("--json", action="store_true", help="print one JSON object a passage")
+    with add_action(actions, "count", run_count, "count documents and passages") as count:
+        count.add_argument("name", metavar="NAME")
+        add_filter_argument(count)
+    with add_action(actions, "get", run_get, "print documents by id") as get:
+        get.add_argument("name", metavar="NAME")
+        get.add_argument("ids", nargs="+", metavar="ID")
+    description = "Print documents by id, one JSON object a line, as `index add` reads them."
+    help = "print all documents, or those that a filter chooses"
+    with add_action(actions, "scroll", run_scroll, help, description) as scroll:
+        scroll.add_argument("name", metavar="NAME")
+        add_filter_argument(scroll)
+        scroll.add_argument("--after", metavar="ID", help="begin after this one")
+        scroll.add_argument("--limit", type=int, metavar="N", help="print so many at most")
+        scroll.add_argument("--no-text", action="store_true", help="print no texts")
+        vectors_help = "print passages with their vectors"
+        scroll.add_argument("--vectors", action="store_true", help=vectors_help)
+    help = "delete documents by id, or by a filter"
+    with add_action(actions, "delete", run_delete, help) as delete:
+        delete.add_argument("name", metavar="NAME")
+        delete.add_argument("ids", nargs="*", metavar="ID")
+        add_filter_argument(delete)
 
 
 def run_create(args: argparse.Namespace) -> int:
@@ -150,15 +161,6 @@ def run_create(args: argparse.Namespace) -> int:
     print(f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}")
     warn_of_outdated_prompts([info])
     return 0
-
-
-def read_option(text: str) -> tuple[str, int]:
-    """Read an option of an index's kind; the server checks its name."""
-    name, _, value = text.partition("=")
-    try:
-        return name, int(value)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{shorten(text)} is not NAME=NUMBER") from error
 
 
 def run_add(args: argparse.Namespace) -> int:
@@ -245,7 +247,8 @@ def run_get(args: argparse.Namespace) -> int:
         documents = client.get(args.name, args.ids)
     for document in documents:
         print_entry(**asdict(document))
-    missing = [id for id in args.ids if all(document.id != id for document in documents)]
+    there = {document.id for document in documents}
+    missing = [id for id in args.ids if id not in there]
     for id in missing:
         print_note(f"{args.name}: there is no document {shorten(id)}")
     return 1 if missing else 0
@@ -373,8 +376,11 @@ def measure_file(file: str) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def add_maintenance(actions: Parsers) -> None:
-    """Add ``alias``, ``snapshot``, ``restore`` and ``rebuild`` to the actions of ``index``."""
+# Aliases, snapshots and rebuilds
+
+
+def add_alias_actions(actions: Parsers) -> None:
+    """Add ``alias`` and its verbs."""
     alias = actions.add_parser(
         "alias",
         help="give indexes second names, and move them",
@@ -382,64 +388,61 @@ def add_maintenance(actions: Parsers) -> None:
         " What one command changes is changed at one moment, or not at all.",
     )
     verbs = alias.add_subparsers(dest="verb", metavar="ACTION", required=True)
-    assign = verbs.add_parser("set", help="point aliases at indexes, moving those that are there")
-    assign.add_argument("pairs", nargs="+", metavar="ALIAS=INDEX")
-    assign.set_defaults(run=run_set_aliases)
-    delete = verbs.add_parser("delete", help="take aliases away")
-    delete.add_argument("aliases", nargs="+", metavar="ALIAS")
-    delete.set_defaults(run=run_delete_aliases)
-    rename = verbs.add_parser("rename", help="give an alias another name")
-    rename.add_argument("alias", metavar="ALIAS")
-    rename.add_argument("to", metavar="NEW")
-    rename.set_defaults(run=run_rename_alias)
-    listing = verbs.add_parser("list", help="list the aliases, and where they lead")
-    listing.set_defaults(run=run_list_aliases)
+    help = "point aliases at indexes, moving those that are there"
+    with add_action(verbs, "set", run_set_aliases, help) as assign:
+        assign.add_argument("pairs", nargs="+", metavar="ALIAS=INDEX")
+    with add_action(verbs, "delete", run_delete_aliases, "take aliases away") as delete:
+        delete.add_argument("aliases", nargs="+", metavar="ALIAS")
+    with add_action(verbs, "rename", run_rename_alias, "give an alias another name") as rename:
+        rename.add_argument("alias", metavar="ALIAS")
+        rename.add_argument("to", metavar="NEW")
+    with add_action(verbs, "list", run_list_aliases, "list the aliases, and where they lead"):
+        pass
 
+
+def add_snapshot_actions(actions: Parsers) -> None:
+    """Add ``snapshot`` with its verbs, and ``restore``."""
     snapshot = actions.add_parser("snapshot", help="copy indexes, and list and delete the copies")
-    parts = snapshot.add_subparsers(dest="verb", metavar="ACTION", required=True)
-    make = parts.add_parser("make", help="copy an index as it is now, while it goes on")
-    make.add_argument("name", metavar="NAME")
-    make.set_defaults(run=run_make_snapshot)
-    copies = parts.add_parser("list", help="list an index's snapshots, the newest first")
-    copies.add_argument("name", metavar="NAME")
-    copies.set_defaults(run=run_list_snapshots)
-    remove = parts.add_parser("delete", help="delete snapshots")
-    remove.add_argument("name", metavar="NAME")
-    remove.add_argument("ids", nargs="+", metavar="SNAPSHOT")
-    remove.set_defaults(run=run_delete_snapshots)
-
-    restore = actions.add_parser(
-        "restore",
-        help="make an index of a snapshot",
-        description="Make an index of a snapshot. One that is there serves until the new one is"
-        " whole; what was written to it since the snapshot is then gone.",
+    verbs = snapshot.add_subparsers(dest="verb", metavar="ACTION", required=True)
+    help = "copy an index as it is now, while it goes on"
+    with add_action(verbs, "make", run_make_snapshot, help) as make:
+        make.add_argument("name", metavar="NAME")
+    help = "list an index's snapshots, the newest first"
+    with add_action(verbs, "list", run_list_snapshots, help) as listing:
+        listing.add_argument("name", metavar="NAME")
+    with add_action(verbs, "delete", run_delete_snapshots, "delete snapshots") as delete:
+        delete.add_argument("name", metavar="NAME")
+        delete.add_argument("ids", nargs="+", metavar="SNAPSHOT")
+    description = (
+        "Make an index of a snapshot. One that is there serves until the new one is whole; what was"
+        " written to it since the snapshot is then gone."
     )
-    restore.add_argument("name", metavar="NAME", help="the index whose snapshot it is")
-    restore.add_argument(
-        "snapshot", metavar="SNAPSHOT", nargs="?", help="its id; default: the newest"
-    )
-    restore.add_argument("--into", metavar="NEW", help="make an index of this name instead")
-    restore.set_defaults(run=run_restore)
+    help = "make an index of a snapshot"
+    with add_action(actions, "restore", run_restore, help, description) as restore:
+        restore.add_argument("name", metavar="NAME", help="the index whose snapshot it is")
+        snapshot_help = "its id; default: the newest"
+        restore.add_argument("snapshot", metavar="SNAPSHOT", nargs="?", help=snapshot_help)
+        restore.add_argument("--into", metavar="NEW", help="make an index of this name instead")
 
-    rebuild = actions.add_parser(
-        "rebuild",
-        help="make an index anew for another encoder, while it serves",
-        description="Make an index anew for another encoder, while it serves and is written, and"
-        " wait until it is done; or go on with that. If this command ends, the server goes on.",
-    )
-    rebuild.add_argument("name", metavar="NAME")
-    rebuild.add_argument("--encoder", metavar="MODEL", help="the index's own, as it runs, else")
-    rebuild.add_argument("--kind", help="as of a new index; default: as it is")
-    rebuild.add_argument("--metric", help="as of a new index; default: as it is")
-    add_option_argument(rebuild, "; default: as they are, if the kind is")
-    instead = rebuild.add_mutually_exclusive_group()
-    instead.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
-    instead.add_argument("--status", action="store_true", help="print how far it is instead")
-    instead.add_argument("--cancel", action="store_true", help="cancel it instead")
-    rebuild.set_defaults(run=run_rebuild)
 
-    for action in (assign, delete, rename, listing, make, copies, remove, restore, rebuild):
-        add_server_arguments(action)
+def add_rebuild(actions: Parsers) -> None:
+    """Add ``rebuild``."""
+    description = (
+        "Make an index anew for another encoder, while it serves and is written, and wait until it"
+        " is done; or go on with that. If this command ends, the server goes on."
+    )
+    help = "make an index anew for another encoder, while it serves"
+    with add_action(actions, "rebuild", run_rebuild, help, description) as rebuild:
+        rebuild.add_argument("name", metavar="NAME")
+        encoder_help = "the index's own, as it runs, else"
+        rebuild.add_argument("--encoder", metavar="MODEL", help=encoder_help)
+        rebuild.add_argument("--kind", help="as of a new index; default: as it is")
+        rebuild.add_argument("--metric", help="as of a new index; default: as it is")
+        add_option_argument(rebuild, "; default: as they are, if the kind is")
+        instead = rebuild.add_mutually_exclusive_group()
+        instead.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
+        instead.add_argument("--status", action="store_true", help="print how far it is instead")
+        instead.add_argument("--cancel", action="store_true", help="cancel it instead")
 
 
 def run_set_aliases(args: argparse.Namespace) -> int:
@@ -537,7 +540,7 @@ def run_rebuild(args: argparse.Namespace) -> int:
     with connect(args) as client:
         if args.cancel:
             client.cancel_rebuild(args.name)
-            print(f"{args.name}: rebuild given up")
+            print(f"{args.name}: rebuild cancelled")
             return 0
         if args.status:
             rebuild = client.rebuild_status(args.name)

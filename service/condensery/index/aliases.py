@@ -42,7 +42,7 @@ class IndexAliases:
     """
 
     def __init__(self, path: Path, most: int) -> None:
-        self._path = path
+        self.path = path
         self._most = most
         self._broken = ""
         self._targets: Mapping[str, str] = {}
@@ -115,7 +115,7 @@ class IndexAliases:
                 value=len(targets),
             )
         text = json.dumps({"format": FORMAT, "aliases": targets}, sort_keys=True, indent=1)
-        replace_atomically(self._path, text)
+        replace_atomically(self.path, text)
         self._targets = targets  # in one go: readers hold the old mapping or this one
 
     def _check_readable(self) -> None:

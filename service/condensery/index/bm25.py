@@ -39,11 +39,11 @@ CREATE VIRTUAL TABLE IF NOT EXISTS temp.asked_words USING fts5vocab (temp, asked
 # By the function: ORDER BY rank, which is the same figure, sorts every passage that matches and
 # takes twice as long.
 _SEARCH = """
-SELECT rowid, -bm25(words) AS score FROM words WHERE words MATCH ? {chosen}
+SELECT rowid, -bm25(words) AS score FROM words WHERE words MATCH ? {condition}
 ORDER BY score DESC, rowid LIMIT ?
 """
 # The plus keeps SQLite from asking the words for each row that is chosen, one after the other.
-_CHOSEN = "AND +rowid IN (SELECT row FROM passages WHERE {})"
+_WITHIN = "AND +rowid IN (SELECT row FROM passages WHERE {})"
 
 
 def create(connection: sqlite3.Connection) -> None:
@@ -103,7 +103,7 @@ def search(
     words: Sequence[str],
     passages: int,
     top_k: int,
-    chosen: Filter | None = None,
+    filter: Filter | None = None,
 ) -> list[tuple[int, float]]:
     """Return the passages that have any of the words, best first; of equal ones the older first.
 
@@ -115,7 +115,7 @@ def search(
         words: From ``split``.
         passages: How many there are.
         top_k: Most passages to return.
-        chosen: Those of other documents are left out. How rare a word is, and so the scores, is as
+        filter: Those of other documents are left out. How rare a word is, and so the scores, is as
             without it.
 
     Returns:
@@ -128,8 +128,8 @@ def search(
         return []
     # letters and digits only, so that there is no quote in a word
     query = " OR ".join(f'"{word}"' for _, word in rarest)
-    where, values = ("", []) if chosen is None else fields.compile_filter(chosen)
-    statement = _SEARCH.format(chosen=_CHOSEN.format(where) if where else "")
+    where, values = ("", []) if filter is None else fields.compile_filter(filter)
+    statement = _SEARCH.format(condition=_WITHIN.format(where) if where else "")
     return connection.execute(statement, (query, *values, top_k)).fetchall()
 
 

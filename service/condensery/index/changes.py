@@ -52,7 +52,7 @@ def oldest(connection: sqlite3.Connection, most: int) -> tuple[int, list[str]]:
     return (notes[-1][0] if notes else 0), [document for _, document in notes]
 
 
-def settle(connection: sqlite3.Connection, number: int) -> None:
+def forget(connection: sqlite3.Connection, number: int) -> None:
     """Forget the notes up to a number: they were worked off. Inside a transaction."""
     connection.execute("DELETE FROM rebuild_notes WHERE number <= ?", (number,))
 

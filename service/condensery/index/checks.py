@@ -13,7 +13,7 @@ import numpy as np
 
 from condensery.errors import EmptyInput, InputError, shorten
 from condensery.index.kinds import KINDS
-from condensery.values import Document, Floats, Passage
+from condensery.values import Document, Floats, IndexSpec, Passage
 
 METRICS = ("ip", "l2")
 MAX_ID_CHARS = 512
@@ -51,19 +51,18 @@ def check_new_name(name: object, field: str = "index") -> None:
         )
 
 
-def check_settings(
-    encoder: object, fingerprint: object, dims: object, metric: object, kind: object
-) -> None:
-    """Refuse settings that no index can have."""
-    for field, value in (("encoder", encoder), ("fingerprint", fingerprint)):
-        check_id(value, field)
+def check_spec(spec: IndexSpec) -> None:
+    """Refuse settings that no index can have; ``write_options`` checks its kind's options."""
+    check_id(spec.encoder, "encoder")
+    check_id(spec.fingerprint, "fingerprint")
+    dims: object = spec.dims
     if isinstance(dims, bool) or not isinstance(dims, int) or not 1 <= dims <= MAX_DIMS:
         raise InputError(
             f"dims: {shorten(dims)} is not a whole number from 1 to {MAX_DIMS}.",
             field="dims",
             value=dims,
         )
-    for field, value, allowed in (("metric", metric, METRICS), ("kind", kind, KINDS)):
+    for field, value, allowed in (("metric", spec.metric, METRICS), ("kind", spec.kind, KINDS)):
         if value not in allowed:
             raise InputError(
                 f"{field}: {shorten(value)} is not one of {', '.join(allowed)}.",

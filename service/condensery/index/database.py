@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from condensery.errors import StorageError, StorageFull, StorageReadOnly
-from condensery.index import bm25, fields
-from condensery.values import IndexPrompts
+from condensery.index import bm25, checks, fields
+from condensery.index.kinds import write_options
+from condensery.values import IndexPrompts, IndexSpec
 
 Migration = Callable[[sqlite3.Connection], None]
 
@@ -102,6 +104,26 @@ class IndexSettings:
     query_prompt: str | None = None
     passage_prompt: str | None = None
 
+    @classmethod
+    def of(cls, spec: IndexSpec) -> Self:
+        """Return what a file keeps of a specification.
+
+        Raises:
+            InputError: A setting, or an option, that no index can have.
+        """
+        checks.check_spec(spec)
+        prompts = spec.prompts
+        return cls(
+            encoder=spec.encoder,
+            fingerprint=spec.fingerprint,
+            dims=spec.dims,
+            metric=spec.metric,
+            kind=spec.kind,
+            options=write_options(spec.kind, spec.options, spec.dims),
+            query_prompt=None if prompts is None else prompts.query,
+            passage_prompt=None if prompts is None else prompts.passage,
+        )
+
     @property
     def prompts(self) -> IndexPrompts | None:
         """Both prompts; None where they were not kept."""
@@ -114,8 +136,8 @@ class IndexSettings:
         return replace(self, query_prompt=other.query_prompt, passage_prompt=other.passage_prompt)
 
     @property
-    def given(self) -> dict[str, int]:
-        """The options that were given."""
+    def parsed_options(self) -> dict[str, int]:
+        """Its kind's options, those that were set."""
         options: dict[str, int] = json.loads(self.options)
         return options
 

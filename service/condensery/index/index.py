@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from condensery.errors import EncoderMismatch, IndexClosed
+from condensery.errors import EmptyInput, EncoderMismatch, IndexClosed
 from condensery.index import bm25, checks, database, passages, selecting
 from condensery.index.database import storage_errors, transaction
 from condensery.index.filters import Filter
@@ -51,8 +51,8 @@ class Index:
         self.name = name
         self.directory = directory
         self._database = directory / DATABASE
-        self._writing = threading.Lock()
-        self._reading = ReadWriteLock()  # what needs no FAISS; held alone to close the files
+        self._writer_mutex = threading.Lock()
+        self._files_lock = ReadWriteLock()  # what needs no FAISS; held alone to close the files
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
         with storage_errors(self._database):
@@ -60,12 +60,16 @@ class Index:
             try:
                 self.settings = database.read_settings(self._writer)
                 self._counts = passages.count(self._writer)
-                self._nearest = VectorIndex(
-                    *(self._writer, self.settings, directory / CACHE),
-                    every=cache_every,
+                self._vector_index = VectorIndex(
+                    self._writer,
+                    self.settings,
+                    directory / CACHE,
+                    save_every=cache_every,
                     report=self._report,
                 )
-                self._next_row = 1 + max(passages.last_row(self._writer), self._nearest.last_row())
+                self._next_row = 1 + max(
+                    passages.last_row(self._writer), self._vector_index.last_row()
+                )
             except BaseException:
                 self._writer.close()
                 raise
@@ -75,7 +79,7 @@ class Index:
         """What the index is and holds."""
         own = self.settings
         documents, pieces = self._counts
-        cache = self._nearest.cache
+        cache = self._vector_index.cache
         return IndexInfo(
             name=self.name,
             encoder=own.encoder,
@@ -85,7 +89,7 @@ class Index:
             metric=own.metric,
             documents=documents,
             passages=pieces,
-            options=own.given,
+            options=own.parsed_options,
             searched_as=cache.searched_as,
             trains_at=cache.trains_at,
             tombstones=cache.tombstones,
@@ -139,25 +143,45 @@ class Index:
             self._next_row += len(pieces)
             try:
                 with transaction(self._writer):
-                    gone = passages.document_rows(self._writer, [d.id for d in documents])
-                    old = passages.remove(self._writer, gone)
+                    replaced = passages.document_rows(self._writer, [d.id for d in documents])
+                    removed = passages.remove(self._writer, replaced)
                     passages.insert(self._writer, with_json, pieces_with_json, vectors, rows)
-                    stamp = passages.record_write(self._writer, self._nearest.saved)
-                    self._nearest.add(rows, vectors)
+                    stamp = passages.record_write(self._writer, self._vector_index.saved)
+                    self._vector_index.add(rows, vectors)
             except BaseException:
-                self._nearest.take_back(rows)
+                self._vector_index.undo_add(rows)
                 raise
-            self._settle(stamp, len(documents) - len(gone), len(pieces), old)
+            self._after_commit(
+                stamp, documents=len(documents) - len(replaced), added=len(pieces), removed=removed
+            )
 
-    def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents by id, synced on return; returns how many were there."""
-        checks.check_ids(ids)
-        named = list(dict.fromkeys(ids))
-        return self._delete(lambda: passages.document_rows(self._writer, named))
+    def delete(self, documents: Sequence[str] | Filter) -> int:
+        """Delete documents, by their ids or by a filter, in one transaction, synced on return.
 
-    def delete_chosen(self, chosen: Filter) -> int:
-        """Delete the documents that a filter chooses, in one transaction, synced on return."""
-        return self._delete(lambda: selecting.document_rows(self._writer, chosen))
+        Returns:
+            How many there were.
+
+        Raises:
+            InputError: A malformed id; EmptyInput if there is none.
+            StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is deleted.
+        """
+        if not isinstance(documents, Filter):
+            if not documents:
+                raise EmptyInput("ids: the list is empty.", field="ids")
+            checks.check_ids(documents)
+        with self._write_lock():
+            with transaction(self._writer):
+                if isinstance(documents, Filter):
+                    rows = selecting.document_rows(self._writer, documents)
+                else:
+                    ids = list(dict.fromkeys(documents))
+                    rows = passages.document_rows(self._writer, ids)
+                if not rows:
+                    return 0
+                removed = passages.remove(self._writer, rows)
+                stamp = passages.record_write(self._writer, self._vector_index.saved)
+            self._after_commit(stamp, documents=-len(rows), added=0, removed=removed)
+        return len(rows)
 
     def query(
         self,
@@ -166,7 +190,7 @@ class Index:
         top_k: int,
         fingerprint: str | None = None,
         embedded_for: IndexInfo | None = None,
-        chosen: Filter | None = None,
+        filter: Filter | None = None,
     ) -> list[Hit]:
         """Return the nearest passages, best first; of equal ones the older first.
 
@@ -176,7 +200,7 @@ class Index:
             fingerprint: Of the encoder that made the vector, if the caller knows.
             embedded_for: The index as it was when the vector was made with its prompt; None where
                 it is a caller's own.
-            chosen: Only passages of the documents it chooses are looked at.
+            filter: Only passages of the documents it chooses are looked at.
 
         Raises:
             InputError: A malformed vector or ``top_k``.
@@ -186,12 +210,16 @@ class Index:
             self._check_fingerprint(fingerprint)
         self._check_prompts(embedded_for)
         checks.check_query(vector, self.settings.dims, top_k)
-        with storage_errors(self._database), self._nearest.unchanged(), self._reader() as reader:
+        with (
+            storage_errors(self._database),
+            self._vector_index.read_lock(),
+            self._reader() as reader,
+        ):
             reader.execute("BEGIN")  # one snapshot for all that follows, fixed by the first read
-            allowed = None if chosen is None else selecting.passage_rows(reader, chosen)
+            allowed = None if filter is None else selecting.passage_rows(reader, filter)
             wanted = top_k
             while True:
-                rows, scores, more = self._nearest.search(reader, vector, wanted, allowed)
+                rows, scores, more = self._vector_index.search(reader, vector, wanted, allowed)
                 hit_passages = passages.fetch(reader, rows)
                 # short of hits because some are of a write in progress: look further
                 if len(hit_passages) >= top_k or not more:
@@ -201,7 +229,7 @@ class Index:
         hits = [make_hit(hit_passages[row], score) for score, row in ranked if row in hit_passages]
         return hits[:top_k]
 
-    def match(self, text: str, *, top_k: int, chosen: Filter | None = None) -> list[Hit]:
+    def match(self, text: str, *, top_k: int, filter: Filter | None = None) -> list[Hit]:
         """Return the passages that share most words with a text, best first.
 
         Ranked by BM25 (``words``), where a rare word counts more, and a passage need not have them
@@ -210,37 +238,37 @@ class Index:
         Args:
             text: Of a user; one without a word finds nothing.
             top_k: Most passages to return.
-            chosen: Only passages of the documents it chooses are returned.
+            filter: Only passages of the documents it chooses are returned.
 
         Raises:
             InputError: A malformed text or ``top_k``.
         """
         checks.check_match(text, top_k)
-        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
+        with storage_errors(self._database), self._files_lock.shared(), self._reader() as reader:
             words = bm25.split(reader, text)
             reader.execute("BEGIN")  # one snapshot for all that follows
-            ranked = bm25.search(reader, words, self._counts[1], top_k, chosen)
+            ranked = bm25.search(reader, words, self._counts[1], top_k, filter)
             hit_passages = passages.fetch(reader, [row for row, _ in ranked])
         return [make_hit(hit_passages[row], score) for row, score in ranked]
 
     def get(self, ids: Sequence[str]) -> list[Document]:
         """Return the documents found, in the order asked."""
         checks.check_ids(ids)
-        with self.reading() as reader:
+        with self.read_transaction() as reader:
             documents = passages.fetch_documents(reader, ids)
         return [documents[identity] for identity in ids if identity in documents]
 
-    def count(self, chosen: Filter | None = None) -> tuple[int, int]:
+    def count(self, filter: Filter | None = None) -> tuple[int, int]:
         """Return the (documents, passages) that there are, or that a filter chooses."""
-        if chosen is None:
+        if filter is None:
             return self._counts
-        with self.reading() as reader:
-            return selecting.count(reader, chosen)
+        with self.read_transaction() as reader:
+            return selecting.count(reader, filter)
 
-    def read_page(self, wanted: PageQuery) -> Page:
+    def scroll(self, page: PageQuery) -> Page:
         """Return documents by id, as far as one page goes, as they are at one moment."""
-        with self.reading() as reader:  # a document and its passages one after the other
-            return selecting.read_page(reader, wanted, self.settings.dims)
+        with self.read_transaction() as reader:  # a document and its passages one after the other
+            return selecting.read_page(reader, page, self.settings.dims)
 
     def copy(self, path: Path) -> None:
         """Write the index's SQLite file, as it is at one moment, to ``path``; packed, not synced.
@@ -252,7 +280,7 @@ class Index:
             sqlite3.Error: The disk refused.
         """
         with contextlib.ExitStack() as stack:
-            with self._reading.shared():
+            with self._files_lock.shared():
                 self._check_open()
                 reader = stack.enter_context(closing(database.open_reader(self._database)))
                 # opens every file, of which another index may have the names a moment later
@@ -260,14 +288,14 @@ class Index:
             reader.execute("VACUUM INTO ?", (str(path),))
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def read_transaction(self) -> Iterator[sqlite3.Connection]:
         """Give a connection that sees one state of the index, as it was acknowledged."""
-        with storage_errors(self._database), self._reading.shared(), self._reader() as reader:
+        with storage_errors(self._database), self._files_lock.shared(), self._reader() as reader:
             reader.execute("BEGIN")
             yield reader
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def write_transaction(self) -> Iterator[sqlite3.Connection]:
         """Give the connection that writes, in a transaction that is committed, synced, at the end.
 
         For what is neither document nor passage, of which FAISS would have to hear.
@@ -289,31 +317,19 @@ class Index:
 
     def close(self, *, keep_cache: bool = True) -> None:
         """Save the cache and close the files; a second call does nothing."""
-        with self._writing:
+        with self._writer_mutex:
             if self._closed:
                 return
             if keep_cache:
-                self._nearest.save()
+                self._vector_index.save()
             self._close()
 
     def _close(self) -> None:
-        with self._nearest.alone(), self._reading.exclusive():
+        with self._vector_index.write_lock(), self._files_lock.exclusive():
             self._closed = True
             for reader in self._idle:
                 reader.close()
             self._writer.close()
-
-    def _delete(self, find: Callable[[], list[int]]) -> int:
-        """Delete the documents whose rows ``find`` gives; returns how many."""
-        with self._write_lock():
-            with transaction(self._writer):
-                documents = find()
-                if not documents:
-                    return 0
-                old = passages.remove(self._writer, documents)
-                stamp = passages.record_write(self._writer, self._nearest.saved)
-            self._settle(stamp, -len(documents), 0, old)
-        return len(documents)
 
     def _check_fingerprint(self, fingerprint: str) -> None:
         own = self.settings
@@ -336,7 +352,7 @@ class Index:
 
     @contextmanager
     def _write_lock(self) -> Iterator[None]:
-        with storage_errors(self._database), self._writing:
+        with storage_errors(self._database), self._writer_mutex:
             self._check_open()
             yield
 
@@ -362,10 +378,12 @@ class Index:
                 f"Index {self.name!r} was dropped or closed.", field="index", value=self.name
             )
 
-    def _settle(self, stamp: Stamp, documents: int, added: int, old: Sequence[int]) -> None:
+    def _after_commit(
+        self, stamp: Stamp, *, documents: int, added: int, removed: Sequence[int]
+    ) -> None:
         """Bring memory in line with what was just committed. Must not fail: it is acknowledged."""
-        self._counts = (self._counts[0] + documents, self._counts[1] + added - len(old))
-        self._nearest.settle(stamp, added, old)
+        self._counts = (self._counts[0] + documents, self._counts[1] + added - len(removed))
+        self._vector_index.after_commit(stamp, added, removed)
 
     def _report(self, event: str, **fields: object) -> None:
         _log.warning(event, extra={"index": self.name, **fields})

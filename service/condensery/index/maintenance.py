@@ -1,11 +1,12 @@
-"""What is done to whole indexes while they serve: snapshots, restores and rebuilds."""
+"""What is done to whole indexes while they serve: aliases, snapshots, restores and rebuilds."""
 
 import contextlib
 import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,18 @@ from condensery.errors import IndexNotFound, RebuildNotFound, RebuildRunning, St
 from condensery.index import checks, generations, rebuilding
 from condensery.index.database import IndexSettings, storage_errors
 from condensery.index.index import Index
-from condensery.index.kinds import Options, write_options
 from condensery.index.rebuilding import Rebuilding
 from condensery.index.snapshots import Snapshots
 from condensery.metrics import Metrics
-from condensery.values import IndexInfo, IndexPrompts, RebuildPlan, Snapshot, SnapshotList
+from condensery.values import (
+    Alias,
+    AliasAction,
+    IndexInfo,
+    IndexSpec,
+    RebuildPlan,
+    Snapshot,
+    SnapshotList,
+)
 
 if TYPE_CHECKING:
     from condensery.index.store import IndexStore
@@ -27,7 +35,9 @@ SNAPSHOTS = "snapshots"
 
 
 class IndexMaintenance:
-    """Keeps the indexes of a store. Calls block on disk; any thread may make them.
+    """Aliases, snapshots and rebuilds of a store's indexes.
+
+    Calls block on disk; any thread may make them.
 
     An alias does wherever an index's name is asked for, but as the name of a new index.
 
@@ -39,6 +49,7 @@ class IndexMaintenance:
 
     def __init__(self, store: "IndexStore", data_dir: Path, metrics: Metrics | None) -> None:
         self._store = store
+        self._names = store.names
         self._snapshots = Snapshots(data_dir / SNAPSHOTS, store.caps.snapshots)
         self._metrics = metrics
         self._rebuilds: dict[str, Rebuilding] = {}
@@ -46,6 +57,23 @@ class IndexMaintenance:
             self.measure(info.name)
             with contextlib.suppress(StorageError, OSError):  # a disk that is full, say
                 rebuilding.clear(store.folder(info.name), store.find(info.name))
+
+    def aliases(self) -> list[Alias]:
+        """Return every alias, by name; from memory."""
+        return self._names.aliases.entries(self._names.all)
+
+    def update_aliases(self, actions: Sequence[AliasAction]) -> list[Alias]:
+        """Make all of these changes, synced on return, or none; returns the aliases then.
+
+        Raises:
+            AliasNotFound, AliasToNothing, AliasCircle, NameTaken, InputError: See ``IndexAliases``.
+            LimitReached: There would be more than there may be.
+            Unavailable: The store was closed.
+            StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is changed.
+        """
+        with self._store.catalogue(), storage_errors(self._names.aliases.path):
+            self._names.aliases.update(actions, self._names.all())
+            return self.aliases()
 
     def snapshot(self, name: str) -> Snapshot:
         """Copy an index as it is now, while it goes on; synced on return.
@@ -94,10 +122,10 @@ class IndexMaintenance:
         target = name if into is None else into
         checks.check_new_name(target, "into")
         self._snapshots.get(name, snapshot)  # before anything is made
-        folder, over = self._store.folder(target), self._store.holds(target)
+        folder, over = self._store.folder(target), self._names.holds(target)
         self._check_not_rebuilt(target)
         if not over:
-            self._store.check_free(target)
+            self._names.check_free(target)
         with storage_errors(folder):
             # beside the indexes, where nothing that is done to one of them touches it
             aside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
@@ -105,7 +133,7 @@ class IndexMaintenance:
                 self._snapshots.copy(name, snapshot, aside)
                 Index(target, aside).close()  # it is of this version's format then, with a cache
                 sync_path(aside)
-                with self._store.alone():
+                with self._store.exclusive():
                     restored = (
                         self._take_over(target, aside) if over else self._store.adopt(target, aside)
                     )
@@ -115,18 +143,7 @@ class IndexMaintenance:
         self.measure(target)
         return restored.info
 
-    def rebuild(
-        self,
-        name: str,
-        *,
-        encoder: str,
-        fingerprint: str,
-        dims: int,
-        metric: str,
-        kind: str,
-        options: Options | None = None,
-        prompts: IndexPrompts | None = None,
-    ) -> Rebuilding:
+    def rebuild(self, name: str, spec: IndexSpec) -> Rebuilding:
         """Begin to make an index anew for another encoder, or go on where that was begun.
 
         Options of the old one's kind stay; another kind begins with none. What was begun keeps
@@ -138,31 +155,27 @@ class IndexMaintenance:
             TextsMissing: Of some documents only vectors are known.
             StorageFull, StorageReadOnly, StorageError: The disk refused.
         """
-        with self._store.beginning:
+        with self._store.rebuild_lock:
             name = self._store.find(name).name
             self.forget(name)  # which may be just taking its place
             old, folder = self._store.find(name), self._store.folder(name)
-            checks.check_settings(encoder, fingerprint, dims, metric, kind)
-            if options is None and kind == old.settings.kind:
-                options = old.settings.given
-            settings = IndexSettings(
-                *(encoder, fingerprint, dims, metric, kind, write_options(kind, options, dims)),
-                *((None, None) if prompts is None else (prompts.query, prompts.passage)),
-            )
+            if spec.options is None and spec.kind == old.settings.kind:
+                spec = replace(spec, options=old.settings.parsed_options)
+            settings = IndexSettings.of(spec)
             rebuilding.clear(folder, old)
 
             def swap(fresh: Index, check: Callable[[sqlite3.Connection], None]) -> None:
-                with self._store.changing:
-                    if self._rebuilds.get(name) is not made:  # while this thread was on its way
-                        raise rebuilding.given_up(name)
+                with self._store.catalogue_lock:
+                    if self._rebuilds.get(name) is not rebuild:  # while this thread was on its way
+                        raise rebuilding.cancelled_error(name)
                     self._store.replace(name, fresh, check)
                     del self._rebuilds[name]
                     with contextlib.suppress(OSError):  # the next start sees that it is done
                         (folder / rebuilding.PLAN).unlink(missing_ok=True)
 
-            made = Rebuilding(folder, old, settings, swap, cache_every=self._store.cache_every)
-            self._rebuilds[name] = made
-            return made
+            rebuild = Rebuilding(folder, old, settings, swap, cache_every=self._store.cache_every)
+            self._rebuilds[name] = rebuild
+            return rebuild
 
     def unfinished_rebuilds(self) -> list[RebuildPlan]:
         """Return what was begun and is neither done nor cancelled."""
@@ -179,7 +192,7 @@ class IndexMaintenance:
         Raises:
             RebuildNotFound: Nothing is.
         """
-        with self._store.alone():  # not while it takes the old one's place
+        with self._store.exclusive():  # not while it takes the old one's place
             old = self._store.find(name)
             folder = self._store.folder(old.name)
             if rebuilding.read_plan(folder) is None and not rebuilding.noted(old):
@@ -191,7 +204,7 @@ class IndexMaintenance:
 
     def forget(self, name: str) -> None:
         """Close the files of what is being made of an index."""
-        with self._store.changing:  # not while it takes the old one's place
+        with self._store.catalogue_lock:  # not while it takes the old one's place
             made = self._rebuilds.pop(name, None)
             if made is not None and not self._store.serves(made.fresh):
                 made.fresh.close()
@@ -210,7 +223,7 @@ class IndexMaintenance:
             snapshots = self._snapshots.of(name).found
         except StorageError:  # unreadable: whoever asks for them hears why
             snapshots = ()
-        if snapshots and self._store.holds(name):
+        if snapshots and self._names.holds(name):
             created = snapshots[0].created
             gauge.labels(name).set_function(lambda: time.time() - created)
         else:
@@ -219,8 +232,8 @@ class IndexMaintenance:
     def _name(self, name: str) -> str:
         """Return the name of an index that is there, or of one that left snapshots."""
         checks.check_name(name)
-        end = self._store.resolve(name)
-        if not self._store.holds(end) and not self._snapshots.exist(end):
+        end = self._names.resolve(name)
+        if not self._names.holds(end) and not self._snapshots.exist(end):
             self._store.find(end)  # raises
         return end
 
@@ -233,7 +246,7 @@ class IndexMaintenance:
     def _take_over(self, name: str, aside: Path) -> Index:
         """Let an index, closed and aside, take the place of one that is there."""
         folder = self._store.folder(name)
-        if not self._store.holds(name):
+        if not self._names.holds(name):
             raise IndexNotFound(f"Index {name!r} was dropped meanwhile.", field="into", value=name)
         self._check_not_rebuilt(name)
         if not self._store.usable(name):  # nobody can cancel what is made of a broken one

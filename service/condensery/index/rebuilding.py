@@ -64,7 +64,7 @@ class Plan:
             fingerprint=self.settings.fingerprint,
             kind=self.settings.kind,
             metric=self.settings.metric,
-            options=self.settings.given,
+            options=self.settings.parsed_options,
             documents=self.documents,
             began=self.began,
             prompts=self.settings.prompts,
@@ -89,10 +89,10 @@ def unfinished(folder: Path) -> tuple[str, ...]:
     return () if plan is None else (plan.generation,)
 
 
-def given_up(index: str) -> RebuildNotFound:
-    """Return what a thread gets that still works on a rebuild which is no more."""
+def cancelled_error(index: str) -> RebuildNotFound:
+    """Return the error of a thread that still works on a rebuild which was cancelled."""
     return RebuildNotFound(
-        f"The rebuild of index {index!r} was given up.", field="index", value=index
+        f"The rebuild of index {index!r} was cancelled.", field="index", value=index
     )
 
 
@@ -117,7 +117,7 @@ class Rebuilding:
 
     Attributes:
         old: The index that serves.
-        fresh: The one that is made; who gives the rebuild up closes it.
+        fresh: The one that is made; whoever cancels the rebuild closes it.
 
     Args:
         folder: The index's.
@@ -149,14 +149,14 @@ class Rebuilding:
                     field="index",
                     value=old.name,
                 )
-            with old.reading() as connection:
+            with old.read_transaction() as connection:
                 check_texts(connection)
             self._plan = plan or self._begin(settings)
             made = folder / self._plan.generation
             try:
                 self.fresh = Index(old.name, made, cache_every=cache_every)
                 try:
-                    with old.writing() as connection:
+                    with old.write_transaction() as connection:
                         if not changes.begun(connection):
                             changes.begin(connection)
                 except BaseException:
@@ -174,7 +174,7 @@ class Rebuilding:
 
     def pending(self) -> int:
         """Count what is noted and not done."""
-        with self.old.reading() as connection:
+        with self.old.read_transaction() as connection:
             return changes.pending(connection)
 
     def step(self, most: int) -> Step:
@@ -183,7 +183,7 @@ class Rebuilding:
         Raises:
             TextsMissing: A document was written without its text meanwhile.
         """
-        with self.old.reading() as connection:
+        with self.old.read_transaction() as connection:
             number, ids = changes.oldest(connection, most)
             documents = passages.fetch_documents(connection, ids)
             if any(not document.text for document in documents.values()):
@@ -191,12 +191,12 @@ class Rebuilding:
         gone = [identity for identity in ids if identity not in documents]
         return Step(number, list(documents.values()), gone)
 
-    def done(self, step: Step, pieces: Sequence[Passage], vectors: Floats) -> None:
+    def write(self, step: Step, pieces: Sequence[Passage], vectors: Floats) -> None:
         """Write a step's documents into the new index, with their passages; synced on return.
 
         Raises:
             InputError: They do not fit the new index.
-            RebuildNotFound: It was given up meanwhile.
+            RebuildNotFound: It was cancelled meanwhile.
             StorageFull, StorageReadOnly, StorageError: The disk refused; the step is still to do.
         """
         if step.documents:
@@ -204,14 +204,14 @@ class Rebuilding:
             self.fresh.upsert(step.documents, pieces, vectors, fingerprint=fingerprint)
         if step.gone:
             self.fresh.delete(step.gone)
-        with self.old.writing() as connection:
+        with self.old.write_transaction() as connection:
             if self.fresh.closed:  # the notes may be another rebuild's by now
-                raise given_up(self.old.name)
-            changes.settle(connection, step.number)
+                raise cancelled_error(self.old.name)
+            changes.forget(connection, step.number)
 
     def sample(self, most: int) -> list[str]:
         """Return texts of some documents, drawn at random."""
-        with self.old.reading() as connection:
+        with self.old.read_transaction() as connection:
             rows = connection.execute(
                 "SELECT text FROM documents ORDER BY random() LIMIT ?", (most,)
             )
@@ -239,7 +239,7 @@ class Rebuilding:
             Whether it did; else there is something to do first.
 
         Raises:
-            RebuildNotFound: It was given up meanwhile.
+            RebuildNotFound: It was cancelled meanwhile.
             StorageFull, StorageReadOnly, StorageError: The disk refused; the old one goes on.
         """
 
@@ -275,11 +275,11 @@ class Rebuilding:
 
 
 def cancel(folder: Path, index: Index) -> None:
-    """Give up what is being made of an index, whether or not it can be opened."""
+    """Cancel an index's rebuild and delete what was made, whether or not it can be opened."""
     plan = read_plan(folder)
     # The notes go last: what is made without them lacks what is written from then on.
     forget_plan(folder)
-    with index.writing() as connection:
+    with index.write_transaction() as connection:
         changes.end(connection)
     if plan is not None and folder / plan.generation != index.directory:
         shutil.rmtree(folder / plan.generation, ignore_errors=True)
@@ -305,7 +305,7 @@ def clear(folder: Path, index: Index) -> None:
 
 def noted(index: Index) -> bool:
     """Tell whether an index's changes are being noted; also after a cancel that was cut short."""
-    with index.reading() as connection:
+    with index.read_transaction() as connection:
         return changes.begun(connection)
 
 

@@ -1,33 +1,41 @@
-"""The FAISS cache of an open index: searched by many, changed alone, saved at times."""
+"""The FAISS cache of an open index: searched by many at once, changed by one, saved at times.
 
+At a start it is loaded as it was saved and brought in line with SQLite, or built from SQLite.
+"""
+
+import contextlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from condensery.errors import CondenseryError
-from condensery.index import kinds, passages, recovery
+from condensery.errors import CondenseryError, StorageError
+from condensery.index import kinds, passages
 from condensery.index.database import IndexSettings
 from condensery.index.passages import Rows, Stamp
-from condensery.index.recovery import Report
 from condensery.index.rwlock import ReadWriteLock
+from condensery.index.vectors import CacheUnusable, VectorCache
 from condensery.values import Floats
+
+# Called with an event's name and its fields.
+Report = Callable[..., None]
 
 # Vectors added to FAISS between two chances for queries: an HNSW insert takes about 1 ms.
 _ADD_BLOCK = 64
 
 
 class VectorIndex:
-    """Finds the rows nearest to a vector. Whoever changes it holds the index's writing lock.
+    """Finds the rows nearest to a vector. Whoever changes it holds the index's write lock.
 
     Args:
         connection: That writes the index's SQLite file, which it is kept in line with.
         settings: Of the index.
         file: Where it is saved.
-        every: Changed passages after which it is; a quarter of the index if that is more.
-        report: Told what was amiss and mended.
+        save_every: Changed passages after which it is; a quarter of the index if that is more.
+        report: Called with what was amiss and mended.
 
     Attributes:
         cache: The vectors.
@@ -44,35 +52,35 @@ class VectorIndex:
         settings: IndexSettings,
         file: Path,
         *,
-        every: int,
+        save_every: int,
         report: Report,
     ) -> None:
         self._connection = connection
         self._settings = settings
         self._file = file
-        self._every = every
+        self._save_every = save_every
         self._report = report
-        self._sharing = ReadWriteLock()
+        self._lock = ReadWriteLock()
         self._written = passages.latest_write(connection)
-        restored = recovery.restore(connection, settings, file, report)
+        restored = restore(connection, settings, file, report)
         self.cache = restored.cache
         self.saved = restored.saved
         self._unsaved = restored.unsaved  # passages changed since
 
-    def unchanged(self) -> AbstractContextManager[None]:
+    def read_lock(self) -> AbstractContextManager[None]:
         """Keep every change out, but no other search."""
-        return self._sharing.shared()
+        return self._lock.shared()
 
-    def alone(self) -> AbstractContextManager[None]:
+    def write_lock(self) -> AbstractContextManager[None]:
         """Keep everyone else out."""
-        return self._sharing.exclusive()
+        return self._lock.exclusive()
 
     def search(
         self, reader: sqlite3.Connection, vector: Floats, k: int, allowed: Rows | None
     ) -> tuple[list[int], list[float], bool]:
         """Return the nearest rows, their scores, and whether there may be more.
 
-        The caller holds ``unchanged``, from before the read that fixes its SQLite snapshot.
+        The caller holds ``read_lock``, from before the read that fixes its SQLite snapshot.
         """
         if not self.cache.approximates:
             rows, scores = self.cache.search(vector, k, allowed)
@@ -87,37 +95,37 @@ class VectorIndex:
 
     def last_row(self) -> int:
         """Return the highest row id there is, tombstones included; 0 if there is none."""
-        held = self.cache.rows()
-        return int(held.max()) if len(held) else 0
+        rows = self.cache.rows()
+        return int(rows.max()) if len(rows) else 0
 
     def add(self, rows: Rows, vectors: Floats) -> None:
         """Add vectors, a few at a time: queries go between."""
         for start in range(0, len(rows), _ADD_BLOCK):
             block = slice(start, start + _ADD_BLOCK)
-            with self.alone():
+            with self.write_lock():
                 self.cache.add(rows[block], vectors[block])
 
-    def take_back(self, rows: Rows) -> None:
-        """Bury those of the rows that were added."""
+    def undo_add(self, rows: Rows) -> None:
+        """Make tombstones of those of the rows that were added."""
         self._discard(np.intersect1d(self.cache.rows(), rows).tolist())
 
-    def settle(self, stamp: Stamp, added: int, gone: Sequence[int]) -> None:
+    def after_commit(self, stamp: Stamp, added: int, removed: Sequence[int]) -> None:
         """Follow a write that was committed, and do what is due. Never fails: it is acknowledged.
 
         Args:
             stamp: The write's.
             added: How many rows it added.
-            gone: Those it removed.
+            removed: Those it removed.
         """
-        self._discard(gone)
+        self._discard(removed)
         self._written = stamp
-        self._unsaved += added + len(gone)
+        self._unsaved += added + len(removed)
         try:
             if self.cache.needs_training:
                 self._rebuild()
             elif self.cache.needs_compaction:
                 self._compact()
-            if self._unsaved >= max(self._every, self.cache.live // 4):
+            if self._unsaved >= max(self._save_every, self.cache.live // 4):
                 self.save()
         except (CondenseryError, sqlite3.Error, MemoryError, RuntimeError) as error:
             self._report("index_cache_upkeep_failed", reason=str(error))
@@ -128,7 +136,7 @@ class VectorIndex:
             return
         try:
             if self.cache.searched_as == "flat":
-                with self.alone():
+                with self.write_lock():
                     self.cache.compact()
             self.cache.save(self._file, self._written)
         except (OSError, MemoryError, RuntimeError) as error:
@@ -139,18 +147,111 @@ class VectorIndex:
 
     def _discard(self, rows: Sequence[int]) -> None:
         if rows:
-            with self.alone():
+            with self.write_lock():
                 self.cache.discard(rows)
 
     def _compact(self) -> None:
         if self.cache.searched_as == "flat":
-            with self.alone():
+            with self.write_lock():
                 self.cache.compact()
             return
         self._rebuild()
 
     def _rebuild(self) -> None:
         # beside the old one, which goes on answering
-        fresh = recovery.build(self._connection, self._settings)
-        with self.alone():
+        fresh = build(self._connection, self._settings)
+        with self.write_lock():
             self.cache = fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A cache that agrees with SQLite.
+
+    ``saved`` is the number of the write that its file holds, 0 without a file; ``unsaved`` counts
+    the passages in which it is ahead of the file.
+    """
+
+    cache: VectorCache
+    saved: int
+    unsaved: int
+
+
+def restore(
+    connection: sqlite3.Connection, settings: IndexSettings, path: Path, report: Report
+) -> Restored:
+    """Load the cache at ``path`` and bring it up to date, or build it anew if it can't serve.
+
+    Raises:
+        StorageError: SQLite's own content contradicts itself.
+        sqlite3.Error: SQLite can't be read.
+    """
+    try:
+        cache, stamp = VectorCache.load(
+            path, settings.kind, settings.metric, settings.dims, settings.parsed_options
+        )
+        if not passages.knows_write(connection, stamp):
+            raise CacheUnusable("of another history of this index")
+        added, removed = _catch_up(connection, settings, cache)
+        if cache.needs_training:
+            raise CacheUnusable("large enough by now to be trained")
+    except CacheUnusable as error:
+        cache = build(connection, settings)
+        if cache.live or path.exists():
+            report("index_cache_rebuilt", reason=str(error), passages=cache.live)
+        # a file refused once must not come back when row ids have moved on
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        return Restored(cache, saved=0, unsaved=cache.live)
+    now = passages.latest_write(connection)
+    if stamp != now:
+        writes = now.sequence - stamp.sequence
+        report("index_cache_caught_up", writes=writes, added=added, removed=removed)
+    return Restored(cache, saved=stamp.sequence, unsaved=added + removed)
+
+
+def build(connection: sqlite3.Connection, settings: IndexSettings) -> VectorCache:
+    """Fill a new cache with every vector that SQLite holds."""
+    _, expected = passages.count(connection)
+    options = settings.parsed_options
+    cache = VectorCache(settings.kind, settings.metric, settings.dims, options)
+    if cache.trains_at is not None and expected >= cache.trains_at:
+        cache = _train(connection, settings, expected)
+    for rows, vectors in passages.vector_blocks(connection, settings.dims):
+        cache.add(rows, vectors)
+    if cache.live != expected:
+        raise StorageError(
+            f"The index is corrupt: it has {expected} passages, but {cache.live} vectors."
+        )
+    return cache
+
+
+def _train(connection: sqlite3.Connection, settings: IndexSettings, count: int) -> VectorCache:
+    """Train an empty cache on a sample of the vectors, the same each time."""
+    options = settings.parsed_options
+    rows = np.random.default_rng(0).choice(
+        passages.passage_rows(connection), kinds.sample_size(options, count), replace=False
+    )
+    blocks = passages.vector_blocks(connection, settings.dims, np.sort(rows))
+    sample = np.concatenate([vectors for _, vectors in blocks])
+    return VectorCache.trained(
+        settings.kind, settings.metric, settings.dims, options, count, sample
+    )
+
+
+def _catch_up(
+    connection: sqlite3.Connection, settings: IndexSettings, cache: VectorCache
+) -> tuple[int, int]:
+    """Add what SQLite has more, bury what it has no more; returns how many of each.
+
+    By row ids, which never name a second passage. An HNSW cache carries old tombstones, so that
+    it may bury some although nothing was written since.
+    """
+    cached, stored = cache.rows(), passages.passage_rows(connection)
+    missing, extra = np.setdiff1d(stored, cached), np.setdiff1d(cached, stored)
+    if (np.diff(np.concatenate([cached, missing])) <= 0).any():
+        raise CacheUnusable("holds a row twice, or out of order")
+    for rows, vectors in passages.vector_blocks(connection, settings.dims, missing):
+        cache.add(rows, vectors)
+    cache.discard(extra.tolist())
+    return len(missing), len(extra)

@@ -24,7 +24,7 @@ from condensery.jobs.contexts import (
     count_text_bytes,
     failure_reasons,
 )
-from condensery.jobs.interfaces import AnswerCost, CountedAnswer, OscarModel
+from condensery.jobs.interfaces import CountedAnswer, OscarModel
 from condensery.jobs.retrieval import (
     compress_passages,
     find_model_and_context,
@@ -44,6 +44,7 @@ from condensery.metrics import FallbackReason, Metrics
 from condensery.question import (
     Agreement,
     Answer,
+    AnswerCost,
     AnswerEvent,
     Citation,
     Comparison,

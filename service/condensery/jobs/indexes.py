@@ -32,6 +32,7 @@ from condensery.values import (
     Floats,
     IndexInfo,
     IndexPrompts,
+    IndexSpec,
     Page,
     Passage,
     RebuildPlan,
@@ -120,18 +121,23 @@ async def create_index(
             field="dims",
             value=dims,
         )
-    created = await asyncio.to_thread(
-        services.indexes.create,
-        name,
-        encoder=info.name,
-        fingerprint=info.fingerprint,
-        dims=own_dims,
+    spec = make_index_spec(running, own_dims, metric, kind, options)
+    return describe_index(services, await asyncio.to_thread(services.indexes.create, name, spec))
+
+
+def make_index_spec(
+    encoder: Encoder, dims: int, metric: str, kind: str, options: JsonObject | None
+) -> IndexSpec:
+    """Return what an index is made with today for an encoder that gives vectors of ``dims``."""
+    return IndexSpec(
+        encoder=encoder.info.name,
+        fingerprint=encoder.info.fingerprint,
+        dims=dims,
         metric=metric,
         kind=kind,
         options=options,
-        prompts=make_index_prompts(running),
+        prompts=make_index_prompts(encoder),
     )
-    return describe_index(services, created)
 
 
 async def list_indexes(services: Services) -> list[IndexInfo]:
@@ -150,7 +156,7 @@ async def drop_index(services: Services, name: str) -> None:
 
 
 async def _drop_index(services: Services, name: str) -> None:
-    async with services.rebuilds.beginning:  # of the next index of this name, too
+    async with services.rebuilds.lock:  # of the next index of this name, too
         await asyncio.to_thread(services.indexes.drop, name)
         await services.rebuilds.stop(name)
 
@@ -237,8 +243,8 @@ async def delete_documents(
     if ids is not None:
         check_count(ids, "ids", services.limits.max_items)
         delete = functools.partial(services.indexes.delete, name, ids)
-    elif (chosen := read_filter(filter)) is not None and any(True for _ in chosen.leaves):
-        delete = functools.partial(services.indexes.delete_chosen, name, chosen)
+    elif (condition := read_filter(filter)) is not None and any(True for _ in condition.leaves):
+        delete = functools.partial(services.indexes.delete, name, condition)
     else:
         raise InputError(
             "filter: it holds no condition, and so would delete every document; to do that, drop "
@@ -309,7 +315,7 @@ async def scroll_documents(
     check_range(limit, "limit", 1, services.limits.max_items)
     check_text(after or "", "after", MAX_DOCUMENT_ID_CHARS)
     page_query = PageQuery(
-        chosen=read_filter(filter),
+        filter=read_filter(filter),
         after=after or "",
         limit=limit,
         max_bytes=services.limits.max_body_bytes,
@@ -317,7 +323,7 @@ async def scroll_documents(
         metadata=with_metadata,
         vectors=with_vectors,
     )
-    return await asyncio.to_thread(services.indexes.read_page, name, page_query)
+    return await asyncio.to_thread(services.indexes.scroll, name, page_query)
 
 
 def check_index_settings(metric: str, kind: str) -> None:
@@ -391,8 +397,8 @@ def log_outdated_prompts(
         index: Only this one.
     """
     for info in services.indexes.list():
-        chosen = encoder in (None, info.encoder) and index in (None, info.name)
-        if chosen and describe_index(services, info).prompts_outdated:
+        asked = encoder in (None, info.encoder) and index in (None, info.name)
+        if asked and describe_index(services, info).prompts_outdated:
             _log.warning(
                 "index_prompts_outdated",
                 extra={

@@ -1,7 +1,7 @@
-"""What jobs need of running models and of indexes: signatures only.
+"""What jobs need of running models and of stored indexes: signatures only.
 
-The runtime and the index satisfy these protocols by shape, and so do the stand-ins of the tests;
-what a method does, raises and blocks on is documented where it is implemented.
+The runtime and the index satisfy these protocols by shape, and so do the stand-ins of the tests.
+What a method of a model does, raises and blocks on is documented where it is implemented.
 """
 
 # ruff: noqa: D102  as the module says
@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from condensery.errors import CondenseryError
 from condensery.index.filters import Filter
 from condensery.index.selecting import PageQuery
-from condensery.question import GREEDY, CompressedPassage, FinishReason, Sampling, TokenLogprob
+from condensery.question import (
+    GREEDY,
+    AnswerCost,
+    CompressedPassage,
+    GeneratedToken,
+    Sampling,
+)
 from condensery.values import (
-    Alias,
-    AliasAction,
     Classified,
     Document,
     Embedded,
@@ -23,26 +27,25 @@ from condensery.values import (
     Floats,
     Hit,
     IndexInfo,
-    IndexPrompts,
+    IndexSpec,
     Input,
     ModelInfo,
     ModelLoad,
-    ModelReport,
     ModelUnload,
     ModelVersion,
     Page,
     PairTraits,
     Passage,
-    RebuildPlan,
     Scored,
     Snapshot,
-    SnapshotList,
     TextToken,
     TruncationDirection,
 )
 
 if TYPE_CHECKING:  # else describing the REST API would load faiss
-    from condensery.index.rebuilding import Rebuilding
+    from condensery.index.maintenance import IndexMaintenance
+    from condensery.store.aliases import ModelAliases
+    from condensery.store.reports import StoredReport
 
 JsonObject = Mapping[str, Any]
 
@@ -114,50 +117,11 @@ class Classifier(Protocol):
     ) -> Classified: ...
 
 
-class GeneratedToken(Protocol):
-    """A step of generation: its text, the tokens so far, and why it ended (on the last only).
-
-    ``waited`` is the seconds until the generator could begin with its answer.
-    """
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def finish(self) -> FinishReason | None: ...
-    @property
-    def logprob(self) -> TokenLogprob | None: ...
-    @property
-    def waited(self) -> float: ...
-
-
 class GeneratorPrompt(Protocol):
     """A question and its context as the generator reads them; ``vectors`` counts memory vectors."""
 
     @property
     def vectors(self) -> int: ...
-
-
-class AnswerCost(Protocol):
-    """What an answer takes: FLOPs from config dimensions, tokens as counted.
-
-    ``flops_plain`` is of reading the same passages as text; ``question_limit`` is how many tokens
-    of the question the compressor reads (None: all).
-    """
-
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def context_vectors(self) -> int: ...
-    @property
-    def flops_used(self) -> int: ...
-    @property
-    def flops_plain(self) -> int: ...
-    @property
-    def question_tokens(self) -> int: ...
-    @property
-    def question_limit(self) -> int | None: ...
 
 
 class CountedAnswer(Protocol):
@@ -206,23 +170,6 @@ class OscarModel(Protocol):
     ) -> float: ...
 
 
-class ModelMeasurements(Protocol):
-    """How good a model was measured to be. Calls block on disk: jobs run them in a thread."""
-
-    def report(self) -> ModelReport: ...
-    def card(self) -> str: ...
-    def plot(self, name: str) -> bytes: ...
-
-
-class ModelAliases(Protocol):
-    """Other names of models: ``targets`` are models, or other aliases."""
-
-    @property
-    def targets(self) -> Mapping[str, str]: ...
-    def resolve(self, name: str) -> str: ...
-    def of(self, model: str) -> Sequence[str]: ...
-
-
 class ModelLifecycle(Protocol):
     """Loads, replaces and unloads models while they serve.
 
@@ -249,68 +196,49 @@ class ModelRegistry(Protocol):
     def scorer(self, name: str | None = None) -> Scorer: ...
     def classifier(self, name: str | None = None) -> Classifier: ...
     def reader(self, name: str | None = None) -> OscarModel: ...
-    def measured(self, name: str) -> ModelMeasurements: ...
+    def measured(self, name: str) -> "StoredReport": ...
     def models(self) -> list[ModelInfo]: ...
     def refused(self) -> Mapping[str, str]: ...
     def default_of(self, name: str) -> Sequence[str]: ...
     def missing(self) -> str | None: ...
-    def watch(self, told: Callable[[], None]) -> None: ...
+    def watch(self, callback: Callable[[], None]) -> None: ...
     @property
-    def aliases(self) -> ModelAliases: ...
+    def aliases(self) -> "ModelAliases": ...
     @property
     def changing(self) -> ModelLifecycle: ...
 
 
-class IndexMaintenance(Protocol):
-    """What is done to whole indexes while they serve. Calls block on disk."""
+class VectorStore(Protocol):
+    """Where indexes are: ours (``condensery.index``), or a vector database behind an adaptor.
 
-    def snapshot(self, name: str) -> Snapshot: ...
-    def snapshots(self, name: str) -> SnapshotList: ...
-    def get_snapshot(self, name: str, snapshot: str) -> Snapshot: ...
-    def delete_snapshot(self, name: str, snapshot: str) -> None: ...
-    def restore(self, name: str, snapshot: str, into: str | None = None) -> IndexInfo: ...
-    def rebuild(
-        self,
-        name: str,
-        *,
-        encoder: str,
-        fingerprint: str,
-        dims: int,
-        metric: str,
-        kind: str,
-        options: Mapping[str, int] | None = None,
-        prompts: IndexPrompts | None = None,
-    ) -> "Rebuilding": ...
-    def unfinished_rebuilds(self) -> list[RebuildPlan]: ...
-    def cancel_rebuild(self, name: str) -> None: ...
+    This is all that ``/v1/indexes/*`` and retrieval for an answer need of one. An adaptor keeps a
+    collection an index, with its ``IndexSpec``, and a point a passage: its vector, and as payload
+    its id and span and its document's id, text and metadata. It holds to this:
 
+    * Calls block: jobs make them in threads, many at once. ``info`` and ``list`` answer from
+      memory, since the event loop calls them.
+    * A write is made whole or not at all, is durable on return, and is seen by every later read.
+      ``upsert`` replaces documents of the same ids, with all their passages.
+    * ``query`` is a vector, (dims,), ranked by the index's metric, or words, ranked by BM25. Hits
+      come best first, and more is better. The two are fused here, by their ranks.
+    * A filter means what ``index.filters`` says, in a query as in a deletion. ``scroll`` goes by
+      id, as ``PageQuery`` has it; ``count`` is of documents and of passages.
+    * ``fingerprint`` is of the encoder that made the vectors. ``embedded_for`` is what ``info``
+      said when the prompts were taken, None for a caller's own vectors. Where the index is of
+      another encoder or has other prompts by now, it is EncoderMismatch.
+    * Errors are ours: IndexNotFound, IndexExists, EncoderMismatch, InputError for what is asked;
+      StorageFull, StorageReadOnly, StorageError for what the database can't do.
 
-class Indexes(Protocol):
-    """The indexes of a data directory; an alias does wherever a name is asked for.
-
-    Calls block on disk, but for ``info``, ``list`` and ``aliases``, which answer from memory: jobs
-    run the others in a thread. ``embedded_for`` is the description that ``info`` returned when the
-    prompts were chosen (EncoderMismatch if the index has others now); None for a caller's vectors.
+    ``create`` with the same specification again returns the index as it is. ``maintenance`` is
+    None where the database has no aliases, restores or rebuilds that this service could drive:
+    they are refused then, and its own tools do them.
     """
 
     @property
-    def keeping(self) -> IndexMaintenance: ...
-    def create(
-        self,
-        name: str,
-        *,
-        encoder: str,
-        fingerprint: str,
-        dims: int,
-        metric: str,
-        kind: str,
-        options: Mapping[str, int] | None = None,
-        prompts: IndexPrompts | None = None,
-    ) -> IndexInfo: ...
+    def maintenance(self) -> "IndexMaintenance | None": ...
+    def create(self, name: str, spec: IndexSpec) -> IndexInfo: ...
     def info(self, name: str) -> IndexInfo: ...
     def drop(self, name: str) -> None: ...
-    def aliases(self) -> list[Alias]: ...
-    def update_aliases(self, actions: Sequence[AliasAction]) -> list[Alias]: ...
     def upsert(
         self,
         name: str,
@@ -321,24 +249,21 @@ class Indexes(Protocol):
         fingerprint: str,
         embedded_for: IndexInfo | None = None,
     ) -> None: ...
-    def delete(self, name: str, ids: Sequence[str]) -> int: ...
-    def delete_chosen(self, name: str, chosen: Filter) -> int: ...
+    def delete(self, name: str, documents: Sequence[str] | Filter) -> int: ...
     def query(
         self,
         name: str,
-        vector: Floats,
+        query: Floats | str,
         *,
         top_k: int,
+        filter: Filter | None = None,
         fingerprint: str | None = None,
         embedded_for: IndexInfo | None = None,
-        chosen: Filter | None = None,
     ) -> list[Hit]: ...
-    def match(
-        self, name: str, words: str, *, top_k: int, chosen: Filter | None = None
-    ) -> list[Hit]: ...
-    def count(self, name: str, chosen: Filter | None = None) -> tuple[int, int]: ...
-    def read_page(self, name: str, wanted: PageQuery) -> Page: ...
     def get(self, name: str, ids: Sequence[str]) -> list[Document]: ...
+    def scroll(self, name: str, page: PageQuery) -> Page: ...
+    def count(self, name: str, filter: Filter | None = None) -> tuple[int, int]: ...
+    def snapshot(self, name: str) -> Snapshot: ...
 
     # the last, since from here on `list` is the method
     def list(self) -> list[IndexInfo]: ...

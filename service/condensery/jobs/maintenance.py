@@ -8,7 +8,6 @@ import contextvars
 import json
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from condensery.errors import (
     CondenseryError,
     EncoderMismatch,
     IndexExists,
+    InputError,
     Overloaded,
     RebuildNotFound,
     RebuildRunning,
@@ -31,6 +31,7 @@ from condensery.jobs.indexes import (
     find_index_encoder,
     find_index_prompts,
     log_outdated_prompts,
+    make_index_spec,
     retry_on_swap,
     split_documents,
 )
@@ -44,16 +45,17 @@ from condensery.values import (
     Document,
     Floats,
     IndexInfo,
+    IndexSpec,
     Passage,
     Rebuild,
     RebuildPlan,
     Snapshot,
     SnapshotList,
-    make_index_prompts,
 )
 
 if TYPE_CHECKING:  # else the endpoints that call this would load faiss
-    from condensery.index.rebuilding import Rebuilding, Step
+    from condensery.index.maintenance import IndexMaintenance
+    from condensery.index.rebuilding import Step
 
 _log = logging.getLogger(__name__)
 
@@ -76,12 +78,28 @@ EmbeddedPassages = tuple[list[Passage], Floats]
 NO_PASSAGES: EmbeddedPassages = ([], np.empty((0, 0), np.float32))
 
 
+def find_maintenance(services: Services) -> "IndexMaintenance":
+    """Return what keeps the indexes' aliases, snapshots and rebuilds.
+
+    Raises:
+        InputError: They are in a database that has none for this service to drive.
+    """
+    maintenance = services.indexes.maintenance
+    if maintenance is None:
+        raise InputError(
+            "index: aliases, restores and rebuilds are not to be had of the database that holds "
+            "the indexes; use its own tools.",
+            field="index",
+        )
+    return maintenance
+
+
 # Aliases
 
 
 async def list_index_aliases(services: Services) -> list[Alias]:
     """List every alias, by name."""
-    return services.indexes.aliases()
+    return find_maintenance(services).aliases()
 
 
 async def update_index_aliases(services: Services, actions: Sequence[AliasAction]) -> list[Alias]:
@@ -101,7 +119,7 @@ async def update_index_aliases(services: Services, actions: Sequence[AliasAction
         StorageFull, StorageReadOnly: The disk refused; nothing is changed.
     """
     check_count(actions, "actions", services.limits.max_items)
-    return await asyncio.to_thread(services.indexes.update_aliases, actions)
+    return await asyncio.to_thread(find_maintenance(services).update_aliases, actions)
 
 
 # Snapshots
@@ -116,12 +134,12 @@ async def create_snapshot(services: Services, name: str) -> Snapshot:
         LimitReached: There are as many as there may be.
         StorageFull, StorageReadOnly: The disk refused; nothing is left behind.
     """
-    return await asyncio.to_thread(services.indexes.keeping.snapshot, name)
+    return await asyncio.to_thread(services.indexes.snapshot, name)
 
 
 async def list_snapshots(services: Services, name: str) -> SnapshotList:
     """List an index's snapshots, the newest first; also of one that is no more or is broken."""
-    return await asyncio.to_thread(services.indexes.keeping.snapshots, name)
+    return await asyncio.to_thread(find_maintenance(services).snapshots, name)
 
 
 async def get_snapshot(services: Services, name: str, snapshot: str) -> Snapshot:
@@ -130,12 +148,12 @@ async def get_snapshot(services: Services, name: str, snapshot: str) -> Snapshot
     Raises:
         SnapshotNotFound, SnapshotDamaged, SnapshotTooNew: As the message says.
     """
-    return await asyncio.to_thread(services.indexes.keeping.get_snapshot, name, snapshot)
+    return await asyncio.to_thread(find_maintenance(services).get_snapshot, name, snapshot)
 
 
 async def delete_snapshot(services: Services, name: str, snapshot: str) -> None:
     """Delete a snapshot, whether it can be used or not; synced on return."""
-    await asyncio.to_thread(services.indexes.keeping.delete_snapshot, name, snapshot)
+    await asyncio.to_thread(find_maintenance(services).delete_snapshot, name, snapshot)
 
 
 async def restore_snapshot(
@@ -156,7 +174,8 @@ async def restore_snapshot(
         LimitReached: It would be an index more than there may be.
         StorageFull, StorageReadOnly: The disk refused.
     """
-    restored = await asyncio.to_thread(services.indexes.keeping.restore, name, snapshot, into)
+    maintenance = find_maintenance(services)
+    restored = await asyncio.to_thread(maintenance.restore, name, snapshot, into)
     log_outdated_prompts(services, index=restored.name)
     return describe_index(services, restored)
 
@@ -248,30 +267,21 @@ async def rebuild_index(
     info = services.indexes.info(name)
     metric, kind = metric or info.metric, kind or info.kind
     check_index_settings(metric, kind)
+    find_maintenance(services)
     running, dims = find_embedder(services, encoder or info.encoder)
-    target = running.info
-    begin = partial(
-        services.indexes.keeping.rebuild,
-        info.name,
-        encoder=target.name,
-        fingerprint=target.fingerprint,
-        dims=dims,
-        metric=metric,
-        kind=kind,
-        options=options,
-        prompts=make_index_prompts(running),
-    )
-    return await services.rebuilds.run_to_end(_begin_rebuild(services, info.name, running, begin))
+    spec = make_index_spec(running, dims, metric, kind, options)
+    return await services.rebuilds.run_to_end(_begin_rebuild(services, info.name, running, spec))
 
 
 async def _begin_rebuild(
-    services: Services, name: str, encoder: Encoder, begin: "partial[Rebuilding]"
+    services: Services, name: str, encoder: Encoder, spec: IndexSpec
 ) -> Rebuild:
-    async with services.rebuilds.beginning:
+    maintenance = find_maintenance(services)
+    async with services.rebuilds.lock:
         run = services.rebuilds.runs.get(name)
         if run is not None and run.state == "running":
             plan = run.plan
-            if not _same_settings(plan, begin.keywords):
+            if not _same_settings(plan, spec):
                 raise RebuildRunning(
                     f"Index {name!r} is being rebuilt for encoder {plan.encoder!r}, "
                     f"{plan.kind}, {plan.metric}; let it finish, or cancel it.",
@@ -279,8 +289,8 @@ async def _begin_rebuild(
                     value=name,
                 )
             return run.report()
-        await asyncio.to_thread(_cancel_outdated_rebuild, services, name, encoder, begin)
-        rebuilding = await asyncio.to_thread(begin)
+        await asyncio.to_thread(_cancel_outdated_rebuild, maintenance, name, encoder, spec)
+        rebuilding = await asyncio.to_thread(maintenance.rebuild, name, spec)
         run = RebuildRun(
             rebuilding.plan, rebuilding, pending=await asyncio.to_thread(rebuilding.pending)
         )
@@ -293,21 +303,20 @@ async def _begin_rebuild(
 
 
 def _cancel_outdated_rebuild(
-    services: Services, name: str, encoder: Encoder, begin: "partial[Rebuilding]"
+    maintenance: "IndexMaintenance", name: str, encoder: Encoder, spec: IndexSpec
 ) -> None:
     """Cancel what an older version began without the prompts that the index gets today."""
-    keeping, asked = services.indexes.keeping, begin.keywords
-    for plan in keeping.unfinished_rebuilds():
-        same = plan.index == name and _same_settings(plan, asked)
-        if same and find_index_prompts(encoder, plan) != asked["prompts"]:
+    for plan in maintenance.unfinished_rebuilds():
+        same = plan.index == name and _same_settings(plan, spec)
+        if same and find_index_prompts(encoder, plan) != spec.prompts:
             _log.warning("rebuild_begun_anew", extra={"index": name, "model": plan.encoder})
-            keeping.cancel_rebuild(name)
+            maintenance.cancel_rebuild(name)
 
 
-def _same_settings(plan: RebuildPlan, asked: JsonObject) -> bool:
-    fields = ("encoder", "fingerprint", "metric", "kind")
-    same = asked["options"] is None or asked["options"] == plan.options
-    return same and all(getattr(plan, field) == asked[field] for field in fields)
+def _same_settings(plan: RebuildPlan, spec: IndexSpec) -> bool:
+    planned = (plan.encoder, plan.fingerprint, plan.metric, plan.kind)
+    asked = (spec.encoder, spec.fingerprint, spec.metric, spec.kind)
+    return planned == asked and spec.options in (None, plan.options)
 
 
 async def get_rebuild(services: Services, name: str) -> Rebuild:
@@ -337,16 +346,17 @@ async def cancel_rebuild(services: Services, name: str) -> None:
 
 
 async def _cancel_rebuild(services: Services, name: str) -> None:
-    async with services.rebuilds.beginning:
+    async with services.rebuilds.lock:
         run = services.rebuilds.runs.get(name)
         if run is not None and run.state != "done":
             await services.rebuilds.stop(name)
-        await asyncio.to_thread(services.indexes.keeping.cancel_rebuild, name)
+        await asyncio.to_thread(find_maintenance(services).cancel_rebuild, name)
 
 
 async def resume_rebuilds(services: Services) -> None:
     """At a start, go on with what the last process began; note why what can't go on does not."""
-    for plan in services.indexes.keeping.unfinished_rebuilds():
+    maintenance = services.indexes.maintenance
+    for plan in () if maintenance is None else maintenance.unfinished_rebuilds():
         try:
             _check_same_encoder(services, plan)
             await rebuild_index(
@@ -406,7 +416,7 @@ async def _run_step(services: Services, run: RebuildRun, step: "Step") -> None:
     passages, vectors = NO_PASSAGES
     if step.documents:  # else it has deletions only
         passages, vectors = await _embed_documents(services, run, step.documents)
-    await asyncio.to_thread(run.rebuilding.done, step, passages, vectors)
+    await asyncio.to_thread(run.rebuilding.write, step, passages, vectors)
 
 
 async def _embed_documents(

@@ -99,7 +99,7 @@ async def query_index(
         raise InputError(f"query: give `query` or `vector`, one of them; got {got}.", field="query")
     if search is not None:
         check_choice(search, "search", SEARCH_MODES)
-    chosen = read_filter(filter, filter_field)
+    condition = read_filter(filter, filter_field)
     embedded_for = None
     if text is not None:
         mode = search or services.search
@@ -107,7 +107,7 @@ async def query_index(
             check_text(text, "query", MAX_BM25_QUERY_CHARS)
             with services.metrics.stage(info.encoder, "index"):
                 return await asyncio.to_thread(
-                    services.indexes.match, name, text, top_k=top_k, chosen=chosen
+                    services.indexes.query, name, text, top_k=top_k, filter=condition
                 )
         encoder = find_index_encoder(services, info)
         check_text(text, "query", max_chars_of(services.limits, encoder.info))
@@ -115,7 +115,9 @@ async def query_index(
         vector, fingerprint, embedded_for = embedded.vectors[0], embedded.fingerprint, info
         if mode == "hybrid":
             with services.metrics.stage(info.encoder, "index"):
-                return await _query_hybrid(services, info, text, vector, fingerprint, top_k, chosen)
+                return await _query_hybrid(
+                    services, info, text, vector, fingerprint, top_k, condition
+                )
     else:
         assert vector is not None  # checked above
         if search not in (None, "dense"):
@@ -133,7 +135,7 @@ async def query_index(
             top_k=top_k,
             fingerprint=fingerprint,
             embedded_for=embedded_for,
-            chosen=chosen,
+            filter=condition,
         )
 
 
@@ -144,14 +146,14 @@ async def _query_hybrid(
     vector: Floats,
     fingerprint: str,
     top_k: int,
-    chosen: Filter | None,
+    filter: Filter | None,
 ) -> list[Hit]:
-    options: dict[str, Any] = {"top_k": max(top_k, LEAST_CANDIDATES), "chosen": chosen}
+    options: dict[str, Any] = {"top_k": max(top_k, LEAST_CANDIDATES), "filter": filter}
     embedded_as: dict[str, Any] = {"fingerprint": fingerprint, "embedded_for": info}
     indexes = services.indexes
     by_vector, by_words = await asyncio.gather(
         asyncio.to_thread(indexes.query, info.name, vector, **embedded_as, **options),
-        asyncio.to_thread(indexes.match, info.name, text, **options),
+        asyncio.to_thread(indexes.query, info.name, text, **options),
     )
     now = indexes.info(info.name)
     # Else passages of two indexes, split in two ways, would mix

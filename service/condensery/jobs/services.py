@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from condensery.auth import Keys
 from condensery.errors import Overloaded
 from condensery.jobs.contexts import ContextStore
-from condensery.jobs.interfaces import Indexes, ModelRegistry
+from condensery.jobs.interfaces import ModelRegistry, VectorStore
 from condensery.logs import SlowRequests
 from condensery.metrics import Metrics
 from condensery.question import SearchMode
@@ -180,12 +180,12 @@ class Rebuilds:
 
     Attributes:
         runs: The last one of each index.
-        beginning: Held to begin one, or to cancel one.
+        lock: Held to begin one, or to cancel one.
     """
 
     def __init__(self) -> None:
         self.runs: dict[str, RebuildRun] = {}
-        self.beginning = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
 
     async def run_to_end(self, change: Coroutine[Any, Any, T]) -> T:
@@ -349,7 +349,7 @@ class Services:
     """
 
     pool: ModelRegistry
-    indexes: Indexes
+    indexes: VectorStore
     metrics: Metrics
     limits: RequestLimits = field(default_factory=RequestLimits)
     health: Health = field(default_factory=Health)

@@ -7,7 +7,6 @@ character, a blank or the beginning of a stop string is held back until it is ce
 import asyncio
 from collections import abc
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ from condensery.question import (
     GREEDY,
     MAX_STOP_CHARS,
     MAX_STOPS,
-    FinishReason,
+    GeneratedToken,
     Likely,
     Sampling,
     TokenLogprob,
@@ -197,27 +196,6 @@ def _overlap(text: str, stop: str) -> int:
         if stop.startswith(text[-size:]):
             return size
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedToken:
-    """One step: the text it adds (may be empty), tokens so far, and why it was the last.
-
-    Attributes:
-        text: What may be shown now; a token that begins a stop string shows nothing yet.
-        count: Tokens so far, one that stops left out.
-        finish: Why it was the last.
-        id: The token's; None where nothing was chosen.
-        logprob: Its log-probability, if it was asked for, and the token is part of the answer.
-        waited: Seconds that its answer waited until the generator could begin with it.
-    """
-
-    text: str
-    count: int
-    finish: FinishReason | None = None
-    id: int | None = None
-    logprob: TokenLogprob | None = None
-    waited: float = field(default=0.0, compare=False)
 
 
 class Generator:

@@ -16,11 +16,17 @@ import torch
 from condensery.errors import CondenseryError, InputError, ModelFault, ModelNotFound
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_interface import CompressorNetwork, PassageWindow
-from condensery.question import GREEDY, CompressedPassage, MemoryWindow, Sampling
-from condensery.runtime.batcher import RATE_MEMORY, Batcher
-from condensery.runtime.generator import NO_GENERATOR_LIMITS, GeneratedToken, Generator
-from condensery.runtime.oscar_pair import (
+from condensery.question import (
+    GREEDY,
     AnswerCost,
+    CompressedPassage,
+    GeneratedToken,
+    MemoryWindow,
+    Sampling,
+)
+from condensery.runtime.batcher import RATE_MEMORY, Batcher
+from condensery.runtime.generator import NO_GENERATOR_LIMITS, Generator
+from condensery.runtime.oscar_pair import (
     CheckedTexts,
     CountedAnswer,
     GeneratorPrompt,

@@ -40,7 +40,7 @@ from condensery.networks.oscar_loading import cost_of, open_networks, open_texts
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.oscar_shape import BertShape, OscarShape
 from condensery.networks.stepping import StepperNetwork
-from condensery.question import CompressedPassage
+from condensery.question import AnswerCost, CompressedPassage
 from condensery.request_context import current_request
 from condensery.runtime.generator import (
     DecodingDetokenizer,
@@ -466,29 +466,6 @@ def context_too_long(
         field="rerank.top_n" if passages else "max_tokens",
         value=passages or max_tokens,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerCost:
-    """What one answer took: FLOPs from config dimensions, tokens as counted.
-
-    Attributes:
-        prompt_tokens: Tokens of the generator's prompt that are text, plain passages included.
-        context_vectors: Memory vectors in it.
-        positions: Positions that the prompt takes: both, and what stands between its parts.
-        flops_used: Compression (of all that was read for it) and generation.
-        flops_plain: Generation from the text of the passages in context.
-        question_tokens: Tokens of the question as asked.
-        question_limit: Tokens of it that the compressor reads at most; None if it cuts none.
-    """
-
-    prompt_tokens: int
-    context_vectors: int
-    positions: int
-    flops_used: int
-    flops_plain: int
-    question_tokens: int
-    question_limit: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from condensery.client.rest import Client
 from condensery.index.store import IndexStore
 from condensery.jobs import indexes, maintenance
 from condensery.jobs.services import Services
-from condensery.values import Document, IndexPrompts
+from condensery.values import Document, IndexPrompts, IndexSpec
 
 NOMIC = {"search_query": "search_query: ", "search_document": "search_document: "}
 KNOWN = IndexPrompts(*NOMIC.values())
@@ -29,7 +29,7 @@ def older_index(pool: Any, tmp_path: Any) -> None:
         encoder.prompts = NOMIC
     own: dict[str, Any] = {"fingerprint": "sha256:words", "dims": 8, "metric": "ip", "kind": "flat"}
     with IndexStore(tmp_path) as store:
-        store.create("notes", encoder="words", **own)
+        store.create("notes", IndexSpec(encoder="words", **own))
     to_format_4(database_of(tmp_path, "notes"))
 
 

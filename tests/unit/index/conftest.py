@@ -19,7 +19,7 @@ import pytest
 
 from condensery.index import fields, generations
 from condensery.index.store import IndexStore
-from condensery.values import Document, Floats, Hit, Passage
+from condensery.values import Document, Floats, Hit, IndexSpec, Passage
 
 DIMS = 8
 FINGERPRINT = "sha256:one"
@@ -98,7 +98,7 @@ def assert_agrees(store: IndexStore, data_dir: Path, name: str = "kb", queries: 
     """FAISS and SQLite hold the same: every passage is found, with brute force's scores."""
     truth = read_truth(data_dir, name)
     metric = store.info(name).metric
-    assert store.count(name)[1] == store.find(name)._nearest.cache.live == len(truth)
+    assert store.count(name)[1] == store.find(name)._vector_index.cache.live == len(truth)
     for vector in make_vectors(queries, seed=99):
         # more than there are, so that a vector left behind in FAISS would show as well
         top_k = len(truth) + 10
@@ -293,5 +293,5 @@ def disk(data_dir: Path, tmp_path: Path) -> Iterator[Disk]:
 def store(data_dir: Path) -> Iterator[IndexStore]:
     """A store with one empty index, kb."""
     with IndexStore(data_dir) as one:
-        one.create("kb", **SETTINGS)
+        one.create("kb", IndexSpec(**SETTINGS))
         yield one

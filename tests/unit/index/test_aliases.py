@@ -27,7 +27,7 @@ from condensery.errors import (
     StorageFull,
 )
 from condensery.index.store import IndexStore
-from condensery.values import Alias, AliasAction, IndexCaps
+from condensery.values import Alias, AliasAction, IndexCaps, IndexSpec
 
 
 def point(alias: str, index: str) -> AliasAction:
@@ -39,40 +39,43 @@ def two(data_dir: Path) -> Iterator[IndexStore]:
     """A store with indexes one and two, which hold documents of their names."""
     with IndexStore(data_dir) as store:
         for name in ("one", "two"):
-            store.create(name, **SETTINGS)
+            store.create(name, IndexSpec(**SETTINGS))
             make_batch([name]).upsert(store, name)
         yield store
 
 
 def targets(store: IndexStore) -> dict[str, str | None]:
-    return {alias.alias: alias.index for alias in store.aliases()}
+    return {alias.alias: alias.index for alias in store.maintenance.aliases()}
 
 
 def test_an_alias_does_wherever_a_name_is_asked_for(two: IndexStore) -> None:
-    two.update_aliases([point("live", "one")])
+    two.maintenance.update_aliases([point("live", "one")])
     make_batch(["more"], seed=3).upsert(two, "live")
     assert two.info("live") == two.info("one")
     assert two.count("live") == (2, 4)
     assert [document.id for document in two.get("live", ["more", "one"])] == ["more", "one"]
     vector = make_vectors(1)[0]
     assert two.query("live", vector, top_k=9) == two.query("one", vector, top_k=9)
-    assert two.match("live", "first", top_k=9) == two.match("one", "first", top_k=9)
+    assert two.query("live", "first", top_k=9) == two.query("one", "first", top_k=9)
     assert two.delete("live", ["more"]) == 1
     assert two.count("one") == (1, 2)
     assert [info.name for info in two.list()] == ["one", "two"]
 
 
 def test_an_alias_may_point_at_another(two: IndexStore) -> None:
-    two.update_aliases([point("live", "front"), point("front", "one")])
-    assert two.aliases() == [Alias("front", "one", "one"), Alias("live", "front", "one")]
-    two.update_aliases([point("front", "two")])
+    two.maintenance.update_aliases([point("live", "front"), point("front", "one")])
+    assert two.maintenance.aliases() == [
+        Alias("front", "one", "one"),
+        Alias("live", "front", "one"),
+    ]
+    two.maintenance.update_aliases([point("front", "two")])
     assert two.info("live").name == "two"
-    two.update_aliases([AliasAction("rename", "front", "door")])
-    assert two.aliases() == [Alias("door", "two", "two"), Alias("live", "door", "two")]
+    two.maintenance.update_aliases([AliasAction("rename", "front", "door")])
+    assert two.maintenance.aliases() == [Alias("door", "two", "two"), Alias("live", "door", "two")]
 
 
 def test_two_aliases_are_swapped_in_one_go(two: IndexStore) -> None:
-    two.update_aliases([point("blue", "one"), point("green", "two")])
+    two.maintenance.update_aliases([point("blue", "one"), point("green", "two")])
     seen: list[tuple[str | None, str | None]] = []
     done = threading.Event()
 
@@ -85,11 +88,11 @@ def test_two_aliases_are_swapped_in_one_go(two: IndexStore) -> None:
     watcher.start()
     for turn in range(40):
         one, other = ("two", "one") if turn % 2 == 0 else ("one", "two")
-        two.update_aliases([point("blue", one), point("green", other)])
+        two.maintenance.update_aliases([point("blue", one), point("green", other)])
     done.set()
     watcher.join()
     assert set(seen) <= {("one", "two"), ("two", "one")}
-    two.update_aliases(  # as Qdrant's users write it
+    two.maintenance.update_aliases(  # as Qdrant's users write it
         [AliasAction("delete", "blue"), AliasAction("rename", "green", "blue")]
     )
     assert targets(two) == {"blue": "two"}
@@ -123,43 +126,43 @@ def test_two_aliases_are_swapped_in_one_go(two: IndexStore) -> None:
 def test_one_wrong_change_and_none_is_made(
     two: IndexStore, data_dir: Path, actions: Any, error: Any, message: str
 ) -> None:
-    two.update_aliases([point("live", "one"), point("kept", "two")])
+    two.maintenance.update_aliases([point("live", "one"), point("kept", "two")])
     before = targets(two), (data_dir / "indexes" / "aliases.json").read_text()
     with pytest.raises(error, match=message) as caught:
-        two.update_aliases([point("good", "one"), *actions])
+        two.maintenance.update_aliases([point("good", "one"), *actions])
     assert type(caught.value) is error
     assert (targets(two), (data_dir / "indexes" / "aliases.json").read_text()) == before
 
 
 def test_no_change_at_all_is_refused(two: IndexStore) -> None:
     with pytest.raises(EmptyInput, match="actions"):
-        two.update_aliases([])
+        two.maintenance.update_aliases([])
 
 
 def test_there_are_as_many_aliases_as_there_may_be(two: IndexStore, data_dir: Path) -> None:
-    two.update_aliases([point(f"a{n}", "one") for n in range(3)])
+    two.maintenance.update_aliases([point(f"a{n}", "one") for n in range(3)])
     two.close()
     with IndexStore(data_dir, caps=IndexCaps(aliases=2)) as store:  # more were there already
         with pytest.raises(LimitReached, match="would be 4 aliases, and there may be 2 ") as caught:
-            store.update_aliases([point("a9", "one")])
+            store.maintenance.update_aliases([point("a9", "one")])
         assert caught.value.field == "actions"
         assert len(targets(store)) == 3
-        store.update_aliases([point("a0", "two")])
-        store.update_aliases([AliasAction("rename", "a0", "b0")])
-        store.update_aliases([AliasAction("delete", "b0"), AliasAction("delete", "a1")])
-        store.update_aliases([point("c", "one")])
+        store.maintenance.update_aliases([point("a0", "two")])
+        store.maintenance.update_aliases([AliasAction("rename", "a0", "b0")])
+        store.maintenance.update_aliases([AliasAction("delete", "b0"), AliasAction("delete", "a1")])
+        store.maintenance.update_aliases([point("c", "one")])
         with pytest.raises(LimitReached):
-            store.update_aliases([point("d", "one")])
+            store.maintenance.update_aliases([point("d", "one")])
         assert targets(store) == {"a2": "one", "c": "one"}
 
 
 def test_an_index_that_an_alias_leads_to_is_not_dropped(two: IndexStore) -> None:
-    two.update_aliases([point("front", "one"), point("live", "front")])
+    two.maintenance.update_aliases([point("front", "one"), point("live", "front")])
     for name in ("one", "front", "live"):
         with pytest.raises(IndexAliased, match=r"'one' can't be deleted .* aliases: front, live"):
             two.drop(name)
     assert two.count("live") == (1, 2)
-    two.update_aliases([point("front", "two")])
+    two.maintenance.update_aliases([point("front", "two")])
     two.drop("one")
     assert two.info("live").name == "two"
     with pytest.raises(IndexNotFound):
@@ -167,15 +170,15 @@ def test_an_index_that_an_alias_leads_to_is_not_dropped(two: IndexStore) -> None
 
 
 def test_an_index_is_not_made_under_an_aliases_name(two: IndexStore) -> None:
-    two.update_aliases([point("live", "one")])
+    two.maintenance.update_aliases([point("live", "one")])
     with pytest.raises(NameTaken, match="'live' is an alias, of index 'one'"):
-        two.create("live", **SETTINGS)
+        two.create("live", IndexSpec(**SETTINGS))
     with pytest.raises(InputError, match="'aliases' is taken by a route"):
-        two.create("aliases", **SETTINGS)
+        two.create("aliases", IndexSpec(**SETTINGS))
 
 
 def test_aliases_are_there_after_opening_again(two: IndexStore, data_dir: Path) -> None:
-    two.update_aliases([point("live", "two")])
+    two.maintenance.update_aliases([point("live", "two")])
     two.close()
     with IndexStore(data_dir) as again:
         assert targets(again) == {"live": "two"}
@@ -185,15 +188,15 @@ def test_aliases_are_there_after_opening_again(two: IndexStore, data_dir: Path) 
 def test_an_alias_whose_index_was_taken_away_says_so_and_harms_no_other(
     two: IndexStore, data_dir: Path
 ) -> None:
-    two.update_aliases([point("live", "two"), point("first", "one")])
+    two.maintenance.update_aliases([point("live", "two"), point("first", "one")])
     two.close()
     (data_dir / "indexes" / "two").rename(data_dir / "elsewhere")
     with IndexStore(data_dir) as again:
         assert targets(again) == {"live": None, "first": "one"}
         with pytest.raises(AliasToNothing, match="'live' points at index 'two', which is no more"):
             again.count("live")
-        again.update_aliases([point("second", "one")])
-        again.update_aliases([point("live", "one")])
+        again.maintenance.update_aliases([point("second", "one")])
+        again.maintenance.update_aliases([point("live", "one")])
         assert again.count("live") == (1, 2)
 
 
@@ -217,10 +220,10 @@ def test_a_file_that_can_not_be_read_keeps_nobody_from_the_indexes(
         assert again.count("one") == (1, 2)
         calls: list[Any] = [
             lambda: again.count("live"),
-            again.aliases,
-            lambda: again.update_aliases([point("live", "one")]),
+            again.maintenance.aliases,
+            lambda: again.maintenance.update_aliases([point("live", "one")]),
             lambda: again.drop("one"),
-            lambda: again.create("live", **SETTINGS),
+            lambda: again.create("live", IndexSpec(**SETTINGS)),
         ]
         for call in calls:
             with pytest.raises(StorageError, match=message):
@@ -239,7 +242,7 @@ def test_a_circle_that_somebody_wrote_into_the_file_is_no_hang(
         with pytest.raises(AliasToNothing):
             again.count("a")
         assert again.count("ok") == (1, 2)
-        again.update_aliases([point("a", "one")])
+        again.maintenance.update_aliases([point("a", "one")])
         assert targets(again) == {"a": "one", "b": "one", "ok": "one"}
 
 
@@ -259,7 +262,7 @@ def test_a_change_is_on_the_disk_before_it_is_acknowledged(
 
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(Path, "replace", watched_replace)
-    two.update_aliases([point("live", "one")])
+    two.maintenance.update_aliases([point("live", "one")])
     assert steps == ["sync aliases.json.partial", "rename aliases.json.partial", "sync indexes"]
 
 
@@ -267,7 +270,7 @@ def test_a_change_is_on_the_disk_before_it_is_acknowledged(
 def test_a_disk_that_refuses_leaves_the_aliases_as_they_were(
     two: IndexStore, data_dir: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    two.update_aliases([point("live", "one")])
+    two.maintenance.update_aliases([point("live", "one")])
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "refused")
@@ -275,7 +278,7 @@ def test_a_disk_that_refuses_leaves_the_aliases_as_they_were(
     with monkeypatch.context() as patch:
         patch.setattr(Path, refused, refuse)
         with pytest.raises(StorageFull, match=r"indexes/aliases\.json is full"):
-            two.update_aliases([point("live", "two")])
+            two.maintenance.update_aliases([point("live", "two")])
     assert targets(two) == {"live": "one"}
     two.close()
     with IndexStore(data_dir) as again:
@@ -289,12 +292,12 @@ def swap_for_ever(data_dir: Path, say: Any, seed: int) -> None:
         while True:
             one, other = draw.sample(["one", "two"], 2)
             say("begin", one, other)
-            store.update_aliases([point("blue", one), point("green", other)])
+            store.maintenance.update_aliases([point("blue", one), point("green", other)])
             say("done")
 
 
 def test_what_was_acknowledged_survives_kill_9_whole(two: IndexStore, data_dir: Path) -> None:
-    two.update_aliases([point("blue", "one"), point("green", "two")])
+    two.maintenance.update_aliases([point("blue", "one"), point("green", "two")])
     two.close()
     draw = random.Random(5)
     state, changes = ("one", "two"), 0

@@ -13,7 +13,7 @@ from tests.unit.index.conftest import FINGERPRINT, SETTINGS, assert_agrees, make
 from condensery.errors import InputError
 from condensery.index import bm25 as words
 from condensery.index.store import IndexStore
-from condensery.values import Document, Passage
+from condensery.values import Document, IndexSpec, Passage
 
 K1, B = 1.2, 0.75
 
@@ -29,7 +29,7 @@ def write(store: IndexStore, texts: Mapping[str, str], name: str = "kb") -> None
 
 
 def find(store: IndexStore, text: str, top_k: int = 10) -> list[str]:
-    return [hit.passage.document_id for hit in store.match("kb", text, top_k=top_k)]
+    return [hit.passage.document_id for hit in store.query("kb", text, top_k=top_k)]
 
 
 def bm25(texts: Mapping[str, str], asked: Iterable[str]) -> dict[str, float]:
@@ -52,7 +52,7 @@ def bm25(texts: Mapping[str, str], asked: Iterable[str]) -> dict[str, float]:
 
 def assert_formula(store: IndexStore, texts: Mapping[str, str], asked: Sequence[str]) -> None:
     scores = bm25(texts, asked)
-    hits = store.match("kb", " ".join(asked), top_k=len(texts))
+    hits = store.query("kb", " ".join(asked), top_k=len(texts))
     assert {hit.passage.document_id for hit in hits} == scores.keys()
     expected = [scores[hit.passage.document_id] for hit in hits]
     assert [hit.score for hit in hits] == pytest.approx(expected, rel=1e-9)
@@ -92,8 +92,8 @@ def test_a_hit_carries_its_passage_as_it_was_written(store: IndexStore) -> None:
         Passage("a#1", "a", text[20:], 20, len(text), {"part": 2}),
     ]
     store.upsert("kb", [document], passages, make_vectors(2), fingerprint=FINGERPRINT)
-    assert [hit.passage for hit in store.match("kb", "hills", top_k=5)] == [passages[1]]
-    assert [hit.passage for hit in store.match("kb", "rivers hills", top_k=5)] == passages
+    assert [hit.passage for hit in store.query("kb", "hills", top_k=5)] == [passages[1]]
+    assert [hit.passage for hit in store.query("kb", "rivers hills", top_k=5)] == passages
 
 
 def test_what_was_replaced_or_deleted_is_found_no_more(store: IndexStore) -> None:
@@ -179,7 +179,7 @@ def test_of_a_long_question_the_rarest_words_decide(store: IndexStore) -> None:
     random.Random(1).shuffle(asked)
     scores = bm25(texts, asked)
     assert len(scores) == count
-    hits = store.match("kb", " ".join(asked), top_k=200)
+    hits = store.query("kb", " ".join(asked), top_k=200)
     rarest = bm25(texts, [f"w{word}" for word in range(words.MAX_WORDS)])
     assert {hit.passage.document_id: hit.score for hit in hits} == pytest.approx(rarest)
 
@@ -212,18 +212,18 @@ def test_words_survive_being_asked_for_again(store: IndexStore, data_dir: Path) 
 
 @pytest.mark.parametrize(
     ("asked", "top_k", "field"),
-    [("a", 0, "top_k"), ("a", True, "top_k"), ("a\ud800", 1, "words"), (7, 1, "words")],
+    [("a", 0, "top_k"), ("a", True, "top_k"), ("a\ud800", 1, "words"), (7, 1, "vector")],
 )
 def test_what_is_no_text_or_no_number_is_named(
     store: IndexStore, asked: Any, top_k: Any, field: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        store.match("kb", asked, top_k=top_k)
+        store.query("kb", asked, top_k=top_k)
     assert caught.value.field == field
 
 
 def test_indexes_do_not_share_their_words(store: IndexStore) -> None:
-    store.create("other", **SETTINGS)
+    store.create("other", IndexSpec(**SETTINGS))
     write(store, {"a": "apple"}, "other")
     assert find(store, "apple") == []
 

@@ -5,7 +5,7 @@ import pytest
 
 from condensery.errors import EmptyInput, InputError
 from condensery.index import checks
-from condensery.values import Document, Passage
+from condensery.values import Document, IndexSpec, Passage
 
 
 @pytest.mark.parametrize("name", ["a", "kb", "0.a_b-c", "a" * 64])
@@ -35,7 +35,7 @@ def test_other_index_names_are_refused(name: Any) -> None:
 def test_settings_that_no_index_has_are_refused(field: str, value: Any, says: str) -> None:
     good = {"encoder": "e", "fingerprint": "f", "dims": 8, "metric": "ip", "kind": "flat"}
     with pytest.raises(InputError, match=says) as caught:
-        checks.check_settings(**{**good, field: value})
+        checks.check_spec(IndexSpec(**{**good, field: value}))
     assert caught.value.field == field
 
 

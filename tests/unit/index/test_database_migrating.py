@@ -21,6 +21,7 @@ from tests.unit.index.conftest import (
 from condensery.errors import StorageError, StorageFull
 from condensery.index import database
 from condensery.index.store import IndexStore
+from condensery.values import IndexSpec
 
 # As it was written before passages could be found by their words.
 FORMAT_1 = """
@@ -104,13 +105,13 @@ def test_an_index_of_format_1_is_found_by_its_words(
     with IndexStore(data_dir) as store:
         assert store.count("kb") == (20, 40)
         assert store.info("kb").prompts is None  # which its encoder's fingerprint tells
-        assert [hit.passage.id for hit in store.match("kb", "second d3", top_k=1)] == ["d3#1"]
+        assert [hit.passage.id for hit in store.query("kb", "second d3", top_k=1)] == ["d3#1"]
         assert store.query("kb", vector, top_k=1)[0].passage.id == "d3#0"
         assert_agrees(store, data_dir)
         make_batch(["d3", "new"], seed=2, tag=" again").upsert(store)
         store.delete("kb", ["d4"])
-        assert store.match("kb", "d4", top_k=9) == []
-        assert {hit.passage.id for hit in store.match("kb", "again", top_k=9)} == {
+        assert store.query("kb", "d4", top_k=9) == []
+        assert {hit.passage.id for hit in store.query("kb", "again", top_k=9)} == {
             *("d3#0", "d3#1", "new#0", "new#1")
         }
         assert_agrees(store, data_dir)
@@ -124,7 +125,7 @@ def test_an_index_made_now_and_one_migrated_have_the_same_tables(
     path: Path, data_dir: Path
 ) -> None:
     with IndexStore(data_dir) as store:
-        store.create("fresh", **SETTINGS)
+        store.create("fresh", IndexSpec(**SETTINGS))
     assert look(path) == look(data_dir / "indexes" / "fresh" / "index.sqlite3")
 
 

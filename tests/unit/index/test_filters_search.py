@@ -25,7 +25,7 @@ from tests.unit.index.plain_filters import IDS, filters, holds
 from condensery.index import vectors
 from condensery.index.filters import read_filter
 from condensery.index.store import IndexStore
-from condensery.values import Document, Passage
+from condensery.values import Document, IndexSpec, Passage
 
 DOCUMENTS = 400
 METRICS = ("ip", "l2")
@@ -61,7 +61,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[IndexStor
     batch = Batch(documents, passages, make_vectors(len(passages), seed=1))
     with IndexStore(data_dir) as store:
         for metric in METRICS:
-            store.create(metric, **{**SETTINGS, "metric": metric})
+            store.create(metric, IndexSpec(**{**SETTINGS, "metric": metric}))
             batch.upsert(store, metric)
             store.delete(metric, [f"doc {n}" for n in range(100, 140)])
         kept = {document.id: document.metadata for document in documents}
@@ -84,7 +84,7 @@ def test_a_search_finds_the_best_of_what_the_filter_chooses(
         for identity, score in truth.items()
         if identity.rpartition("#")[0] in chosen
     }
-    hits = store.query(metric, vector, top_k=top_k, chosen=read_filter(asked))
+    hits = store.query(metric, vector, top_k=top_k, filter=read_filter(asked))
     assert_best_hits(hits, allowed, top_k)
     assert all(hit.passage.metadata == kept[hit.passage.document_id] for hit in hits)
 
@@ -94,12 +94,12 @@ def test_a_search_finds_the_best_of_what_the_filter_chooses(
 def test_words_are_found_in_what_the_filter_chooses(filled: Any, asked: Any, top_k: int) -> None:
     store, _, kept = filled
     text = "word1 word2 word7"
-    every = store.match("ip", text, top_k=2000)
+    every = store.query("ip", text, top_k=2000)
     assert len(every) > 50
     chosen = [
         hit for hit in every if holds(asked, hit.passage.document_id, kept[hit.passage.document_id])
     ]
-    assert store.match("ip", text, top_k=top_k, chosen=read_filter(asked)) == chosen[:top_k]
+    assert store.query("ip", text, top_k=top_k, filter=read_filter(asked)) == chosen[:top_k]
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -108,7 +108,7 @@ def test_hnsw_finds_nearly_all_of_it_however_many_are_allowed(
     store: IndexStore, data_dir: Path, metric: str, few: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vectors, "FEW_FACTOR", few)  # walks always, as it is, and never
-    store.create("graph", **{**SETTINGS, "kind": "hnsw", "metric": metric})
+    store.create("graph", IndexSpec(**{**SETTINGS, "kind": "hnsw", "metric": metric}))
     ids = [f"d{n}" for n in range(1000)]
     batch = make_batch(ids)
     batch.documents = [
@@ -130,7 +130,7 @@ def test_hnsw_finds_nearly_all_of_it_however_many_are_allowed(
                 for identity, score in scores.items()
                 if (n := int(identity[1:].partition("#")[0])) < most and n % 2 == 0
             }
-            hits = store.query("graph", vector, top_k=10, chosen=read_filter(asked))
+            hits = store.query("graph", vector, top_k=10, filter=read_filter(asked))
             assert {hit.passage.id for hit in hits} <= allowed.keys()
             assert len(hits) == min(10, len(allowed))
             best = sorted(allowed, key=lambda one: -allowed[one])[:10]
@@ -145,17 +145,17 @@ def test_a_filter_sees_what_the_query_sees_after_each_write(
     asked = read_filter({"must": {"key": "tag", "match": {"value": " new"}}})
     make_batch(["a", "b", "c"], seed=1).upsert(store)
     vector = make_vectors(1)[0]
-    assert store.query("kb", vector, top_k=9, chosen=asked) == []
+    assert store.query("kb", vector, top_k=9, filter=asked) == []
     make_batch(["b"], seed=2, tag=" new").upsert(store)
     assert {
-        hit.passage.document_id for hit in store.query("kb", vector, top_k=9, chosen=asked)
+        hit.passage.document_id for hit in store.query("kb", vector, top_k=9, filter=asked)
     } == {"b"}
     make_batch(["b"], seed=3).upsert(store)
-    assert store.query("kb", vector, top_k=9, chosen=asked) == []
+    assert store.query("kb", vector, top_k=9, filter=asked) == []
     make_batch(["c", "d"], seed=4, tag=" new").upsert(store)
     store.delete("kb", ["c"])
     assert {
-        hit.passage.document_id for hit in store.match("kb", "second", top_k=9, chosen=asked)
+        hit.passage.document_id for hit in store.query("kb", "second", top_k=9, filter=asked)
     } == {"d"}
     assert_agrees(store, data_dir)
 
@@ -166,7 +166,7 @@ def test_of_equal_ones_the_older_come_first(store: IndexStore) -> None:
     batch.vectors = np.tile(make_vectors(1), (60, 1))
     batch.upsert(store)
     every = {"must_not": {"has_id": ["d03"]}}
-    hits = store.query("kb", batch.vectors[0], top_k=10, chosen=read_filter(every))
+    hits = store.query("kb", batch.vectors[0], top_k=10, filter=read_filter(every))
     assert [hit.passage.id for hit in hits] == [
         f"d{n:02}#{place}" for n in (0, 1, 2, 4, 5) for place in (0, 1)
     ]
@@ -179,13 +179,13 @@ def test_passages_are_chosen_by_their_documents_metadata(store: IndexStore) -> N
     batch.upsert(store)
     by_own = read_filter({"must": {"key": "n", "match": {"value": 0}}})
     by_document = read_filter({"must": {"key": "tag", "match": {"value": "t"}}})
-    assert store.query("kb", batch.vectors[0], top_k=9, chosen=by_own) == []
-    assert len(store.query("kb", batch.vectors[0], top_k=9, chosen=by_document)) == 2
+    assert store.query("kb", batch.vectors[0], top_k=9, filter=by_own) == []
+    assert len(store.query("kb", batch.vectors[0], top_k=9, filter=by_document)) == 2
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_a_filter_never_sees_half_a_write(store: IndexStore, kind: str) -> None:
-    store.create("other", **{**SETTINGS, "kind": kind})
+    store.create("other", IndexSpec(**{**SETTINGS, "kind": kind}))
     ids = [f"d{n}" for n in range(20)]
     make_batch(ids, tag="0").upsert(store, "other")
     asked = read_filter({"must": {"key": "tag", "match": {"value": "0"}}})
@@ -198,9 +198,9 @@ def test_a_filter_never_sees_half_a_write(store: IndexStore, kind: str) -> None:
             for vector in make_vectors(100_000, seed=3):
                 if done.is_set():
                     return
-                count = len(store.query("other", vector, top_k=1000, chosen=asked))
+                count = len(store.query("other", vector, top_k=1000, filter=asked))
                 assert count in (0, 40)
-                assert len(store.match("other", "first", top_k=99, chosen=asked)) in (0, 20)
+                assert len(store.query("other", "first", top_k=99, filter=asked)) in (0, 20)
                 assert store.count("other", asked) in ((0, 0), (20, 40))
                 seen.add(count)
         except BaseException as error:

@@ -22,7 +22,7 @@ from condensery.errors import (
     InputError,
 )
 from condensery.index.store import IndexStore
-from condensery.values import Document, Passage
+from condensery.values import Document, IndexSpec, Passage
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])
@@ -30,7 +30,7 @@ from condensery.values import Document, Passage
 def test_queries_find_what_brute_force_finds(
     store: IndexStore, data_dir: Path, kind: str, metric: str
 ) -> None:
-    store.create("other", **{**SETTINGS, "kind": kind, "metric": metric})
+    store.create("other", IndexSpec(**{**SETTINGS, "kind": kind, "metric": metric}))
     make_batch([f"d{n}" for n in range(100)]).upsert(store, "other")
     truth = read_truth(data_dir, "other")
     assert len(truth) == 200
@@ -91,7 +91,7 @@ def test_a_document_may_come_back_with_fewer_passages(store: IndexStore, data_di
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_deleted_documents_are_found_no_more(store: IndexStore, data_dir: Path, kind: str) -> None:
-    store.create("other", **{**SETTINGS, "kind": kind})
+    store.create("other", IndexSpec(**{**SETTINGS, "kind": kind}))
     batch = make_batch([f"d{n}" for n in range(40)])
     batch.upsert(store, "other")
     assert store.delete("other", ["d0", "d1", "d1", "nobody"]) == 2
@@ -105,11 +105,11 @@ def test_deleted_documents_are_found_no_more(store: IndexStore, data_dir: Path, 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_many_replacements_compact_the_cache(store: IndexStore, data_dir: Path, kind: str) -> None:
-    store.create("other", **{**SETTINGS, "kind": kind})
+    store.create("other", IndexSpec(**{**SETTINGS, "kind": kind}))
     ids = [f"d{n}" for n in range(100)]
     for seed in range(12):
         make_batch(ids, seed=seed).upsert(store, "other")
-    cache = store.find("other")._nearest.cache
+    cache = store.find("other")._vector_index.cache
     assert len(cache.rows()) < 2400 - 1000  # of 2,400 ever added, 200 live
     assert_agrees(store, data_dir, "other")
 

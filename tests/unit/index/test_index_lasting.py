@@ -26,12 +26,13 @@ from tests.unit.index.conftest import (
 from tests.unit.index.lives import Say, live
 
 from condensery.index.store import IndexStore
+from condensery.values import IndexSpec
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_all_is_there_after_closing_and_opening(data_dir: Path, kind: str) -> None:
     with open_store(data_dir) as store:
-        store.create("kb", **{**SETTINGS, "kind": kind})
+        store.create("kb", IndexSpec(**{**SETTINGS, "kind": kind}))
         make_batch([f"d{n}" for n in range(50)]).upsert(store)
         store.delete("kb", ["d7"])
         before = store.query("kb", make_vectors(1, seed=4)[0], top_k=20)
@@ -46,7 +47,7 @@ def test_a_good_cache_is_used_without_a_word(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_store(data_dir) as store:
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
         make_batch(["a", "b"]).upsert(store)
     with open_store(data_dir) as store:
         assert_agrees(store, data_dir)
@@ -59,7 +60,7 @@ def test_a_lost_cache_is_rebuilt_with_a_log_event(
     data_dir: Path, harm: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_store(data_dir) as store:
-        store.create("kb", **{**SETTINGS, "kind": kind})
+        store.create("kb", IndexSpec(**{**SETTINGS, "kind": kind}))
         make_batch([f"d{n}" for n in range(30)]).upsert(store)
     cache = data_dir / "indexes" / "kb" / "vectors.faiss"
     data = bytearray(cache.read_bytes())
@@ -82,7 +83,7 @@ def test_a_cache_that_is_behind_is_brought_up_to_date(
 ) -> None:
     cache = data_dir / "indexes" / "kb" / "vectors.faiss"
     with open_store(data_dir) as store:
-        store.create("kb", **{**SETTINGS, "kind": kind})
+        store.create("kb", IndexSpec(**{**SETTINGS, "kind": kind}))
         make_batch([f"d{n}" for n in range(30)]).upsert(store)
     shutil.copy(cache, tmp_path / "old")
     with open_store(data_dir) as store:
@@ -110,7 +111,7 @@ def test_a_cache_of_another_history_is_not_trusted(
 ) -> None:
     # the same sequence numbers and row ids, but other vectors: a copy restored, then written to
     with open_store(data_dir) as store:
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
     database = data_dir / "indexes" / "kb" / "index.sqlite3"
     shutil.copy(database, tmp_path / "backup")
     with open_store(data_dir) as store:
@@ -129,7 +130,7 @@ def test_a_cache_of_another_history_is_not_trusted(
 def test_the_cache_file_is_written_after_enough_changes(data_dir: Path) -> None:
     cache = data_dir / "indexes" / "kb" / "vectors.faiss"
     with open_store(data_dir, cache_every=10) as store:
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
         make_batch(["a", "b"]).upsert(store)
         assert not cache.exists()
         make_batch(["c", "d", "e"], seed=1).upsert(store)
@@ -194,8 +195,9 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from tests.unit.index.conftest import SETTINGS, make_batch
 from condensery.index.store import IndexStore
+from condensery.values import IndexSpec
 store = IndexStore(Path(sys.argv[1]), cache_every=40)
-store.create("kb", **{**SETTINGS, "kind": sys.argv[4]})
+store.create("kb", IndexSpec(**{**SETTINGS, "kind": sys.argv[4]}))
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # one write: a kill can't cut it
 start = int(sys.argv[2])
@@ -312,18 +314,18 @@ def watch_syncs(data_dir: Path, say: Say) -> None:
 def copy_and_restore(data_dir: Path, say: Say, _: None) -> None:
     store = IndexStore(data_dir)
     watch_syncs(data_dir, say)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     say("done")
-    store.keeping.restore("kb", made.id)
+    store.maintenance.restore("kb", made.id)
     say("done")
-    store.keeping.restore("kb", made.id, "other")
+    store.maintenance.restore("kb", made.id, "other")
     say("done")
     signal.pause()  # until it is killed
 
 
 def test_a_snapshot_and_what_is_restored_are_on_the_disk_before_they_count(data_dir: Path) -> None:
     with open_store(data_dir) as store:
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
         make_batch(["a", "b"]).upsert(store)
     steps = [list[str]()]
     for step in live(copy_and_restore, data_dir, None, after=3):

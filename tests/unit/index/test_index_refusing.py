@@ -21,6 +21,7 @@ from condensery.errors import (
     StorageReadOnly,
 )
 from condensery.index.store import IndexStore
+from condensery.values import IndexSpec
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_a_failure_at_any_write_or_sync_leaves_the_index_as_it_was(
     kind: type[StorageError],
     index_kind: str,
 ) -> None:
-    store.create("other", **{**SETTINGS, "kind": index_kind})
+    store.create("other", IndexSpec(**{**SETTINGS, "kind": index_kind}))
     make_batch(["a", "b", "c"], seed=1).upsert(store, "other")
     query = make_vectors(1, seed=4)[0]
     refused = 0
@@ -67,7 +68,7 @@ def test_a_failure_at_any_write_or_sync_leaves_the_index_as_it_was(
         finally:
             # while the disk still refuses, queries are answered
             assert refused > 100 or store.query("other", query, top_k=10)
-            assert refused > 100 or store.match("other", "first of b", top_k=10)
+            assert refused > 100 or store.query("other", "first of b", top_k=10)
             disk.refuse = lambda asked, path: 0
         refused += 1
         assert type(raised) is kind
@@ -114,7 +115,7 @@ def test_a_cache_that_cannot_be_saved_is_logged_and_costs_nothing(
 ) -> None:
     (data_dir / "indexes").mkdir(parents=True)
     with open_store(data_dir, cache_every=1) as store:
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
         (data_dir / "indexes" / "kb" / "vectors.new").mkdir()
         make_batch(["a"]).upsert(store)
         assert [event for event, _ in events(caplog)] == ["index_cache_not_saved"]
@@ -125,7 +126,7 @@ def test_a_cache_that_cannot_be_saved_is_logged_and_costs_nothing(
 
 def test_a_corrupt_page_is_an_error_that_names_the_file(data_dir: Path) -> None:
     with open_store(data_dir) as store:
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
         make_batch([f"d{n}" for n in range(200)]).upsert(store)
     path = data_dir / "indexes" / "kb" / "index.sqlite3"
     connection = sqlite3.connect(path)

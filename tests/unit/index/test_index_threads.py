@@ -21,11 +21,12 @@ from condensery.errors import (
 )
 from condensery.index import bm25
 from condensery.index.store import IndexStore
+from condensery.values import IndexSpec
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_readers_never_see_half_a_write(store: IndexStore, data_dir: Path, kind: str) -> None:
-    store.create("other", **{**SETTINGS, "kind": kind})
+    store.create("other", IndexSpec(**{**SETTINGS, "kind": kind}))
     ids = [f"d{n}" for n in range(20)]
     make_batch(ids, seed=0, tag="0").upsert(store, "other")
     make_batch(["fleeting"], seed=50).upsert(store, "other")
@@ -49,7 +50,7 @@ def test_readers_never_see_half_a_write(store: IndexStore, data_dir: Path, kind:
                 assert len({passage.text.split(":")[1] for passage in stable}) == 1
                 few = store.query("other", vector, top_k=5)
                 assert len(few) == 5
-                texts = [hit.passage.text for hit in store.match("other", "first", top_k=1000)]
+                texts = [hit.passage.text for hit in store.query("other", "first", top_k=1000)]
                 assert len([text for text in texts if "fleeting" not in text]) == 20
                 assert len({text.split(":")[1] for text in texts if "fleeting" not in text}) == 1
                 queries[0] += 1
@@ -100,13 +101,13 @@ def test_a_query_during_a_slow_sync_is_answered(disk: Disk, store: IndexStore) -
     assert syncing.wait(20)
     hits = store.query("kb", batch.vectors[0], top_k=2)
     assert [hit.passage for hit in hits] == batch.passages
-    assert [hit.passage for hit in store.match("kb", "second", top_k=2)] == batch.passages[1:]
-    assert store.match("kb", "anew", top_k=2) == []
+    assert [hit.passage for hit in store.query("kb", "second", top_k=2)] == batch.passages[1:]
+    assert store.query("kb", "anew", top_k=2) == []
     go_on.set()
     writer.join(20)
     hits = store.query("kb", batch.vectors[0], top_k=2)
     assert {hit.passage.text for hit in hits} == {"First of anew.", "Second of anew."}
-    assert len(store.match("kb", "anew", top_k=3)) == 2
+    assert len(store.query("kb", "anew", top_k=3)) == 2
 
 
 def test_closing_waits_for_who_is_reading(
@@ -129,23 +130,23 @@ def test_closing_waits_for_who_is_reading(
         order.append("closed")
 
     monkeypatch.setattr(bm25, "search", slow)
-    reader = threading.Thread(target=store.match, args=("kb", "first"), kwargs={"top_k": 3})
+    reader = threading.Thread(target=store.query, args=("kb", "first"), kwargs={"top_k": 3})
     reader.start()
     assert reading.wait(20)
     closer = threading.Thread(target=close)
     closer.start()
-    while not (order or index._reading._writers_waiting):
+    while not (order or index._files_lock._writers_waiting):
         time.sleep(0.01)
     go_on.set()
     for thread in (reader, closer):
         thread.join(20)
     assert order == ["read", "closed"]
     with pytest.raises(IndexNotFound):
-        store.match("kb", "first", top_k=1)
+        store.query("kb", "first", top_k=1)
 
 
 def test_an_index_dropped_under_its_readers_is_not_found(store: IndexStore) -> None:
-    store.create("other", **SETTINGS)
+    store.create("other", IndexSpec(**SETTINGS))
     make_batch([f"d{n}" for n in range(20)]).upsert(store, "other")
     ended: list[BaseException] = []
 
@@ -159,7 +160,7 @@ def test_an_index_dropped_under_its_readers_is_not_found(store: IndexStore) -> N
     vector = make_vectors(1)[0]
     calls = [
         lambda: store.query("other", vector, top_k=5),
-        lambda: store.match("other", "first of d3", top_k=5),
+        lambda: store.query("other", "first of d3", top_k=5),
     ]
     threads = [threading.Thread(target=read, args=(call,)) for call in calls * 2]
     for thread in threads:

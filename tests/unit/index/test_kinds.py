@@ -25,7 +25,7 @@ from condensery.index import kinds
 from condensery.index.filters import Filter, Match, Range
 from condensery.index.kinds import OPTIONS, write_options
 from condensery.index.store import IndexStore
-from condensery.values import Document, Floats, Passage
+from condensery.values import Document, Floats, IndexSpec, Passage
 
 DIMS = 16
 # Sixteen codes of four bits: 624 passages are enough to be trained on.
@@ -76,7 +76,7 @@ def recall(store: IndexStore, data_dir: Path, chosen: Filter | None = None, **ho
     for number in range(50):
         query = vector_of(100_000 + number)
         scores = score_truth(truth, query, metric)
-        hits = store.query("pq", query, top_k=10, chosen=chosen)
+        hits = store.query("pq", query, top_k=10, filter=chosen)
         found = {hit.passage.id: hit.score for hit in hits}
         assert found.keys() <= truth.keys()
         assert len(found) == min(10, len(truth))
@@ -91,7 +91,7 @@ def test_ivf_pq_is_flat_until_it_has_enough_to_be_trained_on_and_says_so(
     data_dir: Path, metric: str
 ) -> None:
     with open_store(data_dir) as store:
-        store.create("pq", **{**PQ, "metric": metric})
+        store.create("pq", IndexSpec(**{**PQ, "metric": metric}))
         write(store, range(LEAST - 1))
         info = store.info("pq")
         assert (info.kind, info.searched_as, info.trains_at) == ("ivf_pq", "flat", LEAST)
@@ -100,7 +100,7 @@ def test_ivf_pq_is_flat_until_it_has_enough_to_be_trained_on_and_says_so(
         write(store, range(LEAST - 1, LEAST))
         info = store.info("pq")
         assert (info.kind, info.searched_as, info.trains_at) == ("ivf_pq", "ivf_pq", None)
-        assert store.find("pq")._nearest.cache._cells.nlist == 16
+        assert store.find("pq")._vector_index.cache._cells.nlist == 16
         assert recall(store, data_dir) > 0.95
         write(store, range(LEAST, 1500))
         assert recall(store, data_dir) > 0.95
@@ -112,7 +112,7 @@ def test_ivf_pq_is_flat_until_it_has_enough_to_be_trained_on_and_says_so(
 
 def test_deleted_and_replaced_passages_are_passed_over_and_compacted(data_dir: Path) -> None:
     with open_store(data_dir) as store:
-        store.create("pq", **PQ)
+        store.create("pq", IndexSpec(**PQ))
         write(store, range(3000))
         store.delete("pq", [f"d{n}" for n in range(500)])
         assert store.info("pq").tombstones == 500
@@ -132,7 +132,7 @@ def test_it_comes_back_trained_and_catches_up(
 ) -> None:
     cache = data_dir / "indexes" / "pq" / "vectors.faiss"
     with open_store(data_dir) as store:
-        store.create("pq", **PQ)
+        store.create("pq", IndexSpec(**PQ))
         write(store, range(1000))
         before = store.query("pq", vector_of(7), top_k=10)
     with open_store(data_dir) as store:
@@ -154,7 +154,7 @@ def test_a_cache_from_before_the_training_is_trained_at_start(
 ) -> None:
     cache = data_dir / "indexes" / "pq" / "vectors.faiss"
     with open_store(data_dir) as store:
-        store.create("pq", **PQ)
+        store.create("pq", IndexSpec(**PQ))
         write(store, range(600))
     early = cache.read_bytes()
     with open_store(data_dir) as store:
@@ -170,11 +170,11 @@ def test_a_cache_from_before_the_training_is_trained_at_start(
 
 def test_cells_grow_with_the_index_unless_they_were_given(data_dir: Path) -> None:
     with open_store(data_dir) as store:
-        store.create("pq", **{**PQ, "options": {"pq_m": 8, "pq_bits": 4}})
+        store.create("pq", IndexSpec(**{**PQ, "options": {"pq_m": 8, "pq_bits": 4}}))
         for start in range(0, 6000, 1000):
             write(store, range(start, start + 1000))
             rows = start + 1000
-            cells = store.find("pq")._nearest.cache._cells.nlist
+            cells = store.find("pq")._vector_index.cache._cells.nlist
             assert cells <= kinds.cells_for(rows) < 2 * cells
         assert cells == 128
         assert recall(store, data_dir) > 0.95
@@ -183,20 +183,20 @@ def test_cells_grow_with_the_index_unless_they_were_given(data_dir: Path) -> Non
 def test_hnsw_is_built_as_it_is_told(data_dir: Path) -> None:
     options = {"m": 8, "ef_construction": 40, "ef_search": 200}
     with open_store(data_dir) as store:
-        store.create("graph", **{**SETTINGS, "kind": "hnsw", "options": options})
+        store.create("graph", IndexSpec(**{**SETTINGS, "kind": "hnsw", "options": options}))
         assert store.info("graph").options == options
     with open_store(data_dir) as store:
         assert store.info("graph").options == options
-        cache = store.find("graph")._nearest.cache
+        cache = store.find("graph")._vector_index.cache
         import faiss
 
         graph = faiss.downcast_index(cache._index.index).hnsw
         assert (graph.nb_neighbors(1), graph.efConstruction) == (8, 40)
         assert cache._parameters(10, None).efSearch == 200
         again = {**SETTINGS, "kind": "hnsw", "options": dict(reversed(options.items()))}
-        assert store.create("graph", **again).options == options
+        assert store.create("graph", IndexSpec(**again)).options == options
         with pytest.raises(IndexExists, match="options is"):
-            store.create("graph", **{**again, "options": {"m": 8}})
+            store.create("graph", IndexSpec(**{**again, "options": {"m": 8}}))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_what_is_left_out_follows_from_the_size() -> None:
 
 def test_few_hits_are_those_of_all_cells(store: IndexStore, data_dir: Path) -> None:
     """More than the nearest cells hold are found in the others."""
-    store.create("pq", **{**PQ, "options": {**PQ["options"], "nprobe": 1}})
+    store.create("pq", IndexSpec(**{**PQ, "options": {**PQ["options"], "nprobe": 1}}))
     write(store, range(1000))
     query = vector_of(3)
     hits = store.query("pq", query, top_k=1000)
@@ -251,7 +251,7 @@ def test_readers_of_codes_never_see_half_a_write(data_dir: Path) -> None:
     done = threading.Event()
     seen: set[str] = set()
     with open_store(data_dir) as store:
-        store.create("kb", **{**PQ, "dims": 8, "options": {**PQ["options"], "pq_m": 4}})
+        store.create("kb", IndexSpec(**{**PQ, "dims": 8, "options": {**PQ["options"], "pq_m": 4}}))
         ids = [f"d{n}" for n in range(100)]
         make_batch([f"filler{n}" for n in range(400)]).upsert(store)
         make_batch(ids, tag="0").upsert(store)

@@ -1,4 +1,4 @@
-"""What is given up while it takes an index's place, or after: the index that serves goes on."""
+"""What is cancelled while it takes an index's place, or after: the index that serves goes on."""
 
 import contextlib
 import shutil
@@ -13,6 +13,7 @@ from condensery.errors import IndexClosed, RebuildNotFound
 from condensery.index import generations
 from condensery.index.rebuilding import Rebuilding, Step
 from condensery.index.store import IndexStore
+from condensery.values import IndexSpec
 
 IDS = ["a", "b", "c"]
 OTHER: dict[str, Any] = {**SETTINGS, "kind": "hnsw"}
@@ -25,13 +26,13 @@ def kb(store: IndexStore) -> str:
 
 
 def begin(store: IndexStore, kb: str, **settings: Any) -> Rebuilding:
-    return store.keeping.rebuild(kb, **{**OTHER, **settings})
+    return store.maintenance.rebuild(kb, IndexSpec(**{**OTHER, **settings}))
 
 
 def work_off(rebuild: Rebuilding) -> None:
     step = rebuild.step(10)
     batch = make_batch([document.id for document in step.documents])
-    rebuild.done(step, batch.passages, batch.vectors)
+    rebuild.write(step, batch.passages, batch.vectors)
 
 
 def assert_serves(store: IndexStore, kb: str, kind: str, data_dir: Path) -> None:
@@ -49,7 +50,7 @@ def test_nothing_ends_it_at_the_moment_that_it_takes_the_place(
     store: IndexStore, data_dir: Path, kb: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     verbs = {
-        "cancel": lambda: store.keeping.cancel_rebuild(kb),
+        "cancel": lambda: store.maintenance.cancel_rebuild(kb),
         "again": lambda: begin(store, kb, metric="l2"),
         "drop": lambda: store.drop(kb),
     }
@@ -84,8 +85,8 @@ def test_a_thread_that_comes_late_takes_no_place(
 ) -> None:
     rebuild = begin(store, kb)
     work_off(rebuild)
-    store.keeping.cancel_rebuild(kb)
-    with pytest.raises(RebuildNotFound, match="'kb' was given up"):
+    store.maintenance.cancel_rebuild(kb)
+    with pytest.raises(RebuildNotFound, match="'kb' was cancelled"):
         rebuild.finish()
     assert_serves(store, kb, "flat", data_dir)
 
@@ -95,13 +96,13 @@ def test_a_thread_that_comes_late_settles_no_note_of_the_next(
 ) -> None:
     rebuild = begin(store, kb)
     step = rebuild.step(10)
-    store.keeping.cancel_rebuild(kb)
+    store.maintenance.cancel_rebuild(kb)
     after = begin(store, kb, metric="l2")
     batch = make_batch(IDS)
     with pytest.raises(IndexClosed):
-        rebuild.done(step, batch.passages, batch.vectors)
+        rebuild.write(step, batch.passages, batch.vectors)
     with pytest.raises(RebuildNotFound):  # the documents were written just before
-        rebuild.done(Step(step.number, [], []), [], batch.vectors[:0])
+        rebuild.write(Step(step.number, [], []), [], batch.vectors[:0])
     assert after.pending() == len(IDS)
     work_off(after)
     assert after.finish()
@@ -111,7 +112,7 @@ def test_a_thread_that_comes_late_settles_no_note_of_the_next(
 def test_a_restore_that_fails_after_it_took_the_place_has_taken_it(
     store: IndexStore, data_dir: Path, kb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = store.keeping.snapshot(kb)
+    made = store.maintenance.snapshot(kb)
     make_batch(["later"]).upsert(store)
 
     def fail(*_: Any) -> None:
@@ -120,14 +121,14 @@ def test_a_restore_that_fails_after_it_took_the_place_has_taken_it(
     with monkeypatch.context() as patched:
         patched.setattr(store, "_forget", fail)
         with pytest.raises(MemoryError):
-            store.keeping.restore(kb, made.id)
+            store.maintenance.restore(kb, made.id)
     assert_serves(store, kb, "flat", data_dir)
 
 
 def test_a_restore_that_fails_before_leaves_nothing(
     store: IndexStore, data_dir: Path, kb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = store.keeping.snapshot(kb)
+    made = store.maintenance.snapshot(kb)
 
     def fail(*_: Any) -> None:
         raise MemoryError
@@ -135,7 +136,7 @@ def test_a_restore_that_fails_before_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(generations, "point", fail)
         with pytest.raises(MemoryError):
-            store.keeping.restore(kb, made.id)
+            store.maintenance.restore(kb, made.id)
     assert list((data_dir / "indexes" / kb).glob("gen-*")) == []
     shutil.rmtree(data_dir / "snapshots")
     assert_serves(store, kb, "flat", data_dir)

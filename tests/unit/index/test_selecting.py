@@ -20,6 +20,7 @@ from condensery.errors import StorageFull
 from condensery.index.filters import Filter, HasId, Match
 from condensery.index.selecting import PageQuery
 from condensery.index.store import IndexStore
+from condensery.values import IndexSpec
 
 NEW = Filter(must=(Match("tag", ("new",)),))
 
@@ -29,7 +30,7 @@ def ids_of(store: IndexStore, limit: int, **how: object) -> list[str]:
     found: list[str] = []
     after = ""
     while True:
-        page = store.read_page("kb", PageQuery(after=after, limit=limit, **how))  # type: ignore[arg-type]
+        page = store.scroll("kb", PageQuery(after=after, limit=limit, **how))  # type: ignore[arg-type]
         assert 0 < len(page.documents) <= limit or not found
         found += [document.id for document in page.documents]
         if page.next is None:
@@ -47,26 +48,24 @@ def test_pages_hold_every_document_once_by_id(store: IndexStore, limit: int) -> 
     store.delete("kb", ["d8"])
     kept = sorted({*names} - {"d8"}, key=str.encode)
     assert ids_of(store, limit) == kept
-    assert ids_of(store, limit, chosen=NEW) == ["d7", "d9"]
-    assert ids_of(store, limit, chosen=Filter(must_not=(NEW,))) == [
+    assert ids_of(store, limit, filter=NEW) == ["d7", "d9"]
+    assert ids_of(store, limit, filter=Filter(must_not=(NEW,))) == [
         identity for identity in kept if identity not in ("d7", "d9")
     ]
-    assert ids_of(store, limit, chosen=Filter(must=(HasId(()),))) == []
+    assert ids_of(store, limit, filter=Filter(must=(HasId(()),))) == []
 
 
 def test_a_page_holds_what_is_asked_for(store: IndexStore) -> None:
     batch = make_batch(["a", "b"], tag="t")
     batch.upsert(store)
-    (document, _) = store.read_page("kb", PageQuery()).documents
+    (document, _) = store.scroll("kb", PageQuery()).documents
     assert (document.id, document.text, document.metadata) == (
         "a",
         batch.documents[0].text,
         {"tag": "t"},
     )
     assert document.passages is None
-    (_, other) = store.read_page(
-        "kb", PageQuery(text=False, metadata=False, vectors=True)
-    ).documents
+    (_, other) = store.scroll("kb", PageQuery(text=False, metadata=False, vectors=True)).documents
     assert (other.id, other.text, other.metadata) == ("b", None, None)
     assert other.passages is not None
     pieces = [(piece.id, piece.start, piece.end) for piece in other.passages]
@@ -76,9 +75,9 @@ def test_a_page_holds_what_is_asked_for(store: IndexStore) -> None:
 
 def test_a_page_ends_where_it_gets_too_long(store: IndexStore) -> None:
     make_batch(["a", "b", "c"]).upsert(store)
-    page = store.read_page("kb", PageQuery(max_bytes=10))
+    page = store.scroll("kb", PageQuery(max_bytes=10))
     assert ([document.id for document in page.documents], page.next) == (["a"], "a")
-    page = store.read_page("kb", PageQuery(after="a", max_bytes=10, text=False, metadata=False))
+    page = store.scroll("kb", PageQuery(after="a", max_bytes=10, text=False, metadata=False))
     assert ([document.id for document in page.documents], page.next) == (["b", "c"], None)
 
 
@@ -116,13 +115,13 @@ def test_pages_miss_and_repeat_nothing_that_stays_beside_writers(store: IndexSto
 def test_a_deletion_by_filter_takes_all_it_chooses(
     store: IndexStore, data_dir: Path, kind: str
 ) -> None:
-    store.create("other", **{**SETTINGS, "kind": kind})
+    store.create("other", IndexSpec(**{**SETTINGS, "kind": kind}))
     make_batch([f"d{n}" for n in range(50)]).upsert(store, "other")
     make_batch([f"d{n}" for n in range(20, 30)], seed=2, tag="new").upsert(store, "other")
     assert store.count("other", NEW) == (10, 20)
     assert store.count("other", Filter(must_not=(NEW,))) == (40, 80)
-    assert store.delete_chosen("other", NEW) == 10
-    assert store.delete_chosen("other", NEW) == 0
+    assert store.delete("other", NEW) == 10
+    assert store.delete("other", NEW) == 0
     assert store.count("other", NEW) == (0, 0)
     assert store.count("other") == (40, 80)
     assert not {"d20#0", "d29#1"} & read_truth(data_dir, "other").keys()
@@ -135,11 +134,11 @@ def test_a_deletion_by_filter_is_synced_when_it_is_acknowledged(
     disk: Disk, data_dir: Path, tmp_path: Path
 ) -> None:
     with IndexStore(data_dir) as store:
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
         make_batch(["a", "b", "c"]).upsert(store)
         make_batch(["c", "d"], seed=2, tag="new").upsert(store)
         disk.keep_all()
-        assert store.delete_chosen("kb", NEW) == 2
+        assert store.delete("kb", NEW) == 2
         disk.after_power_cut(tmp_path / "after")
     with IndexStore(tmp_path / "after") as store:
         assert store.count("kb") == (2, 4)
@@ -148,7 +147,7 @@ def test_a_deletion_by_filter_is_synced_when_it_is_acknowledged(
 
 def test_a_deletion_that_the_disk_refuses_deletes_nothing(disk: Disk, data_dir: Path) -> None:
     with IndexStore(data_dir) as store:
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
         make_batch([f"d{n}" for n in range(20)], tag="new").upsert(store)
         for at in range(6):
             left = at
@@ -161,10 +160,10 @@ def test_a_deletion_that_the_disk_refuses_deletes_nothing(disk: Disk, data_dir: 
             disk.refuse = refuse
             try:
                 with pytest.raises(StorageFull):
-                    store.delete_chosen("kb", NEW)
+                    store.delete("kb", NEW)
             finally:
                 disk.refuse = lambda operation, path: 0
             assert store.count("kb", NEW) == store.count("kb") == (20, 40)
             assert_agrees(store, data_dir)
-        assert store.delete_chosen("kb", NEW) == 20
+        assert store.delete("kb", NEW) == 20
         assert_agrees(store, data_dir)

@@ -39,12 +39,12 @@ from condensery.index import changes, database
 from condensery.index.snapshots import _hash
 from condensery.index.store import IndexStore
 from condensery.metrics import Metrics
-from condensery.values import AliasAction, IndexCaps, Snapshot
+from condensery.values import AliasAction, IndexCaps, IndexSpec, Snapshot
 
 
 def ids(store: IndexStore, name: str = "kb") -> set[str]:
     """Every document's id."""
-    with store.find(name).reading() as connection:
+    with store.find(name).read_transaction() as connection:
         return {identity for (identity,) in connection.execute("SELECT id FROM documents")}
 
 
@@ -54,35 +54,35 @@ def file_of(data_dir: Path, made: Snapshot, file: str = "index.sqlite3") -> Path
 
 def test_a_snapshot_says_what_it_is_and_is_listed(store: IndexStore, data_dir: Path) -> None:
     make_batch(["a", "b"]).upsert(store)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     assert (made.index, made.documents, made.passages) == ("kb", 2, 4)
     assert (made.encoder, made.fingerprint, made.dims) == ("test-encoder", "sha256:one", 8)
     assert made.bytes == file_of(data_dir, made).stat().st_size
     make_batch(["c"]).upsert(store)
-    later = store.keeping.snapshot("kb")
-    assert store.keeping.snapshots("kb").found == (later, made)
-    assert store.keeping.get_snapshot("kb", made.id) == made
-    store.keeping.delete_snapshot("kb", made.id)
-    assert store.keeping.snapshots("kb").found == (later,)
+    later = store.maintenance.snapshot("kb")
+    assert store.maintenance.snapshots("kb").found == (later, made)
+    assert store.maintenance.get_snapshot("kb", made.id) == made
+    store.maintenance.delete_snapshot("kb", made.id)
+    assert store.maintenance.snapshots("kb").found == (later,)
     with pytest.raises(SnapshotNotFound, match=made.id):
-        store.keeping.get_snapshot("kb", made.id)
+        store.maintenance.get_snapshot("kb", made.id)
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_what_is_restored_is_what_was_there(data_dir: Path, kind: str) -> None:
     with IndexStore(data_dir) as store:
-        store.create("kb", **{**SETTINGS, "kind": kind})
+        store.create("kb", IndexSpec(**{**SETTINGS, "kind": kind}))
         make_batch([f"d{n}" for n in range(30)], tag=" v1").upsert(store)
         store.delete("kb", ["d3"])
         asked = make_vectors(1, seed=4)[0]
-        before = store.query("kb", asked, top_k=9), store.match("kb", "first of d7", top_k=9)
+        before = store.query("kb", asked, top_k=9), store.query("kb", "first of d7", top_k=9)
         documents = store.get("kb", sorted(ids(store)))
-        made = store.keeping.snapshot("kb")
+        made = store.maintenance.snapshot("kb")
         make_batch(["d1", "new"], seed=9, tag=" v2").upsert(store)
         store.delete("kb", ["d7"])
-        info = store.keeping.restore("kb", made.id)
+        info = store.maintenance.restore("kb", made.id)
         assert (info.name, info.documents, info.kind) == ("kb", 29, kind)
-        assert (store.query("kb", asked, top_k=9), store.match("kb", "first of d7", top_k=9)) == (
+        assert (store.query("kb", asked, top_k=9), store.query("kb", "first of d7", top_k=9)) == (
             before
         )
         assert store.get("kb", sorted(ids(store))) == documents
@@ -92,7 +92,7 @@ def test_what_is_restored_is_what_was_there(data_dir: Path, kind: str) -> None:
     with IndexStore(data_dir) as store:
         assert store.query("kb", asked, top_k=9) == hits
         assert ids(store) == {f"d{n}" for n in range(30) if n not in (3, 9)} | {"after"}
-        assert store.keeping.snapshots("kb").found == (made,)
+        assert store.maintenance.snapshots("kb").found == (made,)
         # nothing is left of the one before
         names = {path.name for path in (data_dir / "indexes" / "kb").iterdir()}
         assert len(names) == 2
@@ -101,35 +101,35 @@ def test_what_is_restored_is_what_was_there(data_dir: Path, kind: str) -> None:
 
 def test_a_snapshot_becomes_another_index(store: IndexStore, data_dir: Path) -> None:
     make_batch(["a", "b"]).upsert(store)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     make_batch(["c"]).upsert(store)
-    assert store.keeping.restore("kb", made.id, "kb-2").documents == 2
+    assert store.maintenance.restore("kb", made.id, "kb-2").documents == 2
     assert (ids(store), ids(store, "kb-2")) == ({"a", "b", "c"}, {"a", "b"})
     make_batch(["x"]).upsert(store, "kb-2")
     assert_agrees(store, data_dir, "kb-2")
-    store.keeping.restore("kb", made.id, "kb-2")  # over one that is there
+    store.maintenance.restore("kb", made.id, "kb-2")  # over one that is there
     assert ids(store, "kb-2") == {"a", "b"}
 
 
 def test_a_dropped_index_comes_back_from_its_snapshot(store: IndexStore) -> None:
     make_batch(["a"]).upsert(store)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     store.drop("kb")
-    assert store.keeping.snapshots("kb").found == (made,)
-    store.keeping.restore("kb", made.id)
+    assert store.maintenance.snapshots("kb").found == (made,)
+    store.maintenance.restore("kb", made.id)
     assert ids(store) == {"a"}
     with pytest.raises(IndexNotFound, match="nowhere"):
-        store.keeping.snapshots("nowhere")
+        store.maintenance.snapshots("nowhere")
 
 
 def test_a_broken_index_comes_back_from_its_snapshot(store: IndexStore, data_dir: Path) -> None:
     make_batch(["a"]).upsert(store)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     store.close()
     (data_dir / "indexes" / "kb" / "index.sqlite3").write_bytes(b"rubbish" * 1000)
     with IndexStore(data_dir) as again:
         assert "kb" in again.broken
-        again.keeping.restore("kb", made.id)
+        again.maintenance.restore("kb", made.id)
         assert again.broken == {}
         assert ids(again) == {"a"}
     with IndexStore(data_dir) as again:
@@ -138,15 +138,15 @@ def test_a_broken_index_comes_back_from_its_snapshot(store: IndexStore, data_dir
 
 def test_an_alias_does_for_snapshots_but_not_as_a_new_indexs_name(store: IndexStore) -> None:
     make_batch(["a"]).upsert(store)
-    store.update_aliases([AliasAction("create", "live", "kb")])
-    made = store.keeping.snapshot("live")
+    store.maintenance.update_aliases([AliasAction("create", "live", "kb")])
+    made = store.maintenance.snapshot("live")
     assert made.index == "kb"
-    assert store.keeping.snapshots("live").found == (made,)
-    store.keeping.restore("live", made.id)
+    assert store.maintenance.snapshots("live").found == (made,)
+    store.maintenance.restore("live", made.id)
     with pytest.raises(NameTaken):
-        store.keeping.restore("kb", made.id, "live")
+        store.maintenance.restore("kb", made.id, "live")
     with pytest.raises(InputError, match="into: 'aliases'"):
-        store.keeping.restore("kb", made.id, "aliases")
+        store.maintenance.restore("kb", made.id, "aliases")
     assert ids(store, "live") == {"a"}
 
 
@@ -155,13 +155,13 @@ def test_as_many_snapshots_are_made_as_there_may_be_however_many_are_made_at_onc
 ) -> None:
     with IndexStore(data_dir, caps=IndexCaps(snapshots=4)) as store:
         for name in ("kb", "other"):
-            store.create(name, **SETTINGS)
-        made = [store.keeping.snapshot("kb")]
+            store.create(name, IndexSpec(**SETTINGS))
+        made = [store.maintenance.snapshot("kb")]
         store.drop("kb")  # its snapshot stays, and counts
 
         def make(_: int) -> Snapshot | str:
             try:
-                return store.keeping.snapshot("other")
+                return store.maintenance.snapshot("other")
             except LimitReached as error:
                 return error.message
 
@@ -171,18 +171,18 @@ def test_as_many_snapshots_are_made_as_there_may_be_however_many_are_made_at_onc
         refused = [outcome for outcome in outcomes if isinstance(outcome, str)]
         assert (len(made), len(refused)) == (4, 9)
         assert all("there may be 4 (max_snapshots)" in outcome for outcome in refused)
-        store.keeping.delete_snapshot("kb", made[0].id)
+        store.maintenance.delete_snapshot("kb", made[0].id)
         assert isinstance(make(0), Snapshot)
     with IndexStore(data_dir, caps=IndexCaps(snapshots=1)) as store:
-        assert len(store.keeping.snapshots("other").found) == 4
-        store.keeping.restore("other", made[1].id)
+        assert len(store.maintenance.snapshots("other").found) == 4
+        store.maintenance.restore("other", made[1].id)
         with pytest.raises(LimitReached):
-            store.keeping.snapshot("other")
+            store.maintenance.snapshot("other")
 
 
 @pytest.mark.parametrize("bad", ["", "..", "../kb", "a/b", ".partial", "é"])
 def test_what_is_no_id_is_refused(store: IndexStore, bad: str) -> None:
-    for call in (store.keeping.get_snapshot, store.keeping.delete_snapshot):
+    for call in (store.maintenance.get_snapshot, store.maintenance.delete_snapshot):
         with pytest.raises(InputError, match="snapshot: "):
             call("kb", bad)
 
@@ -203,12 +203,12 @@ def test_writes_and_queries_go_on_while_it_is_copied(store: IndexStore, data_dir
     made = []
     while len(made) < 6:
         before = written
-        made.append((before, store.keeping.snapshot("kb"), written))
+        made.append((before, store.maintenance.snapshot("kb"), written))
     stop.set()
     writer.join()
     for at_least, snapshot, at_most in made:
         assert 2 * at_least <= snapshot.documents <= 2 * (at_most + 1)
-        store.keeping.restore("kb", snapshot.id, "copy")
+        store.maintenance.restore("kb", snapshot.id, "copy")
         kept = ids(store, "copy")
         assert len(kept) == snapshot.documents
         assert {identity[1:] for identity in kept if identity[0] == "a"} == {
@@ -245,18 +245,18 @@ def test_a_damaged_snapshot_is_refused_and_the_index_stays_as_it_was(
     store: IndexStore, data_dir: Path, harm: str, into: str | None
 ) -> None:
     make_batch(["a", "b", "c"]).upsert(store)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     make_batch(["d"]).upsert(store)
     HARMS[harm](file_of(data_dir, made), file_of(data_dir, made, "snapshot.json"))
     before = sorted(path.name for path in (data_dir / "indexes" / "kb").iterdir())
     with pytest.raises(SnapshotDamaged, match=f"Snapshot {made.id} of index 'kb'") as caught:
-        store.keeping.restore("kb", made.id, into)
+        store.maintenance.restore("kb", made.id, into)
     assert str(data_dir) not in caught.value.message
     assert ids(store) == {"a", "b", "c", "d"}
     assert_agrees(store, data_dir)
     assert sorted(path.name for path in (data_dir / "indexes" / "kb").iterdir()) == before
     assert [path.name for path in (data_dir / "indexes").iterdir()] == ["kb"]
-    listed = store.keeping.snapshots("kb")
+    listed = store.maintenance.snapshots("kb")
     if harm not in ("flipped", "first bit", "last bit"):  # which only the hash tells
         assert listed.found == ()
         assert made.id in listed.refused[made.id]
@@ -267,23 +267,23 @@ def test_a_snapshot_of_a_newer_format_is_refused_as_that(
     store: IndexStore, data_dir: Path, field: str
 ) -> None:
     make_batch(["a"]).upsert(store)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     note = file_of(data_dir, made, "snapshot.json")
     content = json.loads(note.read_text())["snapshot"]
     content[field] += 1
     content["invented"] = True
     note.write_text(json.dumps({"snapshot": content, "sha256": _hash(content)}))
     with pytest.raises(SnapshotTooNew, match=f"{made.id} .* format is 1 ahead"):
-        store.keeping.restore("kb", made.id)
+        store.maintenance.restore("kb", made.id)
     assert ids(store) == {"a"}
-    assert "ahead" in store.keeping.snapshots("kb").refused[made.id]
+    assert "ahead" in store.maintenance.snapshots("kb").refused[made.id]
 
 
 def test_a_snapshot_of_an_older_format_is_brought_up_to_date(
     store: IndexStore, data_dir: Path
 ) -> None:
     make_batch(["a"]).upsert(store)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     file, note = file_of(data_dir, made), file_of(data_dir, made, "snapshot.json")
     file.unlink()
     connection = sqlite3.connect(file)
@@ -301,19 +301,19 @@ def test_a_snapshot_of_an_older_format_is_brought_up_to_date(
     content["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     note.write_text(json.dumps({"snapshot": content, "sha256": _hash(content)}))
     for into in ("old", None):
-        store.keeping.restore("kb", made.id, into)
-        (hit,) = store.match(into or "kb", "words", top_k=9)
+        store.maintenance.restore("kb", made.id, into)
+        (hit,) = store.query(into or "kb", "words", top_k=9)
         assert hit.passage.document_id == "old"
         assert_agrees(store, data_dir, into or "kb")
 
 
 def test_an_unfinished_rebuilds_notes_are_not_in_it(store: IndexStore) -> None:
     make_batch(["a"]).upsert(store)
-    with store.find("kb").writing() as connection:
+    with store.find("kb").write_transaction() as connection:
         changes.begin(connection)
-    made = store.keeping.snapshot("kb")
-    store.keeping.restore("kb", made.id, "copy")
-    with store.find("copy").reading() as connection:
+    made = store.maintenance.snapshot("kb")
+    store.maintenance.restore("kb", made.id, "copy")
+    with store.find("copy").read_transaction() as connection:
         assert not changes.begun(connection)
 
 
@@ -325,16 +325,16 @@ def test_a_disk_that_refuses_the_copy_leaves_nothing_behind(
     disk: Disk, store: IndexStore, data_dir: Path, code: int, kind: type[StorageError]
 ) -> None:
     make_batch(["a"]).upsert(store)
-    kept = store.keeping.snapshot("kb")
+    kept = store.maintenance.snapshot("kb")
     disk.refuse = lambda operation, path: (
         code if operation == "write" and "snapshots" in path.parts else 0
     )
     with pytest.raises(kind):
-        store.keeping.snapshot("kb")
+        store.maintenance.snapshot("kb")
     disk.refuse = lambda operation, path: 0
     assert [path.name for path in (data_dir / "snapshots" / "kb").iterdir()] == [kept.id]
     assert ids(store) == {"a"}
-    store.keeping.snapshot("kb")
+    store.maintenance.snapshot("kb")
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "fsync", "replace"])
@@ -346,7 +346,7 @@ def test_a_disk_that_refuses_a_restore_at_any_step_leaves_the_index_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_batch(["a"]).upsert(store)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     make_batch(["b"]).upsert(store)
     left = 0
 
@@ -370,7 +370,7 @@ def test_a_disk_that_refuses_a_restore_at_any_step_leaves_the_index_as_it_was(
             else:
                 disk.refuse = lambda asked, path: 13 if asked == operation and due() else 0
             try:
-                store.keeping.restore("kb", made.id)
+                store.maintenance.restore("kb", made.id)
                 break
             except StorageError:
                 pass
@@ -391,13 +391,13 @@ def test_a_disk_that_refuses_a_restore_at_any_step_leaves_the_index_as_it_was(
 
 def test_leftovers_of_a_crash_are_cleared_away(store: IndexStore, data_dir: Path) -> None:
     make_batch(["a"]).upsert(store)
-    made = store.keeping.snapshot("kb")
+    made = store.maintenance.snapshot("kb")
     store.close()
     for name in (f"{made.id}.partial", "gone.removed"):
         (data_dir / "snapshots" / "kb" / name).mkdir()
     (data_dir / "indexes" / "kb" / "gen-0123456789abcdef").mkdir()
     with IndexStore(data_dir) as again:
-        assert again.keeping.snapshots("kb").found == (made,)
+        assert again.maintenance.snapshots("kb").found == (made,)
         assert ids(again) == {"a"}
     assert [path.name for path in (data_dir / "snapshots" / "kb").iterdir()] == [made.id]
     assert not list((data_dir / "indexes" / "kb").glob("gen-*"))
@@ -406,31 +406,31 @@ def test_leftovers_of_a_crash_are_cleared_away(store: IndexStore, data_dir: Path
 def test_a_pointer_that_is_damaged_breaks_its_index_only_and_a_restore_mends_it(
     store: IndexStore, data_dir: Path
 ) -> None:
-    store.create("other", **SETTINGS)
+    store.create("other", IndexSpec(**SETTINGS))
     make_batch(["a"]).upsert(store)
-    made = store.keeping.snapshot("kb")
-    store.keeping.restore("kb", made.id)
+    made = store.maintenance.snapshot("kb")
+    store.maintenance.restore("kb", made.id)
     store.close()
     (data_dir / "indexes" / "kb" / "current").write_text("gen-../../other")
     with IndexStore(data_dir) as again:
         assert again.count("other") == (0, 0)
         assert "names no generation" in again.broken["kb"]
-        again.keeping.restore("kb", made.id)
+        again.maintenance.restore("kb", made.id)
         assert ids(again) == {"a"}
 
 
 def test_a_name_that_was_taken_meanwhile_stays_as_it_is(store: IndexStore) -> None:
     make_batch(["a"]).upsert(store)
-    made = store.keeping.snapshot("kb")
-    copy = store.keeping._snapshots.copy
+    made = store.maintenance.snapshot("kb")
+    copy = store.maintenance._snapshots.copy
 
     def slow(*arguments: Any) -> None:
         copy(*arguments)
-        store.create("new", **SETTINGS)
+        store.create("new", IndexSpec(**SETTINGS))
 
-    store.keeping._snapshots.copy = slow  # type: ignore[method-assign]
+    store.maintenance._snapshots.copy = slow  # type: ignore[method-assign]
     with pytest.raises(IndexExists):
-        store.keeping.restore("kb", made.id, "new")
+        store.maintenance.restore("kb", made.id, "new")
     assert store.count("new") == (0, 0)
 
 
@@ -441,9 +441,9 @@ def test_the_metric_tells_the_age_of_the_newest(data_dir: Path) -> None:
 
     metrics = Metrics()
     with IndexStore(data_dir, metrics=metrics) as store:
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
         assert age(metrics) is None
-        made = store.keeping.snapshot("kb")
+        made = store.maintenance.snapshot("kb")
         first = age(metrics)
         assert first is not None
         assert 0 <= first < 60
@@ -451,9 +451,9 @@ def test_the_metric_tells_the_age_of_the_newest(data_dir: Path) -> None:
     metrics = Metrics()
     with IndexStore(data_dir, metrics=metrics) as store:
         assert (age(metrics) or 0) > first
-        store.keeping.delete_snapshot("kb", made.id)
+        store.maintenance.delete_snapshot("kb", made.id)
         assert age(metrics) is None
-        store.keeping.snapshot("kb")
+        store.maintenance.snapshot("kb")
         store.drop("kb")
         assert age(metrics) is None
 
@@ -461,12 +461,12 @@ def test_the_metric_tells_the_age_of_the_newest(data_dir: Path) -> None:
 def restore_for_ever(data_dir: Path, say: Any, seed: int) -> None:
     draw = random.Random(seed)
     with IndexStore(data_dir) as store:
-        snapshots = store.keeping.snapshots("kb").found
+        snapshots = store.maintenance.snapshots("kb").found
         say("ready")
         while True:
             snapshot = draw.choice(snapshots)
             say("begin", snapshot.documents)
-            store.keeping.restore("kb", snapshot.id)
+            store.maintenance.restore("kb", snapshot.id)
             say("done")
 
 
@@ -475,7 +475,7 @@ def test_a_kill_amid_a_restore_leaves_one_index_or_the_other_whole(
 ) -> None:
     for count in (3, 5):
         make_batch([f"d{n}" for n in range(count)]).upsert(store)
-        store.keeping.snapshot("kb")
+        store.maintenance.snapshot("kb")
     store.close()
     draw = random.Random(8)
     state, restored = 5, 0

@@ -30,7 +30,7 @@ from condensery.errors import (
 from condensery.index.lock import DataDirLock
 from condensery.index.store import IndexStore
 from condensery.metrics import Metrics
-from condensery.values import IndexCaps, IndexInfo
+from condensery.values import IndexCaps, IndexInfo, IndexSpec
 
 
 def test_a_created_index_is_listed_empty(store: IndexStore) -> None:
@@ -52,19 +52,19 @@ def test_a_created_index_is_listed_empty(store: IndexStore) -> None:
 
 def test_creating_it_again_with_the_same_settings_returns_it(store: IndexStore) -> None:
     make_batch(["a"]).upsert(store)
-    assert store.create("kb", **SETTINGS).documents == 1
+    assert store.create("kb", IndexSpec(**SETTINGS)).documents == 1
 
 
 def test_creating_it_again_with_other_settings_names_them(store: IndexStore) -> None:
     with pytest.raises(IndexExists, match="dims is 8, not 9; kind is 'flat', not 'hnsw'"):
-        store.create("kb", **{**SETTINGS, "dims": 9, "kind": "hnsw"})
+        store.create("kb", IndexSpec(**{**SETTINGS, "dims": 9, "kind": "hnsw"}))
 
 
 def test_other_kinds_and_bad_names_are_refused(store: IndexStore) -> None:
     with pytest.raises(InputError, match="kind: 'ivf' is not one of flat, hnsw, ivf_pq"):
-        store.create("other", **{**SETTINGS, "kind": "ivf"})
+        store.create("other", IndexSpec(**{**SETTINGS, "kind": "ivf"}))
     with pytest.raises(InputError, match=r"index: '\.\./etc'"):
-        store.create("../etc", **SETTINGS)
+        store.create("../etc", IndexSpec(**SETTINGS))
     assert [index.name for index in store.list()] == ["kb"]
 
 
@@ -72,15 +72,15 @@ def test_as_many_indexes_are_made_as_there_may_be_however_many_are_made_at_once(
     data_dir: Path,
 ) -> None:
     with IndexStore(data_dir, caps=IndexCaps(indexes=3)) as store:
-        store.create("kb", **SETTINGS)
-        made = store.keeping.snapshot("kb")
+        store.create("kb", IndexSpec(**SETTINGS))
+        made = store.maintenance.snapshot("kb")
 
         def make(number: int) -> str | None:
             try:
                 if number % 2:
-                    store.create(f"one-{number}", **SETTINGS)
+                    store.create(f"one-{number}", IndexSpec(**SETTINGS))
                 else:  # which makes an index too
-                    store.keeping.restore("kb", made.id, f"one-{number}")
+                    store.maintenance.restore("kb", made.id, f"one-{number}")
             except LimitReached as error:
                 return error.message
             return None
@@ -89,16 +89,16 @@ def test_as_many_indexes_are_made_as_there_may_be_however_many_are_made_at_once(
             refused = [reason for reason in pool.map(make, range(16)) if reason]
         assert (len(store.list()), len(refused)) == (3, 14)
         assert all("there may be 3 (max_indexes)" in reason for reason in refused)
-        store.create("kb", **SETTINGS)  # it is there
-        store.keeping.restore("kb", made.id)  # in its own place
+        store.create("kb", IndexSpec(**SETTINGS))  # it is there
+        store.maintenance.restore("kb", made.id)  # in its own place
         store.drop("kb")
-        store.create("other", **SETTINGS)
+        store.create("other", IndexSpec(**SETTINGS))
         with pytest.raises(LimitReached):
-            store.create("kb", **SETTINGS)
+            store.create("kb", IndexSpec(**SETTINGS))
     with IndexStore(data_dir, caps=IndexCaps(indexes=1)) as store:  # what is there is opened
         assert len(store.list()) == 3
         with pytest.raises(LimitReached, match="there are 3 indexes, and there may be 1"):
-            store.create("kb", **SETTINGS)
+            store.create("kb", IndexSpec(**SETTINGS))
     assert [path.name for path in (data_dir / "indexes").glob(".new-*")] == []
 
 
@@ -110,7 +110,7 @@ def test_an_unknown_index_is_named_beside_those_there_are(store: IndexStore) -> 
         lambda: store.get("nope", ["a"]),
         lambda: store.delete("nope", ["a"]),
         lambda: store.query("nope", make_vectors(1)[0], top_k=1),
-        lambda: store.match("nope", "words", top_k=1),
+        lambda: store.query("nope", "words", top_k=1),
         lambda: make_batch(["a"]).upsert(store, "nope"),
     ]
     for call in calls:
@@ -131,7 +131,7 @@ def test_a_dropped_index_is_gone_and_its_name_free(store: IndexStore, data_dir: 
     store.drop("kb")
     assert store.list() == []
     assert list((data_dir / "indexes").iterdir()) == []
-    store.create("kb", **{**SETTINGS, "metric": "l2"})
+    store.create("kb", IndexSpec(**{**SETTINGS, "metric": "l2"}))
     assert store.count("kb") == (0, 0)
     make_batch(["b"]).upsert(store)
     assert_agrees(store, data_dir)
@@ -179,7 +179,7 @@ def test_a_broken_index_is_named_and_the_others_serve(
 ) -> None:
     with IndexStore(data_dir) as store:
         for name in ("bad", "good", "newer"):
-            store.create(name, **SETTINGS)
+            store.create(name, IndexSpec(**SETTINGS))
             make_batch(["a"]).upsert(store, name)
     (data_dir / "indexes" / "bad" / "index.sqlite3").write_bytes(b"rubbish" * 1000)
     (data_dir / "indexes" / "Not A Name").mkdir()
@@ -189,10 +189,10 @@ def test_a_broken_index_is_named_and_the_others_serve(
         with pytest.raises(StorageError, match=r"indexes/bad/index\.sqlite3 is corrupt"):
             store.query("bad", make_vectors(1)[0], top_k=1)
         with pytest.raises(StorageError, match="corrupt"):
-            store.create("bad", **SETTINGS)
+            store.create("bad", IndexSpec(**SETTINGS))
         assert_agrees(store, data_dir, "good")
         store.drop("bad")
-        store.create("bad", **SETTINGS)
+        store.create("bad", IndexSpec(**SETTINGS))
         assert store.count("bad") == (0, 0)
     assert [record.getMessage() for record in caplog.records].count("index_broken") == 2
 
@@ -202,11 +202,11 @@ def test_a_full_disk_at_creation_leaves_nothing_behind(
 ) -> None:
     disk.refuse = lambda operation, path: 13 if operation == "write" else 0  # SQLITE_FULL
     with pytest.raises(StorageFull, match="under indexes/other is full"):
-        store.create("other", **SETTINGS)
+        store.create("other", IndexSpec(**SETTINGS))
     disk.refuse = lambda operation, path: 0
     assert [index.name for index in store.list()] == ["kb"]
     assert [path.name for path in (data_dir / "indexes").iterdir()] == ["kb"]
-    store.create("other", **SETTINGS)
+    store.create("other", IndexSpec(**SETTINGS))
 
 
 def read_gauge(metrics: Metrics, index: str) -> float | None:
@@ -218,7 +218,7 @@ def test_the_gauge_counts_passages_from_opening_to_dropping(data_dir: Path) -> N
     metrics = Metrics()
     with IndexStore(data_dir, metrics=metrics) as store:
         assert read_gauge(metrics, "kb") is None
-        store.create("kb", **SETTINGS)
+        store.create("kb", IndexSpec(**SETTINGS))
         assert read_gauge(metrics, "kb") == 0
         make_batch(["a", "b"]).upsert(store)
         store.delete("kb", ["a"])

@@ -25,7 +25,7 @@ from condensery.metrics import Metrics
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.workers import Workers
 from condensery.store.manifest import Manifest
-from condensery.values import AliasAction, Document, Floats, IndexPrompts, Passage
+from condensery.values import AliasAction, Document, Floats, IndexPrompts, IndexSpec, Passage
 
 # Of each encoder its prompts, what an index is made with today, and what it was made with before.
 MODELS: dict[str, tuple[dict[str, str], IndexPrompts, IndexPrompts]] = {
@@ -115,7 +115,7 @@ def older(encoders: dict[str, Gated], data_dir: Path, *names: str) -> Iterator[S
         for name in names:
             one = encoders[name].info
             own: dict[str, Any] = {"fingerprint": one.fingerprint, "dims": one.dims}
-            store.create(name, encoder=name, metric="ip", kind="flat", **own)
+            store.create(name, IndexSpec(encoder=name, metric="ip", kind="flat", **own))
     for name in names:
         to_format_4(database_of(data_dir, name))
     with serving(encoders, data_dir) as made:
@@ -124,7 +124,7 @@ def older(encoders: dict[str, Gated], data_dir: Path, *names: str) -> Iterator[S
 
 def held(services: Services, name: str) -> dict[str, Floats]:
     """Each document's vector; each has one passage."""
-    with cast(Any, services.indexes).find(name).reading() as connection:
+    with cast(Any, services.indexes).find(name).read_transaction() as connection:
         rows = connection.execute(
             "SELECT d.id, vector FROM passages AS p JOIN documents AS d ON d.row = document "
             "JOIN vectors ON passage = p.row"

@@ -29,7 +29,7 @@ from condensery.index.store import IndexStore
 from condensery.jobs import indexes, maintenance, retrieval
 from condensery.jobs.services import Services
 from condensery.metrics import Metrics
-from condensery.values import AliasAction, Document
+from condensery.values import AliasAction, Document, IndexSpec
 
 
 def document(one: int, version: int = 0) -> Document:
@@ -56,7 +56,7 @@ async def until_over(services: Services, name: str = "kb") -> Any:
 
 def held(services: Services, name: str = "kb") -> dict[str, str]:
     """Each document's text."""
-    with services.indexes.find(name).reading() as connection:
+    with services.indexes.find(name).read_transaction() as connection:
         return dict(connection.execute("SELECT id, text FROM documents"))
 
 
@@ -64,7 +64,7 @@ def assert_whole(services: Services, wanted: dict[str, str], name: str = "kb") -
     """What is wanted is there, once, and each vector is that of its passage's text."""
     assert held(services, name) == wanted
     index = services.indexes.find(name)
-    with index.reading() as connection:
+    with index.read_transaction() as connection:
         rows = connection.execute(
             "SELECT text, start_char, end_char, vector FROM passages AS p "
             "JOIN documents AS d ON d.row = document JOIN vectors ON passage = p.row"
@@ -73,7 +73,7 @@ def assert_whole(services: Services, wanted: dict[str, str], name: str = "kb") -
     assert len(rows) == index.info.passages >= len(wanted)
     for text, start, end, vector in rows:
         np.testing.assert_array_equal(np.frombuffer(vector, "<f4"), vector_of(text[start:end]))
-    assert index._nearest.cache.live == len(rows)
+    assert index._vector_index.cache.live == len(rows)
 
 
 def texts_of(*documents: Document) -> dict[str, str]:
@@ -90,7 +90,7 @@ async def test_the_new_encoder_takes_over_and_all_is_there(services, kb, tmp_pat
     assert done.overlap == 1.0  # both stand-ins give a text the same vector
     assert done.ended is not None
     now = services.indexes.info("kb")
-    assert services.indexes.find("kb").settings.given == {"m": 8}
+    assert services.indexes.find("kb").settings.parsed_options == {"m": 8}
     assert (now.encoder, now.fingerprint, now.kind, now.metric) == (
         *("other", "sha256:other"),
         *("hnsw", "l2"),
@@ -349,8 +349,8 @@ async def test_a_plan_that_can_not_be_read_is_forgotten(services, pool, kb, tmp_
     services.indexes.close()
     (tmp_path / "indexes" / "kb" / "rebuild.json").write_text("{")
     with IndexStore(tmp_path) as store:
-        assert store.keeping.unfinished_rebuilds() == []
-        with store.find("kb").reading() as connection:
+        assert store.maintenance.unfinished_rebuilds() == []
+        with store.find("kb").read_transaction() as connection:
             assert not changes.begun(connection)
     assert sorted(path.name for path in (tmp_path / "indexes" / "kb").iterdir()) == [
         "index.sqlite3",
@@ -400,7 +400,7 @@ def after(state: dict[str, str], line: str) -> dict[str, str]:
 def test_kills_lose_no_write_and_leave_one_index_or_the_other(tmp_path: Path) -> None:
     with IndexStore(tmp_path) as store:
         known = {"fingerprint": "sha256:words", "dims": 8, "metric": "ip", "kind": "flat"}
-        store.create("kb", encoder="words", **known)
+        store.create("kb", IndexSpec(encoder="words", **known))
     state: dict[str, str] = {}
     turns = writes = 0
     draw = random.Random(2)
@@ -428,7 +428,7 @@ def test_kills_lose_no_write_and_leave_one_index_or_the_other(tmp_path: Path) ->
             wanted = [state] if doubt is None else [state, after(state, doubt)]
             assert found in wanted, f"life {seed}"
             state = found
-            assert store.count("kb") == (len(state), store.find("kb")._nearest.cache.live)
+            assert store.count("kb") == (len(state), store.find("kb")._vector_index.cache.live)
     assert turns > 3
     assert writes > 20
 
@@ -455,11 +455,12 @@ async def cut_short(job: Any, *, at: Any) -> None:
 
 
 async def test_one_whose_caller_went_away_runs(services, kb):
-    keeping = services.indexes.keeping
+    store_maintenance = services.indexes.maintenance
     await cut_short(
-        maintenance.rebuild_index(services, "kb", encoder="other"), at=(keeping, "rebuild")
+        maintenance.rebuild_index(services, "kb", encoder="other"),
+        at=(store_maintenance, "rebuild"),
     )
-    async with services.rebuilds.beginning:  # it is begun by then
+    async with services.rebuilds.lock:  # it is begun by then
         pass
     assert (await until_over(services)).state == "done"
 

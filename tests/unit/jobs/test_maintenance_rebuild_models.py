@@ -92,7 +92,7 @@ async def until_over(services: Services) -> Rebuild:
 
 async def rebuild_as_far_as(gate: Gate, services: Services, patch: pytest.MonkeyPatch) -> None:
     """Begin to rebuild with the other encoder, and return once it stands before the gate."""
-    patch.setattr(Rebuilding, "done", gate.before(Rebuilding.done))
+    patch.setattr(Rebuilding, "write", gate.before(Rebuilding.write))
     await maintenance.rebuild_index(services, "kb", encoder=OTHER)
     await until(gate.reached.is_set)
 
@@ -163,7 +163,7 @@ async def test_another_version_at_the_very_end_does_not_get_an_index_of_the_old_
 async def test_the_same_version_loaded_again_does_not_end_a_rebuild(
     real: Services, kb: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rebuilding, "done", gate.before(Rebuilding.done))
+    monkeypatch.setattr(Rebuilding, "write", gate.before(Rebuilding.write))
     await maintenance.rebuild_index(real, "kb", encoder=OTHER)
     await until(gate.reached.is_set)
     await models.load_model(real, OTHER, again=True)
@@ -218,7 +218,7 @@ async def test_a_rebuild_is_begun_and_given_up_whole_though_who_asked_has_gone(
     last.open.set()
     await asyncio.wait({asked})
     async with asyncio.timeout(30):
-        while services.indexes.keeping.unfinished_rebuilds():  # noqa: ASYNC110
+        while services.indexes.maintenance.unfinished_rebuilds():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     with pytest.raises(RebuildNotFound):
         await maintenance.get_rebuild(services, "kb")
@@ -261,7 +261,12 @@ async def test_a_hybrid_query_never_mixes_passages_of_an_index_and_of_its_rebuil
     await indexes.create_index(services, "kb")
     text = " ".join(f"Sentence {n} of it." for n in range(8))
     await indexes.upsert_documents(services, "kb", [Document("a", text)])
-    monkeypatch.setattr(IndexStore, "match", gate.before(IndexStore.match))
+    query, query_words = IndexStore.query, gate.before(IndexStore.query)
+
+    def query_gated(store: IndexStore, name: str, asked: Any, **options: Any) -> Any:
+        return (query_words if isinstance(asked, str) else query)(store, name, asked, **options)
+
+    monkeypatch.setattr(IndexStore, "query", query_gated)
     asked = asyncio.create_task(
         retrieval.query_index(services, "kb", "Sentence 3", search="hybrid")
     )

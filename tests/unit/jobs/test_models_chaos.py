@@ -246,7 +246,7 @@ class Chaos:
     def check_index(self, name: str) -> None:
         """Every vector is one of the index's encoder, and what was acknowledged is there."""
         index = self.services.indexes.find(name)
-        with index.reading() as connection:
+        with index.read_transaction() as connection:
             rows = connection.execute(
                 "SELECT d.id, d.text, vector FROM passages AS p "
                 "JOIN documents AS d ON d.row = document JOIN vectors ON passage = p.row"

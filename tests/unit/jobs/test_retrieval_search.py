@@ -6,7 +6,7 @@ import pytest
 from condensery.errors import EmptyInput, EncoderMismatch, IndexExists, IndexNotFound, InputError
 from condensery.index.fusion import fuse
 from condensery.jobs import indexes, retrieval
-from condensery.values import Document, Passage
+from condensery.values import Document, IndexSpec, Passage
 
 
 @pytest.fixture
@@ -109,24 +109,26 @@ async def test_hybrid_mixes_no_passages_of_two_indexes_that_took_turns_meanwhile
     services, index, monkeypatch
 ):
     """Replaced between its two searches, it is asked anew, by the new one's encoder."""
-    match, swaps = services.indexes.match, []
+    query, swaps = services.indexes.query, []
 
-    def swapped(name, text, **options):
-        found = match(name, text, **options)
-        if not swaps:
+    def swapped(name, asked, **options):
+        hits = query(name, asked, **options)
+        if isinstance(asked, str) and not swaps:
             swaps.append(name)
             services.indexes.drop(name)
             settings = {"metric": "ip", "kind": "flat", "dims": 8}
-            services.indexes.create(name, encoder="other", fingerprint="sha256:other", **settings)
+            services.indexes.create(
+                name, IndexSpec(encoder="other", fingerprint="sha256:other", **settings)
+            )
             vector = np.ones((1, 8), np.float32)
             services.indexes.upsert(
                 *(name, [Document("new", "alpha")]),
                 *([Passage("new#0", "new", "alpha", 0, 5)], vector),
                 fingerprint="sha256:other",
             )
-        return found
+        return hits
 
-    monkeypatch.setattr(services.indexes, "match", swapped)
+    monkeypatch.setattr(services.indexes, "query", swapped)
     hits = await retrieval.query_index(services, index, "alpha one", search="hybrid")
     assert swaps == [index]
     assert [hit.passage.document_id for hit in hits] == ["new"]
@@ -169,7 +171,7 @@ def places(hits):
 async def test_words_are_looked_for_without_a_forward_pass(services, index, pool):
     pool.encoders["words"].asked.clear()
     hits = await retrieval.query_index(services, index, "TWO alpha two", search="bm25")
-    assert places(hits) == places(services.indexes.match(index, "two alpha", top_k=10))
+    assert places(hits) == places(services.indexes.query(index, "two alpha", top_k=10))
     assert pool.encoders["words"].asked == []
     # so that an index may outlive its encoder
     del pool.encoders["words"]

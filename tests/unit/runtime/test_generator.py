@@ -15,10 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from condensery.errors import DeadlineExceeded, InputError, ModelFault, Unavailable
 from condensery.metrics import Metrics
 from condensery.networks.oscar import OscarPair
-from condensery.question import Sampling
+from condensery.question import GeneratedToken, Sampling
 from condensery.request_context import RequestContext, serving_request
 from condensery.runtime.generator import (
-    GeneratedToken,
     Generator,
     WordPieceDetokenizer,
 )

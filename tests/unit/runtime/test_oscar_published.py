@@ -11,8 +11,7 @@ from tiny_published import Cocom, Pisco, write_base
 from torch import Tensor
 
 from condensery.errors import CondenseryError, ContextTooLong, ModelNotFound
-from condensery.question import CompressedPassage, Sampling
-from condensery.runtime.generator import GeneratedToken
+from condensery.question import CompressedPassage, GeneratedToken, Sampling
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.registry import ModelRegistry
 from condensery.store.importing import import_model

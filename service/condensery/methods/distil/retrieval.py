@@ -21,6 +21,7 @@ from condensery.values import (
     Floats,
     Hit,
     IndexPrompts,
+    IndexSpec,
     Passage,
     make_index_prompts,
     make_older_index_prompts,
@@ -111,12 +112,14 @@ class Retriever:
             prompts = make_index_prompts(encoder) if encoder else IndexPrompts("", "")
             info = store.create(
                 INDEX,
-                encoder=encoder.info.name if encoder else "none",
-                fingerprint=_vectors_of(encoder),
-                dims=(encoder.info.dims or 1) if encoder else 1,
-                metric="ip",
-                kind="flat",
-                prompts=prompts,
+                IndexSpec(
+                    encoder=encoder.info.name if encoder else "none",
+                    fingerprint=_vectors_of(encoder),
+                    dims=(encoder.info.dims or 1) if encoder else 1,
+                    metric="ip",
+                    kind="flat",
+                    prompts=prompts,
+                ),
             )
             if info.prompts is None and encoder:  # from before indexes kept them
                 prompts = make_older_index_prompts(encoder)
@@ -178,7 +181,7 @@ class Retriever:
         self.close()
 
     def _match(self, query: str, k: int) -> list[Hit]:
-        return self._store.match(INDEX, query, top_k=k)
+        return self._store.query(INDEX, query, top_k=k)
 
     def _near(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         vectors = self._embed(queries, self._prompts.query)

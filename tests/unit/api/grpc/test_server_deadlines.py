@@ -16,8 +16,8 @@ from grpc import StatusCode
 
 from condensery.api.grpc.server import start_server
 from condensery.jobs.services import Services
+from condensery.question import GeneratedToken
 from condensery.request_context import RequestContext, current_request
-from condensery.runtime.generator import GeneratedToken
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.stubs import condensery_v1_pb2_grpc as stubs
 

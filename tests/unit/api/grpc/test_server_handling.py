@@ -16,7 +16,7 @@ from condensery.api.grpc.server import start_server
 from condensery.errors import IndexNotFound, InputError, StartError
 from condensery.jobs.services import Services
 from condensery.logs import SlowRequests
-from condensery.runtime.generator import GeneratedToken
+from condensery.question import GeneratedToken
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.stubs import condensery_v1_pb2_grpc as stubs
 from condensery.stubs import tei_v1_pb2 as tei_pb

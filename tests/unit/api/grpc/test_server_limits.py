@@ -17,7 +17,7 @@ from grpc import StatusCode
 
 from condensery.api.grpc.server import CALLS_PER_CONNECTION, SPARE_CALLS, GrpcServer, start_server
 from condensery.jobs.services import Admission, Services
-from condensery.runtime.generator import GeneratedToken
+from condensery.question import GeneratedToken
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.stubs import condensery_v1_pb2_grpc as stubs
 
