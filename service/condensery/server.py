@@ -236,7 +236,7 @@ class Server:
         await resume_rebuilds(services)
         log_outdated_prompts(services)
         samples = False
-        if settings.samples and any(info.kind == "encoder" for info in pool.models()):
+        if settings.samples and pool.models("encoder"):
             try:
                 samples = await ensure_samples(services, say)
             except CondenseryError as error:  # a full disk: searching what is there still works
@@ -411,7 +411,7 @@ def _in_url(host: str) -> str:
 
 def _example(url: str, pool: "ModelRegistry", *, samples: bool, keyed: bool) -> str:
     """Return a request that this server answers: of the sample index only where there is one."""
-    if any(info.kind == "oscar-pair" for info in pool.models()):
+    if pool.models("oscar-pair"):
         passages = '"documents": ["Mendel studied seven traits of peas."]'
         passages = f'"index": {{"name": "{SAMPLES}"}}' if samples else passages
         body = f'{{"query": "How many traits did Mendel study?", {passages}}}'

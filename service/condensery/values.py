@@ -38,7 +38,11 @@ def _load_json_value() -> Any:
 
 
 Floats = NDArray[np.float32]
-ModelKind = Literal["encoder", "classifier", "reranker", "oscar-pair", "language-model"]
+# What a stored model is. Kinds are open: the store knows which there are, the runtime how they run.
+ModelKind = str
+# What a running model is asked for. Roles are few, since each is an interface of the jobs; a model
+# of any kind has one, or several.
+ModelRole = Literal["encoder", "oscar-pair", "reranker", "classifier"]
 ModelState = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 Metadata = Mapping[str, Annotated[Any, Described(_load_json_value)]]
 TruncationDirection = Literal["right", "left"]  # of a text that is too long, which is cut

@@ -41,6 +41,7 @@ from condensery.values import (
     ModelInfo,
     ModelLoad,
     ModelReport,
+    ModelRole,
     ModelUnload,
     ModelVersion,
     PairTraits,
@@ -53,6 +54,12 @@ from condensery.values import (
 DIMS = 8
 MEMORY_TOKENS = 2
 QUERY_TOKENS = 8
+ROLES: dict[str, tuple[ModelRole, ...]] = {
+    "encoder": ("encoder",),
+    "oscar-pair": ("oscar-pair", "reranker"),
+    "classifier": ("classifier",),
+    "reranker": ("classifier", "reranker"),
+}
 TRAITS = PairTraits(vectors=(2, 1), rates=(4, 8))
 
 
@@ -500,9 +507,10 @@ class StandInPool:
         report = {"format": 2, "settings": {"gold": {"f1": {"mean": 49.5}}}}
         return StandInMeasured(name, report if name == "pair" else None)
 
-    def models(self) -> list[ModelInfo]:
+    def models(self, *roles: ModelRole) -> list[ModelInfo]:
         serving = (self.encoders, self.readers, self.classifiers)
-        return [one.info for kind in serving for one in kind.values()]
+        infos = [model.info for models in serving for model in models.values()]
+        return [i for i in infos if not roles or set(roles) & set(ROLES[i.kind])]
 
     def refused(self) -> Mapping[str, str]:
         return {"broken": "model.json is cut short"}

@@ -31,6 +31,7 @@ from condensery.values import (
     Input,
     ModelInfo,
     ModelLoad,
+    ModelRole,
     ModelUnload,
     ModelVersion,
     Page,
@@ -187,9 +188,10 @@ class ModelLifecycle(Protocol):
 class ModelRegistry(Protocol):
     """The running models by name; None asks for the default of its kind (else ModelNotFound).
 
-    ``models`` lists what serves, defaults first; ``refused`` the stored ones that could not be
-    loaded, with the reason; ``default_of`` the roles for which a model is the default; ``missing``
-    is a default that does not serve any more. ``watch`` calls back at each change.
+    ``models`` lists what serves, all or in some roles, defaults first; ``refused`` the stored ones
+    that could not be loaded, with the reason; ``default_of`` the roles for which a model is the
+    default; ``missing`` is a default that does not serve any more. ``watch`` calls back at each
+    change.
     """
 
     def encoder(self, name: str | None = None) -> Encoder: ...
@@ -197,7 +199,7 @@ class ModelRegistry(Protocol):
     def classifier(self, name: str | None = None) -> Classifier: ...
     def reader(self, name: str | None = None) -> OscarModel: ...
     def measured(self, name: str) -> "StoredReport": ...
-    def models(self) -> list[ModelInfo]: ...
+    def models(self, *roles: ModelRole) -> list[ModelInfo]: ...
     def refused(self) -> Mapping[str, str]: ...
     def default_of(self, name: str) -> Sequence[str]: ...
     def missing(self) -> str | None: ...

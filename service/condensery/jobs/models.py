@@ -13,17 +13,18 @@ from condensery.jobs.indexes import log_outdated_prompts
 from condensery.jobs.services import Services
 from condensery.values import (
     ModelInfo,
-    ModelKind,
     ModelLoad,
     ModelReport,
+    ModelRole,
     ModelUnload,
     ModelVersion,
 )
 
-TASK_KINDS: dict[str, tuple[ModelKind, ...]] = {
+# What each task needs; TEI's ``/info`` and infinity list pairs under rerank with or without a head.
+TASK_ROLES: dict[str, tuple[ModelRole, ...]] = {
     "embed": ("encoder",),
     "rerank": ("oscar-pair", "reranker"),
-    "predict": ("classifier", "reranker"),
+    "predict": ("classifier",),
     "answer": ("oscar-pair",),
 }
 TOKENIZATION_WORKERS = 2
@@ -35,6 +36,7 @@ class ModelDescription:
 
     Attributes:
         model: What runs.
+        tasks: What it can do, as in ``list_capabilities``.
         max_concurrent_requests: At once, whatever their model.
         max_batch_tokens: Of one request's texts together.
         max_client_batch_size: Texts of one request.
@@ -42,6 +44,7 @@ class ModelDescription:
     """
 
     model: ModelInfo
+    tasks: tuple[str, ...]
     max_concurrent_requests: int
     max_batch_tokens: int
     max_client_batch_size: int
@@ -50,10 +53,7 @@ class ModelDescription:
 
 def list_capabilities(services: Services) -> dict[str, list[ModelInfo]]:
     """Return which models can do what, by the task's name in TEI's ``/info``."""
-    models = services.pool.models()
-    return {
-        task: [info for info in models if info.kind in kinds] for task, kinds in TASK_KINDS.items()
-    }
+    return {task: services.pool.models(*roles) for task, roles in TASK_ROLES.items()}
 
 
 def describe_model(services: Services, name: str | None = None) -> ModelDescription:
@@ -63,10 +63,15 @@ def describe_model(services: Services, name: str | None = None) -> ModelDescript
         ModelNotFound: No such model serves.
         Unavailable: None does.
     """
-    model = _default_model(services) if name is None else _find_model(services, name)
+    model = _find_model(services, name)
     max_items = services.limits.max_items
     return ModelDescription(
         model=model,
+        tasks=tuple(
+            task
+            for task, infos in list_capabilities(services).items()
+            if any(info.name == model.name for info in infos)
+        ),
         max_concurrent_requests=services.admission.max_requests,
         max_batch_tokens=model.max_tokens * max_items,
         max_client_batch_size=max_items,
@@ -75,12 +80,13 @@ def describe_model(services: Services, name: str | None = None) -> ModelDescript
 
 def is_classifier(services: Services, name: object) -> bool:
     """Tell whether a model, or (None) the default one, is there for labels rather than vectors."""
+    if not (name is None or isinstance(name, str)):
+        return False
     try:
-        return (name is None or isinstance(name, str)) and (
-            describe_model(services, name).model.kind in TASK_KINDS["predict"]
-        )
+        own = _find_model(services, name).name
     except (ModelNotFound, Unavailable):
         return False
+    return any(info.name == own for info in services.pool.models("classifier"))
 
 
 def _default_model(services: Services) -> ModelInfo:
@@ -91,7 +97,9 @@ def _default_model(services: Services) -> ModelInfo:
     return info
 
 
-def _find_model(services: Services, name: str) -> ModelInfo:
+def _find_model(services: Services, name: str | None) -> ModelInfo:
+    if name is None:
+        return _default_model(services)
     pool = services.pool
     errors: list[ModelNotFound] = []
     for find in (pool.encoder, pool.reader, pool.classifier):
@@ -140,10 +148,11 @@ def watch_models(services: Services) -> None:
 def list_models(services: Services) -> list[ModelInfo]:
     """List what serves, defaults first, then the aliases of what does; pairs with their traits."""
     pool = services.pool
-    infos = []
-    for info in pool.models():
-        pair = pool.reader(info.name).traits if info.kind == "oscar-pair" else None
-        infos.append(replace(info, pair=pair))
+    pairs = {info.name for info in pool.models("oscar-pair")}
+    infos = [
+        replace(info, pair=pool.reader(info.name).traits) if info.name in pairs else info
+        for info in pool.models()
+    ]
     by_name = {info.name: info for info in infos}
     for alias in pool.aliases.targets:
         target = by_name.get(pool.aliases.resolve(alias))

@@ -30,7 +30,15 @@ from condensery.runtime.tokenizing import (
     run_tokenizing,
 )
 from condensery.runtime.workers import Workers
-from condensery.values import Classified, Floats, Input, ModelInfo, Scored, TruncationDirection
+from condensery.values import (
+    Classified,
+    Floats,
+    Input,
+    ModelInfo,
+    ModelRole,
+    Scored,
+    TruncationDirection,
+)
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -226,6 +234,7 @@ class Classifier:
     Attributes:
         info: What ``/v1/models`` shows of it.
         parts: What holds its weights.
+        roles: What it can be asked for; rerankers classify too, by their one label.
     """
 
     def __init__(
@@ -240,6 +249,9 @@ class Classifier:
     ) -> None:
         self.info = info
         self.parts = (network,)
+        self.roles: frozenset[ModelRole] = frozenset(
+            {"classifier", "reranker"} if info.kind == "reranker" else {"classifier"}
+        )
         self._tokenizer = tokenizer
         self._batcher: Batcher[ClassifierInput, Floats] = Batcher(
             network.forward, workers, limits=limits, model=info.name, metrics=metrics
@@ -370,6 +382,10 @@ class Classifier:
         )
         empty: Floats = np.empty((0, len(self.info.labels)), dtype=np.float32)
         return (np.stack(rows) if rows else empty), tokens
+
+    async def probe(self, text: str) -> Floats:
+        """Return a text's logits, (1, labels), for the self-test to compare."""
+        return (await self.classify([text])).logits
 
     async def warm_up(self) -> None:
         """Run a few shapes, so that the first caller does not wait for kernels to be prepared."""

@@ -28,6 +28,7 @@ from condensery.values import (
     EmbeddedTokens,
     Floats,
     ModelInfo,
+    ModelRole,
     TextToken,
     TruncationDirection,
 )
@@ -155,10 +156,13 @@ class Encoder:
     Attributes:
         info: What ``/v1/models`` shows of it.
         parts: What holds its weights.
+        roles: What it can be asked for.
         prompts: Text put before an input, by the prompt's name.
         default_prompt: Name of the one that is taken where none is named.
         content_tokens: Tokens of text that fit in one input, beside the special ones.
     """
+
+    roles: frozenset[ModelRole] = frozenset({"encoder"})
 
     def __init__(
         self,
@@ -354,6 +358,10 @@ class Encoder:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Return the text of token ids; ids that are no token's are left out."""
         return self._tokenizer.decode(ids, skip_special=skip_special)
+
+    async def probe(self, text: str) -> Floats:
+        """Return a text's vector, (1, dims), for the self-test to compare."""
+        return (await self.embed([text])).vectors
 
     async def warm_up(self) -> None:
         """Run a few shapes, so that the first caller does not wait for kernels to be prepared."""

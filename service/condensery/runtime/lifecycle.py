@@ -22,7 +22,13 @@ from condensery.errors import (
 )
 from condensery.runtime.batcher import is_out_of_memory
 from condensery.runtime.device import release_memory
-from condensery.runtime.loader import LoadedModel, ModelLease, ModelLoader, self_test
+from condensery.runtime.loader import (
+    RUNNERS,
+    LoadedModel,
+    ModelLease,
+    ModelLoader,
+    self_test,
+)
 from condensery.runtime.workers import lower_priority
 from condensery.store.manifest import BrokenModel, StoredModel
 from condensery.values import (
@@ -69,7 +75,7 @@ class ModelStates:
             if isinstance(entry, BrokenModel):
                 key = entry.name, entry.path.name
                 versions[key] = ModelVersion(*key, "UNAVAILABLE", entry.reason)
-            elif entry.manifest.kind != "language-model":
+            elif entry.manifest.kind in RUNNERS:
                 versions.setdefault((entry.name, entry.version), self._state(entry))
         for info in self._registry.models():  # its files may have gone since
             key = info.name, info.version
@@ -361,10 +367,10 @@ class ModelLifecycle:
 
     def _check(self, stored: StoredModel) -> None:
         name, kind = stored.name, stored.manifest.kind
-        if kind == "language-model":
+        if kind not in RUNNERS:
             raise ModelCannot(
-                f"model {name!r} is a language model, which others are made from: it does not "
-                "serve",
+                f"model {name!r} is a {kind.replace('-', ' ')}, which others are made from: it "
+                "does not serve",
                 field="model",
                 value=name,
             )

@@ -7,16 +7,15 @@ its end, and a version that was replaced is closed when its last call is done.
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from condensery.errors import CondenseryError, ModelFault
-from condensery.question import CompressedPassage
+from condensery.errors import ModelCannot, ModelFault
 from condensery.request_context import RequestContext
 from condensery.runtime.classifier import Classifier
 from condensery.runtime.device import mapped_weights, weight_bytes
@@ -25,21 +24,67 @@ from condensery.runtime.oscar import OscarModel
 from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.workers import WorkersByDevice
-from condensery.store.manifest import StoredModel
+from condensery.store.manifest import KINDS, StoredModel
 from condensery.store.store import ModelStore
-from condensery.values import Floats
+from condensery.values import Floats, ModelInfo, ModelKind, ModelRole
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
 
-
-RunningModel = Encoder | OscarModel | Classifier
 
 POLL_SECONDS = 0.01
 # Twice the same input, alone each time. Kernels that add in no fixed order differ in the last
 # digits of bf16; weights that are still being written, or a race, differ in the first.
 RELATIVE, ABSOLUTE = 2e-2, 2e-3
 PROBES = ("a river", "The river is 1,200 kilometres long, and ends in a delta of many arms.")
+
+
+class RunningModel(Protocol):
+    """A model of any kind that runs, as registry and lifecycle know it.
+
+    What it is asked for is for its roles: what has the role "encoder" has the methods of
+    ``jobs.interfaces.Encoder``, and so on.
+
+    Attributes:
+        info: What ``/v1/models`` shows of it.
+    """
+
+    info: ModelInfo
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """What holds its weights: tensors are looked for in them, to count their bytes."""
+        ...
+
+    @property
+    def roles(self) -> frozenset[ModelRole]:
+        """What it can be asked for."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits in it, or is being answered."""
+        ...
+
+    async def probe(self, text: str) -> Floats:
+        """Return what it makes of a plain text; the self-test compares it, twice the same text.
+
+        Raises:
+            CondenseryError: It fails on it.
+        """
+        ...
+
+    async def warm_up(self) -> None:
+        """Run a few shapes, so that the first caller does not wait for kernels to be prepared.
+
+        Raises:
+            CondenseryError: It fails on plain text.
+        """
+        ...
+
+    def close(self) -> None:
+        """Refuse new work and what waits; what runs is finished."""
+        ...
 
 
 async def self_test(model: RunningModel) -> None:
@@ -50,7 +95,8 @@ async def self_test(model: RunningModel) -> None:
         CondenseryError: It fails on plain text.
     """
     await model.warm_up()
-    first, second = await _outputs(model), await _outputs(model)
+    first = [await model.probe(text) for text in PROBES]
+    second = [await model.probe(text) for text in PROBES]
     for before, after in zip(first, second, strict=True):
         if not np.isfinite(before).all():
             raise ModelFault(f"{model.info.name}: NaN or infinity came out of plain text")
@@ -60,20 +106,6 @@ async def self_test(model: RunningModel) -> None:
                 f"{model.info.name}: the same text gave other numbers the second time, "
                 f"by up to {most:.3g}"
             )
-
-
-async def _outputs(model: RunningModel) -> list[Floats]:
-    if isinstance(model, Encoder):
-        return [(await model.embed([text])).vectors for text in PROBES]
-    if isinstance(model, Classifier):
-        return [(await model.classify([text])).logits for text in PROBES]
-    return [_numbers((await model.compress(PROBES[0], [text]))[0]) for text in PROBES]
-
-
-def _numbers(result: CompressedPassage | CondenseryError) -> Floats:
-    if isinstance(result, CondenseryError):
-        raise result
-    return np.append(result.memory.ravel(), np.float32(result.relevance or 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,37 +160,18 @@ class ModelLoader:
 
         Raises:
             CorruptModel: Its files don't make a model of its kind.
+            ModelCannot: Nothing runs models of its kind (``RUNNERS``).
             ModelNotFound: The model that it shares files with is not there.
             SettingError: The limits leave a generator no room for a cache.
         """
         started = time.perf_counter()
+        kind = stored.manifest.kind
+        if kind not in RUNNERS:
+            raise ModelCannot(f"nothing runs models of kind {kind!r}", field="model")
         with mapped_weights():
-            model = self._open(stored)
+            model = RUNNERS[kind](self, stored)
         model.info = replace(model.info, version=stored.version)
         return LoadedModel(model, stored, time.perf_counter() - started, weight_bytes(model.parts))
-
-    def _open(self, stored: StoredModel) -> RunningModel:
-        kind = stored.manifest.kind
-        if kind == "oscar-pair":
-            return OscarModel.load(
-                stored,
-                self.store.open_base(stored) if stored.manifest.base else None,
-                self.workers.on(self.compressor),
-                generators=self.workers.on(self.generator),
-                dtype=self.dtype,
-                threads=self.threads,
-                limits=self.limits,
-                generator_limits=self.generator_limits,
-                metrics=self.metrics,
-            )
-        return (Encoder if kind == "encoder" else Classifier).load(
-            stored,
-            self.workers.on(self.device),
-            dtype=self.dtype,
-            limits=self.limits(self.device),
-            metrics=self.metrics,
-            threads=self.threads,
-        )
 
     def limits(self, device: torch.device) -> BatchLimits:
         """Return the limits of a batch and of the queue on a device."""
@@ -166,6 +179,72 @@ class ModelLoader:
         if self.queue_tokens is None:
             return own
         return replace(own, queue_tokens=self.queue_tokens)
+
+
+Runner = Callable[[ModelLoader, StoredModel], RunningModel]
+
+
+def run_pair(loader: ModelLoader, stored: StoredModel) -> RunningModel:
+    """Run an OSCAR pair."""
+    return OscarModel.load(
+        stored,
+        loader.store.open_base(stored) if stored.manifest.base else None,
+        loader.workers.on(loader.compressor),
+        generators=loader.workers.on(loader.generator),
+        dtype=loader.dtype,
+        threads=loader.threads,
+        limits=loader.limits,
+        generator_limits=loader.generator_limits,
+        metrics=loader.metrics,
+    )
+
+
+def run_encoder(loader: ModelLoader, stored: StoredModel) -> RunningModel:
+    """Run an encoder."""
+    return _run_on_device(Encoder, loader, stored)
+
+
+def run_classifier(loader: ModelLoader, stored: StoredModel) -> RunningModel:
+    """Run a classifier, or a cross-encoder."""
+    return _run_on_device(Classifier, loader, stored)
+
+
+def _run_on_device(
+    model: type[Encoder] | type[Classifier], loader: ModelLoader, stored: StoredModel
+) -> RunningModel:
+    return model.load(
+        stored,
+        loader.workers.on(loader.device),
+        dtype=loader.dtype,
+        limits=loader.limits(loader.device),
+        metrics=loader.metrics,
+        threads=loader.threads,
+    )
+
+
+# How each kind of model runs. Of several that have a role, those of the first kind here come first
+# where a request names none: pairs rerank before cross-encoders, models of several labels classify
+# before those of one. Kinds of the store that are not here serve nothing.
+RUNNERS: dict[ModelKind, Runner] = {
+    "oscar-pair": run_pair,
+    "encoder": run_encoder,
+    "classifier": run_classifier,
+    "reranker": run_classifier,
+}
+
+
+def register_kind(kind: ModelKind, runner: Runner) -> None:
+    """Let models of another kind be stored and run, after all others where no model is named.
+
+    Call it before a store is read: manifests of kinds that are not known are broken.
+
+    Raises:
+        ValueError: There is such a kind already.
+    """
+    if kind in KINDS:
+        raise ValueError(f"there is a kind {kind!r} already")
+    KINDS.add(kind)
+    RUNNERS[kind] = runner
 
 
 class ModelLease:

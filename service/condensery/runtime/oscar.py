@@ -40,7 +40,14 @@ from condensery.runtime.oscar_pair import (
 from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.workers import Workers
-from condensery.values import Floats, ModelInfo, PairTraits, Scored, TruncationDirection
+from condensery.values import (
+    Floats,
+    ModelInfo,
+    ModelRole,
+    PairTraits,
+    Scored,
+    TruncationDirection,
+)
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -194,6 +201,7 @@ class OscarModel:
         info: What ``/v1/models`` shows.
         traits: What the pair can do.
         parts: What holds its weights.
+        roles: What it can be asked for; it reranks where it has a rerank head.
 
     Raises:
         CorruptModel: The generator does not run in steps.
@@ -217,6 +225,9 @@ class OscarModel:
         self.info = info
         self.parts = (pair.compressor, pair.generator)
         self.traits = traits or pair_traits(pair)
+        self.roles: frozenset[ModelRole] = frozenset(
+            {"oscar-pair", "reranker"} if self.traits.scores else {"oscar-pair"}
+        )
         self._pair = pair
         self._texts = CheckedTexts(texts, pair.separators, threads, model=name, metrics=metrics)
         self._positions = texts.positions
@@ -521,6 +532,12 @@ class OscarModel:
         """
         counted = self.count(question, self.tokenise(question, context), kept)
         return counted.cost(read, completion_tokens=completion_tokens)
+
+    async def probe(self, text: str) -> Floats:
+        """Return a passage's memory vectors and its score, flat, for the self-test to compare."""
+        (result,) = await self.compress(WARM_UP[0], [text])
+        compressed = _or_raise(result)
+        return np.append(compressed.memory.ravel(), np.float32(compressed.relevance or 0.0))
 
     async def warm_up(self) -> None:
         """Answer once, so that the first caller does not wait for kernels to be prepared.

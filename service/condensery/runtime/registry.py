@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, cast
+from typing import cast
 
 import torch
 
@@ -21,7 +21,13 @@ from condensery.runtime.device import (
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.generator import NO_GENERATOR_LIMITS
 from condensery.runtime.lifecycle import ModelLifecycle
-from condensery.runtime.loader import ModelLease, ModelLoader, RunningModel, self_test
+from condensery.runtime.loader import (
+    RUNNERS,
+    ModelLease,
+    ModelLoader,
+    RunningModel,
+    self_test,
+)
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.workers import Workers, WorkersByDevice
@@ -30,16 +36,14 @@ from condensery.store.aliases import FILE, ModelAliases
 from condensery.store.importing import MINILM, import_minilm
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore, shipped_store
-from condensery.values import ModelInfo
-
-Role = Literal["encoder", "oscar-pair", "reranker", "classifier"]
+from condensery.values import ModelInfo, ModelRole
 
 # No request outlives its time by more, so that a model that goes is never taken from one.
 DRAIN_MARGIN_SECONDS = 30.0
 # What answers a request that names no model, if it serves; else the first of what serves.
 DEFAULT_ENCODER = "minilm-l6"
 DEFAULT_PAIR = "oscar-mini"
-DEFAULTS: Mapping[Role, str] = {
+DEFAULTS: Mapping[ModelRole, str] = {
     "encoder": DEFAULT_ENCODER,
     "oscar-pair": DEFAULT_PAIR,
     "reranker": DEFAULT_PAIR,
@@ -69,7 +73,7 @@ class ModelRegistry:
         self._serving: dict[str, ModelLease] = {}
         self._refused: dict[str, str] = {}
         # By role: what a request that names no model gets, whatever else comes or goes.
-        self._defaults: dict[Role, str] = {}
+        self._defaults: dict[ModelRole, str] = {}
         self._watchers: list[Callable[[], None]] = []
         self.changing = ModelLifecycle(self, loader, drain_seconds)
 
@@ -137,7 +141,7 @@ class ModelRegistry:
     def _load(self, name: str, say: Callable[[str], None]) -> None:
         try:
             stored = self._loader.store.open(name)
-            if stored.manifest.kind == "language-model":  # what others are made from
+            if stored.manifest.kind not in RUNNERS:  # what others are made from
                 return
             if name in self.aliases:
                 raise ModelCannot(f"its name is an alias of {self.aliases.targets[name]!r}")
@@ -195,17 +199,22 @@ class ModelRegistry:
             raise self._unknown(name, "model", sorted(self._serving))
         return StoredReport(lease.stored)
 
-    def models(self) -> list[ModelInfo]:
-        """List what serves, defaults first; aliases are not among them."""
+    def models(self, *roles: ModelRole) -> list[ModelInfo]:
+        """List what serves, defaults first; aliases are not among them.
+
+        Args:
+            roles: Leave out what has none of these, if any are named.
+        """
         defaults = (DEFAULT_ENCODER, DEFAULT_PAIR)
-        infos = [lease.model.info for lease in self._serving.values()]
+        names = self._names(*roles) if roles else self._serving
+        infos = [self._serving[name].model.info for name in names]
         return sorted(infos, key=lambda info: (info.name not in defaults, info.name))
 
     def refused(self) -> Mapping[str, str]:
         """Name each stored model that was refused at load, with the reason."""
         return self._refused
 
-    def default_of(self, name: str) -> tuple[Role, ...]:
+    def default_of(self, name: str) -> tuple[ModelRole, ...]:
         """Return for what a model is the default, whether it serves or not."""
         return tuple(role for role, default in self._defaults.items() if default == name)
 
@@ -271,30 +280,32 @@ class ModelRegistry:
         for role, wanted in DEFAULTS.items():
             if role in self._defaults:
                 continue
-            # Rerankers: pairs before cross-encoders. Classifiers: of several labels first.
-            names = [name for name, lease in self._serving.items() if _has_role(lease.model, role)]
-            names.sort(key=lambda name: isinstance(self._serving[name].model, Classifier))
-            if role == "classifier":
-                kinds = {name: self._serving[name].model.info.kind for name in names}
-                names = [name for name in names if kinds[name] == "classifier"] or names
+            names = self._names(role)
             if names:
-                self._defaults[role] = wanted if wanted in names else names[0]
+                kinds = list(RUNNERS)
+                first = min(
+                    names, key=lambda name: kinds.index(self._serving[name].stored.manifest.kind)
+                )
+                self._defaults[role] = wanted if wanted in names else first
 
-    def _find(self, name: str | None, role: Role) -> RunningModel:
+    def _names(self, *roles: ModelRole) -> list[str]:
+        """Name what serves in any of these roles, in the order in which it came."""
+        return [
+            name for name, lease in self._serving.items() if lease.model.roles.intersection(roles)
+        ]
+
+    def _find(self, name: str | None, role: ModelRole) -> RunningModel:
         asked = name or f"default {role}"  # no model's name holds a blank
         call = request_context.served_request()
         kept: dict[str, ModelLease] = {} if call is None else call.kept
-        if asked in kept and _has_role(kept[asked].model, role):
+        if asked in kept and role in kept[asked].model.roles:
             return kept[asked].model
         wanted = self.aliases.resolve(name or self._defaults.get(role, DEFAULTS[role]))
         lease = kept.get(wanted) or self._serving.get(wanted)
-        if lease is None or not _has_role(lease.model, role):
+        if lease is None or role not in lease.model.roles:
             if not wanted:
                 raise ModelCannot(f"no {role} serves", field="model")
-            serving = [
-                own for own, own_lease in self._serving.items() if _has_role(own_lease.model, role)
-            ]
-            raise self._unknown(name or wanted, role, sorted(serving))
+            raise self._unknown(name or wanted, role, sorted(self._names(role)))
         if call is not None:
             lease.lend(call, (asked, wanted))
         return lease.model
@@ -314,16 +325,6 @@ class ModelRegistry:
         return error(
             f"model {named} {reason}; {what}s that serve: {serving}", field="model", value=wanted
         )
-
-
-def _has_role(model: RunningModel, role: Role) -> bool:
-    if role == "encoder":
-        return isinstance(model, Encoder)
-    if role == "oscar-pair":
-        return isinstance(model, OscarModel)
-    if role == "reranker" and isinstance(model, OscarModel):
-        return model.traits.scores
-    return isinstance(model, Classifier) and (role == "classifier" or model.info.kind == "reranker")
 
 
 async def load_models(

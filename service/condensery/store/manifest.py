@@ -18,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from condensery.values import ModelKind
 
@@ -36,6 +37,9 @@ PLOT = re.compile(r"plots/([a-z0-9_-]{1,64})\.png")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 VERSION_PATTERN = r"^[1-9][0-9]{0,8}$"
 
+# What a stored model may be. Language models serve nothing by themselves; how the others run is for
+# ``runtime.loader.RUNNERS`` to say, and ``register_kind`` there adds to both.
+KINDS: set[ModelKind] = {"encoder", "classifier", "reranker", "oscar-pair", "language-model"}
 Method = Literal["none", "effir", "shrp", "llm2comp", "oscar"]
 Pooling = Literal["mean", "cls", "last"]
 EndToken = Literal["tokenizer", "added", "none"]
@@ -155,6 +159,15 @@ class Manifest(BaseModel):
     quality: dict[str, JsonValue] = {}
     cost: dict[str, JsonValue] = {}
     created: int = Field(default=0, ge=0)
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind not in KINDS:
+            raise PydanticCustomError(
+                "unknown_kind", "Input should be one of {known}", {"known": sorted(KINDS)}
+            )
+        return kind
 
     @field_validator("files")
     @classmethod

@@ -107,13 +107,17 @@ def write_tokens(tokens: list[values.TextToken]) -> pb.EncodeResponse:
 def write_info(description: ModelDescription, version: str) -> pb.InfoResponse:
     """Write what a model is."""
     model = description.model
-    kinds = {"encoder": pb.MODEL_TYPE_EMBEDDING, "classifier": pb.MODEL_TYPE_CLASSIFIER}
+    kind = pb.MODEL_TYPE_RERANKER
+    if "embed" in description.tasks:
+        kind = pb.MODEL_TYPE_EMBEDDING
+    elif "rerank" not in description.tasks:
+        kind = pb.MODEL_TYPE_CLASSIFIER
     return pb.InfoResponse(
         version=version,
         model_id=model.name,
         model_sha=model.fingerprint,
         model_dtype=model.dtype,
-        model_type=kinds.get(model.kind, pb.MODEL_TYPE_RERANKER),
+        model_type=kind,
         max_concurrent_requests=description.max_concurrent_requests,
         max_input_length=model.max_tokens,
         max_batch_tokens=description.max_batch_tokens,

@@ -19,6 +19,7 @@ from condensery.api.rest.schemas.service import (
 from condensery.errors import InputError, ModelNotFound, Unavailable, shorten
 from condensery.jobs import models
 from condensery.jobs.models import (
+    ModelDescription,
     describe_model,
     list_capabilities,
     read_model_card,
@@ -115,7 +116,7 @@ async def tei_info(_request: Request, services: Services) -> Response:
             "model_sha": default.fingerprint,
             "model_dtype": default.dtype,
             "served_model_name": default.name,
-            "model_type": _tei_model_type(default),
+            "model_type": _tei_model_type(described),
             "max_concurrent_requests": described.max_concurrent_requests,
             "max_input_length": default.max_tokens,
             "max_batch_tokens": described.max_batch_tokens,
@@ -212,16 +213,16 @@ async def show_plot(request: Request, services: Services) -> Response:
     return Response(content, headers=NO_SNIFF, media_type="image/png")
 
 
-def _tei_model_type(info: ModelInfo) -> dict[str, Any]:
+def _tei_model_type(described: ModelDescription) -> dict[str, Any]:
     """Return TEI's dict of a single key, which names the model's type."""
-    if info.kind == "encoder":
-        return {"embedding": {"pooling": info.pooling}}
-    labels = info.labels or ("relevance",)
+    if "embed" in described.tasks:
+        return {"embedding": {"pooling": described.model.pooling}}
+    labels = described.model.labels or ("relevance",)
     mappings = {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
     }
-    return {"classifier" if info.kind == "classifier" else "reranker": mappings}
+    return {"reranker" if "rerank" in described.tasks else "classifier": mappings}
 
 
 def _kserve_version(

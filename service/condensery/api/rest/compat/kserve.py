@@ -59,8 +59,8 @@ async def kserve_model_ready(request: Request, services: Services) -> Response:
 
 def _tensors(info: ModelInfo) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return what the model takes and gives; -1 is any number."""
-    if info.kind == "encoder":
-        return [_tensor("input", "BYTES", -1)], [_tensor("embedding", "FP32", -1, info.dims or -1)]
+    if info.dims is not None:  # it gives vectors
+        return [_tensor("input", "BYTES", -1)], [_tensor("embedding", "FP32", -1, info.dims)]
     inputs = [_tensor("query", "BYTES", 1), _tensor("documents", "BYTES", -1)]
     return inputs, [_tensor("relevance_score", "FP32", -1), _tensor("answer", "BYTES", 1)]
 
