@@ -38,8 +38,12 @@ def _load_json_value() -> Any:
 
 
 Floats = NDArray[np.float32]
-# What a stored model is. Kinds are open: the store knows which there are, the runtime how they run.
+# What a stored model is, and what made it smaller: what its manifest may say. Both are open:
+# ``runtime.loader.register_kind`` registers how a kind runs, ``networks.building.register_method``
+# which networks a method makes, and both add to these.
 ModelKind = str
+KINDS: set[ModelKind] = {"encoder", "classifier", "reranker", "oscar-pair", "language-model"}
+METHODS = {"none", "effir", "shrp", "llm2comp", "oscar"}
 # What a running model is asked for. Roles are few, since each is an interface of the jobs; a model
 # of any kind has one, or several.
 ModelRole = Literal["encoder", "oscar-pair", "reranker", "classifier"]

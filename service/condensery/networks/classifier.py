@@ -18,11 +18,15 @@ class Classifier(nn.Module):
         backbone: Reads packed tokens.
         pooling: Which of a text's token vectors the head reads.
         head: (texts, width) to (texts, labels), float32.
+        labels: How many.
         typed: Whether the network tells the second text of a pair by its tokens' types.
     """
 
-    def __init__(self, backbone: Backbone, pooling: Pooling, head: nn.Module, typed: bool) -> None:
+    def __init__(
+        self, backbone: Backbone, pooling: Pooling, head: nn.Module, *, labels: int, typed: bool
+    ) -> None:
         super().__init__()
+        self.labels = labels
         self.backbone = backbone
         self.pooling: Pooling = pooling
         self.head = head
@@ -69,7 +73,9 @@ def run_classifier(model: PreTrainedModel) -> Classifier:
     else:
         raise ValueError(f"model_type: the head of a {config.model_type!r} classifier is not known")
     typed = getattr(config, "type_vocab_size", 0) > 1
-    return Classifier(run_packed(base), pooling, head.float(), typed)
+    return Classifier(
+        run_packed(base), pooling, head.float(), labels=config.num_labels, typed=typed
+    )
 
 
 class _Tokens(nn.Module):

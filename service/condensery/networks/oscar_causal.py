@@ -1,26 +1,24 @@
 """An OSCAR pair whose generator is a causal language model: Mistral, Llama, Qwen2 and their like.
 
-Its compressor is one too (``oscar_causal_compressor``), or a BERT (``oscar_bert.BertHalf``).
+What its compressor may be is in ``oscar_families``.
 
 Source: OSCAR, "Online Soft Compression And Reranking", arXiv:2504.07109, sections 3.2 and 3.3.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from condensery.networks.adapters import Adapters
-from condensery.networks.decoders import build, fill_buffers, headless, put, rotary_buffers
+from condensery.networks.decoders import build, fill_buffers, put, rotary_buffers
 from condensery.networks.linear import prepack_linears
-from condensery.networks.oscar_bert import BertHalf
-from condensery.networks.oscar_causal_compressor import CausalCompressor, check_positions
-from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
+from condensery.networks.oscar_causal_compressor import check_positions
+from condensery.networks.oscar_causal_shape import CausalShape
+from condensery.networks.oscar_families import COMPRESSORS
 from condensery.networks.oscar_interface import PromptPart
-from condensery.networks.oscar_shape import BertShape
 
 CPU = torch.device("cpu")
 HALVES = ("compressor", "generator")
@@ -92,15 +90,14 @@ class CausalPair(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
-        self.compressor = _compressor(shape.compressor, compressor, generator.hidden_size)
+        family = COMPRESSORS[shape.family]
+        self.compressor = family.build(compressor, shape.compressor, generator.hidden_size)
         self.generator = CausalGenerator(build(generator))
         check_positions(generator, shape.generator.positions, "prompt")
-        # What a compressor of its own kind alone may have.
-        own = shape.compressor if isinstance(shape.compressor, CompressorShape) else None
-        self._shared = own is not None and own.shared
-        self._rounded_rope = own is not None and own.rounded_rope
+        self._shared = shape.compressor.shared
+        self._rounded_rope = shape.compressor.rounded_rope
         self._adapter_scales = {
-            "compressor": 0.0 if own is None else own.adapter_scale,
+            "compressor": shape.compressor.adapter_scale,
             "generator": shape.generator.adapter_scale,
         }
 
@@ -214,22 +211,6 @@ class CausalPair(nn.Module):
             device = module.get_buffer(name).device
             setattr(module, name, nn.Buffer(value.to(device), persistent=False))
         return moved
-
-
-def _compressor(
-    shape: CompressorShape | BertShape, config: PretrainedConfig, written: int
-) -> CausalCompressor | BertHalf:
-    """Build a compressor whose weights are still nowhere, for a generator so wide."""
-    if isinstance(shape, CompressorShape):
-        backbone = headless(build(config), final_norm=shape.final_norm)
-        with torch.device("meta"):
-            return CausalCompressor(backbone, shape, written)
-    if not isinstance(config, BertConfig) or config.is_decoder:
-        raise ValueError(
-            f"halves that don't match: a {config.model_type!r} model is no BERT encoder"
-        )
-    with torch.device("meta"):
-        return BertHalf(deepcopy(config), shape, written)
 
 
 SHARED = "compressor.backbone."

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from condensery.networks.oscar_shape import BertShape, check_fewer, rate_of, without_defaults
 
@@ -62,6 +62,9 @@ class CompressorShape:
     adapter_scale: float = 0.0
     rounded_rope: bool = False
     fewer: tuple[int, ...] = ()
+
+    # Of a passage in a full window; 0: as many as the question leaves of a text.
+    passage_tokens: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.layout not in get_args(Layout):
@@ -149,9 +152,9 @@ class GeneratorShape:
             raise ValueError("memory and stop must name at least one token each")
 
 
-# By its name in a manifest's shape, what a compressor is. A pair that shares its base encoder's
-# word table (``OscarShape``) has no such name.
-FAMILIES: Mapping[str, type[CompressorShape] | type[BertShape]] = {
+# By its name in a manifest's shape, what a compressor is; how it is built is in ``oscar_families``.
+# A pair that shares its base encoder's word table (``OscarShape``) has no such name.
+FAMILIES: dict[str, type[CompressorShape] | type[BertShape]] = {
     "causal": CompressorShape,
     "bert-causal": BertShape,
 }
@@ -165,8 +168,7 @@ class CausalShape:
     generator: GeneratorShape
 
     def __post_init__(self) -> None:
-        own, names = self.compressor, len(self.generator.memory)
-        rows = own.memory_tokens if isinstance(own, BertShape) else own.memory_rows
+        rows, names = self.compressor.memory_rows, len(self.generator.memory)
         if rows != names:
             raise ValueError(
                 f"halves that don't match: the compressor has {rows} memory tokens, "

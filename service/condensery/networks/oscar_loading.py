@@ -1,8 +1,8 @@
-"""A stored pair's files, as networks and texts that run. Only this module looks at kinds of pair.
+"""A stored pair's files, as networks and texts that run.
 
-By its ``family``, a manifest's shape is of a pair of causal language models ("causal"), of one
-with a BERT-size compressor ("bert-causal"), or, without one, of a pair that shares the word table
-of its base, which ``runtime.pair`` loads.
+A manifest's shape with a ``family`` is of a pair whose generator is a causal language model, and
+whose compressor is of that family (``oscar_families``); without one, of a pair that shares the word
+table of its base, which ``runtime.oscar_pair`` loads.
 """
 
 import json
@@ -14,19 +14,18 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import BertConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
-from condensery.networks.accounting import CausalPairCost, DecoderShape, InferenceCosts, PairCost
+from condensery.networks.accounting import InferenceCosts, PairCost
 from condensery.networks.decoders import read_config
-from condensery.networks.last_layer import trims
 from condensery.networks.oscar import OscarPair
-from condensery.networks.oscar_bert import BertHalf, BertTexts, BertWindows
+from condensery.networks.oscar_bert import BertTexts
 from condensery.networks.oscar_causal import CPU, HALVES, CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape
-from condensery.networks.oscar_compressor import Compressor
+from condensery.networks.oscar_families import COMPRESSORS, bert_sizes, decoder_shape
 from condensery.networks.oscar_interface import PairTexts
-from condensery.networks.oscar_shape import BertShape, OscarShape
-from condensery.networks.oscar_texts import CausalTexts, CompressorTexts, GeneratorTexts
+from condensery.networks.oscar_shape import OscarShape
+from condensery.networks.oscar_texts import CausalTexts, GeneratorTexts
 
 
 def read_shape(values: Mapping[str, Any]) -> OscarShape | CausalShape:
@@ -58,14 +57,8 @@ def open_texts(directory: Path, shape: Mapping[str, Any]) -> PairTexts:
     if isinstance(read, OscarShape):
         return BertTexts(_tokenizer(directory), read)
     compressor, generator = (_tokenizer(directory / half) for half in HALVES)
-    own = read.compressor
-    return CausalTexts(
-        BertWindows(compressor, own)
-        if isinstance(own, BertShape)
-        else CompressorTexts(compressor, own),
-        GeneratorTexts(generator, read.generator),
-        read,
-    )
+    windows = COMPRESSORS[read.family].windows(compressor, read.compressor)
+    return CausalTexts(windows, GeneratorTexts(generator, read.generator), read)
 
 
 def open_networks(
@@ -105,11 +98,11 @@ def read_configs(
     Raises:
         ValueError: One is of no model that its half can be; the half is named.
     """
-    kinds = (_read_bert if isinstance(shape.compressor, BertShape) else read_config, read_config)
+    readers = (COMPRESSORS[shape.family].read_config, read_config)
     configs: list[PretrainedConfig] = []
-    for half, kind, values in zip(HALVES, kinds, (compressor, generator), strict=True):
+    for half, read, values in zip(HALVES, readers, (compressor, generator), strict=True):
         try:
-            configs.append(kind(values))
+            configs.append(read(values))
         except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
             raise ValueError(f"{half}/config.json: {error}") from error
     return configs[0], configs[1]
@@ -123,42 +116,10 @@ def cost_of(pair: OscarPair | CausalPair) -> InferenceCosts:
     """
     if isinstance(pair, OscarPair):
         return PairCost.of(
-            pair.shape, **_bert_sizes(pair.compressor), vocabulary=len(pair.generator.words)
+            pair.shape, **bert_sizes(pair.compressor), vocabulary=len(pair.generator.words)
         )
-    generator = _decoder(pair.generator.network.config)
-    if isinstance(pair.compressor, BertHalf):
-        return PairCost.beside(pair.compressor.shape, generator, **_bert_sizes(pair.compressor))
-    shape = pair.compressor.shape
-    return CausalPairCost.of(
-        _decoder(pair.compressor.backbone.config),
-        generator,
-        memory_tokens=shape.memory_tokens,
-        memory_rate=shape.memory_rate,
-        mapping_size=shape.mapping_size,
-        rerank=shape.rerank,
-        specials=shape.specials,
-        question=shape.question,
-    )
-
-
-def _decoder(config: PretrainedConfig) -> DecoderShape:
-    return DecoderShape.from_config(config.to_dict(), trimmed=trims(config.model_type))
-
-
-def _bert_sizes(compressor: Compressor) -> dict[str, int]:
-    config = compressor.backbone.config
-    return {
-        "hidden_size": config.hidden_size,
-        "mlp_size": config.intermediate_size,
-        "layers": config.num_hidden_layers,
-    }
-
-
-def _read_bert(values: Mapping[str, Any]) -> PretrainedConfig:
-    kind = values.get("model_type")
-    if kind != "bert":
-        raise ValueError(f"model_type {kind!r} is no BERT encoder")
-    return BertConfig.from_dict(dict(values))
+    count = COMPRESSORS[pair.shape.family].cost
+    return count(pair.compressor, decoder_shape(pair.generator.network.config))
 
 
 def _json(path: Path) -> dict[str, Any]:

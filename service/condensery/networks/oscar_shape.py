@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 
 def check_fewer(fewer: object, memory_tokens: int) -> None:
@@ -64,6 +64,11 @@ class BertShape:
     mapping_size: int = 768
     fewer: tuple[int, ...] = ()
 
+    # Of a causal pair's compressor (``CompressorShape``): this one has weights of its own.
+    shared: ClassVar[bool] = False
+    adapter_scale: ClassVar[float] = 0.0
+    rounded_rope: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
@@ -73,6 +78,11 @@ class BertShape:
             elif field.type is int and (type(value) is not int or value < 1):  # True is an int too
                 raise ValueError(f"{field.name} must be a positive integer, not {value!r}")
         check_fewer(self.fewer, self.memory_tokens)
+
+    @property
+    def memory_rows(self) -> int:
+        """Learned memory embeddings: one for each memory token."""
+        return self.memory_tokens
 
     @property
     def rerank(self) -> bool:

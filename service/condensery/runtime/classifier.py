@@ -17,7 +17,7 @@ from tokenizers import Encoding, Tokenizer
 
 from condensery.errors import CondenseryError, CorruptModel, InputError, ModelFault
 from condensery.networks import classifier as networks
-from condensery.networks.backbone import load_classifier
+from condensery.networks.building import NetworkFiles, build_classifier
 from condensery.runtime.batcher import Batcher
 from condensery.runtime.encoder import WARM_UP_TOKENS, describe_model
 from condensery.runtime.queue import BatchLimits
@@ -286,13 +286,12 @@ class Classifier:
         labels = manifest.shape.get("labels")
         if manifest.kind not in ("classifier", "reranker") or not isinstance(labels, list):
             raise CorruptModel(f"{manifest.name}: kind {manifest.kind!r} is no classifier")
-        model = load_classifier(stored.path, device=workers.device, dtype=dtype)
-        if (count := getattr(model.config, "num_labels", 0)) != len(labels):
-            raise CorruptModel(f"{manifest.name}: has {count} labels, its manifest {len(labels)}")
-        try:
-            network = networks.run_classifier(model)
-        except ValueError as error:
-            raise CorruptModel(f"{manifest.name}: {error}") from error
+        files = NetworkFiles(manifest.name, stored.path, manifest.shape, workers.device, dtype)
+        network = build_classifier(manifest.method, files)
+        if network.labels != len(labels):
+            raise CorruptModel(
+                f"{manifest.name}: has {network.labels} labels, its manifest {len(labels)}"
+            )
         info = describe_model(
             manifest,
             network.backbone,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from condensery.errors import CondenseryError, CorruptModel, ModelFault
-from condensery.networks.backbone import Backbone, load_backbone
+from condensery.networks.backbone import Backbone
+from condensery.networks.building import NetworkFiles, build_backbone
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.pooling import Pooling, normalise, pool
 from condensery.runtime.batcher import Batcher
@@ -219,7 +220,8 @@ class Encoder:
                 f"{manifest.name}: kind {manifest.kind!r} with pooling {manifest.pooling!r} "
                 "is no encoder"
             )
-        backbone = load_backbone(stored.path, device=workers.device, dtype=dtype)
+        files = NetworkFiles(manifest.name, stored.path, manifest.shape, workers.device, dtype)
+        backbone = build_backbone(manifest.method, files)
         info = describe_model(
             manifest,
             backbone,

@@ -24,9 +24,9 @@ from condensery.runtime.oscar import OscarModel
 from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.workers import WorkersByDevice
-from condensery.store.manifest import KINDS, StoredModel
+from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore
-from condensery.values import Floats, ModelInfo, ModelKind, ModelRole
+from condensery.values import KINDS, Floats, ModelInfo, ModelKind, ModelRole
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics

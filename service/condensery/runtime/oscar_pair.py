@@ -38,7 +38,7 @@ from condensery.networks.oscar_interface import (
 )
 from condensery.networks.oscar_loading import cost_of, open_networks, open_texts, read_shape
 from condensery.networks.oscar_packing import Specials
-from condensery.networks.oscar_shape import BertShape, OscarShape
+from condensery.networks.oscar_shape import OscarShape
 from condensery.networks.stepping import StepperNetwork
 from condensery.question import AnswerCost, CompressedPassage
 from condensery.request_context import current_request
@@ -167,13 +167,12 @@ def runnable_bert_pair(pair: OscarPair, directory: Path) -> RunnablePair:
 
 def runnable_causal_pair(pair: CausalPair, texts: PairTexts) -> RunnablePair:
     """Run networks whose generator is a causal language model."""
-    own = pair.compressor.shape
     return RunnablePair(
         texts=texts,
         compressor=pair.compressor,
         generator=pair.generator,
         cost=cost_of(pair),
-        window=own.passage_tokens if isinstance(own, BertShape) else 0,
+        window=pair.compressor.shape.passage_tokens,
         separators=0,
         detokenizer=lambda: DecodingDetokenizer(texts.decode),
         token=_token_decoder(texts),

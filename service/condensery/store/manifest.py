@@ -14,13 +14,14 @@ from pydantic import (
     JsonValue,
     ModelWrapValidatorHandler,
     StringConstraints,
+    ValidationInfo,
     computed_field,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from condensery.values import ModelKind
+from condensery.values import KINDS, METHODS, ModelKind
 
 MANIFEST = "model.json"
 WEIGHTS = ".safetensors"
@@ -37,10 +38,6 @@ PLOT = re.compile(r"plots/([a-z0-9_-]{1,64})\.png")
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 VERSION_PATTERN = r"^[1-9][0-9]{0,8}$"
 
-# What a stored model may be. Language models serve nothing by themselves; how the others run is for
-# ``runtime.loader.RUNNERS`` to say, and ``register_kind`` there adds to both.
-KINDS: set[ModelKind] = {"encoder", "classifier", "reranker", "oscar-pair", "language-model"}
-Method = Literal["none", "effir", "shrp", "llm2comp", "oscar"]
 Pooling = Literal["mean", "cls", "last"]
 EndToken = Literal["tokenizer", "added", "none"]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -141,7 +138,7 @@ class Manifest(BaseModel):
     name: str = Field(pattern=NAME_PATTERN)
     version: str = Field(default="1", pattern=VERSION_PATTERN)
     kind: ModelKind
-    method: Method = "none"
+    method: str = "none"
     base: str | None = Field(default=None, pattern=NAME_PATTERN)
     base_fingerprint: Fingerprint | None = None
     prompts: dict[str, str] = {}
@@ -160,14 +157,15 @@ class Manifest(BaseModel):
     cost: dict[str, JsonValue] = {}
     created: int = Field(default=0, ge=0)
 
-    @field_validator("kind")
+    @field_validator("kind", "method")
     @classmethod
-    def _known(cls, kind: str) -> str:
-        if kind not in KINDS:
+    def _known(cls, name: str, info: ValidationInfo) -> str:
+        known = KINDS if info.field_name == "kind" else METHODS
+        if name not in known:
             raise PydanticCustomError(
-                "unknown_kind", "Input should be one of {known}", {"known": sorted(KINDS)}
+                "unknown_name", "Input should be one of {known}", {"known": sorted(known)}
             )
-        return kind
+        return name
 
     @field_validator("files")
     @classmethod
