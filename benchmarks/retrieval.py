@@ -157,7 +157,7 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     await encoder.warm_up()
     with IndexStore(folder) as store_of_indexes:
         pool: Any = OneEncoder(encoder)
-        services = Services(pool=pool, indexes=store_of_indexes, metrics=Metrics())
+        services = Services(registry=pool, indexes=store_of_indexes, metrics=Metrics())
         await fill(services, read_lines(args.data / "corpus.jsonl.gz"))
         judged = read_judgements(args.data / "qrels.test.tsv")
         judged = dict(list(judged.items())[: args.queries])

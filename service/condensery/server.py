@@ -217,10 +217,10 @@ class Server:
         say("loading PyTorch")
         from condensery.runtime.registry import load_models
 
-        pool = await load_models(settings, metrics, say, usual_umask=self._usual_umask)
-        stack.callback(self._close_pool, pool)
+        registry = await load_models(settings, metrics, say, usual_umask=self._usual_umask)
+        stack.callback(self._close_registry, registry)
         self._services = services = Services(
-            pool=pool,
+            registry=registry,
             indexes=indexes,
             metrics=metrics,
             limits=_limits(settings),
@@ -231,12 +231,12 @@ class Server:
             slow=SlowRequests(settings.slow_ms),
         )
         watch_models(services)
-        self._watch(stack, pool, metrics)
+        self._watch(stack, registry, metrics)
         stack.push_async_callback(services.rebuilds.close)
         await resume_rebuilds(services)
         log_outdated_prompts(services)
         samples = False
-        if settings.samples and pool.models("encoder"):
+        if settings.samples and registry.models("encoder"):
             try:
                 samples = await ensure_samples(services, say)
             except CondenseryError as error:  # a full disk: searching what is there still works
@@ -264,7 +264,7 @@ class Server:
         await self._rest.started()
         services.health.start()
         url = self._greet(listener.getsockname()[1], time.perf_counter() - began)
-        say(_example(url, pool, samples=samples, keyed=not self._keys.open))
+        say(_example(url, registry, samples=samples, keyed=not self._keys.open))
 
     async def run(self) -> None:
         """Serve until a signal, or until something breaks that can't be mended; then end."""
@@ -303,7 +303,7 @@ class Server:
     async def _stop_servers(self, grace: float) -> None:
         await asyncio.gather(self._rest.stop(grace), self._grpc.stop(grace))
 
-    def _watch(self, stack: AsyncExitStack, pool: "ModelRegistry", metrics: Metrics) -> None:
+    def _watch(self, stack: AsyncExitStack, registry: "ModelRegistry", metrics: Metrics) -> None:
         from condensery.runtime.watchdog import FAREWELL_SECONDS, Watchdog
 
         loop, health = asyncio.get_running_loop(), self._services.health
@@ -314,20 +314,20 @@ class Server:
             loop.call_later(FAREWELL_SECONDS, self._ended.set)
 
         watchdog = Watchdog(
-            pool.teams,
+            registry.teams,
             loop,
             on_fault=health.fault,
             on_fatal=fatal,
             # Nothing acknowledged is lost: it is synced.
             end_process=lambda: os._exit(FAULT_STATUS),
             stall_seconds=self._settings.worker_stall_seconds,
-            loading=lambda: bool(pool.changing.states.loading),
+            loading=lambda: bool(registry.changing.states.loading),
             metrics=metrics,
         )
         stack.callback(watchdog.close)
 
-    def _close_pool(self, pool: "ModelRegistry") -> None:
-        pool.close(FATAL_GRACE_SECONDS if self.fatal else self._settings.grace_seconds)
+    def _close_registry(self, registry: "ModelRegistry") -> None:
+        registry.close(FATAL_GRACE_SECONDS if self.fatal else self._settings.grace_seconds)
 
     def _read_keys(self) -> bool:
         """Read the keys that are set; returns whether one is to be made since there are none.
@@ -409,9 +409,9 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _example(url: str, pool: "ModelRegistry", *, samples: bool, keyed: bool) -> str:
+def _example(url: str, registry: "ModelRegistry", *, samples: bool, keyed: bool) -> str:
     """Return a request that this server answers: of the sample index only where there is one."""
-    if pool.models("oscar-pair"):
+    if registry.models("oscar-pair"):
         passages = '"documents": ["Mendel studied seven traits of peas."]'
         passages = f'"index": {{"name": "{SAMPLES}"}}' if samples else passages
         body = f'{{"query": "How many traits did Mendel study?", {passages}}}'

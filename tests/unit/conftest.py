@@ -566,7 +566,7 @@ def services(pool: StandInPool, tmp_path: Path) -> Iterator[Services]:
             max_items=50, max_body_bytes=20_000, passage_tokens=12, passage_overlap=2
         )
         services = Services(
-            pool=pool,
+            registry=pool,
             indexes=indexes,
             metrics=metrics,
             limits=limits,

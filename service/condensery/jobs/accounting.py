@@ -102,12 +102,12 @@ def label_model(services: Services, model: str | None, task: Task, index: str | 
         if index is not None:
             model = services.indexes.info(index).encoder
         if task in ("answer", "compress", "compare"):
-            return services.pool.reader(model).info.name
+            return services.registry.reader(model).info.name
         if task == "rerank":
-            return services.pool.scorer(model).info.name
+            return services.registry.scorer(model).info.name
         if task == "classify":
-            return services.pool.classifier(model).info.name
-        return services.pool.encoder(model).info.name
+            return services.registry.classifier(model).info.name
+        return services.registry.encoder(model).info.name
     except CondenseryError:  # the job itself raises it again
         return UNKNOWN_MODEL
 

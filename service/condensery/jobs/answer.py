@@ -370,7 +370,7 @@ def _speedup(compressed: Answer, plain: Answer) -> float:
 async def _cosine(services: Services, text: str, other: str) -> float | None:
     """Return the cosine of two texts' vectors by the default encoder; None if there is none."""
     try:
-        encoder = services.pool.encoder()
+        encoder = services.registry.encoder()
     except ModelNotFound:
         return None
     vectors = (await encoder.embed([text, other], field="answer")).vectors.astype(np.float64)
@@ -408,7 +408,7 @@ async def compress_documents(
         ModelFault: Not one document could be compressed; a part is reported document by document.
         Overloaded, Unavailable, DeadlineExceeded: Nothing is free, or no time is left.
     """
-    oscar = services.pool.reader(model)
+    oscar = services.registry.reader(model)
     check_query(services.limits, oscar, text)
     check_documents(services.limits, oscar, documents)
     vectors = choose_vector_counts(oscar.traits, rate, field="ratio")[0]

@@ -71,7 +71,7 @@ async def embed(
         ModelFault: A vector came out non-finite.
         Overloaded: The queue is full.
     """
-    encoder = services.pool.encoder(model)
+    encoder = services.registry.encoder(model)
     info = encoder.info
     check_inputs(services.limits, info, texts, field)
     check_dimensions(info, dimensions)
@@ -196,7 +196,7 @@ async def embed_tokens(
     Arguments and errors are those of ``embed``; there may be only so many texts as have no more
     than ``MAX_TOKEN_VECTORS`` tokens if they are as long as the model reads.
     """
-    encoder = services.pool.encoder(model)
+    encoder = services.registry.encoder(model)
     max_texts = max(1, MAX_TOKEN_VECTORS // encoder.info.max_tokens)
     limits = services.limits
     check_inputs(limits, encoder.info, texts, field, min(max_texts, limits.max_items))
@@ -232,7 +232,7 @@ async def tokenize(
         ModelNotFound: No such encoder.
         InputError: As the message says; PayloadTooLarge among them.
     """
-    encoder = services.pool.encoder(model)
+    encoder = services.registry.encoder(model)
     check_inputs(services.limits, encoder.info, texts, field)
     prompt = find_prompt(encoder, prompt_name)
     characters = sum(map(len, texts))
@@ -268,7 +268,7 @@ async def decode_tokens(
         ModelNotFound: No such encoder.
         InputError: An id is out of the range of tokens.
     """
-    encoder = services.pool.encoder(model)
+    encoder = services.registry.encoder(model)
     check_count(ids, "ids", services.limits.max_items)
     for place, row in enumerate(ids):
         for number in row:
@@ -318,7 +318,7 @@ async def compare_texts(
     Raises:
         As ``embed``; a text is named as ``inputs.source_sentence`` or ``inputs.sentences[i]``.
     """
-    limits, info = services.limits, services.pool.encoder(model).info
+    limits, info = services.limits, services.registry.encoder(model).info
     check_inputs(limits, info, sentences, "inputs.sentences", limits.max_items - 1)
     check_texts([source], "inputs.source_sentence", max_chars_of(limits, info))
     embedded = await embed(
@@ -344,7 +344,7 @@ async def embed_sparse(services: Services, text: str, *, model: str | None = Non
         ModelNotFound: No such model.
         ModelCannot: It gives none.
     """
-    name = services.pool.encoder(model).info.name
+    name = services.registry.encoder(model).info.name
     raise ModelCannot(
         f"model {name!r} gives dense vectors only; no model here gives sparse ones.",
         field="model",

@@ -334,7 +334,7 @@ def check_index_settings(metric: str, kind: str) -> None:
 
 def find_embedder(services: Services, name: str | None) -> tuple[Encoder, int]:
     """Return an encoder and its dimensions; ModelNotFound, or InputError if it gives no vectors."""
-    encoder = services.pool.encoder(name)
+    encoder = services.registry.encoder(name)
     info = encoder.info
     if info.dims is None:
         raise InputError(f"encoder: {info.name} gives no vectors.", field="encoder", value=name)
@@ -348,7 +348,7 @@ def find_index_encoder(services: Services, index: IndexInfo) -> Encoder:
         EncoderMismatch: It does not run, or has changed since.
     """
     try:
-        encoder = services.pool.encoder(index.encoder)
+        encoder = services.registry.encoder(index.encoder)
     except ModelNotFound as error:
         raise EncoderMismatch(
             f"Index {index.name!r} was made by encoder {index.encoder!r} "

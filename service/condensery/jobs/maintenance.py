@@ -469,12 +469,12 @@ async def _measure_overlap(services: Services, run: RebuildRun) -> float | None:
 
 def _find_new_encoder(services: Services, plan: RebuildPlan) -> Encoder:
     _check_same_encoder(services, plan)
-    return services.pool.encoder(plan.encoder)
+    return services.registry.encoder(plan.encoder)
 
 
 def _check_same_encoder(services: Services, plan: RebuildPlan) -> None:
     """Refuse an encoder that is not the one that the rebuild began with."""
-    running = services.pool.encoder(plan.encoder).info.fingerprint
+    running = services.registry.encoder(plan.encoder).info.fingerprint
     if running != plan.fingerprint:
         raise EncoderMismatch(
             f"Index {plan.index!r} is being rebuilt for encoder {plan.encoder!r} with fingerprint "

@@ -53,7 +53,7 @@ class ModelDescription:
 
 def list_capabilities(services: Services) -> dict[str, list[ModelInfo]]:
     """Return which models can do what, by the task's name in TEI's ``/info``."""
-    return {task: services.pool.models(*roles) for task, roles in TASK_ROLES.items()}
+    return {task: services.registry.models(*roles) for task, roles in TASK_ROLES.items()}
 
 
 def describe_model(services: Services, name: str | None = None) -> ModelDescription:
@@ -86,7 +86,7 @@ def is_classifier(services: Services, name: object) -> bool:
         own = _find_model(services, name).name
     except (ModelNotFound, Unavailable):
         return False
-    return any(info.name == own for info in services.pool.models("classifier"))
+    return any(info.name == own for info in services.registry.models("classifier"))
 
 
 def _default_model(services: Services) -> ModelInfo:
@@ -100,9 +100,9 @@ def _default_model(services: Services) -> ModelInfo:
 def _find_model(services: Services, name: str | None) -> ModelInfo:
     if name is None:
         return _default_model(services)
-    pool = services.pool
+    registry = services.registry
     errors: list[ModelNotFound] = []
-    for find in (pool.encoder, pool.reader, pool.classifier):
+    for find in (registry.encoder, registry.reader, registry.classifier):
         try:
             return find(name).info
         except ModelNotFound as error:
@@ -115,17 +115,17 @@ def _find_model(services: Services, name: str | None) -> ModelInfo:
 
 async def read_model_report(services: Services, model: str) -> ModelReport:
     """Return what a model was measured at."""
-    return await asyncio.to_thread(services.pool.measured(model).report)
+    return await asyncio.to_thread(services.registry.measured(model).report)
 
 
 async def read_model_card(services: Services, model: str) -> str:
     """Return a model's card, Markdown."""
-    return await asyncio.to_thread(services.pool.measured(model).card)
+    return await asyncio.to_thread(services.registry.measured(model).card)
 
 
 async def read_model_plot(services: Services, model: str, plot: str) -> bytes:
     """Return a plot of a model's report, PNG."""
-    return await asyncio.to_thread(services.pool.measured(model).plot, plot)
+    return await asyncio.to_thread(services.registry.measured(model).plot, plot)
 
 
 # Loading, unloading and aliases
@@ -135,27 +135,27 @@ def watch_models(services: Services) -> None:
     """Let readiness and held contexts follow the models that serve, from now on."""
 
     def follow() -> None:
-        missing = services.pool.missing()
+        missing = services.registry.missing()
         services.health.set_missing(
             None if missing is None else f"the default model {missing} is not loaded"
         )
-        infos = services.pool.models()
+        infos = services.registry.models()
         services.contexts.keep_only({info.name: info.fingerprint for info in infos})
 
-    services.pool.watch(follow)
+    services.registry.watch(follow)
 
 
 def list_models(services: Services) -> list[ModelInfo]:
     """List what serves, defaults first, then the aliases of what does; pairs with their traits."""
-    pool = services.pool
-    pairs = {info.name for info in pool.models("oscar-pair")}
+    registry = services.registry
+    pairs = {info.name for info in registry.models("oscar-pair")}
     infos = [
-        replace(info, pair=pool.reader(info.name).traits) if info.name in pairs else info
-        for info in pool.models()
+        replace(info, pair=registry.reader(info.name).traits) if info.name in pairs else info
+        for info in registry.models()
     ]
     by_name = {info.name: info for info in infos}
-    for alias in pool.aliases.targets:
-        target = by_name.get(pool.aliases.resolve(alias))
+    for alias in registry.aliases.targets:
+        target = by_name.get(registry.aliases.resolve(alias))
         if target is not None:
             infos.append(replace(target, id=alias, alias_of=target.name))
     return infos
@@ -163,11 +163,11 @@ def list_models(services: Services) -> list[ModelInfo]:
 
 def is_serving(services: Services, name: str) -> bool | None:
     """Say whether a model, or what an alias leads to, serves; None if there is none of the name."""
-    pool = services.pool
-    target = pool.aliases.resolve(name)
-    if any(info.name == target for info in pool.models()):
+    registry = services.registry
+    target = registry.aliases.resolve(name)
+    if any(info.name == target for info in registry.models()):
         return True
-    return False if target != name or name in pool.refused() else None
+    return False if target != name or name in registry.refused() else None
 
 
 async def list_versions(services: Services) -> list[ModelVersion]:
@@ -176,7 +176,7 @@ async def list_versions(services: Services) -> list[ModelVersion]:
     Raises:
         StoreError: A store can't be read.
     """
-    return await services.pool.changing.versions()
+    return await services.registry.changing.versions()
 
 
 async def load_model(
@@ -198,7 +198,7 @@ async def load_model(
         ModelAliasTaken: Its name is an alias.
         ModelNotLoaded: It is broken, or fails when it is tried, or there is no memory for it.
     """
-    loaded = await services.pool.changing.load(name, version, again=again)
+    loaded = await services.registry.changing.load(name, version, again=again)
     fingerprint = loaded.info.fingerprint
     log_outdated_prompts(services, encoder=name)
     return replace(loaded, stranded_indexes=_stranded_indexes(services, name, fingerprint))
@@ -219,7 +219,7 @@ async def unload_model(services: Services, name: str, *, force: bool = False) ->
         ModelInUse: An alias leads to it; or, without ``force``, it is a default, an index's or a
             rebuild's.
     """
-    unloaded = await services.pool.changing.unload(name, _unload_check(services, name, force))
+    unloaded = await services.registry.changing.unload(name, _unload_check(services, name, force))
     return replace(unloaded, stranded_indexes=_stranded_indexes(services, name, None))
 
 
@@ -243,12 +243,12 @@ async def set_model_aliases(
         ModelAliasCircle: Some would lead nowhere but to each other.
         StoreError: The disk refused; nothing has changed.
     """
-    return await services.pool.changing.set_aliases(changes)
+    return await services.registry.changing.set_aliases(changes)
 
 
 def _unload_check(services: Services, name: str, force: bool) -> Callable[[], None]:
     def check() -> None:
-        if aliases := services.pool.aliases.of(name):
+        if aliases := services.registry.aliases.of(name):
             raise _in_use_error(
                 name,
                 f"aliases lead to it ({', '.join(aliases)}); set "
@@ -256,7 +256,7 @@ def _unload_check(services: Services, name: str, force: bool) -> Callable[[], No
             )
         if force:
             return
-        if roles := services.pool.default_of(name):
+        if roles := services.registry.default_of(name):
             raise _in_use_error(
                 name,
                 f"it is the default {' and '.join(roles)}, which "
@@ -284,7 +284,7 @@ def _in_use_error(name: str, reason: str) -> ModelInUse:
 
 def _indexes_of_encoder(services: Services, name: str) -> tuple[str, ...]:
     """Name the indexes whose encoder serves."""
-    serving = {info.name: info.fingerprint for info in services.pool.models()}
+    serving = {info.name: info.fingerprint for info in services.registry.models()}
     return tuple(
         index.name
         for index in services.indexes.list()

@@ -52,7 +52,7 @@ async def rerank(
         ModelNotFound: No such model, or it can't rerank.
         InputError, ModelFault, Overloaded: As for ``embed``.
     """
-    scorer = services.pool.scorer(model)
+    scorer = services.registry.scorer(model)
     limits = services.limits
     check_count(passages, field, limits.max_items)
     max_chars = max_chars_of(limits, scorer.info)
@@ -106,7 +106,7 @@ async def classify(
         ModelNotFound: No such model, or it can't classify.
         InputError, ModelFault, Overloaded: As for ``embed``.
     """
-    classifier = services.pool.classifier(model)
+    classifier = services.registry.classifier(model)
     info = classifier.info
     check_count(inputs, field, services.limits.max_items)
     max_chars = max_chars_of(services.limits, info)

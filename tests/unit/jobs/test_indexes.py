@@ -98,7 +98,7 @@ def serving(encoders: dict[str, Gated], data_dir: Path) -> Iterator[Services]:
         metrics.prepare_model(name)
     with IndexStore(data_dir, metrics=metrics) as store:
         pool = StandInPool(cast(Any, encoders), {})
-        yield Services(pool=cast(Any, pool), indexes=store, metrics=metrics)
+        yield Services(registry=cast(Any, pool), indexes=store, metrics=metrics)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def held(services: Services, name: str) -> dict[str, Floats]:
 
 async def assert_embedded_with(services: Services, name: str, prompts: IndexPrompts) -> None:
     """Every passage has its vector with the prompt, and a query is asked with its own."""
-    encoder = cast(Any, services.pool).encoders[services.indexes.info(name).encoder].encoder
+    encoder = cast(Any, services.registry).encoders[services.indexes.info(name).encoder].encoder
     texts = {
         one.id: one.text
         for one in await indexes.get_documents(services, name, list(held(services, name)))
@@ -304,7 +304,7 @@ async def test_the_indexs_prompts_count_not_those_that_the_encoder_has_by_now(se
 
 async def test_nothing_is_said_of_prompts_that_nobody_knows(encoders, tmp_path):
     with older(encoders, tmp_path, "nomic") as services:
-        del cast(Any, services.pool).encoders["nomic"]
+        del cast(Any, services.registry).encoders["nomic"]
         info = await indexes.get_index(services, "nomic")
         assert (info.prompts, info.prompts_outdated) == (None, False)
 

@@ -139,5 +139,5 @@ async def test_all_at_once_keeps_every_promise(
     with IndexStore(tmp_path) as store:
         assert {info.name for info in store.list()} == names
         assert not store.broken
-        await chaos.check(Services(pool=pool, indexes=store, metrics=services.metrics))
+        await chaos.check(Services(registry=pool, indexes=store, metrics=services.metrics))
         check_files(tmp_path, names)

@@ -186,7 +186,9 @@ async def test_it_goes_on_where_it_was_after_a_start(services, pool, kb, tmp_pat
     pool.encoders["other"].asked.clear()
     pool.encoders["other"].delay = 0
     with IndexStore(tmp_path) as store:
-        again = Services(pool=pool, indexes=store, metrics=services.metrics, limits=services.limits)
+        again = Services(
+            registry=pool, indexes=store, metrics=services.metrics, limits=services.limits
+        )
         await indexes.upsert_documents(again, "kb", [document(1, 5)])  # before it goes on
         await maintenance.resume_rebuilds(again)
         done = await until_over(again)
@@ -367,7 +369,7 @@ async def _rebuild_and_write(data_dir: Path, say: Any, seed: int) -> None:
     draw = random.Random(seed)
     encoders = {name: StandInEncoder(info(name, "encoder")) for name in ("words", "other")}
     with IndexStore(data_dir) as store:
-        services = Services(pool=StandInPool(encoders, {}), indexes=store, metrics=Metrics())
+        services = Services(registry=StandInPool(encoders, {}), indexes=store, metrics=Metrics())
         await maintenance.resume_rebuilds(services)
         say("ready")
         for number in range(10_000):

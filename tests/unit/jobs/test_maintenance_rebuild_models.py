@@ -42,7 +42,7 @@ def real(store: ModelStore, tmp_path: Path) -> Iterator[Services]:
         store, device=torch.device("cpu"), dtype=torch.float32, workers=1, drain_seconds=60
     )
     with IndexStore(tmp_path / "data") as held:
-        services = Services(pool=pool, indexes=held, metrics=Metrics(), limits=RequestLimits())
+        services = Services(registry=pool, indexes=held, metrics=Metrics(), limits=RequestLimits())
         models.watch_models(services)
         yield services
     pool.close()
@@ -100,7 +100,7 @@ async def rebuild_as_far_as(gate: Gate, services: Services, patch: pytest.Monkey
 async def test_an_encoder_that_a_rebuild_needs_is_kept_or_taken_from_it_at_once(
     real: Services, kb: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = weakref.ref(real.pool.encoder(OTHER))
+    old = weakref.ref(real.registry.encoder(OTHER))
     with monkeypatch.context() as patch:
         await rebuild_as_far_as(gate, real, patch)
         with pytest.raises(ModelInUse, match="kb is being rebuilt for it"):
@@ -126,12 +126,14 @@ async def test_an_encoder_that_a_rebuild_needs_is_kept_or_taken_from_it_at_once(
 async def test_another_version_ends_a_rebuild_and_never_the_index_that_serves(
     real: Services, store: ModelStore, kb: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = weakref.ref(real.pool.encoder(OTHER))
+    old = weakref.ref(real.registry.encoder(OTHER))
     with monkeypatch.context() as patch:
         await rebuild_as_far_as(gate, real, patch)
         encoder(store, OTHER, seed=7)
         await models.load_model(real, OTHER)
-        await until(lambda: not real.pool.changing._tasks)  # it drains though the rebuild goes on
+        await until(
+            lambda: not real.registry.changing._tasks
+        )  # it drains though the rebuild goes on
         gc.collect()
         assert old() is None, "the old version's memory is not given back"
         gate.open.set()

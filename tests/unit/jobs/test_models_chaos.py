@@ -234,7 +234,7 @@ class Chaos:
 
     async def settled(self) -> None:
         """Wait until all that goes on by itself is over."""
-        pool, runs = self.services.pool, self.services.rebuilds
+        pool, runs = self.services.registry, self.services.rebuilds
         async with asyncio.timeout(60):
             while (  # noqa: ASYNC110 - it has no event
                 pool.changing._tasks
@@ -313,7 +313,7 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
         metrics=(metrics := Metrics()),
     )
     with IndexStore(tmp_path / "data") as held:
-        services = Services(pool=pool, indexes=held, metrics=metrics)
+        services = Services(registry=pool, indexes=held, metrics=metrics)
         models.watch_models(services)
         chaos = Chaos(services, await vectors_of(store, pool), seed)
         await indexes.create_index(services, "kb", encoder=ENCODER)

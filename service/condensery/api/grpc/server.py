@@ -238,7 +238,7 @@ async def start_server(
     )
     checks.set_ready(services.health.ready)
     services.health.watch(checks.set_ready)
-    services.pool.watch(checks.notify)
+    services.registry.watch(checks.notify)
     server.add_generic_rpc_handlers((checks.handler(),))
     server.add_generic_rpc_handlers(
         (_make_reflection((*names, health.HEALTH_SERVICE, reflection.SERVICE_NAME)),)

@@ -75,7 +75,7 @@ async def test_vectors_come_packed_row_by_row(
         pb.EmbedBatchRequest(texts=["one", "two words"])
     )
     got = np.frombuffer(reply.vectors, "<f4").reshape(2, reply.dims)
-    wanted = await services.pool.encoder().embed(["one", "two words"])
+    wanted = await services.registry.encoder().embed(["one", "two words"])
     assert np.array_equal(got, wanted.vectors)
     assert (reply.dtype, reply.model, reply.tokens) == ("float32", "words", 3)
     assert reply.fingerprint == "sha256:words"
@@ -87,7 +87,7 @@ async def test_vectors_come_in_the_encoding_that_is_asked_for(
 ) -> None:
     request = pb.EmbedBatchRequest(texts=["one", "two words"], dtype=encoding)
     reply = await stubs.EmbeddingStub(channel).EmbedBatch(request)
-    wanted = await services.pool.encoder().embed(["one", "two words"])
+    wanted = await services.registry.encoder().embed(["one", "two words"])
     assert (reply.dtype, reply.dims) == (encoding, 8)
     assert reply.vectors == encode(wanted.vectors, encoding).tobytes()
 

@@ -74,7 +74,7 @@ async def test_replies_come_in_the_order_of_the_messages(
     replies = [reply async for reply in embed(channel, texts)]
     assert slow.asked[0][0] == "b", "the slow one held up the others"
     for text, reply in zip(texts, replies, strict=True):
-        wanted = await services.pool.encoder().embed([text])
+        wanted = await services.registry.encoder().embed([text])
         assert list(reply.embeddings) == wanted.vectors[0].tolist()
         assert reply.metadata.compute_tokens == len(text.split())
 

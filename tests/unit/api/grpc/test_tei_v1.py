@@ -85,7 +85,7 @@ async def test_a_text_has_the_vector_that_the_job_gives(
 ) -> None:
     stub = stubs.EmbedStub(channel)
     reply = await stub.Embed(pb.EmbedRequest(inputs="two words"))
-    wanted = await services.pool.encoder().embed(["two words"])
+    wanted = await services.registry.encoder().embed(["two words"])
     assert list(reply.embeddings) == wanted.vectors[0].tolist()
     assert reply.metadata.compute_tokens == 2
     assert reply.metadata.total_time_ns > 0

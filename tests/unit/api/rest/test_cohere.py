@@ -15,7 +15,7 @@ BODY = {"texts": ["one", "two words"], "input_type": "search_document", "model":
 
 @pytest.fixture
 async def wanted(services):
-    found = await services.pool.encoder().embed(BODY["texts"])
+    found = await services.registry.encoder().embed(BODY["texts"])
     return found.vectors
 
 

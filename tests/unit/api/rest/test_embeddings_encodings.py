@@ -14,7 +14,7 @@ PATH = "/v1/embeddings"
 
 @pytest.fixture
 async def wanted(services):
-    return (await services.pool.encoder().embed(TEXTS)).vectors
+    return (await services.registry.encoder().embed(TEXTS)).vectors
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

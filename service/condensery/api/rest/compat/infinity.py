@@ -24,7 +24,7 @@ async def list_infinity_models(_request: Request, services: Services) -> Respons
             [name for task, name in INFINITY_TASKS.items() if info in capabilities[task]],
             measure_workload(services, info.name),
         )
-        for info in services.pool.models()
+        for info in services.registry.models()
     ]
     return write_json({"object": "list", "data": data})
 
