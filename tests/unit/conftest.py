@@ -499,7 +499,7 @@ class StandInPool:
             raise ModelCannot("no classifier serves", field="model")
         return self._find(self.classifiers, name)
 
-    def reader(self, name: str | None = None) -> StandInReader:
+    def pair(self, name: str | None = None) -> StandInReader:
         return self._find(self.readers, name)
 
     def measured(self, name: str) -> StandInMeasured:

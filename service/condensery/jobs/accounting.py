@@ -102,7 +102,7 @@ def label_model(services: Services, model: str | None, task: Task, index: str | 
         if index is not None:
             model = services.indexes.info(index).encoder
         if task in ("answer", "compress", "compare"):
-            return services.registry.reader(model).info.name
+            return services.registry.pair(model).info.name
         if task == "rerank":
             return services.registry.scorer(model).info.name
         if task == "classify":

@@ -408,7 +408,7 @@ async def compress_documents(
         ModelFault: Not one document could be compressed; a part is reported document by document.
         Overloaded, Unavailable, DeadlineExceeded: Nothing is free, or no time is left.
     """
-    oscar = services.registry.reader(model)
+    oscar = services.registry.pair(model)
     check_query(services.limits, oscar, text)
     check_documents(services.limits, oscar, documents)
     vectors = choose_vector_counts(oscar.traits, rate, field="ratio")[0]

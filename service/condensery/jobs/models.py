@@ -102,7 +102,7 @@ def _find_model(services: Services, name: str | None) -> ModelInfo:
         return _default_model(services)
     registry = services.registry
     errors: list[ModelNotFound] = []
-    for find in (registry.encoder, registry.reader, registry.classifier):
+    for find in (registry.encoder, registry.pair, registry.classifier):
         try:
             return find(name).info
         except ModelNotFound as error:
@@ -150,7 +150,7 @@ def list_models(services: Services) -> list[ModelInfo]:
     registry = services.registry
     pairs = {info.name for info in registry.models("oscar-pair")}
     infos = [
-        replace(info, pair=registry.reader(info.name).traits) if info.name in pairs else info
+        replace(info, pair=registry.pair(info.name).traits) if info.name in pairs else info
         for info in registry.models()
     ]
     by_name = {info.name: info for info in infos}

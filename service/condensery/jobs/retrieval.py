@@ -182,7 +182,7 @@ def find_model_and_context(
     if question.context is not None:
         context = services.contexts.get(current_request().caller, question.context)
         model = context.pair if model is None else model
-    oscar = services.registry.reader(model)
+    oscar = services.registry.pair(model)
     check_question(services.limits, oscar, question)
     if context is not None:
         context.check(oscar.info, question.text)

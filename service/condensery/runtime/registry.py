@@ -188,7 +188,7 @@ class ModelRegistry:
         """
         return cast(Classifier, self._find(name, "classifier"))
 
-    def reader(self, name: str | None = None) -> OscarModel:
+    def pair(self, name: str | None = None) -> OscarModel:
         """Return the OSCAR pair; None is the default one. Raises ModelNotFound."""
         return cast(OscarModel, self._find(name, "oscar-pair"))
 

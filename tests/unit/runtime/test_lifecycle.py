@@ -409,10 +409,10 @@ async def test_pairs_and_cross_encoders_swap_and_go_as_well(
     store: ModelStore, pool: ModelRegistry
 ) -> None:
     pair(store, seed=5)
-    old = weakref.ref(pool.reader(PAIR))
+    old = weakref.ref(pool.pair(PAIR))
     with serving_request(RequestContext()):
-        before = await memory_of(pool.reader(PAIR))
-        answer = pool.reader(PAIR).generate("who?", [before], max_tokens=8)
+        before = await memory_of(pool.pair(PAIR))
+        answer = pool.pair(PAIR).generate("who?", [before], max_tokens=8)
         first = await anext(answer)
         assert (await pool.changing.load(PAIR)).info.version == "2"
         rest = [token async for token in answer]
@@ -422,7 +422,7 @@ async def test_pairs_and_cross_encoders_swap_and_go_as_well(
     del answer
     gc.collect()
     assert old() is None, "the old pair is still held"
-    assert np.abs(await memory_of(pool.reader(PAIR)) - before).max() > 0.01
+    assert np.abs(await memory_of(pool.pair(PAIR)) - before).max() > 0.01
 
     ranked = await pool.scorer("cross").score("who?", ["the mill", "bread"])
     cross = weakref.ref(pool.scorer("cross"))
@@ -468,10 +468,10 @@ async def test_aliases_lead_where_a_models_name_is_asked_for(
     await pool.changing.set_aliases({"best": OTHER, "judge": "cross", "answers": PAIR})
     assert pool.encoder("best").info.name == OTHER
     assert pool.scorer("judge").info.name == "cross"
-    assert pool.reader("answers").info.name == PAIR
+    assert pool.pair("answers").info.name == PAIR
     assert pool.measured("best") is not None
     with pytest.raises(ModelCannot, match=r"'other' \(alias 'best'\) is no oscar-pair"):
-        pool.reader("best")
+        pool.pair("best")
     with serving_request(RequestContext()):
         assert pool.encoder("best").info.name == OTHER
         await pool.changing.set_aliases({"best": ENCODER})

@@ -102,7 +102,7 @@ async def test_a_registered_kind_loads_is_tested_serves_by_its_role_and_is_unloa
         embedded = await registry.encoder().embed(["abba"])
         assert embedded.vectors[0, :3].tolist() == [4.0, 4.0, 0.0]
         with pytest.raises(ModelCannot, match="'letters' is no oscar-pair"):
-            registry.reader("letters")
+            registry.pair("letters")
 
         publish(store, tmp_path / "files", "letters", 3.0)
         assert (await registry.changing.load("letters")).info.version == "2"

@@ -174,11 +174,9 @@ async def test_a_pair_of_a_registered_family_compresses_and_answers_by_it(
     try:
         await registry.warm_up()
         assert registry.refused() == {}
-        (plain,), (twice,) = [
-            await registry.reader(name).compress("who?", [TEXT]) for name in shapes
-        ]
+        (plain,), (twice,) = [await registry.pair(name).compress("who?", [TEXT]) for name in shapes]
         np.testing.assert_allclose(twice.memory, 2 * plain.memory, atol=1e-5)
-        answer = registry.reader("scaled").generate("who?", [twice.memory], max_tokens=2)
+        answer = registry.pair("scaled").generate("who?", [twice.memory], max_tokens=2)
         assert [token async for token in answer]
     finally:
         registry.close()

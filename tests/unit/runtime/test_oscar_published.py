@@ -48,7 +48,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., OscarModel]]:
         )
         running.append(models)
         assert models.refused() == {}
-        return models.reader()
+        return models.pair()
 
     yield run
     for models in running:

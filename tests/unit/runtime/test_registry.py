@@ -100,7 +100,7 @@ async def test_every_stored_model_serves(load: Callable[..., ModelRegistry]) -> 
 async def test_a_loaded_pair_computes_what_the_published_one_did(
     load: Callable[..., ModelRegistry], tmp_path: Path
 ) -> None:
-    reader = load().reader(PAIR)
+    reader = load().pair(PAIR)
     (found,) = await reader.compress("who?", ["the old mill"])
     assert reader.info.fingerprint.startswith("sha256:")
     assert (reader.info.licence, reader.info.dtype) == ("CC0-1.0", "float32")
@@ -119,16 +119,16 @@ async def test_a_loaded_pair_computes_what_the_published_one_did(
 def test_defaults_are_the_shipped_names(load: Callable[..., ModelRegistry]) -> None:
     models = load()
     assert models.encoder().info.name == ENCODER
-    assert models.reader().info.name == models.scorer().info.name == PAIR
+    assert models.pair().info.name == models.scorer().info.name == PAIR
     assert models.encoder("another-encoder").info.name == "another-encoder"
-    assert models.reader("another-pair").info.name == "another-pair"
+    assert models.pair("another-pair").info.name == "another-pair"
 
 
 def test_without_the_shipped_names_the_first_by_name_is_the_default(
     store: ModelStore, load: Callable[..., ModelRegistry]
 ) -> None:
     shutil.rmtree(store.own / PAIR)
-    assert load().reader().info.name == "another-pair"
+    assert load().pair().info.name == "another-pair"
 
 
 def test_unknown_names_and_wrong_kinds_are_told_apart(load: Callable[..., ModelRegistry]) -> None:
@@ -136,7 +136,7 @@ def test_unknown_names_and_wrong_kinds_are_told_apart(load: Callable[..., ModelR
     cases = [
         (models.encoder, "nothing", "does not exist"),
         (models.encoder, PAIR, "is no encoder"),
-        (models.reader, ENCODER, "is no oscar-pair"),
+        (models.pair, ENCODER, "is no oscar-pair"),
         (models.scorer, ENCODER, "is no reranker"),
     ]
     for find, name, reason in cases:
@@ -229,7 +229,7 @@ def test_a_pair_that_can_not_serve_is_refused_by_name_and_reason_and_the_rest_se
     models = load(say=said.append, metrics=metrics)
     assert PAIR in models.refused()
     with pytest.raises(ModelNotFound, match=reason) as caught:
-        models.reader(PAIR)
+        models.pair(PAIR)
     assert "was refused" in caught.value.message
     assert any(line.startswith(f"{PAIR}: refused: ") for line in said)
     assert models.encoder().info.name == ENCODER
@@ -267,7 +267,7 @@ def test_an_empty_store_serves_nothing_and_says_so(tmp_path: Path) -> None:
 
 async def test_closed_models_refuse(load: Callable[..., ModelRegistry]) -> None:
     models = load()
-    encoder, reader = models.encoder(), models.reader()
+    encoder, reader = models.encoder(), models.pair()
     models.close()
     for call in (encoder.embed(["a"]), reader.compress("a", ["b"])):
         with pytest.raises(Unavailable, match="shutting down"):
@@ -308,12 +308,12 @@ async def test_pairs_of_every_kind_serve_side_by_side(
     assert models.refused() == {}
     await models.warm_up()
     for name in (PAIR, "causal"):
-        reader = models.reader(name)
+        reader = models.pair(name)
         found = await reader.compress("who?", ["the old mill", "new bread"])
         memory = [one.memory for one in found if not isinstance(one, CondenseryError)]
         tokens = [token async for token in reader.generate("who?", memory, max_tokens=4)]
         assert tokens[-1].finish
-    assert models.reader().info.name == PAIR, "the default stays"
+    assert models.pair().info.name == PAIR, "the default stays"
     with pytest.raises(ModelNotFound, match="'causal' is no reranker"):
         models.scorer("causal")
     assert models.scorer().info.name == PAIR
@@ -354,7 +354,7 @@ def test_a_pair_whose_tensors_do_not_fit_is_refused_by_name_and_reason_and_the_r
     models = load()
     assert set(models.refused()) == {"causal"}
     with pytest.raises(ModelNotFound, match=reason):
-        models.reader("causal")
+        models.pair("causal")
     assert {info.name for info in models.models()} == {
         *(ENCODER, "another-encoder"),
         *(PAIR, "another-pair"),
@@ -389,7 +389,7 @@ def test_a_pair_whose_halves_do_not_match_is_refused_and_the_rest_serve(
     models = load()
     assert set(models.refused()) == {"causal"}
     with pytest.raises(ModelNotFound, match=reason):
-        models.reader("causal")
+        models.pair("causal")
 
 
 def test_memory_tokens_that_the_generator_s_prompt_does_not_have_are_refused(
@@ -408,10 +408,10 @@ async def test_what_the_manifest_says_suits_the_pair_is_among_its_traits(
 ) -> None:
     publish_pair(store, tmp_path / "said", PAIR, defaults={"top_n": 1, "min_relevance": 0.25})
     models = load()
-    said, unsaid = models.reader(PAIR).traits, models.reader("another-pair").traits
+    said, unsaid = models.pair(PAIR).traits, models.pair("another-pair").traits
     assert (said.top_n, said.min_relevance) == (1, 0.25)
     assert (unsaid.top_n, unsaid.min_relevance) == (5, 0.0)
-    assert models.reader(PAIR).info.fingerprint == models.reader(PAIR).info.fingerprint
+    assert models.pair(PAIR).info.fingerprint == models.pair(PAIR).info.fingerprint
 
 
 async def test_the_generator_is_bounded_and_a_bound_too_tight_refuses_the_pair(
@@ -429,7 +429,7 @@ async def test_the_generator_is_bounded_and_a_bound_too_tight_refuses_the_pair(
     # Two layers of keys and values, 32 features of 4 bytes; four of 2 heads of 16 features.
     assert positions(PAIR) == 2**20 // (2 * 2 * 32 * 4)
     assert positions("causal") == 2**20 // (2 * 4 * 2 * 16 * 4)
-    reader = models.reader("causal")
+    reader = models.pair("causal")
     assert reader.spare("who?", [], 1) < 2**20 // (2 * 4 * 2 * 16 * 4)
 
     deep = tiny_pair(generator_layers=40)
@@ -454,7 +454,7 @@ async def test_halves_on_devices_of_their_own_have_workers_of_their_own(
     for name in (PAIR, "causal"):
         said = []
         for models in (one, two):
-            reader = models.reader(name)
+            reader = models.pair(name)
             found = await reader.compress("who?", ["the old mill"])
             memory = [each.memory for each in found if not isinstance(each, CondenseryError)]
             tokens = [t async for t in reader.generate("who?", memory, max_tokens=6)]
@@ -467,15 +467,15 @@ async def test_a_model_that_fails_when_it_is_tried_is_refused_and_the_rest_serve
 ) -> None:
     metrics, said = Metrics(), list[str]()
     models = load(metrics=metrics)
-    reader = models.reader(PAIR)
+    reader = models.pair(PAIR)
     reader._compressor._network._words.fill_(torch.nan)
     await models.warm_up(said.append)
     assert set(models.refused()) == {PAIR}
     assert "NaN" in models.refused()[PAIR]
     assert said == [f"{PAIR}: refused: {models.refused()[PAIR]}"]
-    assert models.reader().info.name == "another-pair"
+    assert models.pair().info.name == "another-pair"
     with pytest.raises(ModelNotFound, match="was refused"):
-        models.reader(PAIR)
+        models.pair(PAIR)
     with pytest.raises(Unavailable):
         await reader.compress("who?", ["the mill"])
     loaded = metrics.registry.get_sample_value("condensery_model_loaded", {"model": PAIR})

@@ -284,7 +284,7 @@ class _ChatWriter:
             "id": f"chatcmpl-{event.id.rpartition('_')[2]}",  # OpenAI's prefix
             "created": int(time.time()),
             "model": event.model,
-            "system_fingerprint": self._services.registry.reader(event.model).info.fingerprint,
+            "system_fingerprint": self._services.registry.pair(event.model).info.fingerprint,
         }
 
     def _chunk(

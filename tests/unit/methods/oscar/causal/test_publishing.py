@@ -84,7 +84,7 @@ async def test_a_published_pair_answers_as_the_network_in_training(
     models = ModelRegistry.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
     stores.append(models)
     assert models.refused() == {}
-    reader = models.reader()
+    reader = models.pair()
     different = set()
     for row in some_rows(3):
         wanted = greedy(pair, bases, row["question"], row["passages"])
