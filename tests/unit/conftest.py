@@ -502,7 +502,7 @@ class StandInPool:
     def pair(self, name: str | None = None) -> StandInReader:
         return self._find(self.readers, name)
 
-    def measured(self, name: str) -> StandInMeasured:
+    def measurements(self, name: str) -> StandInMeasured:
         self._find({info.name: info for info in self.models()}, name)
         report = {"format": 2, "settings": {"gold": {"f1": {"mean": 49.5}}}}
         return StandInMeasured(name, report if name == "pair" else None)

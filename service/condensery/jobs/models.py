@@ -115,17 +115,17 @@ def _find_model(services: Services, name: str | None) -> ModelInfo:
 
 async def read_model_report(services: Services, model: str) -> ModelReport:
     """Return what a model was measured at."""
-    return await asyncio.to_thread(services.registry.measured(model).report)
+    return await asyncio.to_thread(services.registry.measurements(model).report)
 
 
 async def read_model_card(services: Services, model: str) -> str:
     """Return a model's card, Markdown."""
-    return await asyncio.to_thread(services.registry.measured(model).card)
+    return await asyncio.to_thread(services.registry.measurements(model).card)
 
 
 async def read_model_plot(services: Services, model: str, plot: str) -> bytes:
     """Return a plot of a model's report, PNG."""
-    return await asyncio.to_thread(services.registry.measured(model).plot, plot)
+    return await asyncio.to_thread(services.registry.measurements(model).plot, plot)
 
 
 # Loading, unloading and aliases

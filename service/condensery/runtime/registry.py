@@ -192,7 +192,7 @@ class ModelRegistry:
         """Return the OSCAR pair; None is the default one. Raises ModelNotFound."""
         return cast(OscarModel, self._find(name, "oscar-pair"))
 
-    def measured(self, name: str) -> StoredReport:
+    def measurements(self, name: str) -> StoredReport:
         """Return how good a running model was measured to be. Raises ModelNotFound."""
         lease = self._serving.get(self.aliases.resolve(name))
         if lease is None:

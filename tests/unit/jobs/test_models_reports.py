@@ -11,7 +11,7 @@ async def test_report_card_and_plot_are_read_beside_the_loop(
     services: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    measured = pool.measured("pair")
+    measured = pool.measurements("pair")
     for name in ("report", "card", "plot"):
         method = getattr(measured, name)
 

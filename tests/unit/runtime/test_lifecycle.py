@@ -469,7 +469,7 @@ async def test_aliases_lead_where_a_models_name_is_asked_for(
     assert pool.encoder("best").info.name == OTHER
     assert pool.scorer("judge").info.name == "cross"
     assert pool.pair("answers").info.name == PAIR
-    assert pool.measured("best") is not None
+    assert pool.measurements("best") is not None
     with pytest.raises(ModelCannot, match=r"'other' \(alias 'best'\) is no oscar-pair"):
         pool.pair("best")
     with serving_request(RequestContext()):

@@ -158,15 +158,15 @@ def test_what_a_model_was_measured_at_is_that_of_the_version_that_serves(
         publish_pair(store, files, PAIR, seed=version)
     (store.own / "another-encoder" / "1" / "model.json").write_text("{")
     models = load()
-    found = models.measured(PAIR).report()
+    found = models.measurements(PAIR).report()
     assert (found.version, found.report["seed"]) == ("3", 3)
     assert found.fingerprint == next(m.fingerprint for m in models.models() if m.name == PAIR)
     with pytest.raises(ReportNotFound, match="'another-pair' was never measured"):
-        models.measured("another-pair").report()
+        models.measurements("another-pair").report()
     with pytest.raises(ModelNotFound, match="'nobody' does not exist"):
-        models.measured("nobody")
+        models.measurements("nobody")
     with pytest.raises(ModelNotFound, match="'another-encoder' was refused"):
-        models.measured("another-encoder")
+        models.measurements("another-encoder")
 
 
 def corrupt_weights(store: ModelStore) -> None:
