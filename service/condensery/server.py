@@ -321,7 +321,7 @@ class Server:
             # Nothing acknowledged is lost: it is synced.
             end_process=lambda: os._exit(FAULT_STATUS),
             stall_seconds=self._settings.worker_stall_seconds,
-            loading=lambda: bool(registry.changing.states.loading),
+            loading=lambda: bool(registry.lifecycle.states.loading),
             metrics=metrics,
         )
         stack.callback(watchdog.close)

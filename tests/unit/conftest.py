@@ -435,7 +435,7 @@ class StandInMeasured:
 
 
 @dataclass
-class StandInChanging:
+class StandInLifecycle:
     """Loads and unloads at once, what a test says; ``asked`` is what was asked for."""
 
     pool: "StandInPool"
@@ -486,7 +486,7 @@ class StandInPool:
     watchers: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.changing = StandInChanging(self)
+        self.lifecycle = StandInLifecycle(self)
 
     def encoder(self, name: str | None = None) -> StandInEncoder:
         return self._find(self.encoders, name)

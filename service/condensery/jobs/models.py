@@ -176,7 +176,7 @@ async def list_versions(services: Services) -> list[ModelVersion]:
     Raises:
         StoreError: A store can't be read.
     """
-    return await services.registry.changing.versions()
+    return await services.registry.lifecycle.versions()
 
 
 async def load_model(
@@ -198,7 +198,7 @@ async def load_model(
         ModelAliasTaken: Its name is an alias.
         ModelNotLoaded: It is broken, or fails when it is tried, or there is no memory for it.
     """
-    loaded = await services.registry.changing.load(name, version, again=again)
+    loaded = await services.registry.lifecycle.load(name, version, again=again)
     fingerprint = loaded.info.fingerprint
     log_outdated_prompts(services, encoder=name)
     return replace(loaded, stranded_indexes=_stranded_indexes(services, name, fingerprint))
@@ -219,7 +219,7 @@ async def unload_model(services: Services, name: str, *, force: bool = False) ->
         ModelInUse: An alias leads to it; or, without ``force``, it is a default, an index's or a
             rebuild's.
     """
-    unloaded = await services.registry.changing.unload(name, _unload_check(services, name, force))
+    unloaded = await services.registry.lifecycle.unload(name, _unload_check(services, name, force))
     return replace(unloaded, stranded_indexes=_stranded_indexes(services, name, None))
 
 
@@ -243,7 +243,7 @@ async def set_model_aliases(
         ModelAliasCircle: Some would lead nowhere but to each other.
         StoreError: The disk refused; nothing has changed.
     """
-    return await services.registry.changing.set_aliases(changes)
+    return await services.registry.lifecycle.set_aliases(changes)
 
 
 def _unload_check(services: Services, name: str, force: bool) -> Callable[[], None]:

@@ -63,7 +63,7 @@ class ModelRegistry:
 
     Attributes:
         aliases: Other names of models.
-        changing: Loads and unloads them while others serve.
+        lifecycle: Loads and unloads them while others serve.
     """
 
     def __init__(self, loader: ModelLoader, aliases: ModelAliases, drain_seconds: float) -> None:
@@ -75,7 +75,7 @@ class ModelRegistry:
         # By role: what a request that names no model gets, whatever else comes or goes.
         self._defaults: dict[ModelRole, str] = {}
         self._watchers: list[Callable[[], None]] = []
-        self.changing = ModelLifecycle(self, loader, drain_seconds)
+        self.lifecycle = ModelLifecycle(self, loader, drain_seconds)
 
     @property
     def teams(self) -> tuple[Workers, ...]:
@@ -153,7 +153,7 @@ class ModelRegistry:
             say(f"{name}: loaded in {self._serving[name].seconds:.1f} s")
         if self._metrics is not None:
             self._metrics.prepare_model(name)
-            self.changing.states.update_metrics(name)
+            self.lifecycle.states.update_metrics(name)
 
     async def warm_up(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Try every model; one that fails is refused, the rest serve.
@@ -169,7 +169,7 @@ class ModelRegistry:
                 del self._serving[name]
                 self._refused[name] = f"it fails when it is tried: {error.message}"
                 say(f"{name}: refused: {self._refused[name]}")
-                self.changing.states.update_metrics(name)
+                self.lifecycle.states.update_metrics(name)
         self._defaults.clear()
         self._settle_defaults()
 
@@ -268,7 +268,7 @@ class ModelRegistry:
 
     def close(self, seconds: float = 10.0) -> None:
         """Refuse new work, and finish what runs; what takes over ``seconds`` is left behind."""
-        self.changing.close()
+        self.lifecycle.close()
         for lease in self._serving.values():
             lease.model.close()
         for workers in self.teams:

@@ -49,7 +49,7 @@ def test_models_load_reload_and_unload(
     out, err = capsys.readouterr()
     assert "other version 2: unloaded" in out
     assert "refused until it serves again: kb" in err
-    assert pool.changing.asked[:2] == [("other", "3", False), ("other", None, True)]
+    assert pool.lifecycle.asked[:2] == [("other", "3", False), ("other", None, True)]
 
 
 def test_aliases_are_set_listed_and_removed(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,7 +132,7 @@ async def test_another_version_ends_a_rebuild_and_never_the_index_that_serves(
         encoder(store, OTHER, seed=7)
         await models.load_model(real, OTHER)
         await until(
-            lambda: not real.registry.changing._tasks
+            lambda: not real.registry.lifecycle._tasks
         )  # it drains though the rebuild goes on
         gc.collect()
         assert old() is None, "the old version's memory is not given back"

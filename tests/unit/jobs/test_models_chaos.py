@@ -237,7 +237,7 @@ class Chaos:
         pool, runs = self.services.registry, self.services.rebuilds
         async with asyncio.timeout(60):
             while (  # noqa: ASYNC110 - it has no event
-                pool.changing._tasks
+                pool.lifecycle._tasks
                 or runs._changes
                 or any(run.state == "running" for run in runs.runs.values())
             ):
@@ -270,7 +270,7 @@ async def vectors_of(store: ModelStore, pool: ModelRegistry) -> dict[str, dict[s
     """Return each version's vector of each text, by the version's fingerprint."""
     found = {}
     for name, version in ((ENCODER, "1"), (OTHER, "1"), (CALM, "1"), (ENCODER, "2"), (OTHER, "2")):
-        await pool.changing.load(name, version)
+        await pool.lifecycle.load(name, version)
         embedded = await pool.encoder(name).embed(TEXTS)
         found[embedded.fingerprint] = dict(zip(TEXTS, embedded.vectors, strict=True))
     assert len(found) == 5
@@ -324,7 +324,7 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
         await chaos.settled()
         for name in ("kb", CALM):
             chaos.check_index(name)
-        states = pool.changing.states
+        states = pool.lifecycle.states
         assert not states.loading
         assert not states.leaving
         assert ModelAliases(tmp_path / "aliases.json").targets == pool.aliases.targets

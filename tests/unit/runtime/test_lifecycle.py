@@ -98,7 +98,7 @@ def allow() -> None:
 
 
 async def states(pool: ModelRegistry, name: str) -> list[tuple[str, str]]:
-    return [(one.version, one.state) for one in await pool.changing.versions() if one.name == name]
+    return [(one.version, one.state) for one in await pool.lifecycle.versions() if one.name == name]
 
 
 async def vector(pool: ModelRegistry, name: str, text: str = "the old mill") -> Any:
@@ -111,7 +111,7 @@ async def test_a_new_version_takes_the_old_ones_place_and_what_it_computes_is_it
     before = await vector(pool, OTHER)
     encoder(store, OTHER, seed=7)
     assert await states(pool, OTHER) == [("1", "READY"), ("2", "UNAVAILABLE")]
-    loaded = await pool.changing.load(OTHER)
+    loaded = await pool.lifecycle.load(OTHER)
     assert (loaded.info.version, loaded.changed) == ("2", True)
     assert loaded.previous is not None
     assert loaded.previous.version == "1"
@@ -122,7 +122,7 @@ async def test_a_new_version_takes_the_old_ones_place_and_what_it_computes_is_it
     after = await vector(pool, OTHER)
     assert np.abs(after - before).max() > 0.01
 
-    back = await pool.changing.load(OTHER, "1")
+    back = await pool.lifecycle.load(OTHER, "1")
     assert back.info.version == "1"
     np.testing.assert_array_equal(await vector(pool, OTHER), before)
 
@@ -142,13 +142,13 @@ async def test_who_has_begun_ends_with_what_it_began_with_and_then_it_is_freed(
     old = weakref.ref(pool.encoder(OTHER))
     with serving_request(RequestContext()):
         first = await vector(pool, OTHER)
-        await pool.changing.load(OTHER)
+        await pool.lifecycle.load(OTHER)
         np.testing.assert_array_equal(await vector(pool, OTHER), first)
         assert pool.encoder(OTHER).info.version == "1"
         assert await states(pool, OTHER) == [("1", "UNLOADING"), ("2", "READY")]
         others = asyncio.create_task(outside(lambda: vector(pool, OTHER)))
         assert np.abs(await others - first).max() > 0.01
-    await until(lambda: not pool.changing._tasks)
+    await until(lambda: not pool.lifecycle._tasks)
     assert await states(pool, OTHER) == [("1", "UNAVAILABLE"), ("2", "READY")]
     gc.collect()
     assert old() is None, "the old version is still held"
@@ -172,7 +172,7 @@ async def test_while_versions_swap_every_reply_is_one_of_theirs_and_none_fails(
     texts = ["the old mill", "bread and stone of the market"]
     versions = {}
     for number in ("1", "2"):
-        await pool.changing.load(OTHER, number)
+        await pool.lifecycle.load(OTHER, number)
         versions[number] = (await pool.encoder(OTHER).embed(texts)).vectors
     done, over = [], False
 
@@ -187,7 +187,7 @@ async def test_while_versions_swap_every_reply_is_one_of_theirs_and_none_fails(
 
     callers = [asyncio.create_task(caller()) for _ in range(8)]
     for number in ("1", "2", "1", "2", "1"):
-        await pool.changing.load(OTHER, number)
+        await pool.lifecycle.load(OTHER, number)
         some = len(done) + 20
         await until(lambda some=some: len(done) >= some or any(one.done() for one in callers))
     over = True
@@ -199,13 +199,13 @@ async def test_of_two_loads_of_one_model_the_second_finds_it_done(
     store: ModelStore, pool: ModelRegistry
 ) -> None:
     encoder(store, OTHER, seed=7)
-    loads = await asyncio.gather(pool.changing.load(OTHER), pool.changing.load(OTHER))
+    loads = await asyncio.gather(pool.lifecycle.load(OTHER), pool.lifecycle.load(OTHER))
     one, other = sorted(loads, key=lambda load: not load.changed)  # either may come first
     assert (one.changed, other.changed) == (True, False)
     assert one.info == other.info
     assert other.previous is not None
     assert other.previous.version == "2"
-    again = await pool.changing.load(OTHER, again=True)
+    again = await pool.lifecycle.load(OTHER, again=True)
     assert again.changed
     assert again.info == one.info
 
@@ -215,12 +215,12 @@ async def test_a_load_goes_on_though_who_asked_has_gone(
 ) -> None:
     encoder(store, OTHER, seed=7)
     with serving_request(RequestContext()):
-        asked = asyncio.create_task(pool.changing.load(OTHER))
-        await until(lambda: OTHER in pool.changing.states.loading)
+        asked = asyncio.create_task(pool.lifecycle.load(OTHER))
+        await until(lambda: OTHER in pool.lifecycle.states.loading)
         asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    await until(lambda: not pool.changing._tasks)
+    await until(lambda: not pool.lifecycle._tasks)
     assert pool.encoder(OTHER).info.version == "2"
 
 
@@ -266,19 +266,19 @@ async def test_what_can_not_be_loaded_says_why_and_the_old_version_serves_on(
     before = await vector(pool, OTHER)
     harm(store)
     with pytest.raises(ModelNotLoaded, match=reason) as caught:
-        await pool.changing.load(OTHER)
+        await pool.lifecycle.load(OTHER)
     assert repr(OTHER) in caught.value.message
     np.testing.assert_array_equal(await vector(pool, OTHER), before)
     assert pool.refused() == {}
     assert (await states(pool, OTHER))[0] == ("1", "READY")
-    failed = (await pool.changing.versions())[-1]
+    failed = (await pool.lifecycle.versions())[-1]
     assert failed.name != OTHER or failed.state == "UNAVAILABLE"
     reasons = {
-        one.version: one.reason for one in await pool.changing.versions() if one.name == OTHER
+        one.version: one.reason for one in await pool.lifecycle.versions() if one.name == OTHER
     }
     assert reasons["2"], "the list of versions says why, too"
     encoder(store, OTHER, seed=8)
-    assert (await pool.changing.load(OTHER)).info.version == "3"
+    assert (await pool.lifecycle.load(OTHER)).info.version == "3"
 
 
 @pytest.mark.parametrize(
@@ -306,11 +306,11 @@ async def test_a_fault_while_loading_harms_nobody(
 
     monkeypatch.setattr(lifecycle.ModelLifecycle, "_open", fail)
     with pytest.raises(ModelNotLoaded, match=f"version 1 serves on: .*{reason}") as caught:
-        await pool.changing.load(OTHER)
+        await pool.lifecycle.load(OTHER)
     assert "secret" not in caught.value.message
     monkeypatch.undo()
     np.testing.assert_array_equal(await vector(pool, OTHER), before)
-    assert (await pool.changing.load(OTHER)).info.version == "2"
+    assert (await pool.lifecycle.load(OTHER)).info.version == "2"
 
 
 async def test_what_is_not_there_or_does_not_serve_is_told_apart(
@@ -328,7 +328,7 @@ async def test_what_is_not_there_or_does_not_serve_is_told_apart(
         ("cross", None, ModelCannot, "serves as reranker; its version 2 is of kind encoder"),
     ):
         with pytest.raises(error, match=says):
-            await pool.changing.load(name, version)
+            await pool.lifecycle.load(name, version)
     assert pool.scorer("cross").info.version == "1"
 
 
@@ -338,7 +338,7 @@ async def test_a_model_unloads_once_its_last_request_is_done_and_is_freed(
     old = weakref.ref(pool.encoder(OTHER))
     with serving_request(RequestContext()):
         found = await vector(pool, OTHER)
-        unloading = asyncio.create_task(outside(lambda: pool.changing.unload(OTHER, allow)))
+        unloading = asyncio.create_task(outside(lambda: pool.lifecycle.unload(OTHER, allow)))
         await until(lambda: pool.serving(OTHER) is None)
         assert not unloading.done()
         assert await states(pool, OTHER) == [("1", "UNLOADING")]
@@ -352,8 +352,8 @@ async def test_a_model_unloads_once_its_last_request_is_done_and_is_freed(
     labels = {"model": OTHER, "state": "unavailable"}
     assert metrics.registry.get_sample_value("condensery_model_state", labels) == 1
     with pytest.raises(ModelNotFound):
-        await pool.changing.unload(OTHER, allow)
-    assert (await pool.changing.load(OTHER)).previous is None
+        await pool.lifecycle.unload(OTHER, allow)
+    assert (await pool.lifecycle.load(OTHER)).previous is None
     assert (await vector(pool, OTHER)).shape == found.shape
 
 
@@ -369,14 +369,14 @@ async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded
         return weakref.ref(one)
 
     async def unload() -> None:
-        await pool.changing.unload(OTHER, allow)
+        await pool.lifecycle.unload(OTHER, allow)
 
     async def replace() -> None:
-        await pool.changing.load(ENCODER)
+        await pool.lifecycle.load(ENCODER)
 
     async def fail() -> None:
         with pytest.raises(ModelNotLoaded):
-            await pool.changing.load(OTHER)
+            await pool.lifecycle.load(OTHER)
 
     encoder(store, ENCODER, seed=7)
     gc.collect()
@@ -387,7 +387,7 @@ async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded
                 corrupt(store)
             garbage = circle()
             await change()
-            await until(lambda: not pool.changing._tasks)
+            await until(lambda: not pool.lifecycle._tasks)
             assert garbage() is None, f"nothing was given back after {change.__name__}"
     finally:
         gc.enable()
@@ -400,7 +400,7 @@ async def test_what_speaks_against_an_unload_is_heard_at_the_last_moment(
         raise ModelInUse("it is needed")
 
     with pytest.raises(ModelInUse, match="needed"):
-        await pool.changing.unload(OTHER, object_)
+        await pool.lifecycle.unload(OTHER, object_)
     assert (await vector(pool, OTHER)).size
     assert await states(pool, OTHER) == [("1", "READY")]
 
@@ -414,11 +414,11 @@ async def test_pairs_and_cross_encoders_swap_and_go_as_well(
         before = await memory_of(pool.pair(PAIR))
         answer = pool.pair(PAIR).generate("who?", [before], max_tokens=8)
         first = await anext(answer)
-        assert (await pool.changing.load(PAIR)).info.version == "2"
+        assert (await pool.lifecycle.load(PAIR)).info.version == "2"
         rest = [token async for token in answer]
         assert rest[-1].finish, "an answer that had begun is ended"
         assert first.count == 1
-    await until(lambda: not pool.changing._tasks)
+    await until(lambda: not pool.lifecycle._tasks)
     del answer
     gc.collect()
     assert old() is None, "the old pair is still held"
@@ -426,13 +426,13 @@ async def test_pairs_and_cross_encoders_swap_and_go_as_well(
 
     ranked = await pool.scorer("cross").score("who?", ["the mill", "bread"])
     cross = weakref.ref(pool.scorer("cross"))
-    await pool.changing.load("cross", again=True)
-    await until(lambda: not pool.changing._tasks)
+    await pool.lifecycle.load("cross", again=True)
+    await until(lambda: not pool.lifecycle._tasks)
     gc.collect()
     assert cross() is None
     found = await pool.scorer("cross").score("who?", ["the mill", "bread"])
     np.testing.assert_array_equal(found.scores, ranked.scores)
-    await pool.changing.unload("cross", allow)
+    await pool.lifecycle.unload("cross", allow)
     with pytest.raises(ModelNotFound, match="'cross' was unloaded"):
         pool.classifier("cross")
 
@@ -446,18 +446,18 @@ async def memory_of(reader: OscarModel) -> Any:
 async def test_defaults_stay_who_they_are(store: ModelStore, pool: ModelRegistry) -> None:
     """Whoever names nobody gets the same model as before, or is refused; never another one."""
     encoder(store, "aaa", seed=9)
-    await pool.changing.load("aaa")
+    await pool.lifecycle.load("aaa")
     assert pool.encoder().info.name == ENCODER
     assert pool.missing() is None
     assert set(pool.default_of(PAIR)) == {"oscar-pair", "reranker"}
     told = []
     pool.watch(lambda: told.append(pool.missing()))
-    await pool.changing.unload(PAIR, allow)
+    await pool.lifecycle.unload(PAIR, allow)
     assert pool.missing() == PAIR
     assert told[0] == PAIR
     with pytest.raises(ModelNotFound, match=f"{PAIR!r} was unloaded"):
         pool.scorer()
-    await pool.changing.load(PAIR)
+    await pool.lifecycle.load(PAIR)
     assert pool.missing() is None
     assert pool.scorer().info.name == PAIR
 
@@ -465,7 +465,7 @@ async def test_defaults_stay_who_they_are(store: ModelStore, pool: ModelRegistry
 async def test_aliases_lead_where_a_models_name_is_asked_for(
     store: ModelStore, pool: ModelRegistry
 ) -> None:
-    await pool.changing.set_aliases({"best": OTHER, "judge": "cross", "answers": PAIR})
+    await pool.lifecycle.set_aliases({"best": OTHER, "judge": "cross", "answers": PAIR})
     assert pool.encoder("best").info.name == OTHER
     assert pool.scorer("judge").info.name == "cross"
     assert pool.pair("answers").info.name == PAIR
@@ -474,20 +474,20 @@ async def test_aliases_lead_where_a_models_name_is_asked_for(
         pool.pair("best")
     with serving_request(RequestContext()):
         assert pool.encoder("best").info.name == OTHER
-        await pool.changing.set_aliases({"best": ENCODER})
+        await pool.lifecycle.set_aliases({"best": ENCODER})
         assert pool.encoder("best").info.name == OTHER, "what has begun ends as it began"
     assert pool.encoder("best").info.name == ENCODER
     encoder(store, "best", seed=3)
     with pytest.raises(ModelAliasTaken, match="its name is an alias of 'minilm-l6'"):
-        await pool.changing.load("best")
+        await pool.lifecycle.load("best")
     with pytest.raises(ModelAliasTaken):
-        await pool.changing.set_aliases({"aaa": OTHER, "cross": OTHER})
+        await pool.lifecycle.set_aliases({"aaa": OTHER, "cross": OTHER})
     assert "aaa" not in pool.aliases
     with pytest.raises(ModelNotFound, match="'judge' is an alias of 'cross'"):
-        await pool.changing.unload("judge", allow)
-    await pool.changing.unload(OTHER, allow)
+        await pool.lifecycle.unload("judge", allow)
+    await pool.lifecycle.unload(OTHER, allow)
     with pytest.raises(ModelAliasToNothing, match=OTHER):
-        await pool.changing.set_aliases({"again": OTHER})
+        await pool.lifecycle.set_aliases({"again": OTHER})
 
 
 async def test_aliases_that_are_being_written_are_written_though_who_asked_has_gone(
@@ -504,13 +504,13 @@ async def test_aliases_that_are_being_written_are_written_though_who_asked_has_g
     monkeypatch.setattr(ModelAliases, "change", slow)
     told = []
     pool.watch(lambda: told.append(pool.aliases.targets))
-    asked = asyncio.create_task(pool.changing.set_aliases({"first": OTHER}))
-    await until(pool.changing._naming.locked)
+    asked = asyncio.create_task(pool.lifecycle.set_aliases({"first": OTHER}))
+    await until(pool.lifecycle._naming.locked)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    gone = asyncio.create_task(pool.changing.unload(OTHER, object_to_aliases(pool)))
-    second = asyncio.create_task(pool.changing.set_aliases({"second": ENCODER}))
+    gone = asyncio.create_task(pool.lifecycle.unload(OTHER, object_to_aliases(pool)))
+    second = asyncio.create_task(pool.lifecycle.set_aliases({"second": ENCODER}))
     await asyncio.sleep(0.05)
     assert not gone.done()
     assert not second.done()
@@ -537,14 +537,14 @@ async def test_a_change_that_the_end_finds_is_told_so_and_hangs_nobody(
     def end() -> None:
         raise ModelInUse("never asked")
 
-    asked = asyncio.create_task(pool.changing.unload(OTHER, end))
+    asked = asyncio.create_task(pool.lifecycle.unload(OTHER, end))
     await asyncio.sleep(0)  # its own task is made by now, and has not begun
-    assert pool.changing._tasks
-    pool.changing.close()
+    assert pool.lifecycle._tasks
+    pool.lifecycle.close()
     async with asyncio.timeout(10):
         with pytest.raises(Unavailable):
             await asked
-        for one in (pool.changing.load(OTHER), pool.changing.set_aliases({"a": OTHER})):
+        for one in (pool.lifecycle.load(OTHER), pool.lifecycle.set_aliases({"a": OTHER})):
             with pytest.raises(Unavailable):
                 await one
     assert pool.encoder(OTHER).info.version == "1"

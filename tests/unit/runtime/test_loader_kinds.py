@@ -105,12 +105,12 @@ async def test_a_registered_kind_loads_is_tested_serves_by_its_role_and_is_unloa
             registry.pair("letters")
 
         publish(store, tmp_path / "files", "letters", 3.0)
-        assert (await registry.changing.load("letters")).info.version == "2"
+        assert (await registry.lifecycle.load("letters")).info.version == "2"
         assert (await registry.encoder("letters").embed(["a"])).vectors[0, 0] == 3.0
         assert lease.model.closed  # type: ignore[attr-defined]  # this kind's own
-        await registry.changing.unload("letters", lambda: None)
+        await registry.lifecycle.unload("letters", lambda: None)
         assert registry.models() == []
-        states = {version.version: version.state for version in await registry.changing.versions()}
+        states = {version.version: version.state for version in await registry.lifecycle.versions()}
         assert states == {"1": "UNAVAILABLE", "2": "UNAVAILABLE"}
     finally:
         registry.close()

@@ -25,7 +25,7 @@ async def test_models_are_listed_loaded_and_unloaded(admin: Any, pool: Any) -> N
     assert (loaded.previous.version, loaded.memory_bytes) == ("1", 1024)
     gone = await admin.UnloadModel(pb.UnloadModelRequest(model="other"))
     assert (gone.revision.fingerprint, gone.seconds) == ("sha256:other", 0.25)
-    assert pool.changing.asked == [("other", "7", True), ("other",)]
+    assert pool.lifecycle.asked == [("other", "7", True), ("other",)]
 
 
 async def test_an_alias_is_set_used_listed_and_removed(admin: Any, channel: Any) -> None:
@@ -45,7 +45,7 @@ async def test_bad_requests_have_statuses_of_their_own(admin: Any, pool: Any) ->
     def alias(**aliases: str) -> Any:
         return admin.SetAlias(pb.SetAliasRequest(aliases=aliases))
 
-    pool.changing.fails = ModelNotLoaded("model 'other' was not loaded: it is broken")
+    pool.lifecycle.fails = ModelNotLoaded("model 'other' was not loaded: it is broken")
     code = grpc.StatusCode
     for call, status, says in (
         (admin.LoadModel(pb.LoadModelRequest()), code.INVALID_ARGUMENT, "model: it is missing"),

@@ -15,11 +15,11 @@ async def test_a_load_tells_what_serves_now_and_what_did(client, pool):
     assert (told["id"], told["model"]["version"], told["changed"]) == ("other", "7", True)
     assert told["previous"] == {"version": "1", "fingerprint": "sha256:other"}
     assert (await client.post("/v1/models/other/reload")).status_code == 200
-    assert pool.changing.asked == [("other", "7", False), ("other", None, True)]
+    assert pool.lifecycle.asked == [("other", "7", False), ("other", None, True)]
 
 
 async def test_a_load_that_fails_is_told_in_each_familys_body(client, pool):
-    pool.changing.fails = ModelNotLoaded("model 'other' version 2 was not loaded", field="model")
+    pool.lifecycle.fails = ModelNotLoaded("model 'other' version 2 was not loaded", field="model")
     reply = await client.post(LOAD)
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "model_not_loaded")
     assert reply.headers["x-should-retry"] == "false"
@@ -43,7 +43,7 @@ async def test_kserve_lists_loads_and_unloads(client, pool):
     body = {"parameters": {"unload_dependents": False}}
     reply = await client.post(f"{KSERVE}/unload", json=body)
     assert reply.json() == {"name": "other", "version": "2", "state": "UNAVAILABLE", "reason": ""}
-    assert pool.changing.asked == [("other", "3", False), ("other",)]
+    assert pool.lifecycle.asked == [("other", "3", False), ("other",)]
 
 
 @pytest.mark.parametrize(
