@@ -512,7 +512,7 @@ class StandInPool:
         infos = [model.info for models in serving for model in models.values()]
         return [i for i in infos if not roles or set(roles) & set(ROLES[i.kind])]
 
-    def refused(self) -> Mapping[str, str]:
+    def refusals(self) -> Mapping[str, str]:
         return {"broken": "model.json is cut short"}
 
     def default_of(self, name: str) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ def is_serving(services: Services, name: str) -> bool | None:
     target = registry.aliases.resolve(name)
     if any(info.name == target for info in registry.models()):
         return True
-    return False if target != name or name in registry.refused() else None
+    return False if target != name or name in registry.refusals() else None
 
 
 async def list_versions(services: Services) -> list[ModelVersion]:

@@ -115,7 +115,7 @@ class ModelStates:
         if key in self.leaving:
             return ModelVersion(*key, "UNLOADING")
         # What was refused at the start names its version itself.
-        refused = "" if serving is not None else self._registry.refused().get(name, "")
+        refused = "" if serving is not None else self._registry.refusals().get(name, "")
         return ModelVersion(*key, "UNAVAILABLE", self.failures.get(key, refused))
 
 
@@ -337,7 +337,7 @@ class ModelLifecycle:
         registry = self._registry
         async with self._naming:  # nothing comes or goes meanwhile
             serving = {info.name for info in registry.models()}
-            named = serving | set(registry.refused())
+            named = serving | set(registry.refusals())
 
             def change() -> None:
                 taken = named | set(self._loader.store.names())

@@ -210,7 +210,7 @@ class ModelRegistry:
         infos = [self._serving[name].model.info for name in names]
         return sorted(infos, key=lambda info: (info.name not in defaults, info.name))
 
-    def refused(self) -> Mapping[str, str]:
+    def refusals(self) -> Mapping[str, str]:
         """Name each stored model that was refused at load, with the reason."""
         return self._refused
 
@@ -394,7 +394,7 @@ async def load_models(
         if (target := aliases.resolve(alias)) not in serving:
             say(f"alias {alias}: leads to {target}, which does not serve")
     if not registry.models():
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in registry.refused().items())
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in registry.refusals().items())
         registry.close(0)
         raise StartError(f"No model serves. {reasons or 'The store is empty.'}")
     return registry

@@ -88,7 +88,7 @@ def pool(store: ModelStore, metrics: Metrics) -> Iterator[ModelRegistry]:
     models = ModelRegistry.load(
         store, device=torch.device("cpu"), dtype=torch.float32, workers=1, metrics=metrics
     )
-    assert models.refused() == {}
+    assert models.refusals() == {}
     yield models
     models.close()
 
@@ -269,7 +269,7 @@ async def test_what_can_not_be_loaded_says_why_and_the_old_version_serves_on(
         await pool.lifecycle.load(OTHER)
     assert repr(OTHER) in caught.value.message
     np.testing.assert_array_equal(await vector(pool, OTHER), before)
-    assert pool.refused() == {}
+    assert pool.refusals() == {}
     assert (await states(pool, OTHER))[0] == ("1", "READY")
     failed = (await pool.lifecycle.versions())[-1]
     assert failed.name != OTHER or failed.state == "UNAVAILABLE"
@@ -559,6 +559,6 @@ async def test_a_stored_model_with_an_aliass_name_is_refused_at_the_start(
     models = ModelRegistry.load(
         store, device=torch.device("cpu"), dtype=torch.float32, workers=1, aliases=aliases
     )
-    assert "is an alias of 'minilm-l6'" in models.refused()["best"]
+    assert "is an alias of 'minilm-l6'" in models.refusals()["best"]
     assert models.encoder("best").info.name == ENCODER
     models.close()

@@ -125,7 +125,7 @@ async def test_a_model_of_a_registered_kind_that_fails_its_test_is_refused(
     try:
         await registry.warm_up()
         assert registry.models() == []
-        assert "NaN or infinity" in registry.refused()["letters"]
+        assert "NaN or infinity" in registry.refusals()["letters"]
     finally:
         registry.close()
 

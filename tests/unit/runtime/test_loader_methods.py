@@ -173,7 +173,7 @@ async def test_a_pair_of_a_registered_family_compresses_and_answers_by_it(
     registry = open_registry(store)
     try:
         await registry.warm_up()
-        assert registry.refused() == {}
+        assert registry.refusals() == {}
         (plain,), (twice,) = [await registry.pair(name).compress("who?", [TEXT]) for name in shapes]
         np.testing.assert_allclose(twice.memory, 2 * plain.memory, atol=1e-5)
         answer = registry.pair("scaled").generate("who?", [twice.memory], max_tokens=2)

@@ -47,7 +47,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., OscarModel]]:
             store, device=torch.device("cpu"), dtype=torch.float32, workers=2
         )
         running.append(models)
-        assert models.refused() == {}
+        assert models.refusals() == {}
         return models.pair()
 
     yield run

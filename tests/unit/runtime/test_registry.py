@@ -91,7 +91,7 @@ async def test_every_stored_model_serves(load: Callable[..., ModelRegistry]) -> 
         ("another-encoder", "encoder"),
         ("another-pair", "oscar-pair"),
     ]
-    assert models.refused() == {}
+    assert models.refusals() == {}
     assert [line.split(":")[0] for line in said] == sorted(info.name for info in models.models())
     assert all("loaded in" in line for line in said)
     await models.warm_up()
@@ -227,7 +227,7 @@ def test_a_pair_that_can_not_serve_is_refused_by_name_and_reason_and_the_rest_se
     said: list[str] = []
     metrics = Metrics()
     models = load(say=said.append, metrics=metrics)
-    assert PAIR in models.refused()
+    assert PAIR in models.refusals()
     with pytest.raises(ModelNotFound, match=reason) as caught:
         models.pair(PAIR)
     assert "was refused" in caught.value.message
@@ -250,7 +250,7 @@ def test_a_base_that_is_broken_takes_its_pairs_down_but_not_the_other_encoder(
     (weights,) = (store.own / ENCODER / "1").glob("*.safetensors")
     alter(weights)
     models = load()
-    assert set(models.refused()) == {ENCODER, PAIR, "another-pair"}
+    assert set(models.refusals()) == {ENCODER, PAIR, "another-pair"}
     assert models.encoder().info.name == "another-encoder"
     with pytest.raises(ModelNotFound, match=ENCODER):
         models.encoder(ENCODER)
@@ -305,7 +305,7 @@ async def test_pairs_of_every_kind_serve_side_by_side(
 ) -> None:
     tampered(store, causal, lambda tensors: None, tmp_path / "copy")
     models = load()
-    assert models.refused() == {}
+    assert models.refusals() == {}
     await models.warm_up()
     for name in (PAIR, "causal"):
         reader = models.pair(name)
@@ -352,7 +352,7 @@ def test_a_pair_whose_tensors_do_not_fit_is_refused_by_name_and_reason_and_the_r
 ) -> None:
     tampered(store, causal, change, tmp_path / "tampered")
     models = load()
-    assert set(models.refused()) == {"causal"}
+    assert set(models.refusals()) == {"causal"}
     with pytest.raises(ModelNotFound, match=reason):
         models.pair("causal")
     assert {info.name for info in models.models()} == {
@@ -387,7 +387,7 @@ def test_a_pair_whose_halves_do_not_match_is_refused_and_the_rest_serve(
     path.write_text("[]" if change is None else json.dumps(json.loads(path.read_text()) | change))
     store.publish(files, causal.manifest)
     models = load()
-    assert set(models.refused()) == {"causal"}
+    assert set(models.refusals()) == {"causal"}
     with pytest.raises(ModelNotFound, match=reason):
         models.pair("causal")
 
@@ -400,7 +400,7 @@ def test_memory_tokens_that_the_generator_s_prompt_does_not_have_are_refused(
     files = tmp_path / "files"
     shutil.copytree(causal.path, files, ignore=shutil.ignore_patterns("model.json"))
     store.publish(files, causal.manifest.model_copy(update={"shape": shape}))
-    assert "halves that don't match" in load().refused()["causal"]
+    assert "halves that don't match" in load().refusals()["causal"]
 
 
 async def test_what_the_manifest_says_suits_the_pair_is_among_its_traits(
@@ -420,7 +420,7 @@ async def test_the_generator_is_bounded_and_a_bound_too_tight_refuses_the_pair(
     tampered(store, causal, lambda tensors: None, tmp_path / "copy")
     metrics = Metrics()
     models = load(generator_limits=GeneratorLimits(sequences=3, cache_mib=1), metrics=metrics)
-    assert models.refused() == {}
+    assert models.refusals() == {}
 
     def positions(model: str) -> float | None:
         labels = {"model": model, "state": "limit"}
@@ -439,8 +439,8 @@ async def test_the_generator_is_bounded_and_a_bound_too_tight_refuses_the_pair(
         files, store.open(PAIR).manifest.model_copy(update={"shape": deep.shape.to_dict()})
     )
     tight = load(generator_limits=GeneratorLimits(cache_mib=1))
-    assert set(tight.refused()) == {PAIR}
-    assert "generator_cache_mib=1 holds 102 positions" in tight.refused()[PAIR]
+    assert set(tight.refusals()) == {PAIR}
+    assert "generator_cache_mib=1 holds 102 positions" in tight.refusals()[PAIR]
 
 
 async def test_halves_on_devices_of_their_own_have_workers_of_their_own(
@@ -450,7 +450,7 @@ async def test_halves_on_devices_of_their_own_have_workers_of_their_own(
     tampered(store, causal, lambda tensors: None, tmp_path / "copy")
     one, two = load(), load(generator=torch.device("cpu", 0))
     assert (len(one.teams), len(two.teams)) == (1, 2)
-    assert two.refused() == {}
+    assert two.refusals() == {}
     for name in (PAIR, "causal"):
         said = []
         for models in (one, two):
@@ -470,9 +470,9 @@ async def test_a_model_that_fails_when_it_is_tried_is_refused_and_the_rest_serve
     reader = models.pair(PAIR)
     reader._compressor._network._words.fill_(torch.nan)
     await models.warm_up(said.append)
-    assert set(models.refused()) == {PAIR}
-    assert "NaN" in models.refused()[PAIR]
-    assert said == [f"{PAIR}: refused: {models.refused()[PAIR]}"]
+    assert set(models.refusals()) == {PAIR}
+    assert "NaN" in models.refusals()[PAIR]
+    assert said == [f"{PAIR}: refused: {models.refusals()[PAIR]}"]
     assert models.pair().info.name == "another-pair"
     with pytest.raises(ModelNotFound, match="was refused"):
         models.pair(PAIR)

@@ -438,7 +438,7 @@ async def list_models(
     """List the models that serve, aliases too, and those that could not be loaded."""
     reply = pb.ListModelsResponse(
         models=[convert.write_model(info) for info in models.list_models(services)],
-        refused=services.registry.refused(),
+        refused=services.registry.refusals(),
     )
     return reply.SerializeToString()
 

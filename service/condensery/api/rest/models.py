@@ -97,7 +97,7 @@ def find_model(services: Services, name: str) -> ModelInfo:
     for info in running:
         if info.name == name:
             return info
-    reason = services.registry.refused().get(services.registry.aliases.resolve(name))
+    reason = services.registry.refusals().get(services.registry.aliases.resolve(name))
     why = f"was refused: {reason}" if reason else "does not exist"
     raise ModelNotFound(
         f"model {shorten(name)} {why}; there are: {', '.join(info.name for info in running)}.",
@@ -131,7 +131,7 @@ async def tei_info(_request: Request, services: Services) -> Response:
                 task: [info.name for info in infos]
                 for task, infos in list_capabilities(services).items()
             },
-            "refused": dict(services.registry.refused()),
+            "refused": dict(services.registry.refusals()),
         }
     )
 

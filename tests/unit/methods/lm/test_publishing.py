@@ -134,6 +134,6 @@ def test_a_server_passes_a_language_model_over(
         store, device=torch.device("cpu"), dtype=torch.float32, metrics=Metrics(), say=lines.append
     )
     try:
-        assert (pool.models(), pool.refused(), lines) == ([], {}, [])
+        assert (pool.models(), pool.refusals(), lines) == ([], {}, [])
     finally:
         pool.close(0)

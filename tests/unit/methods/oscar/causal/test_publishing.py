@@ -83,7 +83,7 @@ async def test_a_published_pair_answers_as_the_network_in_training(
     publish(tmp_path / "run", store, name="tiny", dtype=torch.float32)
     models = ModelRegistry.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
     stores.append(models)
-    assert models.refused() == {}
+    assert models.refusals() == {}
     reader = models.pair()
     different = set()
     for row in some_rows(3):
@@ -168,7 +168,7 @@ def test_a_rerank_head_that_was_never_taught_is_not_published(
         assert taught == (name == "layers")
         assert (found.manifest.provenance.notes == ()) == taught
     models = ModelRegistry.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
-    assert models.refused() == {}
+    assert models.refusals() == {}
     models.close()
 
 
