@@ -314,7 +314,7 @@ class Server:
             loop.call_later(FAREWELL_SECONDS, self._ended.set)
 
         watchdog = Watchdog(
-            registry.teams,
+            registry.workers,
             loop,
             on_fault=health.fault,
             on_fatal=fatal,

@@ -102,7 +102,7 @@ class ModelStates:
         if serving is not None:
             metrics.model_load_seconds.labels(name).set(serving.seconds)
         memory = {} if serving is None else serving.memory
-        for device in {str(team.device) for team in self._registry.teams} | set(memory):
+        for device in {str(workers.device) for workers in self._registry.workers} | set(memory):
             metrics.model_memory_bytes.labels(name, device).set(memory.get(device, 0))
 
     def _state(self, stored: StoredModel) -> ModelVersion:

@@ -78,7 +78,7 @@ class ModelRegistry:
         self.lifecycle = ModelLifecycle(self, loader, drain_seconds)
 
     @property
-    def teams(self) -> tuple[Workers, ...]:
+    def workers(self) -> tuple[Workers, ...]:
         """What the models run on, one a device."""
         return self._loader.workers.all()
 
@@ -271,7 +271,7 @@ class ModelRegistry:
         self.lifecycle.close()
         for lease in self._serving.values():
             lease.model.close()
-        for workers in self.teams:
+        for workers in self.workers:
             workers.close(seconds)
         self._loader.threads.shutdown(wait=False, cancel_futures=True)
 

@@ -331,7 +331,7 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
         assert all(one._users == 0 for one in pool._serving.values())
         assert alive() - before == len(pool.models()), "what went is still held"
         queues = sum(2 if info.kind == "oscar-pair" else 1 for info in pool.models())
-        assert sum(len(team._sources) for team in pool.teams) == queues
+        assert sum(len(team._sources) for team in pool.workers) == queues
         assert threading.active_count() <= threads + 16  # asyncio's own, which stay
         served = {info.name for info in pool.models()}
         assert all(pool.aliases.resolve(alias) in served for alias in pool.aliases.targets)

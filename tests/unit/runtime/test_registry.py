@@ -449,7 +449,7 @@ async def test_halves_on_devices_of_their_own_have_workers_of_their_own(
     """As far as a machine without a second device shows: two names of the same one."""
     tampered(store, causal, lambda tensors: None, tmp_path / "copy")
     one, two = load(), load(generator=torch.device("cpu", 0))
-    assert (len(one.teams), len(two.teams)) == (1, 2)
+    assert (len(one.workers), len(two.workers)) == (1, 2)
     assert two.refusals() == {}
     for name in (PAIR, "causal"):
         said = []
