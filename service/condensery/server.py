@@ -227,7 +227,7 @@ class Server:
             admission=Admission(settings.max_requests, settings.max_inflight_bytes, metrics),
             keys=self._keys,
             contexts=ContextStore(settings.max_context_bytes, metrics),
-            search=settings.search,
+            search_mode=settings.search,
             slow=SlowRequests(settings.slow_ms),
         )
         watch_models(services)

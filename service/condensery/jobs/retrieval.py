@@ -102,7 +102,7 @@ async def query_index(
     condition = read_filter(filter, filter_field)
     embedded_for = None
     if text is not None:
-        mode = search or services.search
+        mode = search or services.search_mode
         if mode == "bm25":
             check_text(text, "query", MAX_BM25_QUERY_CHARS)
             with services.metrics.stage(info.encoder, "index"):

@@ -344,7 +344,7 @@ class Health:
 class Services:
     """The parts that jobs use.
 
-    ``search`` is how an index is searched where a request does not say; ``slow`` logs requests that
+    ``search_mode`` is how an index is searched where a request does not say; ``slow`` logs requests that
     took long.
     """
 
@@ -357,5 +357,5 @@ class Services:
     keys: Keys = field(default_factory=Keys)
     contexts: ContextStore = field(default_factory=ContextStore)
     rebuilds: Rebuilds = field(default_factory=Rebuilds)
-    search: SearchMode = "dense"
+    search_mode: SearchMode = "dense"
     slow: SlowRequests = field(default_factory=SlowRequests)
