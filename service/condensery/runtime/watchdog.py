@@ -48,7 +48,7 @@ class Watchdog:
     others fill, a batch is slow and nothing hangs. Who waits for a lock, or sleeps, wants no core.
 
     Args:
-        teams: What is watched: the workers of each device.
+        devices: What is watched: the workers of each device.
         loop: The event loop; its own stall of ``LOOP_SECONDS`` ends the process as well.
         on_fault: Called in the loop with what is wrong, or None once it is mended.
         on_fatal: Called in the loop with the reason why the process should end.
@@ -61,7 +61,7 @@ class Watchdog:
 
     def __init__(
         self,
-        teams: Sequence[Workers],
+        devices: Sequence[Workers],
         loop: asyncio.AbstractEventLoop,
         *,
         on_fault: Callable[[str | None], None],
@@ -71,7 +71,7 @@ class Watchdog:
         loading: Callable[[], bool] = lambda: False,
         metrics: "Metrics | None" = None,
     ) -> None:
-        self._teams = teams
+        self._devices = devices
         self._loop = loop
         self._on_fault = on_fault
         self._on_fatal = on_fatal
@@ -119,7 +119,7 @@ class Watchdog:
         if self._loading():
             self._loaded_last = now
         oldest, wrong = 0.0, None
-        watched = [(workers, worker) for workers in self._teams for worker in workers.members()]
+        watched = [(workers, worker) for workers in self._devices for worker in workers.members()]
         for workers, worker in watched:
             item, began = worker.item, worker.began
             age = now - began if item is not None else 0.0

@@ -134,7 +134,7 @@ async def test_what_does_not_fit_the_generator_is_left_out_and_the_rest_answered
     block = found.compression
     assert 0 < len(found.citations) < 40
     assert len(block.left_out) == 40 - len(found.citations)
-    oscar = real.registry.reader()
+    oscar = real.registry.pair()
     kept = [citation.text for citation in found.citations]
     assert oscar.spare(QUESTION, kept, 8) >= 0
     assert oscar.spare(QUESTION, [*kept, documents[len(kept)].text], 8) < 0
