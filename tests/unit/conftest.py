@@ -326,15 +326,15 @@ class StandInReader:
             end=start + len(best),
         )
 
-    def tokenise(self, question: str, context: Sequence[Floats | str]) -> StandInPrompt:
+    def make_prompt(self, question: str, context: Sequence[Floats | str]) -> StandInPrompt:
         self.tokenised += [one for one in context if isinstance(one, str)]
         return StandInPrompt(question, list(context))
 
-    def sizes(self, context: Sequence[Floats | str]) -> list[int]:
+    def count_positions(self, context: Sequence[Floats | str]) -> list[int]:
         self.tokenised += [one for one in context if isinstance(one, str)]
         return [len(one.split()) if isinstance(one, str) else len(one) for one in context]
 
-    def count(
+    def count_answer(
         self, question: str, prompt: StandInPrompt, kept: Sequence[str] | None
     ) -> StandInCounted:
         assert question == prompt.question
@@ -342,7 +342,7 @@ class StandInReader:
         words = prompt.words if kept is None else sum(len(text.split()) for text in kept)
         return StandInCounted(prompt, words)
 
-    def generate_from(
+    def generate_from_prompt(
         self,
         prompt: StandInPrompt,
         *,
@@ -378,7 +378,7 @@ class StandInReader:
             logprob = TokenLogprob(token.text, -0.5, top) if token.text else None
             yield replace(token, logprob=logprob)
 
-    def room(self, prompt: StandInPrompt, max_tokens: int) -> int:
+    def free_positions(self, prompt: StandInPrompt, max_tokens: int) -> int:
         taken = len(prompt.question.split()) + prompt.words + prompt.vectors
         return self.positions - taken - max_tokens
 

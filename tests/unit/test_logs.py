@@ -117,7 +117,7 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
         await client.post("/v1/rag/answer", json=asked)
         logged("compression_failed")
         pool.readers["pair"].breaks = None
-        pool.readers["pair"].generate_from = _generate_and_fail  # type: ignore[method-assign]
+        pool.readers["pair"].generate_from_prompt = _generate_and_fail  # type: ignore[method-assign]
         reply = await client.post("/v1/rag/answer", json={**asked, "stream": True})
         assert "internal_error" in reply.text
         logged("internal_error")

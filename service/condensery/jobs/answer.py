@@ -152,7 +152,7 @@ async def stream_answer(
             ttft_ms = milliseconds_since(began)
             yield Delta(NOT_FOUND)
         else:
-            stream = oscar.generate_from(
+            stream = oscar.generate_from_prompt(
                 selected.prompt,
                 max_tokens=question.max_tokens,
                 sampling=question.sampling,
@@ -491,7 +491,7 @@ def _detach_outcome(
 
 
 def _count_question_cost(oscar: OscarModel, question: str) -> CountedAnswer:
-    return oscar.count(question, oscar.tokenise(question, []), None)
+    return oscar.count_answer(question, oscar.make_prompt(question, []), None)
 
 
 def _documents_report(

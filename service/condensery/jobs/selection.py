@@ -144,7 +144,7 @@ def _select_context(
         left_out += [candidate.place for candidate in kept[fits:]]
         kept = [candidate.first(windows) for candidate in wanted[:fits]]
     else:
-        prompt = oscar.tokenise(question.text, _generator_inputs(kept, vectors))
+        prompt = oscar.make_prompt(question.text, _generator_inputs(kept, vectors))
     if retrieved.failed:
         reasons.append(_failures_reason(retrieved, kept))
     return SelectedContext(
@@ -215,7 +215,8 @@ def fit_budgets(
     sizes = []
     if target is not None:
         sizes = [
-            0 if candidate.compressed else oscar.sizes([candidate.text])[0] for candidate in kept
+            0 if candidate.compressed else oscar.count_positions([candidate.text])[0]
+            for candidate in kept
         ]
     left_ms = 0.0 if target is None else max(0.0, target - retrieved.compress_ms)
 
@@ -322,10 +323,10 @@ def fit_prompt(
         return [candidate.first(windows) for candidate in kept] if vectors else list(kept)
 
     def prompt_of(count: int, windows: int) -> GeneratorPrompt:
-        return oscar.tokenise(question.text, _generator_inputs(shown(windows)[:count], vectors))
+        return oscar.make_prompt(question.text, _generator_inputs(shown(windows)[:count], vectors))
 
     def free_positions(prompt: GeneratorPrompt) -> int:
-        return oscar.room(prompt, question.max_tokens)
+        return oscar.free_positions(prompt, question.max_tokens)
 
     every = max((len(candidate.memories) for candidate in kept), default=1) if vectors else 1
     free = free_positions(prompt_of(0, 1)) if kept else 0
@@ -366,7 +367,7 @@ def _estimate_fit(oscar: OscarModel, kept: Sequence[Candidate], vectors: int, fr
     """Return how many of the first passages should fit, each counted by itself; or one more."""
     taken = 0
     for count, candidate in enumerate(kept):
-        taken += sum(oscar.sizes(_generator_inputs([candidate], vectors)))
+        taken += sum(oscar.count_positions(_generator_inputs([candidate], vectors)))
         if taken > free + JOINT_POSITIONS:
             return count
     return len(kept)
@@ -404,7 +405,7 @@ def _count_cost(
 ) -> CountedAnswer:
     """Count what an answer's cost is made of; texts that the prompt holds are not read again."""
     texts = [candidate.text for candidate in kept] if prompt.vectors else None
-    return oscar.count(question.text, prompt, texts)
+    return oscar.count_answer(question.text, prompt, texts)
 
 
 def _does_not_fit_reason(count: int) -> str:

@@ -243,7 +243,7 @@ class Generator:
             stepper, workers, model=model, limits=limits, room=room, metrics=metrics
         )
 
-    def spare(self, prompt: abc.Sequence[PromptPart], size: int, max_tokens: int) -> int:
+    def free_positions(self, prompt: abc.Sequence[PromptPart], size: int, max_tokens: int) -> int:
         """Return the positions that a prompt and its answer leave free; negative: too long.
 
         Args:

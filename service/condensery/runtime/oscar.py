@@ -423,26 +423,28 @@ class OscarModel:
             Overloaded, DeadlineExceeded, ModelFault, Unavailable: As ``Generator.generate``.
         """
         prompt = await self._texts.prompt(question, context)
-        if (spare := self.room(prompt, max_tokens)) < 0:
+        if (spare := self.free_positions(prompt, max_tokens)) < 0:
             raise context_too_long(prompt, len(context), max_tokens, spare)
-        answer = self.generate_from(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop)
+        answer = self.generate_from_prompt(
+            prompt, max_tokens=max_tokens, sampling=sampling, stop=stop
+        )
         async with aclosing(answer) as tokens:
             async for token in tokens:
                 yield token
 
-    def tokenise(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt:
-        """Return the prompt of a question and a context, for ``generate_from``; in this thread.
+    def make_prompt(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt:
+        """Return the prompt of a question and a context, for ``generate_from_prompt``; in this thread.
 
         Raises:
             InputError: A text is over the limits.
         """
         return self._texts.make_prompt(question, context)
 
-    def sizes(self, context: Sequence[Floats | str]) -> list[int]:
+    def count_positions(self, context: Sequence[Floats | str]) -> list[int]:
         """Return about how many positions each passage takes in a prompt; in this thread."""
         return [self._texts.make_prompt("", [item]).size - self._frame for item in context]
 
-    def count(
+    def count_answer(
         self, question: str, prompt: GeneratorPrompt, kept: Sequence[str] | None
     ) -> CountedAnswer:
         """Count what an answer's cost is made of; in this thread.
@@ -463,7 +465,7 @@ class OscarModel:
             window=min(window, self._pair.window or window),
         )
 
-    async def generate_from(
+    async def generate_from_prompt(
         self,
         prompt: GeneratorPrompt,
         *,
@@ -471,7 +473,7 @@ class OscarModel:
         sampling: Sampling = GREEDY,
         stop: Sequence[str] = (),
     ) -> AsyncGenerator[GeneratedToken, None]:
-        """Answer a prompt that ``tokenise`` made, and that there is room for.
+        """Answer a prompt that ``make_prompt`` made, and that there is room for.
 
         Raises:
             InputError: A stop string can't be one.
@@ -484,14 +486,16 @@ class OscarModel:
             async for token in tokens:
                 yield token
 
-    def spare(self, question: str, context: Sequence[Floats | str], max_tokens: int) -> int:
+    def free_positions_for(
+        self, question: str, context: Sequence[Floats | str], max_tokens: int
+    ) -> int:
         """Return the positions that a context and its answer leave free; negative: too long."""
-        return self.room(self.tokenise(question, context), max_tokens)
+        return self.free_positions(self.make_prompt(question, context), max_tokens)
 
-    def room(self, prompt: GeneratorPrompt, max_tokens: int) -> int:
+    def free_positions(self, prompt: GeneratorPrompt, max_tokens: int) -> int:
         """Return the positions that a prompt and its answer leave free; negative: too long."""
         left = self._positions - prompt.size - max_tokens
-        return min(left, self._generator.spare(prompt.parts, prompt.size, max_tokens))
+        return min(left, self._generator.free_positions(prompt.parts, prompt.size, max_tokens))
 
     def expected_ms(
         self, compress_tokens: int, vectors: int, text_tokens: int, passages: int
@@ -512,7 +516,7 @@ class OscarModel:
         known = prompt_seconds and (compress_seconds or not compress_tokens)
         return 1000 * (prompt_seconds + compress_seconds) if known else 0.0
 
-    def cost(
+    def count_cost(
         self,
         question: str,
         read: Sequence[CompressedPassage],
@@ -530,7 +534,7 @@ class OscarModel:
             kept: The text of the passages in context, as far as they were read.
             completion_tokens: Tokens generated, the one that ends the answer included.
         """
-        counted = self.count(question, self.tokenise(question, context), kept)
+        counted = self.count_answer(question, self.make_prompt(question, context), kept)
         return counted.cost(read, completion_tokens=completion_tokens)
 
     async def probe(self, text: str) -> Floats:
@@ -549,7 +553,7 @@ class OscarModel:
         for count in (1, 5, 10):
             results = await self.compress(question, [passage] * count)
             context: list[Floats | str] = [_or_raise(result).memory for result in results]
-            while context and self.spare(question, context, 4) < 0:
+            while context and self.free_positions_for(question, context, 4) < 0:
                 context.pop()
             async for _ in self.generate(question, context, max_tokens=4):
                 pass

@@ -52,13 +52,13 @@ async def test_as_text_a_long_passage_that_nothing_scores_is_read_in_whole(servi
 async def test_the_answers_do_not_take_each_others_time(services, oscar):
     """The second is begun once the first has ended."""
     ends = []
-    generate = oscar.generate_from
+    generate = oscar.generate_from_prompt
 
     def watched(*args, **how):
         ends.append(oscar.closed)
         return generate(*args, **how)
 
-    oscar.generate_from = watched
+    oscar.generate_from_prompt = watched
     await compare_answers(services, ask())
     assert ends == [0, 1]
 

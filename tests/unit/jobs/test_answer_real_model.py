@@ -136,8 +136,8 @@ async def test_what_does_not_fit_the_generator_is_left_out_and_the_rest_answered
     assert len(block.left_out) == 40 - len(found.citations)
     oscar = real.registry.pair()
     kept = [citation.text for citation in found.citations]
-    assert oscar.spare(QUESTION, kept, 8) >= 0
-    assert oscar.spare(QUESTION, [*kept, documents[len(kept)].text], 8) < 0
+    assert oscar.free_positions_for(QUESTION, kept, 8) >= 0
+    assert oscar.free_positions_for(QUESTION, [*kept, documents[len(kept)].text], 8) < 0
 
 
 async def test_both_sides_of_a_comparison_are_what_each_says_alone(real):

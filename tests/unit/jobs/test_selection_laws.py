@@ -95,7 +95,7 @@ def test_a_choice_keeps_to_what_was_asked_and_accounts_for_every_passage(
         vectors = sum(len(one) for one in selected.prompt.context if not isinstance(one, str))
         if question.max_context_vectors is not None:
             assert vectors <= question.max_context_vectors
-        assert oscar.room(selected.prompt, question.max_tokens) >= 0
+        assert oscar.free_positions(selected.prompt, question.max_tokens) >= 0
     else:
         assert (
             candidates == ()

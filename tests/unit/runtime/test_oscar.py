@@ -196,9 +196,9 @@ async def test_a_context_too_long_for_the_generator_is_refused_with_the_remedy(
     # 96 positions: 4 a passage, and 9 for the question and its two special tokens.
     for passages, room in ((0, 87), (10, 47), (21, 3)):
         memory = [vectors] * passages
-        assert reader.spare(QUESTION, memory, room) == 0
+        assert reader.free_positions_for(QUESTION, memory, room) == 0
         await join(reader.generate(QUESTION, memory, max_tokens=room))
-        assert reader.spare(QUESTION, memory, room + 1) == -1
+        assert reader.free_positions_for(QUESTION, memory, room + 1) == -1
         with pytest.raises(ContextTooLong, match=r"has 96.*max_tokens") as caught:
             await join(reader.generate(QUESTION, memory, max_tokens=room + 1))
         assert caught.value.field == ("rerank.top_n" if passages else "max_tokens")
@@ -239,7 +239,7 @@ async def test_memory_and_text_stand_side_by_side(reader: OscarModel) -> None:
         await join(reader.generate(QUESTION, context, max_tokens=12)) for context in contexts
     ]
     assert len(set(answers)) > 2
-    spare = [reader.spare(QUESTION, context, 12) for context in contexts]
+    spare = [reader.free_positions_for(QUESTION, context, 12) for context in contexts]
     assert spare == [96 - 12 - 9 - used for used in (4 + 3, 3 + 4, 4 + 4, 3)]
 
 
@@ -285,7 +285,7 @@ async def test_a_pair_of_several_rates_gives_all_vectors_and_reads_the_first_few
     fine = await join(reader.generate(QUESTION, [found.memory], max_tokens=12))
     coarse = await join(reader.generate(QUESTION, [found.memory[:1]], max_tokens=12))
     assert fine != coarse
-    spare = [reader.spare(QUESTION, [found.memory[:count]], 12) for count in (1, 3)]
+    spare = [reader.free_positions_for(QUESTION, [found.memory[:count]], 12) for count in (1, 3)]
     assert spare[0] - spare[1] == 2
 
 
@@ -310,12 +310,12 @@ async def test_costs_agree_with_each_other_and_with_the_counts(reader: OscarMode
     found = await compressed_by(reader, QUESTION, passages)
     kept = [passages[0], long]
     memory = [found[0].memory, found[3].memory]
-    cost = reader.cost(QUESTION, found, memory, kept, completion_tokens=4)
+    cost = reader.count_cost(QUESTION, found, memory, kept, completion_tokens=4)
     assert cost.prompt_tokens == 7 + 2
     assert cost.context_vectors == 2 * 3
     assert (cost.question_tokens, cost.question_limit) == (7, 27)
 
-    plain = reader.cost(QUESTION, [], kept, kept, completion_tokens=4)
+    plain = reader.count_cost(QUESTION, [], kept, kept, completion_tokens=4)
     assert plain.flops_used == plain.flops_plain == cost.flops_plain
     assert plain.context_vectors == 0
     assert plain.prompt_tokens == 7 + 2 + 63
@@ -331,14 +331,14 @@ async def test_costs_agree_with_each_other_and_with_the_counts(reader: OscarMode
 
     assert plain.flops_plain == generator_flops(plain.prompt_tokens + 2)  # two separators
 
-    mixed = reader.cost(QUESTION, [], [memory[0], long], kept, completion_tokens=4)
+    mixed = reader.count_cost(QUESTION, [], [memory[0], long], kept, completion_tokens=4)
     assert (mixed.context_vectors, mixed.prompt_tokens) == (3, 7 + 2 + 60)
     assert mixed.flops_used == generator_flops(3 + 60 + 7 + 2 + 2)
     assert mixed.flops_plain == cost.flops_plain
 
     # What the compressor adds is a sum over the windows that it read.
     def flops(read: list[CompressedPassage]) -> int:
-        return reader.cost(QUESTION, read, [], [], completion_tokens=1).flops_used
+        return reader.count_cost(QUESTION, read, [], [], completion_tokens=1).flops_used
 
     added = [flops([one]) - flops([]) for one in found]
     assert flops(found) - flops([]) == sum(added)
@@ -352,7 +352,7 @@ def reader_vocabulary() -> int:
 
 
 async def test_a_question_over_the_limit_is_told_by_the_cost(reader: OscarModel) -> None:
-    cost = reader.cost(text_of(40), [], [], [], completion_tokens=1)
+    cost = reader.count_cost(text_of(40), [], [], [], completion_tokens=1)
     assert (cost.question_tokens, cost.question_limit, cost.prompt_tokens) == (40, 27, 42)
 
 

@@ -128,7 +128,7 @@ async def test_a_long_question_is_read_whole_by_both_halves_as_the_published_cod
     memory = [one.memory for one in found]
     tokens = await tokens_of(reader.generate(question, memory, max_tokens=12))
     assert [token.id for token in tokens] == said
-    cost = reader.cost(question, found, memory, passages, completion_tokens=12)
+    cost = reader.count_cost(question, found, memory, passages, completion_tokens=12)
     assert cost.question_limit is not None
     assert 64 < cost.question_tokens <= cost.question_limit
 
@@ -147,7 +147,7 @@ async def test_a_pair_of_the_rewritten_code_answers_as_that_would(
     memory = [one.memory for one in found]
     tokens = await tokens_of(reader.generate(QUESTION, memory, max_tokens=24))
     assert [token.id for token in tokens] == said
-    cost = reader.cost(QUESTION, found, memory, PASSAGES, completion_tokens=24)
+    cost = reader.count_cost(QUESTION, found, memory, PASSAGES, completion_tokens=24)
     assert cost.context_vectors == sum(map(len, wanted))
 
 
@@ -174,19 +174,19 @@ async def test_memory_and_text_mix_are_counted_and_must_fit(
     memory = [one.memory for one in found]
     mixed: list[Floats | str] = [memory[0], PASSAGES[2], memory[3]]
     kept = [PASSAGES[0], PASSAGES[2], LONG[: parts[0].end]]
-    cost = reader.cost(QUESTION, found, mixed, kept, completion_tokens=5)
-    alone = reader.cost(QUESTION, found, [memory[0], memory[3]], kept, completion_tokens=5)
+    cost = reader.count_cost(QUESTION, found, mixed, kept, completion_tokens=5)
+    alone = reader.count_cost(QUESTION, found, [memory[0], memory[3]], kept, completion_tokens=5)
     assert cost.context_vectors == alone.context_vectors == 16
     assert cost.prompt_tokens > alone.prompt_tokens
     assert cost.flops_plain == alone.flops_plain
-    whole_text = reader.cost(QUESTION, [], kept, kept, completion_tokens=5)
+    whole_text = reader.count_cost(QUESTION, [], kept, kept, completion_tokens=5)
     assert whole_text.flops_used == whole_text.flops_plain == cost.flops_plain
     assert whole_text.context_vectors == 0
 
     texts = [await tokens_of(reader.generate(QUESTION, one, max_tokens=6)) for one in (mixed, kept)]
     assert texts[0] != texts[1]
-    spare = reader.spare(QUESTION, mixed, 6)
-    assert spare == reader.spare(QUESTION, mixed, 7) + 1
+    spare = reader.free_positions_for(QUESTION, mixed, 6)
+    assert spare == reader.free_positions_for(QUESTION, mixed, 7) + 1
     await tokens_of(reader.generate(QUESTION, mixed, max_tokens=6, stop=["\x00"]))
     with pytest.raises(ContextTooLong, match=rf"has {cost.prompt_tokens + 16 + 6 + spare}:"):
         await tokens_of(reader.generate(QUESTION, mixed, max_tokens=6 + spare + 1))

@@ -430,7 +430,7 @@ async def test_the_generator_is_bounded_and_a_bound_too_tight_refuses_the_pair(
     assert positions(PAIR) == 2**20 // (2 * 2 * 32 * 4)
     assert positions("causal") == 2**20 // (2 * 4 * 2 * 16 * 4)
     reader = models.pair("causal")
-    assert reader.spare("who?", [], 1) < 2**20 // (2 * 4 * 2 * 16 * 4)
+    assert reader.free_positions_for("who?", [], 1) < 2**20 // (2 * 4 * 2 * 16 * 4)
 
     deep = tiny_pair(generator_layers=40)
     files = pair_files(tmp_path / "deep", deep)

@@ -84,13 +84,13 @@ async def ask(
     if found and not rates:  # all windows of long passages, as the service reads them
         kept = list(order)[:read]
         windows = [memory for place in kept for memory in found[place].memories]
-        if reader.spare(question, windows, max_tokens) >= 0:
+        if reader.free_positions_for(question, windows, max_tokens) >= 0:
             context = list(windows)
     text, count = "", 0
     async for token in reader.generate(question, context, max_tokens=max_tokens):
         text += token.text
         count = token.count
-    cost = reader.cost(question, found, context, [], completion_tokens=count)
+    cost = reader.count_cost(question, found, context, [], completion_tokens=count)
     return Outcome(
         answer=text,
         given=len(passages),
@@ -121,7 +121,7 @@ def count_fitting(
     least, most = 0, len(context)
     tried = most
     while least < most:
-        if reader.spare(question, context[:tried], max_tokens) >= 0:
+        if reader.free_positions_for(question, context[:tried], max_tokens) >= 0:
             least = tried
         else:
             most = tried - 1

@@ -43,10 +43,10 @@ async def test_the_best_scored_passages_are_read_best_first(
     assert outcome.relevance == pytest.approx(1 / (1 + math.exp(-max(scores))))
     assert outcome.vectors == 6
     # All that was given was compressed, and what was kept was read.
-    all_read = reader.cost(QUESTION, found, [], [], completion_tokens=0).flops_used
-    nothing = reader.cost(QUESTION, [], [], [], completion_tokens=0).flops_used
+    all_read = reader.count_cost(QUESTION, found, [], [], completion_tokens=0).flops_used
+    nothing = reader.count_cost(QUESTION, [], [], [], completion_tokens=0).flops_used
     kept = [found[place].memory for place in order[:2]]
-    answered = reader.cost(QUESTION, [], kept, [], completion_tokens=count).flops_used
+    answered = reader.count_cost(QUESTION, [], kept, [], completion_tokens=count).flops_used
     assert outcome.flops == all_read - nothing + answered
 
 
@@ -89,8 +89,8 @@ async def test_passages_without_room_are_left_out_from_the_last(
     assert 0 < outcome.read < len(many)
     assert outcome.left_out == len(many) - outcome.read
     assert outcome.answer == (await said(reader, list(many[: outcome.read])))[0]
-    assert reader.spare(QUESTION, many[: outcome.read], 24) >= 0
-    assert reader.spare(QUESTION, many[: outcome.read + 1], 24) < 0
+    assert reader.free_positions_for(QUESTION, many[: outcome.read], 24) >= 0
+    assert reader.free_positions_for(QUESTION, many[: outcome.read + 1], 24) < 0
 
 
 @pytest.mark.parametrize("fits", range(7))
