@@ -135,7 +135,7 @@ class Bench:
             *(self.stepper, self.workers),
             model="generator",
             limits=limits,
-            room=KVCacheConfig(batch, need, STEP_TOKENS),
+            cache=KVCacheConfig(batch, need, STEP_TOKENS),
             fixed=True,
         )
 

@@ -176,7 +176,7 @@ class Engine:
         workers: Where steps run.
         model: Name in metrics and messages.
         limits: Of the queue, and of steps in which nobody waits for a token.
-        room: What may run at the same time; by default what suits the device.
+        cache: What may run at the same time; by default what suits the device.
         fixed: Whether steps of single tokens run in fixed shapes, on CUDA as captured graphs; by
             default on CUDA only, since elsewhere padding costs and there is nothing to gain.
         metrics: Where to count.
@@ -189,7 +189,7 @@ class Engine:
         *,
         model: str,
         limits: BatchLimits | None = None,
-        room: KVCacheConfig | None = None,
+        cache: KVCacheConfig | None = None,
         fixed: bool | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
@@ -197,7 +197,7 @@ class Engine:
         self._workers = workers
         self._model = model
         self._limits = limits or default_limits(workers.device)
-        self._cache_config = room or default_kv_cache_config(stepper)
+        self._cache_config = cache or default_kv_cache_config(stepper)
         self._blocks = BlockAllocator(self._cache_config.positions)
         self._cache = stepper.cache(self._blocks.count * BLOCK)
         self._queue: FairQueue[Sequence, None] = FairQueue()

@@ -209,7 +209,7 @@ class Generator:
         model: Name in metrics and messages.
         name: Text of one token, for reports of log-probabilities.
         limits: Of the queue and of steps.
-        room: What may run at the same time; by default what suits, within ``generator_limits``.
+        cache: What may run at the same time; by default what suits, within ``generator_limits``.
         generator_limits: What the operator allows the generator to hold.
         metrics: Where to count.
 
@@ -228,7 +228,7 @@ class Generator:
         model: str,
         name: Callable[[int], str] = str,
         limits: BatchLimits | None = None,
-        room: KVCacheConfig | None = None,
+        cache: KVCacheConfig | None = None,
         generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
         metrics: "Metrics | None" = None,
     ) -> None:
@@ -236,11 +236,11 @@ class Generator:
         self._stop_ids = stop_ids
         self._name = name
         stepper = Stepper(network)
-        room = room or kv_cache_config(stepper, generator_limits)
+        cache = cache or kv_cache_config(stepper, generator_limits)
         self._longest = stepper.longest
-        self._cache_positions = room.positions // BLOCK * BLOCK
+        self._cache_positions = cache.positions // BLOCK * BLOCK
         self._engine = Engine(
-            stepper, workers, model=model, limits=limits, room=room, metrics=metrics
+            stepper, workers, model=model, limits=limits, cache=cache, metrics=metrics
         )
 
     def free_positions(self, prompt: abc.Sequence[PromptPart], size: int, max_tokens: int) -> int:

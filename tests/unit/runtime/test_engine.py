@@ -79,7 +79,7 @@ class Faults:
 def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
     kind: str,
     mix: list[tuple[int, int, int, int, tuple[str, int]]],
-    room: KVCacheConfig,
+    cache: KVCacheConfig,
     workers: int,
     fixed: bool,
 ) -> None:
@@ -110,7 +110,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
     async def all_of_them() -> None:
         limits = BatchLimits(batch_tokens=50)
         stepper = STEPPERS[kind]
-        served = Served(stepper, workers=workers, room=room, limits=limits, fixed=fixed)
+        served = Served(stepper, workers=workers, cache=room, limits=limits, fixed=fixed)
         try:
             with served.before_each_step(faults):
                 await asyncio.gather(*(one(served, *each) for each in mix))
@@ -125,7 +125,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
 
 
 async def test_steps_of_single_tokens_run_in_fixed_shapes_once_they_are_ready() -> None:
-    served = Served(fixed=True, room=KVCacheConfig(5, 4096, 256))
+    served = Served(fixed=True, cache=KVCacheConfig(5, 4096, 256))
     try:
         prompts = [prompt_of(i, 3 + 11 * i) for i in range(7)]
         found = await asyncio.gather(*(served.answer(one, 20) for one in prompts))
@@ -186,7 +186,7 @@ async def test_prompts_of_one_token_share_a_step_with_longer_ones(served: Served
 
 
 async def test_a_long_prompt_is_read_in_pieces_and_stalls_no_stream() -> None:
-    served = Served(room=KVCacheConfig(64, 4096, 10), limits=BatchLimits(batch_tokens=40))
+    served = Served(cache=KVCacheConfig(64, 4096, 10), limits=BatchLimits(batch_tokens=40))
     sizes: list[int] = []
     gate = Gate()
     try:
@@ -211,7 +211,7 @@ async def test_a_long_prompt_is_read_in_pieces_and_stalls_no_stream() -> None:
 
 
 async def test_what_ends_makes_room_for_what_waits() -> None:
-    served = Served(room=KVCacheConfig(64, 4 * BLOCK, 256))
+    served = Served(cache=KVCacheConfig(64, 4 * BLOCK, 256))
     gate = Gate()
     try:
         with served.before_each_step(gate):
@@ -229,7 +229,7 @@ async def test_what_ends_makes_room_for_what_waits() -> None:
 
 
 async def test_what_could_never_fit_is_refused_naming_the_field() -> None:
-    served = Served(room=KVCacheConfig(64, 4 * BLOCK, 256))
+    served = Served(cache=KVCacheConfig(64, 4 * BLOCK, 256))
     try:
         served.begin(prompt_of(0, 40), 4 * BLOCK - 40)
         with pytest.raises(InputError, match=r"max_tokens=25 .* room for: 64") as caught:
@@ -257,7 +257,7 @@ async def test_an_answer_ends_at_a_stop_token_which_is_not_part_of_it(served: Se
 
 
 async def test_callers_take_turns_for_room() -> None:
-    served = Served(room=KVCacheConfig(1, 4096, 256))
+    served = Served(cache=KVCacheConfig(1, 4096, 256))
     gate, order = Gate(), []
 
     async def ask(name: str, seed: int) -> None:
@@ -284,7 +284,7 @@ async def test_callers_take_turns_for_room() -> None:
 
 async def test_too_much_waiting_is_refused_by_positions_and_by_time() -> None:
     limits = BatchLimits(queue_tokens=3 * BLOCK, queue_seconds=0.5)
-    served = Served(room=KVCacheConfig(1, 4096, 256), limits=limits)
+    served = Served(cache=KVCacheConfig(1, 4096, 256), limits=limits)
     gate = Gate()
     try:
         with served.before_each_step(gate):
@@ -384,7 +384,7 @@ async def test_bf16_runs_and_holds_one_long_sequence_at_least() -> None:
     stepper = Stepper(Reference().network.bfloat16())
     room = default_kv_cache_config(stepper)
     assert room.positions >= stepper.longest
-    served = Served(stepper, workers=2, room=room)
+    served = Served(stepper, workers=2, cache=room)
     try:
         prompts = [prompt_of(i, 5 * i + 1) for i in range(6)]
         found = await asyncio.gather(*(served.answer(one, 6) for one in prompts))
@@ -400,7 +400,7 @@ def test_on_a_gpu_graphs_give_what_transformers_gives(kind: str) -> None:
         return list(await asyncio.gather(*(served.answer(one, 12) for one in prompts)))
 
     stepper = Stepper(Reference(kind).network.to("cuda"))
-    served = Served(stepper, room=KVCacheConfig(6, 4096, 64), fixed=True)
+    served = Served(stepper, cache=KVCacheConfig(6, 4096, 64), fixed=True)
     try:
         prompts = [prompt_of(i, 4 + 9 * i) for i in range(9)]
         wanted = [REFERENCES[kind](one, 12) for one in prompts]
@@ -414,7 +414,7 @@ def test_on_a_gpu_graphs_give_what_transformers_gives(kind: str) -> None:
 
 
 async def test_what_waits_for_room_says_how_long_and_the_metrics_have_it_as_the_queue() -> None:
-    served = Served(room=KVCacheConfig(1, 4096, 256))  # one at a time
+    served = Served(cache=KVCacheConfig(1, 4096, 256))  # one at a time
     queue = {"model": "m", "stage": "queue"}
     gate = Gate()
     try:
