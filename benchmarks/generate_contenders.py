@@ -211,7 +211,7 @@ async def serve(model: Model, task: Task, serving: dict[str, Any]) -> tuple[floa
             generation = engine.begin(GenerationRequest(prompt, question.tokens))
             finish = None
             while finish is None:
-                told = await generation.news.get()
+                told = await generation.events.get()
                 assert isinstance(told, TokenEvent), told
                 if not ids:
                     results[place].first = time.perf_counter() - asked

@@ -146,7 +146,7 @@ class Bench:
             generation = engine.begin(GenerationRequest(prompt, self.sizes.answer))
             finish = None
             while finish is None:
-                told = await generation.news.get()
+                told = await generation.events.get()
                 if not isinstance(told, TokenEvent):
                     raise told
                 finish = told.finish

@@ -221,7 +221,7 @@ class Engine:
         workers.add(self)
 
     def begin(self, request: GenerationRequest) -> Sequence:
-        """Queue a request of the current caller; what comes of it is put into ``Sequence.news``.
+        """Queue a request of the current caller; what comes of it is put into ``Sequence.events``.
 
         Raises:
             InputError: It would not fit if nothing else ran.

@@ -343,7 +343,7 @@ async def _next_event(sequence: Sequence, call: RequestContext) -> TokenEvent:
     """Wait for a sequence's next token, no longer than its caller has time."""
     try:
         async with asyncio.timeout_at(loop_deadline(call)):
-            event = await sequence.news.get()
+            event = await sequence.events.get()
     except TimeoutError:
         raise call.expired() from None
     if isinstance(event, CondenseryError):

@@ -149,7 +149,7 @@ class Sequence:
     Attributes:
         request: What is asked for.
         queued: Its place among those that wait, and whether it is wanted still.
-        news: What its caller is to get.
+        events: What its caller is to get.
         embeds: The prompt's embeddings (positions, hidden), from its first step to its last chunk.
         size: Positions of the prompt; the most there can be until it is embedded.
         done: Positions in the cache.
@@ -165,7 +165,7 @@ class Sequence:
 
     request: GenerationRequest
     queued: "QueuedRequest[Sequence, None]"
-    news: "asyncio.Queue[SequenceEvent]" = field(default_factory=asyncio.Queue)
+    events: "asyncio.Queue[SequenceEvent]" = field(default_factory=asyncio.Queue)
     embeds: Tensor | None = None
     size: int = 0
     done: int = 0
@@ -262,7 +262,7 @@ def send_events(events: abc.Sequence[tuple[Sequence, SequenceEvent]]) -> None:
 
 def _put_events(events: list[tuple[Sequence, SequenceEvent]]) -> None:
     for sequence, event in events:
-        sequence.news.put_nowait(event)
+        sequence.events.put_nowait(event)
 
 
 # The step

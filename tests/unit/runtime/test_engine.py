@@ -103,7 +103,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
             assert await served.rest(generation) == REFERENCES[kind](prompt, count)
             return
         for _ in range(min(when, count)):
-            told = await asyncio.wait_for(generation.news.get(), WAIT)
+            told = await asyncio.wait_for(generation.events.get(), WAIT)
             assert told.choice.id == REFERENCES[kind](prompt, count)[told.count - 1]
         served.engine.leave(generation, "client")
 
