@@ -215,7 +215,7 @@ async def serve(model: Model, task: Task, serving: dict[str, Any]) -> tuple[floa
                 assert isinstance(told, TokenEvent), told
                 if not ids:
                     results[place].first = time.perf_counter() - asked
-                ids.append(told.choice.id)
+                ids.append(told.token.id)
                 finish = told.finish
             results[place].whole = time.perf_counter() - asked
             results[place].ids = tuple(ids)

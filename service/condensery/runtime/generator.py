@@ -316,7 +316,7 @@ class Generator:
         waited: float,
     ) -> GeneratedToken:
         """Turn a token into what may be shown once it is there."""
-        finish, text, stopped, choice = event.finish, "", False, event.choice
+        finish, text, stopped, choice = event.finish, "", False, event.token
         logprob = None
         if finish != "stop":  # what stops is no part of the answer
             text, stopped = stops.push(detokenizer.push(choice.id))

@@ -129,12 +129,12 @@ class TokenEvent:
     """A token as its caller gets it.
 
     Attributes:
-        choice: The token.
+        token: What was chosen.
         count: Tokens of the answer so far; one that stops it is not among them.
         finish: Why it was the last.
     """
 
-    choice: SampledToken
+    token: SampledToken
     count: int
     finish: FinishReason | None = None
 

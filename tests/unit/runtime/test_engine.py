@@ -104,7 +104,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
             return
         for _ in range(min(when, count)):
             told = await asyncio.wait_for(generation.events.get(), WAIT)
-            assert told.choice.id == REFERENCES[kind](prompt, count)[told.count - 1]
+            assert told.token.id == REFERENCES[kind](prompt, count)[told.count - 1]
         served.engine.leave(generation, "client")
 
     async def all_of_them() -> None:
