@@ -70,7 +70,7 @@ class Faults:
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     mix=MIXES,
-    room=st.sampled_from(
+    cache=st.sampled_from(
         [KVCacheConfig(64, 4096, 256), KVCacheConfig(3, 4096, 7), KVCacheConfig(64, 112, 20)]
     ),
     workers=st.sampled_from([1, 3]),
@@ -110,7 +110,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
     async def all_of_them() -> None:
         limits = BatchLimits(batch_tokens=50)
         stepper = STEPPERS[kind]
-        served = Served(stepper, workers=workers, cache=room, limits=limits, fixed=fixed)
+        served = Served(stepper, workers=workers, cache=cache, limits=limits, fixed=fixed)
         try:
             with served.before_each_step(faults):
                 await asyncio.gather(*(one(served, *each) for each in mix))
@@ -382,9 +382,9 @@ async def test_closing_ends_what_waits_and_what_runs(served: Served) -> None:
 
 async def test_bf16_runs_and_holds_one_long_sequence_at_least() -> None:
     stepper = Stepper(Reference().network.bfloat16())
-    room = default_kv_cache_config(stepper)
-    assert room.positions >= stepper.longest
-    served = Served(stepper, workers=2, cache=room)
+    cache = default_kv_cache_config(stepper)
+    assert cache.positions >= stepper.longest
+    served = Served(stepper, workers=2, cache=cache)
     try:
         prompts = [prompt_of(i, 5 * i + 1) for i in range(6)]
         found = await asyncio.gather(*(served.answer(one, 6) for one in prompts))
