@@ -521,8 +521,8 @@ class StandInPool:
     def missing(self) -> str | None:
         return self.lacks
 
-    def watch(self, told: Callable[[], None]) -> None:
-        self.watchers.append(told)
+    def watch(self, callback: Callable[[], None]) -> None:
+        self.watchers.append(callback)
 
     def _find(self, serving, name):
         if name is None:

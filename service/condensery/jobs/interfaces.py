@@ -139,12 +139,12 @@ class OscarModel(Protocol):
     """An OSCAR pair: compresses passages for a question, then answers from the vectors.
 
     A context is what the generator reads, best first: memory vectors (vectors, hidden size), or
-    text for a passage that is read plain; ``sizes`` are about the positions that each takes, and
-    ``free_positions`` what a prompt and its answer leave free (negative: too long). What is not awaited runs
-    in the calling thread. Given the tokens of each passage, ``afford`` returns how many of the
-    first are compressed; a passage that fails has its error in its place. ``kept`` is the text of
-    the passages in a prompt, None where the prompt holds it already. ``expected_ms`` is about how
-    long the first token takes, as measured so far; 0 if unknown.
+    text for a passage that is read plain; ``count_positions`` is about how many each takes, and
+    ``free_positions`` what a prompt and its answer leave free (negative: too long). What is not
+    awaited runs in the calling thread. Given the tokens of each passage, ``afford`` returns how
+    many of the first are compressed; a passage that fails has its error in its place. ``kept`` is
+    the text of the passages in a prompt, None where the prompt holds it already. ``expected_ms`` is
+    about how long the first token takes, as measured so far; 0 if unknown.
     """
 
     @property

@@ -344,8 +344,8 @@ class Health:
 class Services:
     """The parts that jobs use.
 
-    ``search_mode`` is how an index is searched where a request does not say; ``slow`` logs requests that
-    took long.
+    ``search_mode`` is how an index is searched where a request does not say; ``slow`` logs requests
+    that took long.
     """
 
     pool: ModelRegistry

@@ -433,7 +433,7 @@ class OscarModel:
                 yield token
 
     def make_prompt(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt:
-        """Return the prompt of a question and a context, for ``generate_from_prompt``; in this thread.
+        """Return the prompt of a question and a context; in this thread.
 
         Raises:
             InputError: A text is over the limits.
