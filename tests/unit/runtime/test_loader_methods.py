@@ -11,6 +11,7 @@ import torch
 from tiny_causal import bpe, tiny_causal, with_specials, write_halves
 from tiny_classifier import LENGTH, write_classifier
 from tiny_pair import tiny_tokenizer, write_base
+from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification, BertModel, PretrainedConfig
 
 from condensery.errors import CorruptModel
@@ -148,7 +149,7 @@ async def test_a_classifier_of_a_registered_method_computes_what_its_builder_mad
         registry.close()
     whole: Any = AutoModelForSequenceClassification.from_pretrained(files).eval()
     whole.bert.encoder.layer = whole.bert.encoder.layer[:1]
-    ids = torch.tensor([tiny_tokenizer().encode(TEXT).ids])
+    ids = torch.tensor([Tokenizer.from_file(str(files / "tokenizer.json")).encode(TEXT).ids])
     with torch.inference_mode():
         wanted = whole(ids).logits
     np.testing.assert_allclose(classified.logits, wanted.numpy(), atol=1e-5)
