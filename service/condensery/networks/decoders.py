@@ -111,20 +111,20 @@ def fill_buffers(model: PreTrainedModel, device: torch.device, *, rounded: bool 
         ValueError: A buffer is of a module that can't be made again from the configuration.
     """
     for name, module in model.named_modules():
-        held = {key for key, value in module.named_buffers(recurse=False) if value.is_meta}
-        if not held:
+        unfilled = {key for key, value in module.named_buffers(recurse=False) if value.is_meta}
+        if not unfilled:
             continue
-        if held == {"position_ids", "token_type_ids"}:  # BERT's defaults for what is not given
+        if unfilled == {"position_ids", "token_type_ids"}:  # BERT's defaults for what is not given
             places = torch.arange(module.get_buffer("position_ids").shape[1], device=device)[None]
             module.position_ids = nn.Buffer(places, persistent=False)
             module.token_type_ids = nn.Buffer(torch.zeros_like(places), persistent=False)
             continue
         if not _is_rotary(module):
-            raise ValueError(f"{name}: don't know how to make its {', '.join(sorted(held))}")
+            raise ValueError(f"{name}: don't know how to make its {', '.join(sorted(unfilled))}")
         # On the CPU, whatever device is the default: all machines then round alike.
         with torch.device("cpu"):
             fresh = type(module)(model.config)
-        for key in held:
+        for key in unfilled:
             value: Tensor = fresh.get_buffer(key)
             value = value.bfloat16().to(value.dtype) if rounded else value
             setattr(module, key, nn.Buffer(value.to(device), persistent=False))

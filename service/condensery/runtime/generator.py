@@ -169,25 +169,25 @@ class StopStrings:
                     value=len(stop),
                 )
         self._stops = tuple(stops)
-        self._held = ""
+        self._unshown = ""
 
     def push(self, delta: str) -> tuple[str, bool]:
         """Return what may be shown now, and whether the text has ended."""
         if not self._stops:
             return delta, False
-        text = self._held + delta
+        text = self._unshown + delta
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
-            self._held = ""
+            self._unshown = ""
             return text[: min(places)], True
         keep = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
+        self._unshown = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
     def rest(self) -> str:
         """Return what was held back, once nothing follows."""
-        held, self._held = self._held, ""
-        return held
+        rest, self._unshown = self._unshown, ""
+        return rest
 
 
 def _overlap(text: str, stop: str) -> int:
