@@ -10,10 +10,11 @@ import collections
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
@@ -56,6 +57,38 @@ SECONDS_BUCKETS = (
 TOKEN_BUCKETS = tuple(float(2**k) for k in range(17))
 
 
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A metric of ``Metrics``, made anew for each of its instances."""
+
+    kind: type[Counter] | type[Gauge] | type[Histogram]
+    name: str
+    description: str
+    labels: Sequence[str]
+    options: Mapping[str, Any]
+
+    def make(self, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+        return self.kind(
+            self.name, self.description, self.labels, registry=registry, **self.options
+        )
+
+
+# What these return stands in the class for what its instances have, and is typed as that. Labels are
+# one string, blanks between them.
+def _counter(name: str, description: str, labels: str = "") -> Any:
+    return _Declared(Counter, name, description, labels.split(), {})
+
+
+def _gauge(name: str, description: str, labels: str = "") -> Any:
+    return _Declared(Gauge, name, description, labels.split(), {})
+
+
+def _histogram(
+    name: str, description: str, labels: str = "", *, buckets: tuple[float, ...] = SECONDS_BUCKETS
+) -> Any:
+    return _Declared(Histogram, name, description, labels.split(), {"buckets": buckets})
+
+
 class Metrics:
     """The service's metrics, in a registry of their own (several can live in one test).
 
@@ -63,224 +96,170 @@ class Metrics:
         tei: Whether to export some of them under TEI's names too.
     """
 
+    requests: Counter = _counter(
+        "condensery_requests_total",
+        "Requests answered, by outcome (ok, or the error's class).",
+        "model task protocol code",
+    )
+    request_seconds: Histogram = _histogram(
+        "condensery_request_duration_seconds",
+        "Time from a parsed request to its reply.",
+        "model task protocol",
+    )
+    stage_seconds: Histogram = _histogram(
+        "condensery_stage_duration_seconds",
+        "Time spent in one stage of a request or batch.",
+        "model stage",
+    )
+    batch_tokens: Histogram = _histogram(
+        "condensery_batch_tokens",
+        "Tokens in one forward pass (no padding).",
+        "model",
+        buckets=TOKEN_BUCKETS,
+    )
+    batch_items: Histogram = _histogram(
+        "condensery_batch_items", "Items in one forward pass.", "model", buckets=TOKEN_BUCKETS
+    )
+    queue_requests: Gauge = _gauge(
+        "condensery_queue_requests", "Items waiting for a device.", "model"
+    )
+    queue_tokens: Gauge = _gauge("condensery_queue_tokens", "Tokens waiting for a device.", "model")
+    input_tokens: Counter = _counter("condensery_input_tokens_total", "Tokens read.", "model")
+    output_tokens: Counter = _counter(
+        "condensery_output_tokens_total", "Tokens generated.", "model"
+    )
+    truncated_inputs: Counter = _counter(
+        "condensery_truncated_inputs_total", "Inputs cut to fit.", "model"
+    )
+    forwards: Counter = _counter("condensery_forward_passes_total", "Forward passes run.", "model")
+    rejected: Counter = _counter(
+        "condensery_rejected_total",
+        "Requests refused because a limit was reached, by the limit.",
+        "reason",
+    )
+    connections: Gauge = _gauge("condensery_connections", "Open connections of the REST port.")
+    cancelled: Counter = _counter(
+        "condensery_cancelled_total",
+        "Work dropped because its caller left or its time ran out, by how far it had come.",
+        "model stage cause",
+    )
+    oom: Counter = _counter(
+        "condensery_oom_total",
+        "Batches that ran out of memory: split and tried again, or failed alone.",
+        "model action",
+    )
+    worker_restarts: Counter = _counter(
+        "condensery_worker_restarts_total", "Device workers replaced because they hung or died."
+    )
+    heartbeat_age: Gauge = _gauge(
+        "condensery_heartbeat_age_seconds", "How long the oldest forward pass has been running."
+    )
+    # These are the sums of the compression reports of all answers.
+    compressed_docs: Counter = _counter(
+        "condensery_compressed_docs_total",
+        "Passages of answers: read as vectors, read as text for a failure, or left out.",
+        "model status",
+    )
+    context_tokens_in: Counter = _counter(
+        "condensery_context_tokens_in_total", "Tokens of the passages read as vectors.", "model"
+    )
+    context_vectors_out: Counter = _counter(
+        "condensery_context_vectors_out_total",
+        "Memory vectors that those passages became.",
+        "model",
+    )
+    flops_used: Counter = _counter(
+        "condensery_flops_used_total",
+        "FLOPs of compressing passages and answering from them, by the configs' dimensions.",
+        "model",
+    )
+    # What was saved is the difference, which may be negative: no counter of its own.
+    flops_plain: Counter = _counter(
+        "condensery_flops_plain_total",
+        "FLOPs that the same answers would have taken from the passages' own tokens.",
+        "model",
+    )
+    compression_fallback: Counter = _counter(
+        "condensery_compression_fallback_total",
+        "Passages read as text because their compression failed, by why it did.",
+        "model reason",
+    )
+    contexts: Gauge = _gauge("condensery_contexts", "Compressed contexts held for later answers.")
+    context_bytes: Gauge = _gauge("condensery_context_bytes", "Bytes that those contexts take.")
+    ttft_seconds: Histogram = _histogram(
+        "condensery_ttft_seconds", "Time from a question to its answer's first token.", "model"
+    )
+    inter_token_seconds: Histogram = _histogram(
+        "condensery_inter_token_seconds", "Time between two tokens of an answer.", "model"
+    )
+    step_tokens: Histogram = _histogram(
+        "condensery_step_tokens",
+        "Positions in one step of a generator: a token a sequence, and pieces of prompts.",
+        "model",
+        buckets=TOKEN_BUCKETS,
+    )
+    sequences: Gauge = _gauge(
+        "condensery_sequences",
+        "Answers being generated, and those that wait for cache space.",
+        "model state",
+    )
+    decode_graphs: Gauge = _gauge(
+        "condensery_decode_graphs",
+        "Captured graphs that a generator's steps of single tokens run as; 0: none.",
+        "model",
+    )
+    decode_graph_failures: Counter = _counter(
+        "condensery_decode_graph_failures_total",
+        "Times that capturing them failed; steps then run slower, one kernel after another.",
+        "model",
+    )
+    cache_positions: Gauge = _gauge(
+        "condensery_cache_positions",
+        "Positions of the key/value cache that are taken, and how many there are.",
+        "model state",
+    )
+    index_passages: Gauge = _gauge(
+        "condensery_index_passages", "Passages in an index.", "index model"
+    )
+    index_snapshot_age: Gauge = _gauge(
+        "condensery_index_snapshot_age_seconds",
+        "How old an index's newest snapshot is; of an index without one, there is none.",
+        "index",
+    )
+    model_loaded: Gauge = _gauge(
+        "condensery_model_loaded", "1 while the model serves, 0 if it was refused.", "model"
+    )
+    model_state: Gauge = _gauge(
+        "condensery_model_state",
+        "1 for what a model does: ready, loading, unloading, unavailable; while it is replaced"
+        " it does two of them.",
+        "model state",
+    )
+    model_load_seconds: Gauge = _gauge(
+        "condensery_model_load_seconds",
+        "Time that loading what serves took, from its files; its warm-up is not counted.",
+        "model",
+    )
+    model_memory_bytes: Gauge = _gauge(
+        "condensery_model_memory_bytes",
+        "Bytes of the weights of what serves, by device.",
+        "model device",
+    )
+    build_info: Gauge = _gauge(
+        "condensery_build_info", "Always 1; the version is a label.", "version"
+    )
+
     def __init__(self, *, tei: bool = True) -> None:
         self.registry = CollectorRegistry()
-        reg = self.registry
-        self.requests = Counter(
-            "condensery_requests_total",
-            "Requests answered, by outcome (ok, or the error's class).",
-            ["model", "task", "protocol", "code"],
-            registry=reg,
-        )
-        self.request_seconds = Histogram(
-            "condensery_request_duration_seconds",
-            "Time from a parsed request to its reply.",
-            ["model", "task", "protocol"],
-            buckets=SECONDS_BUCKETS,
-            registry=reg,
-        )
-        self.stage_seconds = Histogram(
-            "condensery_stage_duration_seconds",
-            "Time spent in one stage of a request or batch.",
-            ["model", "stage"],
-            buckets=SECONDS_BUCKETS,
-            registry=reg,
-        )
-        self.batch_tokens = Histogram(
-            "condensery_batch_tokens",
-            "Tokens in one forward pass (no padding).",
-            ["model"],
-            buckets=TOKEN_BUCKETS,
-            registry=reg,
-        )
-        self.batch_items = Histogram(
-            "condensery_batch_items",
-            "Items in one forward pass.",
-            ["model"],
-            buckets=TOKEN_BUCKETS,
-            registry=reg,
-        )
-        self.queue_requests = Gauge(
-            "condensery_queue_requests", "Items waiting for a device.", ["model"], registry=reg
-        )
-        self.queue_tokens = Gauge(
-            "condensery_queue_tokens", "Tokens waiting for a device.", ["model"], registry=reg
-        )
-        self.input_tokens = Counter(
-            "condensery_input_tokens_total", "Tokens read.", ["model"], registry=reg
-        )
-        self.output_tokens = Counter(
-            "condensery_output_tokens_total", "Tokens generated.", ["model"], registry=reg
-        )
-        self.truncated_inputs = Counter(
-            "condensery_truncated_inputs_total", "Inputs cut to fit.", ["model"], registry=reg
-        )
-        self.forwards = Counter(
-            "condensery_forward_passes_total", "Forward passes run.", ["model"], registry=reg
-        )
-        self.rejected = Counter(
-            "condensery_rejected_total",
-            "Requests refused because a limit was reached, by the limit.",
-            ["reason"],
-            registry=reg,
-        )
-        self.connections = Gauge(
-            "condensery_connections", "Open connections of the REST port.", registry=reg
-        )
-        self.cancelled = Counter(
-            "condensery_cancelled_total",
-            "Work dropped because its caller left or its time ran out, by how far it had come.",
-            ["model", "stage", "cause"],
-            registry=reg,
-        )
-        self.oom = Counter(
-            "condensery_oom_total",
-            "Batches that ran out of memory: split and tried again, or failed alone.",
-            ["model", "action"],
-            registry=reg,
-        )
-        self.worker_restarts = Counter(
-            "condensery_worker_restarts_total",
-            "Device workers replaced because they hung or died.",
-            registry=reg,
-        )
-        self.heartbeat_age = Gauge(
-            "condensery_heartbeat_age_seconds",
-            "How long the oldest forward pass has been running.",
-            registry=reg,
-        )
-        # These are the sums of the compression reports of all answers.
-        self.compressed_docs = Counter(
-            "condensery_compressed_docs_total",
-            "Passages of answers: read as vectors, read as text for a failure, or left out.",
-            ["model", "status"],
-            registry=reg,
-        )
-        self.context_tokens_in = Counter(
-            "condensery_context_tokens_in_total",
-            "Tokens of the passages read as vectors.",
-            ["model"],
-            registry=reg,
-        )
-        self.context_vectors_out = Counter(
-            "condensery_context_vectors_out_total",
-            "Memory vectors that those passages became.",
-            ["model"],
-            registry=reg,
-        )
-        self.flops_used = Counter(
-            "condensery_flops_used_total",
-            "FLOPs of compressing passages and answering from them, by the configs' dimensions.",
-            ["model"],
-            registry=reg,
-        )
-        # What was saved is the difference, which may be negative: no counter of its own.
-        self.flops_plain = Counter(
-            "condensery_flops_plain_total",
-            "FLOPs that the same answers would have taken from the passages' own tokens.",
-            ["model"],
-            registry=reg,
-        )
-        self.compression_fallback = Counter(
-            "condensery_compression_fallback_total",
-            "Passages read as text because their compression failed, by why it did.",
-            ["model", "reason"],
-            registry=reg,
-        )
-        self.contexts = Gauge(
-            "condensery_contexts", "Compressed contexts held for later answers.", registry=reg
-        )
-        self.context_bytes = Gauge(
-            "condensery_context_bytes", "Bytes that those contexts take.", registry=reg
-        )
-        self.ttft_seconds = Histogram(
-            "condensery_ttft_seconds",
-            "Time from a question to its answer's first token.",
-            ["model"],
-            buckets=SECONDS_BUCKETS,
-            registry=reg,
-        )
-        self.inter_token_seconds = Histogram(
-            "condensery_inter_token_seconds",
-            "Time between two tokens of an answer.",
-            ["model"],
-            buckets=SECONDS_BUCKETS,
-            registry=reg,
-        )
-        self.step_tokens = Histogram(
-            "condensery_step_tokens",
-            "Positions in one step of a generator: a token a sequence, and pieces of prompts.",
-            ["model"],
-            buckets=TOKEN_BUCKETS,
-            registry=reg,
-        )
-        self.sequences = Gauge(
-            "condensery_sequences",
-            "Answers being generated, and those that wait for cache space.",
-            ["model", "state"],
-            registry=reg,
-        )
-        self.decode_graphs = Gauge(
-            "condensery_decode_graphs",
-            "Captured graphs that a generator's steps of single tokens run as; 0: none.",
-            ["model"],
-            registry=reg,
-        )
-        self.decode_graph_failures = Counter(
-            "condensery_decode_graph_failures_total",
-            "Times that capturing them failed; steps then run slower, one kernel after another.",
-            ["model"],
-            registry=reg,
-        )
-        self.cache_positions = Gauge(
-            "condensery_cache_positions",
-            "Positions of the key/value cache that are taken, and how many there are.",
-            ["model", "state"],
-            registry=reg,
-        )
-        self.index_passages = Gauge(
-            "condensery_index_passages", "Passages in an index.", ["index", "model"], registry=reg
-        )
-        self.index_snapshot_age = Gauge(
-            "condensery_index_snapshot_age_seconds",
-            "How old an index's newest snapshot is; of an index without one, there is none.",
-            ["index"],
-            registry=reg,
-        )
-        self.model_loaded = Gauge(
-            "condensery_model_loaded",
-            "1 while the model serves, 0 if it was refused.",
-            ["model"],
-            registry=reg,
-        )
-        self.model_state = Gauge(
-            "condensery_model_state",
-            "1 for what a model does: ready, loading, unloading, unavailable; while it is replaced"
-            " it does two of them.",
-            ["model", "state"],
-            registry=reg,
-        )
-        self.model_load_seconds = Gauge(
-            "condensery_model_load_seconds",
-            "Time that loading what serves took, from its files; its warm-up is not counted.",
-            ["model"],
-            registry=reg,
-        )
-        self.model_memory_bytes = Gauge(
-            "condensery_model_memory_bytes",
-            "Bytes of the weights of what serves, by device.",
-            ["model", "device"],
-            registry=reg,
-        )
-        self.build_info = Gauge(
-            "condensery_build_info", "Always 1; the version is a label.", ["version"], registry=reg
-        )
+        for attribute, metric in vars(Metrics).items():
+            if isinstance(metric, _Declared):
+                setattr(self, attribute, metric.make(self.registry))
         for reason in REJECT_REASONS:
             self.rejected.labels(reason)
         self.tei: TeiMetrics | None = None
         if tei:
             self.tei = TeiMetrics(lambda: _sum_gauge(self.queue_requests))
-            reg.register(self.tei)
+            self.registry.register(self.tei)
 
     def prepare_model(self, model: str) -> None:
         """Create every label set of ``model`` at zero."""
