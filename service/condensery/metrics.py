@@ -73,8 +73,8 @@ class _Declared:
         )
 
 
-# What these return stands in the class for what its instances have, and is typed as that. Labels are
-# one string, blanks between them.
+# What these return stands in the class for what its instances have, and is typed as that. Labels
+# are one string, blanks between them.
 def _counter(name: str, description: str, labels: str = "") -> Any:
     return _Declared(Counter, name, description, labels.split(), {})
 

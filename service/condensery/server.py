@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -235,24 +236,37 @@ class Server:
         stack.push_async_callback(services.rebuilds.close)
         await resume_rebuilds(services)
         log_outdated_prompts(services)
-        samples = False
-        if settings.samples and registry.models("encoder"):
-            try:
-                samples = await ensure_samples(services, say)
-            except CondenseryError as error:  # a full disk: searching what is there still works
-                say(f"index {SAMPLES}: not made: {error.message}")
+        samples = bool(registry.models("encoder")) and await self._make_samples()
+        await self._start_servers(listener)
+        services.health.start()
+        url = self._greet(listener.getsockname()[1], time.perf_counter() - began)
+        say(_example(url, registry, samples=samples, keyed=not self._keys.open))
+
+    async def _make_samples(self) -> bool:
+        """Make the sample index, if it is wanted and not there; returns whether it is there."""
+        if not self._settings.samples:
+            return False
+        try:
+            return await ensure_samples(self._services, self._say)
+        except CondenseryError as error:  # a full disk: searching what is there still works
+            self._say(f"index {SAMPLES}: not made: {error.message}")
+            return False
+
+    async def _start_servers(self, listener: socket.socket) -> None:
+        """Start gRPC, then REST."""
+        settings = self._settings
         tls = None
         if settings.tls_cert and settings.tls_key:
             tls = Tls(settings.tls_cert, settings.tls_key)
-        self._grpc = await start_grpc(services, settings.host, settings.grpc_port, tls=tls)
+        self._grpc = await start_grpc(self._services, settings.host, settings.grpc_port, tls=tls)
         max_connections = limit_connections(settings.max_connections)
         if max_connections < settings.max_connections:
-            say(
+            self._say(
                 f"at most {max_connections} REST connections: the process may open few files "
                 "(ulimit -n)"
             )
         self._rest = RestServer(
-            services,
+            self._services,
             listener,
             tls=tls,
             max_connections=max_connections,
@@ -262,9 +276,6 @@ class Server:
             host=settings.host,
         )
         await self._rest.started()
-        services.health.start()
-        url = self._greet(listener.getsockname()[1], time.perf_counter() - began)
-        say(_example(url, registry, samples=samples, keyed=not self._keys.open))
 
     async def run(self) -> None:
         """Serve until a signal, or until something breaks that can't be mended; then end."""

@@ -42,7 +42,7 @@ Floats = NDArray[np.float32]
 # ``runtime.loader.register_kind`` registers how a kind runs, ``networks.building.register_method``
 # which networks a method makes, and both add to these.
 ModelKind = str
-KINDS: set[ModelKind] = {"encoder", "classifier", "reranker", "oscar-pair", "language-model"}
+MODEL_KINDS: set[ModelKind] = {"encoder", "classifier", "reranker", "oscar-pair", "language-model"}
 METHODS = {"none", "effir", "shrp", "llm2comp", "oscar"}
 # What a running model is asked for. Roles are few, since each is an interface of the jobs; a model
 # of any kind has one, or several.

@@ -26,7 +26,7 @@ from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.workers import WorkersByDevice
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore
-from condensery.values import KINDS, Floats, ModelInfo, ModelKind, ModelRole
+from condensery.values import MODEL_KINDS, Floats, ModelInfo, ModelKind, ModelRole
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -241,9 +241,9 @@ def register_kind(kind: ModelKind, runner: Runner) -> None:
     Raises:
         ValueError: There is such a kind already.
     """
-    if kind in KINDS:
+    if kind in MODEL_KINDS:
         raise ValueError(f"there is a kind {kind!r} already")
-    KINDS.add(kind)
+    MODEL_KINDS.add(kind)
     RUNNERS[kind] = runner
 
 

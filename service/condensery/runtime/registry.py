@@ -350,14 +350,9 @@ async def load_models(
     prepare_process()
     aliases = ModelAliases(settings.data_dir / FILE)
     store = ModelStore(shipped_store(), settings.own_store)
-    if MINILM not in store.names():
-        say(f"importing {MINILM} into {settings.own_store} (the first time only)")
-    try:  # every time: it costs little where the model is whole, and mends it where it is not
-        # nothing else is written meanwhile
-        with umask(PRIVATE_UMASK if settings.store_is_private else usual_umask):
-            await asyncio.to_thread(import_minilm, store)
-    except CondenseryError as error:  # others may serve
-        say(f"{MINILM}: not imported: {error.message}")
+    # nothing else is written meanwhile
+    with umask(PRIVATE_UMASK if settings.store_is_private else usual_umask):
+        await _import_default_encoder(store, say)
     device = choose_device(settings.device)
     halves = [
         choose_device(named, field) if named else device
@@ -389,12 +384,31 @@ async def load_models(
     )
     say("warming up")
     await registry.warm_up(say)
+    _check_serving(registry, say)
+    return registry
+
+
+async def _import_default_encoder(store: ModelStore, say: Callable[[str], None]) -> None:
+    """Import it every time: it costs little where it is whole, and mends it where it is not."""
+    if MINILM not in store.names():
+        say(f"importing {MINILM} into {store.own} (the first time only)")
+    try:
+        await asyncio.to_thread(import_minilm, store)
+    except CondenseryError as error:  # others may serve
+        say(f"{MINILM}: not imported: {error.message}")
+
+
+def _check_serving(registry: ModelRegistry, say: Callable[[str], None]) -> None:
+    """Name aliases that lead nowhere.
+
+    Raises:
+        StartError: No model serves.
+    """
     serving = {info.name for info in registry.models()}
-    for alias in aliases.targets:
-        if (target := aliases.resolve(alias)) not in serving:
+    for alias in registry.aliases.targets:
+        if (target := registry.aliases.resolve(alias)) not in serving:
             say(f"alias {alias}: leads to {target}, which does not serve")
-    if not registry.models():
+    if not serving:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in registry.refusals().items())
         registry.close(0)
         raise StartError(f"No model serves. {reasons or 'The store is empty.'}")
-    return registry

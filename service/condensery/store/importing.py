@@ -45,7 +45,7 @@ PAIR_LAYOUTS = ("COCOM", "PISCO")
 # What a directory turns out to be, and which options its import takes; others are refused.
 ENCODERS = ("pooling", "normalize")
 RETRIEVERS = (*ENCODERS, "query_prompt", "max_tokens", "add_eos")
-KINDS: Mapping[str, tuple[str, ...]] = {
+LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "a stored model": (),
     "a classifier": (),
     "a sentence-transformers model": ENCODERS,
@@ -93,36 +93,51 @@ def import_model(
     check_name(name)
     if not path.is_dir():
         raise StoreError(f"{path} is not a directory", field="path", value=str(path))
-    kind = kind_of(path)
+    layout = layout_of(path)
     options = {"pooling": pooling, "normalize": normalize}
     for group in (pair, retriever):
         options |= {} if group is None else asdict(group)
-    _check_options(path, kind, options)
-    if kind == "a stored model":
+    _check_options(path, layout, options)
+    if layout == "a stored model":
         stored = read_model(path)
         files = {file: path / file for file in stored.manifest.files}
         return store.publish(files, stored.manifest.model_copy(update={"name": name}))
-    if kind == "a classifier":
-        published = read_classifier(path)
-    elif kind == "a sentence-transformers model":
-        published = read_sentence_transformers(path)
-        if (pooling or published.pooling) != published.pooling:
-            raise StoreError(f"pooling {pooling!r} is not the model's own, {published.pooling!r}")
-        if normalize is not None and normalize != published.normalize:
-            raise StoreError(f"normalize {normalize} is not the model's own")
-    elif kind == "a published pair":
+    if layout == "a published pair":
         # Late: torch, and the networks, which no other import needs.
         from condensery.store.importing_pairs import import_pair
 
         return import_pair(store, path, name, str(_pair_layout(path)), pair or PairOptions())
-    elif kind in ("a LoRA directory", "a language model"):
+    if layout in ("a LoRA directory", "a language model"):
         from condensery.store.importing_retrievers import import_retriever  # late, as above
 
         return import_retriever(
             store, path, name, pooling=pooling, normalize=normalize, options=retriever
         )
-    else:
-        published = _tell(read_encoder(path), pooling, normalize)
+    return _import_files(store, path, name, _read_published(path, layout, pooling, normalize))
+
+
+def _read_published(
+    path: Path, layout: str, pooling: Pooling | None, normalize: bool | None
+) -> Published:
+    """Read an encoder or a classifier whose files are stored as they are.
+
+    Raises:
+        StoreError: An option contradicts what the model says of itself, or its layout is unknown.
+    """
+    if layout == "a classifier":
+        return read_classifier(path)
+    if layout != "a sentence-transformers model":
+        return _choose_undeclared(read_encoder(path), pooling, normalize)
+    published = read_sentence_transformers(path)
+    if (pooling or published.pooling) != published.pooling:
+        raise StoreError(f"pooling {pooling!r} is not the model's own, {published.pooling!r}")
+    if normalize is not None and normalize != published.normalize:
+        raise StoreError(f"normalize {normalize} is not the model's own")
+    return published
+
+
+def _import_files(store: ModelStore, path: Path, name: str, published: Published) -> StoredModel:
+    """Publish what was read, with the licence that its card states."""
     licence = read_licence(path / "README.md")
     notes = published.notes
     if licence == "unknown":
@@ -131,8 +146,8 @@ def import_model(
     return _publish(store, name, published, licence, provenance)
 
 
-def kind_of(path: Path) -> str:
-    """Return what a directory is, one of ``KINDS``.
+def layout_of(path: Path) -> str:
+    """Return what a directory is, one of ``LAYOUTS``.
 
     Raises:
         StoreError: It is no model we know, or its ``config.json`` can't be read.
@@ -154,9 +169,9 @@ def kind_of(path: Path) -> str:
     )
 
 
-def _check_options(path: Path, kind: str, options: Mapping[str, object]) -> None:
-    """Refuse options that are set and mean nothing for this kind of directory."""
-    takes = KINDS[kind]
+def _check_options(path: Path, layout: str, options: Mapping[str, object]) -> None:
+    """Refuse options that are set and mean nothing for a directory of this layout."""
+    takes = LAYOUTS[layout]
     for option, value in options.items():
         if value is None or option in takes:
             continue
@@ -164,7 +179,7 @@ def _check_options(path: Path, kind: str, options: Mapping[str, object]) -> None
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in takes) or "only its name"
         raise StoreError(
             f"{flag}{'' if isinstance(value, bool) else f' {value}'} does not apply: "
-            f"{path.name or path} is {kind}, and its import takes {flags}",
+            f"{path.name or path} is {layout}, and its import takes {flags}",
             field=option,
             value=str(value),
         )
@@ -241,7 +256,10 @@ def _pair_layout(path: Path) -> str | None:
     return kind if kind in PAIR_LAYOUTS else None
 
 
-def _tell(published: Published, pooling: Pooling | None, normalize: bool | None) -> Published:
+def _choose_undeclared(
+    published: Published, pooling: Pooling | None, normalize: bool | None
+) -> Published:
+    """Take what the options say of a plain encoder, or what is usual, which the notes tell."""
     notes = published.notes
     if pooling is None:
         notes += ("The directory declares no pooling; mean was taken.",)

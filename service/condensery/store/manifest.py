@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from condensery.values import KINDS, METHODS, ModelKind
+from condensery.values import METHODS, MODEL_KINDS, ModelKind
 
 MANIFEST = "model.json"
 WEIGHTS = ".safetensors"
@@ -160,7 +160,7 @@ class Manifest(BaseModel):
     @field_validator("kind", "method")
     @classmethod
     def _known(cls, name: str, info: ValidationInfo) -> str:
-        known = KINDS if info.field_name == "kind" else METHODS
+        known = MODEL_KINDS if info.field_name == "kind" else METHODS
         if name not in known:
             raise PydanticCustomError(
                 "unknown_name", "Input should be one of {known}", {"known": sorted(known)}

@@ -20,7 +20,7 @@ async def test_report_card_and_plot_are_read_beside_the_loop(
             return method(*args)
 
         monkeypatch.setattr(measured, name, noted)
-    monkeypatch.setattr(pool, "measured", lambda name: measured)
+    monkeypatch.setattr(pool, "measurements", lambda name: measured)
     assert (await read_model_report(services, "pair")).plots == ("cost",)
     assert (await read_model_card(services, "pair")).startswith("# pair")
     assert await read_model_plot(services, "pair", "cost") == b"\x89PNG of cost"

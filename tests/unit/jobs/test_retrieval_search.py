@@ -211,13 +211,13 @@ async def test_hybrid_fuses_the_places_in_both_rankings(services, many, pool, to
 async def test_a_request_that_names_no_mode_takes_the_servers(services, many):
     best = {}
     for mode in retrieval.SEARCH_MODES:
-        hits = await retrieval.query_index(replace(services, search=mode), many, "rare 7")
+        hits = await retrieval.query_index(replace(services, search_mode=mode), many, "rare 7")
         assert hits == await retrieval.query_index(services, many, "rare 7", search=mode)
         best[mode] = hits[0].score
     assert len(set(best.values())) == 3
     assert (await retrieval.query_index(services, many, "rare 7"))[0].score == best["dense"]
     # a vector has no words: the default does not concern it
-    by_words = replace(services, search="bm25")
+    by_words = replace(services, search_mode="bm25")
     asked = {"vector": np.ones(8, np.float32), "fingerprint": "sha256:words"}
     assert len(await retrieval.query_index(by_words, many, **asked)) == 10
     assert len(await retrieval.query_index(by_words, many, **asked, search="dense")) == 10

@@ -192,7 +192,7 @@ async def test_long_texts_are_counted_without_stopping_the_event_loop(services, 
 
         return do
 
-    for name in ("tokenise", "sizes", "count"):
+    for name in ("make_prompt", "count_positions", "count_answer"):
         setattr(oscar, name, watched(getattr(oscar, name)))
     await answer_whole(services, ask(mode="off"))
     assert threads == {threading.current_thread()}

@@ -11,10 +11,10 @@ import torch
 from condensery.errors import ModelCannot
 from condensery.runtime.loader import RUNNERS, ModelLoader, RunningModel, register_kind
 from condensery.runtime.registry import ModelRegistry
-from condensery.store.manifest import KINDS, Manifest, StoredModel
+from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
 from condensery.store.weights import load_state, save_state
-from condensery.values import Embedded, Floats, ModelInfo, ModelRole
+from condensery.values import MODEL_KINDS, Embedded, Floats, ModelInfo, ModelRole
 
 KIND = "letter-counter"
 
@@ -70,7 +70,7 @@ def run_counter(_loader: ModelLoader, stored: StoredModel) -> RunningModel:
 def kind() -> Iterator[str]:
     register_kind(KIND, run_counter)
     yield KIND
-    KINDS.discard(KIND)
+    MODEL_KINDS.discard(KIND)
     RUNNERS.pop(KIND)
 
 

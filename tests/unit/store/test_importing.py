@@ -202,7 +202,7 @@ def test_an_option_that_means_nothing_for_a_directory_is_refused_by_its_flag(
 ) -> None:
     folders = {
         found: Path(shutil.copytree(sentence_bert, tmp_path / found.replace(" ", "-")))
-        for found in importing.KINDS
+        for found in importing.LAYOUTS
     }
     for found, folder in folders.items():
         if found != "a sentence-transformers model":
@@ -213,10 +213,10 @@ def test_an_option_that_means_nothing_for_a_directory_is_refused_by_its_flag(
     change_json(folders["a language model"] / "config.json", architectures=causal)
     change_json(folders["a LoRA directory"] / "adapter_config.json", peft_type="LORA")
     change_json(folders["a published pair"] / "config.json", model_type="COCOM")
-    assert set(OPTIONS) == {option for takes in importing.KINDS.values() for option in takes}
+    assert set(OPTIONS) == {option for takes in importing.LAYOUTS.values() for option in takes}
     for found, folder in folders.items():
         for option, value in OPTIONS.items():
-            if option in importing.KINDS[found]:
+            if option in importing.LAYOUTS[found]:
                 continue
             flag = f"--{'no-' if value is False else ''}{option.replace('_', '-')}"
             says = f"^{flag}.* does not apply: {folder.name} is {found}, and"
