@@ -42,7 +42,7 @@ class Served:
         stepper: Stepper = LLAMA,
         *,
         workers: int = 1,
-        room: KVCacheConfig | None = None,
+        cache: KVCacheConfig | None = None,
         limits: BatchLimits | None = None,
         fixed: bool = False,
     ) -> None:
@@ -53,7 +53,7 @@ class Served:
             *(stepper, self.workers),
             model="m",
             limits=limits,
-            room=room or KVCacheConfig(64, 4096, 256),
+            cache=cache or KVCacheConfig(64, 4096, 256),
             fixed=fixed,
             metrics=self.metrics,
         )
@@ -89,11 +89,11 @@ class Served:
         """Return the ids that come until the last one."""
         found: list[int] = []
         while True:
-            told = await asyncio.wait_for(generation.news.get(), WAIT)
+            told = await asyncio.wait_for(generation.events.get(), WAIT)
             if isinstance(told, CondenseryError):
                 raise told
             if told.finish != "stop":
-                found.append(told.choice.id)
+                found.append(told.token.id)
             if told.finish:
                 return found
 

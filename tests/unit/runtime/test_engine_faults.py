@@ -36,7 +36,7 @@ async def test_who_leaves_frees_its_room_wherever_it_is(served: Served) -> None:
         assert served.running("waiting") == 1, "flies: it joins at the next step"
         served.engine.leave(waits, "client")  # twice is once
         gate.opened.set()
-        await flies.news.get()
+        await flies.events.get()
         await later.wait()  # else it might have come to its end by now
         served.engine.leave(flies, "deadline")
         later.opened.set()
@@ -58,7 +58,7 @@ async def test_a_sequence_that_leaves_in_mid_step_keeps_its_room_until_the_step_
         assert served.used == BLOCK, "the step writes there"
         gate.opened.set()
         await served.empty()
-    assert leaves.news.empty()
+    assert leaves.events.empty()
 
 
 async def test_a_sequence_whose_time_is_over_leaves_at_the_next_step(served: Served) -> None:
@@ -138,7 +138,7 @@ async def test_scores_that_are_nan_fail_their_own_sequence_only(served: Served) 
 
 
 async def test_a_lost_worker_fails_its_step_and_keeps_its_room_until_it_comes_back() -> None:
-    served = Served(workers=2, room=KVCacheConfig(64, 6 * BLOCK, 256))
+    served = Served(workers=2, cache=KVCacheConfig(64, 6 * BLOCK, 256))
     gate = Gate()
     try:
         with served.before_each_step(gate):
@@ -157,7 +157,7 @@ async def test_a_lost_worker_fails_its_step_and_keeps_its_room_until_it_comes_ba
             assert await served.answer(prompt_of(1, 20), 8) == ANSWER(prompt_of(1, 20), 8)
             gate.opened.set()
             await served.empty()
-        assert lost.news.empty(), "what it brings home is dropped"
+        assert lost.events.empty(), "what it brings home is dropped"
         assert await served.answer(prompt_of(2, 60), 8) == ANSWER(prompt_of(2, 60), 8)
     finally:
         gate.opened.set()
@@ -167,7 +167,7 @@ async def test_a_lost_worker_fails_its_step_and_keeps_its_room_until_it_comes_ba
 # A thread that ends by an exception is what is tested.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_worker_that_dies_gives_back_the_room_it_held() -> None:
-    served = Served(room=KVCacheConfig(64, 6 * BLOCK, 256))
+    served = Served(cache=KVCacheConfig(64, 6 * BLOCK, 256))
 
     def die(_: Tensor) -> None:
         raise SystemExit
