@@ -348,7 +348,7 @@ class Services:
     that took long.
     """
 
-    pool: ModelRegistry
+    registry: ModelRegistry
     indexes: VectorStore
     metrics: Metrics
     limits: RequestLimits = field(default_factory=RequestLimits)
