@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from condensery.errors import CorruptModel
 from condensery.networks.backbone import Backbone, load_backbone, load_classifier
@@ -32,6 +33,8 @@ class NetworkFiles:
         shape: The manifest's: the method's own dimensions.
         device: Where to run.
         dtype: What to compute in.
+        read_state: Reads its weights, by name, on the CPU; int8 ones are float32 then. Raises
+            CorruptModel.
     """
 
     name: str
@@ -39,6 +42,7 @@ class NetworkFiles:
     shape: Mapping[str, Any]
     device: torch.device
     dtype: torch.dtype
+    read_state: Callable[[], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from tokenizers import Encoding, Tokenizer
 
 from condensery.errors import CondenseryError, CorruptModel, InputError, ModelFault
 from condensery.networks import classifier as networks
-from condensery.networks.building import NetworkFiles, build_classifier
+from condensery.networks.building import build_classifier
 from condensery.runtime.batcher import Batcher
-from condensery.runtime.encoder import WARM_UP_TOKENS, describe_model
+from condensery.runtime.encoder import WARM_UP_TOKENS, describe_model, network_files
 from condensery.runtime.queue import BatchLimits
 from condensery.runtime.tokenizing import (
     CUT_CHARACTERS_PER_TOKEN,
@@ -286,8 +286,7 @@ class Classifier:
         labels = manifest.shape.get("labels")
         if manifest.kind not in ("classifier", "reranker") or not isinstance(labels, list):
             raise CorruptModel(f"{manifest.name}: kind {manifest.kind!r} is no classifier")
-        files = NetworkFiles(manifest.name, stored.path, manifest.shape, workers.device, dtype)
-        network = build_classifier(manifest.method, files)
+        network = build_classifier(manifest.method, network_files(stored, workers.device, dtype))
         if network.labels != len(labels):
             raise CorruptModel(
                 f"{manifest.name}: has {network.labels} labels, its manifest {len(labels)}"

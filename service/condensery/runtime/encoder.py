@@ -75,6 +75,19 @@ def describe_model(
     )
 
 
+def network_files(stored: "StoredModel", device: torch.device, dtype: torch.dtype) -> NetworkFiles:
+    """Return what a stored model's network is built from, to run on a device in a dtype."""
+
+    def read_state() -> Mapping[str, Tensor]:
+        # Late: the store needs pydantic, absent where only forward passes run.
+        from condensery.store.weights import load_state
+
+        return load_state(stored)
+
+    manifest = stored.manifest
+    return NetworkFiles(manifest.name, stored.path, manifest.shape, device, dtype, read_state)
+
+
 def vector_lengths(manifest: "Manifest", width: int) -> tuple[int, ...]:
     """Return the lengths that a stored model's vectors may be cut to, as its manifest has them.
 
@@ -220,7 +233,7 @@ class Encoder:
                 f"{manifest.name}: kind {manifest.kind!r} with pooling {manifest.pooling!r} "
                 "is no encoder"
             )
-        files = NetworkFiles(manifest.name, stored.path, manifest.shape, workers.device, dtype)
+        files = network_files(stored, workers.device, dtype)
         backbone = build_backbone(manifest.method, files)
         info = describe_model(
             manifest,

@@ -12,10 +12,15 @@ from tiny_causal import bpe, tiny_causal, with_specials, write_halves
 from tiny_classifier import LENGTH, write_classifier
 from tiny_pair import tiny_tokenizer, write_base
 from tokenizers import Tokenizer
-from transformers import AutoModelForSequenceClassification, BertModel, PretrainedConfig
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    PretrainedConfig,
+)
 
 from condensery.errors import CorruptModel
-from condensery.networks.backbone import Backbone, load_classifier, load_transformer, run_packed
+from condensery.networks.backbone import Backbone, load_classifier, run_packed
 from condensery.networks.building import (
     BUILDERS,
     NetworkBuilder,
@@ -40,20 +45,20 @@ METHOD, FAMILY = "shortening", "scaled-causal"
 TEXT = "the old mill"
 
 
-def shorten(model: Any, files: NetworkFiles) -> None:
-    """Drop all but the first layers, as many as the manifest says."""
-    model.encoder.layer = model.encoder.layer[: files.shape["shortening"]["layers"]]
-
-
 def build_short_backbone(files: NetworkFiles) -> Backbone:
-    model = load_transformer(files.path, device=files.device, dtype=files.dtype)
-    shorten(model, files)
-    return run_packed(model)
+    """Build no more than what is left, and fill it from the weights as they are stored."""
+    config = BertConfig.from_pretrained(files.path)
+    config.num_hidden_layers = files.shape["shortening"]["layers"]
+    model = BertModel(config, add_pooling_layer=False)
+    left = model.state_dict()
+    state = files.read_state()
+    model.load_state_dict({name: state[name] for name in left})
+    return run_packed(model.to(files.device, files.dtype).eval())
 
 
 def build_short_classifier(files: NetworkFiles) -> Classifier:
     model: Any = load_classifier(files.path, device=files.device, dtype=files.dtype)
-    shorten(model.bert, files)
+    model.bert.encoder.layer = model.bert.encoder.layer[: files.shape["shortening"]["layers"]]
     return run_classifier(model)
 
 
@@ -192,7 +197,7 @@ def test_a_method_or_family_is_registered_once(method: str) -> None:
 
 
 def test_a_method_that_makes_no_encoders_is_refused(tmp_path: Path) -> None:
-    files = NetworkFiles("tiny", tmp_path, {}, torch.device("cpu"), torch.float32)
+    files = NetworkFiles("tiny", tmp_path, {}, torch.device("cpu"), torch.float32, dict)
     with pytest.raises(CorruptModel, match="tiny: method 'shrp' makes no encoders"):
         build_backbone("shrp", files)
 
