@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from condensery.methods.oscar.causal.network import trained
+from condensery.methods.trainer.method import learning_state
 from condensery.networks.oscar_causal import CausalPair
 
 NAMES = ["Anna", "Bert", "Cora", "Dora", "Emil", "Fritz", "Gerda", "Hanna", "Ida", "Jonas"]
@@ -40,6 +40,6 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 def disturb(pair: CausalPair, seed: int = 7) -> None:
     """Move every weight that learns, adapters among them, as training would."""
     source = torch.Generator().manual_seed(seed)
-    for weight in trained(pair).values():
+    for weight in learning_state(pair).values():
         size = weight.std(correction=0).clamp_min(0.1)
         weight.add_(0.2 * size * torch.randn(weight.shape, generator=source))

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from condensery.methods.trainer import checkpoints
-from condensery.methods.trainer.draws import Draw, Loss
+from condensery.methods.trainer.method import Draw, Loss, Method
 from condensery.methods.trainer.optimizer import Group
 from condensery.methods.trainer.processes import Processes, joined
 from condensery.methods.trainer.recipe import TrainerRecipe
@@ -40,14 +40,6 @@ def network(
     return nn.Sequential(first, nn.BatchNorm1d(width), nn.Dropout(dropout), nn.GELU(), last).to(
         dtype
     )
-
-
-def groups(net: nn.Module) -> list[Group]:
-    matrices = [p for p in net.parameters() if p.ndim > 1]
-    return [
-        Group(matrices, 0.02, 0.1),
-        Group([p for p in net.parameters() if p.ndim == 1], 0.01, 0.0),
-    ]
 
 
 def batches(rows: int) -> Any:
@@ -72,6 +64,31 @@ def loss(net: nn.Module, batch: Tensor) -> Loss:
     return Loss(error.mean(), weight=len(batch), items=len(batch), terms={"worst": error.max()})
 
 
+class TinyRun(Method[nn.Module, Tensor]):
+    def __init__(self, net: nn.Module, recipe: TrainerRecipe, options: dict[str, Any]) -> None:
+        self.module, self.recipe, self.identity, self.options = net, recipe, {}, options
+
+    def batch(self, draw: Draw) -> Tensor:
+        options = self.options
+        if options["full_at"] and draw.step >= options["full_at"]:  # as if the disk were full
+            resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+        rows: Tensor = batches(options["rows"])(draw)
+        poisoned = options["nan_at"] and (draw.step, draw.part) == (options["nan_at"], 1)
+        return rows * float("nan") if poisoned else rows
+
+    def loss(self, batch: Tensor) -> Loss:
+        time.sleep(self.options["slow"])
+        return loss(self.module, batch)
+
+    def groups(self) -> list[Group]:
+        matrices = [p for p in self.module.parameters() if p.ndim > 1]
+        vectors = [p for p in self.module.parameters() if p.ndim == 1]
+        return [Group(matrices, 0.02, 0.1), Group(vectors, 0.01, 0.0)]
+
+    def evaluate(self) -> dict[str, object]:
+        return {"norm": float(next(self.module.parameters()).float().norm())}
+
+
 def digest(net: nn.Module) -> str:
     return hashlib.sha256(
         save({k: v.contiguous() for k, v in net.state_dict().items()})
@@ -87,23 +104,8 @@ def train(out: Path, processes: Processes | None = None, **given: Any) -> nn.Mod
     net = network(options["width"], options["dropout"], getattr(torch, options["dtype"]))
     if options["dtype"] == "float32":
         net[1] = nn.Identity()  # whose statistics would be those of each process's rows
-
-    def drawn(at: Draw) -> Tensor:
-        if options["full_at"] and at.step >= options["full_at"]:  # as if the disk were full
-            resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-        rows: Tensor = batches(options["rows"])(at)
-        poisoned = options["nan_at"] and (at.step, at.part) == (options["nan_at"], 1)
-        return rows * float("nan") if poisoned else rows
-
-    def waiting(net: nn.Module, batch: Tensor) -> Loss:
-        time.sleep(options["slow"])
-        return loss(net, batch)
-
-    return Trainer(
-        net, waiting, drawn, recipe, out, groups=groups(net),
-        validate=lambda net: {"norm": float(next(net.parameters()).float().norm())},
-        processes=processes,
-    ).run()  # fmt: skip
+    Trainer(TinyRun(net, recipe, options), out, processes or Processes()).run()
+    return net
 
 
 def die_before(call: int) -> None:

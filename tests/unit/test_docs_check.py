@@ -33,7 +33,7 @@ A heading, again
     condensery ask "What is --so called?" --index notes | jq --raw-output .
     CONDENSERY_PORT=1 condensery serve --port=80 \\
         [--max-items 5]
-    python -m condensery.methods.trainer.plots --run RUN
+    python -m condensery.methods.trainer.progress --run RUN
 """
 
 

@@ -30,7 +30,7 @@ METHOD_MODULES = {
         "condensery.methods.reader.training",
         "train a span head, which pairs are measured against",
     ),
-    ("train", "plot"): ("condensery.methods.trainer.plots", "draw the log of a training run"),
+    ("train", "plot"): ("condensery.methods.trainer.progress", "draw the log of a training run"),
     ("distil", "oscar"): (
         "condensery.methods.distil.oscar",
         "find passages, and have labels and scores made",

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from condensery.atomic_files import sync_path, write_atomically
 from condensery.errors import InputError
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.checkpoints import TrainingStopped
 from condensery.methods.trainer.trainer import differences
 
 SUFFIX = ".jsonl"

@@ -4,31 +4,37 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.effir.analysis import NAME, PICTURE, SAMPLES, analyse
 from condensery.methods.effir.choosing import Depth, check, choose
 from condensery.methods.effir.importance import GROUPS, Importance
-from condensery.methods.effir.measuring import CHILD, PARENT, MeasuringSetup, cost, quality, speed
-from condensery.methods.effir.narrowing import Width, narrow
+from condensery.methods.effir.measuring import (
+    CHILD,
+    PARENT,
+    Measured,
+    MeasuringSetup,
+    cost,
+    quality,
+    speed,
+)
 from condensery.methods.effir.plots import draw_order, draw_trade_off
 from condensery.methods.effir.report import card, figures
+from condensery.methods.effir.slimming import Width, narrow
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.retriever.batches import Batches
-from condensery.methods.retriever.network import open_retriever
+from condensery.methods.retriever.network import Retriever, open_retriever
 from condensery.methods.retriever.publishing import publish
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.retriever.rows import read_examples
 from condensery.methods.retriever.tuning import tune
-from condensery.methods.trainer.commands import without_folders
-from condensery.methods.trainer.processes import Processes
+from condensery.methods.trainer.method import TrainingSetup
+from condensery.methods.trainer.publishing import recipe_identity, versions, without_folders
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.effir import prune
 from condensery.networks.effir_loading import check_finite, pruning_of
@@ -43,7 +49,6 @@ from condensery.values import make_index_prompts
 
 log = logging.getLogger(__name__)
 TRADE_OFF = "trade-off.png"
-VERSIONS = ("condensery", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +97,11 @@ def build(
     store: ModelStore,
     name: str,
     plan: BuildPlan,
-    given: BuildInputs,
+    inputs: BuildInputs,
     out: Path,
     where: MeasuringSetup,
     *,
-    dtype: torch.dtype = torch.float32,
-    every: int = 500,
-    processes: Processes | None = None,
+    setup: TrainingSetup,
 ) -> StoredModel | None:
     """Make a smaller retriever and publish it; goes on where a killed run was.
 
@@ -107,12 +110,10 @@ def build(
         store: Its own root receives the model.
         name: What that is called.
         plan: What goes, and how the rest is tuned.
-        given: Data.
+        inputs: Data.
         out: Folder for the analysis, checkpoints, logs.
         where: It is measured.
-        dtype: What the analysis and the training compute in.
-        every: Steps between checkpoints.
-        processes: Those that train together; the first measures and publishes.
+        setup: Where it is analysed and trained; the first process measures and publishes.
 
     Returns:
         The model as it is published; None in other processes than the first.
@@ -120,10 +121,49 @@ def build(
     Raises:
         InputError: Something given is of no use; named, before any work.
         CorruptModel: The parent can't be loaded, or holds weights that are not finite.
-        TrainingStopped: As the trainer says.
+        TrainingStopped: As ``run_training`` says.
     """
-    processes = processes or Processes()
     check_name(name)
+    layers, neurons = _check_parent(parent)
+    _check_plan(plan, inputs, layers)
+    check_finite(parent.path)
+    batches = _batches(parent, plan.recipe, inputs.rows)
+    pruning = _choose_layers(parent, plan, inputs, layers, out, setup)
+    retriever, pruning = _train(parent, pruning, plan, inputs, batches, out, setup)
+    log.info("neurons left: %s", [pruning.size(layer, neurons) for layer in range(layers)])
+    if not setup.is_first:
+        return None
+    weights = {
+        key: tensor.float().cpu() if tensor.is_floating_point() else tensor.cpu()
+        for key, tensor in retriever.weights().items()
+    }
+    manifest = _manifest(parent, name, plan, inputs, pruning)
+    # Measured as it is stored and served; what is published at last has the same fingerprint.
+    aside = out / "store"
+    shutil.rmtree(aside, ignore_errors=True)  # an earlier attempt's
+    child = publish(ModelStore(None, aside), parent, manifest, weights, pruning=pruning)
+    measured = _measure({PARENT: parent, CHILD: child}, pruning, neurons, inputs, out, where)
+    manifest = manifest.model_copy(update=measured.manifest_fields())
+    making = _making(manifest, plan, inputs, measured, where, setup)
+    report = figures(pruning, neurons, measured)
+    return publish(
+        store,
+        parent,
+        manifest,
+        weights,
+        pruning=pruning,
+        report=report | {"about": making},
+        card=card(name, parent.name, making, report),
+        plots=[out / PICTURE] * bool(inputs.texts) + [out / TRADE_OFF] * bool(measured.quality),
+    )
+
+
+def _check_parent(parent: StoredModel) -> tuple[int, int]:
+    """Return a parent's layers and the neurons of each.
+
+    Raises:
+        InputError: It is pruned already, or of a family that can't be.
+    """
     config = read_json(parent.path / "config.json")
     if pruning_of(config) is not None:
         raise InputError(f"model: {parent.name} is pruned already", field="model")
@@ -131,109 +171,113 @@ def build(
         family_named(config.get("model_type"))
     except ValueError as error:
         raise InputError(f"model: {parent.name}: {error}", field="model") from error
-    layers, neurons = int(config["num_hidden_layers"]), int(config["intermediate_size"])
+    return int(config["num_hidden_layers"]), int(config["intermediate_size"])
+
+
+def _check_plan(plan: BuildPlan, inputs: BuildInputs, layers: int) -> None:
     check(plan.depth, layers)
-    needs_order = bool(plan.depth.attention or plan.depth.mlp or plan.depth.blocks)
-    if needs_order and not given.texts:
+    if (plan.depth.attention or plan.depth.mlp or plan.depth.blocks) and not inputs.texts:
         raise InputError("text: importance is measured over text; none is given", field="text")
-    if plan.width.width and not given.rows:
+    if plan.width.width and not inputs.rows:
         raise InputError("data: gates learn from rows; none are given", field="data")
-    check_finite(parent.path)
-    batches = _batches(parent, plan.recipe, given.rows)
+
+
+def _choose_layers(
+    parent: StoredModel,
+    plan: BuildPlan,
+    inputs: BuildInputs,
+    layers: int,
+    out: Path,
+    setup: TrainingSetup,
+) -> Pruning:
+    """Choose which sub-layers go, by their importance over the text if there is any."""
     nothing = (0.0,) * layers
     importance = Importance(nothing, nothing, nothing, 0)  # where the last layers go, or none
-    if given.texts:
-        kept = (given.work or out) / NAME
-        importance = _importance(parent, plan, given.texts, kept, where.device, dtype)
-        if not processes.rank:
+    if inputs.texts:
+        path = (inputs.work or out) / NAME
+        importance = _importance(parent, plan, inputs.texts, path, setup)
+        if setup.is_first:
             out.mkdir(parents=True, exist_ok=True)
             draw_order(importance, out / PICTURE)
     pruning = choose(importance, plan.depth)
     log.info("dropped: attention %s, MLP %s", list(pruning.attention), list(pruning.mlp))
-    retriever = open_retriever(parent, device=where.device, dtype=dtype)
+    return pruning
+
+
+def _train(
+    parent: StoredModel,
+    pruning: Pruning,
+    plan: BuildPlan,
+    inputs: BuildInputs,
+    batches: Batches | None,
+    out: Path,
+    setup: TrainingSetup,
+) -> tuple[Retriever, Pruning]:
+    """Drop the chosen sub-layers, slim what is left, and tune it; without rows only drop."""
+    retriever = open_retriever(parent, device=setup.device, dtype=setup.dtype)
     prune(retriever.model, pruning)
-    about = {
+    identity = {
         "parent": parent.manifest.fingerprint,
         "pruning": pruning.to_config(),
-        "recipe": {k: v for k, v in asdict(plan.recipe).items() if k != "accumulate"},
-        "data": _digest(given.rows),
-        "dtype": dtype_name(dtype),
+        "recipe": recipe_identity(plan.recipe),
+        "data": _digest(inputs.rows),
+        "dtype": dtype_name(setup.dtype),
     }
-    if plan.width.width and batches is not None:
-        about["width"] = asdict(plan.width)
+    if batches is None:
+        return retriever, pruning
+    if plan.width.width:
+        identity["width"] = asdict(plan.width)
+        folder = out / "slimming"
         pruning = narrow(
-            retriever,
-            pruning,
-            plan.width,
-            batches,
-            plan.recipe,
-            out / "slimming",
-            about=about,
-            every=every,
-            processes=processes,
-        )
-        log.info("neurons left: %s", [pruning.size(layer, neurons) for layer in range(layers)])
-    if batches is not None and plan.recipe.steps:
-        tune(
-            retriever,
-            batches,
-            plan.recipe,
-            out / "tuning",
-            about=about | {"pruning": pruning.to_config()},
-            every=every,
-            processes=processes,
-        )
-    if processes.rank:
-        return None
-    weights = {
-        key: tensor.float().cpu() if tensor.is_floating_point() else tensor.cpu()
-        for key, tensor in retriever.weights().items()
-    }
-    manifest = _manifest(parent, name, plan, given, pruning)
-    # Measured as it is stored and served; what is published at last has the same fingerprint.
-    aside = out / "store"
-    shutil.rmtree(aside, ignore_errors=True)  # an earlier attempt's
-    first = publish(ModelStore(None, aside), parent, manifest, weights, pruning=pruning)
-    models = {PARENT: parent, CHILD: first}
-    costs = {key: cost(one) for key, one in models.items()}
-    found = quality(models, given.sets, where, given.work or out / "quality") if given.sets else {}
+            retriever, pruning, plan.width, batches, plan.recipe, folder,
+            identity=identity, setup=setup,
+        )  # fmt: skip
+    if plan.recipe.steps:
+        identity["pruning"] = pruning.to_config()
+        tune(retriever, batches, plan.recipe, out / "tuning", identity=identity, setup=setup)
+    return retriever, pruning
+
+
+def _measure(
+    models: Mapping[str, StoredModel],
+    pruning: Pruning,
+    neurons: int,
+    inputs: BuildInputs,
+    out: Path,
+    where: MeasuringSetup,
+) -> Measured:
+    """Measure parent and child, and draw quality against size and speed."""
+    costs = {key: cost(stored) for key, stored in models.items()}
+    if not inputs.sets:
+        return Measured(costs, {}, {})
+    ranked = quality(models, inputs.sets, where, inputs.work or out / "quality")
     timed = {}
-    if given.sets and where.rounds:
-        timed = speed(models, pruning, given.sets, where, neurons=neurons)
-    report = figures(pruning, neurons, costs, found, timed)
-    told = {
+    if where.rounds:
+        timed = speed(models, pruning, inputs.sets, where, neurons=neurons)
+    draw_trade_off(costs, ranked, timed, out / TRADE_OFF)
+    return Measured(costs, ranked, timed)
+
+
+def _making(
+    manifest: Manifest,
+    plan: BuildPlan,
+    inputs: BuildInputs,
+    measured: Measured,
+    where: MeasuringSetup,
+    setup: TrainingSetup,
+) -> dict[str, Any]:
+    """Return what the card and the report say of how a model was made."""
+    trained_in, measured_in = dtype_name(setup.dtype), dtype_name(where.dtype)
+    return {
         "licence": manifest.licence,
         "data": manifest.provenance.data,
         "command": manifest.provenance.command,
-        "versions": {key: version(key) for key in VERSIONS},
-        "recipe": asdict(plan.recipe) if batches is not None else {"tuning": "none"},
-        "device": (
-            f"{where.device}; trained in {dtype_name(dtype)}, measured in {dtype_name(where.dtype)}"
-        ),
-        "drop_order": bool(given.texts),
-        "trade_off": bool(found),
+        "versions": versions(),
+        "recipe": asdict(plan.recipe) if inputs.rows else {"tuning": "none"},
+        "device": f"{where.device}; trained in {trained_in}, measured in {measured_in}",
+        "drop_order": bool(inputs.texts),
+        "trade_off": bool(measured.quality),
     }
-    manifest = manifest.model_copy(
-        update={
-            "quality": {key: one[CHILD]["ndcg@10"] for key, one in found.items()},
-            "cost": {**costs[CHILD], "parent_parameters": costs[PARENT]["parameters"]},
-        }
-    )
-    plots = [out / PICTURE] if given.texts else []
-    if found:
-        plots.append(out / TRADE_OFF)
-        draw_trade_off(costs, found, timed, out / TRADE_OFF)
-    text = json.dumps(report | {"about": told}, indent=1, ensure_ascii=False) + "\n"
-    return publish(
-        store,
-        parent,
-        manifest,
-        weights,
-        pruning=pruning,
-        report=text,
-        card=card(name, parent.name, told, report),
-        plots=plots,
-    )
 
 
 def _batches(parent: StoredModel, recipe: RetrieverRecipe, rows: Sequence[Path]) -> Batches | None:
@@ -255,8 +299,7 @@ def _importance(
     plan: BuildPlan,
     texts: Sequence[Path],
     path: Path,
-    device: torch.device,
-    dtype: torch.dtype,
+    setup: TrainingSetup,
 ) -> Importance:
     """Measure, or read what was measured for the same."""
     about = {
@@ -264,20 +307,20 @@ def _importance(
         "texts": _digest(texts),
         "samples": plan.samples,
         "block": plan.block,
-        "dtype": dtype_name(dtype),
+        "dtype": dtype_name(setup.dtype),
     }
     if path.is_file():
-        found = json.loads(path.read_text())
-        if found.get("about") == about:
-            parts = {group: tuple(found[group]) for group in GROUPS}
-            return Importance(**parts, tokens=found["tokens"])
+        kept = json.loads(path.read_text())
+        if kept.get("about") == about:
+            parts = {group: tuple(kept[group]) for group in GROUPS}
+            return Importance(**parts, tokens=kept["tokens"])
     importance = analyse(
         parent.path,
         texts,
         samples=plan.samples,
         length=plan.block,
-        device=device,
-        dtype=dtype,
+        device=setup.device,
+        dtype=setup.dtype,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {"format": 1, "about": about, **asdict(importance)}
@@ -286,10 +329,10 @@ def _importance(
 
 
 def _manifest(
-    parent: StoredModel, name: str, plan: BuildPlan, given: BuildInputs, pruning: Pruning
+    parent: StoredModel, name: str, plan: BuildPlan, inputs: BuildInputs, pruning: Pruning
 ) -> Manifest:
     own = parent.manifest
-    data = tuple(f"{path.parent.name}/{path.name}" for path in (*given.texts, *given.rows))
+    data = tuple(f"{path.parent.name}/{path.name}" for path in (*inputs.texts, *inputs.rows))
     return own.model_copy(
         update={
             "name": name,
@@ -297,11 +340,11 @@ def _manifest(
             "method": own.method if pruning.dense else "effir",
             "shape": own.shape | ({} if pruning.dense else pruning.to_config()),
             "dtype": "float32",
-            "licence": given.licence or own.licence,
+            "licence": inputs.licence or own.licence,
             "base": None,
             "base_fingerprint": None,
             "provenance": Provenance(
-                command=without_folders(given.command),
+                command=without_folders(inputs.command),
                 data=data,
                 seed=plan.recipe.seed,
                 source=f"{own.name} version {own.version}, {own.fingerprint}",

@@ -14,12 +14,16 @@ from condensery.methods.effir.analysis import SAMPLES
 from condensery.methods.effir.building import BuildInputs, BuildPlan, build
 from condensery.methods.effir.choosing import Depth
 from condensery.methods.effir.measuring import MeasuringSetup
-from condensery.methods.effir.narrowing import Width
+from condensery.methods.effir.slimming import Width
 from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.ranking.sets import read_sets
 from condensery.methods.retriever.recipe import RetrieverRecipe
-from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
-from condensery.methods.trainer.processes import joined
+from condensery.methods.trainer.arguments import (
+    add_fields,
+    add_machine,
+    read_fields,
+    training_setup,
+)
 from condensery.runtime.device import choose_dtype
 from condensery.store.store import ModelStore, shipped_store
 
@@ -91,44 +95,37 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery effir build``."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = make_parser().parse_args(given)
-    device = begin(args)
-    plan = BuildPlan(
-        Depth(args.drop_attention, args.drop_mlp, args.drop_blocks, args.drop_last),
-        read_fields(args, Width),
-        read_fields(args, RetrieverRecipe),
-        args.samples,
-        args.block,
-    )
-    store = ModelStore(shipped_store(), args.store)
-    parent = store.open(args.model)
-    if parent.manifest.kind != "encoder":
-        raise InputError(
-            f"model: {args.model!r} is of kind {parent.manifest.kind!r}, not an encoder",
-            field="model",
-            value=args.model,
+    argv = sys.argv[1:] if argv is None else argv
+    args = make_parser().parse_args(argv)
+    with training_setup(args, f"condensery effir build {shlex.join(argv)}") as setup:
+        plan = BuildPlan(
+            Depth(args.drop_attention, args.drop_mlp, args.drop_blocks, args.drop_last),
+            read_fields(args, Width),
+            read_fields(args, RetrieverRecipe),
+            args.samples,
+            args.block,
         )
-    sets = read_sets(args.sets, queries=args.set_queries, others=args.set_others)
-    what = BuildInputs(
-        args.text,
-        args.rows,
-        sets,
-        args.work,
-        args.licence,
-        f"condensery effir build {shlex.join(given)}",
-    )
-    if args.rounds < 0:
-        raise InputError(
-            f"rounds: {args.rounds}: must be at least 0", field="rounds", value=args.rounds
+        store = ModelStore(shipped_store(), args.store)
+        parent = store.open(args.model)
+        if parent.manifest.kind != "encoder":
+            raise InputError(
+                f"model: {args.model!r} is of kind {parent.manifest.kind!r}, not an encoder",
+                field="model",
+                value=args.model,
+            )
+        sets = read_sets(args.sets, queries=args.set_queries, others=args.set_others)
+        inputs = BuildInputs(args.text, args.rows, sets, args.work, args.licence, setup.command)
+        if args.rounds < 0:
+            raise InputError(
+                f"rounds: {args.rounds}: must be at least 0", field="rounds", value=args.rounds
+            )
+        where = MeasuringSetup(
+            setup.device,
+            choose_dtype(setup.device, args.measure_dtype),
+            args.workers or torch.get_num_threads(),
+            args.rounds,
         )
-    workers = args.workers or torch.get_num_threads()
-    where = MeasuringSetup(device, choose_dtype(device, args.measure_dtype), workers, args.rounds)
-    with joined(device) as processes:
-        made = build(
-            parent, store, args.name, plan, what, args.out, where,
-            dtype=choose_dtype(device, args.dtype), every=args.every, processes=processes,
-        )  # fmt: skip
+        made = build(parent, store, args.name, plan, inputs, args.out, where, setup=setup)
     if made is not None:
         log.info("%s version %s is in %s", made.name, made.version, made.path)
 

@@ -47,6 +47,29 @@ class MeasuringSetup:
     rounds: int = ROUNDS
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What parent and child were measured at.
+
+    Attributes:
+        costs: By model, its parameters and work.
+        quality: By set, as ``quality`` gives it; empty without sets.
+        speed: By kind of text, as ``speed`` gives it; empty where nothing was timed.
+    """
+
+    costs: Mapping[str, Mapping[str, int]]
+    quality: Mapping[str, Any]
+    speed: Mapping[str, Any]
+
+    def manifest_fields(self) -> dict[str, Any]:
+        """Return what the child's manifest says of it."""
+        parameters = self.costs[PARENT]["parameters"]
+        return {
+            "quality": {name: figures[CHILD]["ndcg@10"] for name, figures in self.quality.items()},
+            "cost": {**self.costs[CHILD], "parent_parameters": parameters},
+        }
+
+
 def quality(
     models: Mapping[str, StoredModel],
     sets: Sequence[RankingSet],

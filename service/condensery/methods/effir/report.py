@@ -3,29 +3,23 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from condensery.methods.effir.measuring import CHILD, PARENT
+from condensery.methods.effir.measuring import CHILD, PARENT, Measured
 from condensery.methods.oscar.tables import table
 from condensery.networks.effir_shape import Pruning
 
 FORMAT = 1
 
 
-def figures(
-    pruning: Pruning,
-    neurons: int,
-    cost: Mapping[str, Mapping[str, int]],
-    quality: Mapping[str, Any],
-    speed: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Put together what was measured."""
+def figures(pruning: Pruning, neurons: int, measured: Measured) -> dict[str, Any]:
+    """Return the report: what is gone, and what was measured."""
     widths = [pruning.size(layer, neurons) for layer in range(pruning.layers)]
     return {
         "format": FORMAT,
         "dropped": {"attention": list(pruning.attention), "mlp": list(pruning.mlp)},
         "neurons": {"before": neurons, "left": widths},
-        "cost": cost,
-        "retrieval": quality,
-        "speed": speed,
+        "cost": measured.costs,
+        "retrieval": measured.quality,
+        "speed": measured.speed,
     }
 
 

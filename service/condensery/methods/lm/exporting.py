@@ -9,9 +9,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from condensery.errors import InputError
-from condensery.methods.lm.embedding_table import TABLE, read_table
-from condensery.methods.lm.model import open_lm_tokenizer, save_model
-from condensery.store.manifest import StoredModel
+from condensery.methods.lm.model import TABLE, open_lm_tokenizer, read_table, save_model
+from condensery.methods.trainer.publishing import CARD_FIGURES, write_json
+from condensery.store.manifest import CARD, StoredModel
 from condensery.store.store import ModelStore, shipped_store
 from condensery.store.weights import load_state
 from condensery.store.writing import read_json
@@ -64,11 +64,12 @@ def export(store: ModelStore, name: str, folder: Path) -> None:
     stored = store.open(name)
     model = open_model(stored, store.open_base(stored) if stored.manifest.base else None)
     folder.mkdir(parents=True)
-    save_model(folder, model, open_lm_tokenizer(stored.path), read_json(stored.path / "card.json"))
+    save_model(folder, model, open_lm_tokenizer(stored.path))
+    write_json(folder / CARD_FIGURES, read_json(stored.path / CARD_FIGURES))
     # The licence goes where it is looked for: into the front matter of the model card.
     front = f"---\nlicense: other\nlicense_name: {json.dumps(stored.manifest.licence)}\n---\n\n"
-    told = (stored.path / "card.md").read_text(encoding="utf-8")
-    (folder / "README.md").write_text(front + told, encoding="utf-8")
+    card = (stored.path / CARD).read_text(encoding="utf-8")
+    (folder / "README.md").write_text(front + card, encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,6 +1,5 @@
-"""A small Llama: its tokenizer, its shape, its loss, its perplexity, its folder."""
+"""A small Llama: its tokenizer, shape, words, loss, perplexity, folder."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,18 +7,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from condensery.errors import InputError
-from condensery.methods.lm.embedding_table import check_table
-from condensery.methods.lm.loss import linear_cross_entropy
 from condensery.methods.lm.text import IGNORED, Packed, Stream, pack
-from condensery.methods.trainer.draws import Loss
+from condensery.methods.trainer.method import Loss
 from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.networks.oscar_generator import standardised
 
-MODEL = "model"  # a run's folder of the model it made
+TABLE = "model.embed_tokens.weight"  # of a Llama
+TABLES = ("word_embeddings.weight", TABLE.removeprefix("model."))
+CHUNK = 512  # positions scored at once: 60 MB of float32 logits at 30,522 words
 # start, end and padding, by the names that word pieces and ours have for them
 MARKS = (("[CLS]", "[SEP]", "[PAD]"), ("<s>", "</s>", "<pad>"))
 
@@ -125,6 +126,49 @@ class LmShape:
             )
 
 
+def read_table(folder: Path) -> Tensor:
+    """Read the word embeddings of a directory's safetensors files, standardised.
+
+    Returns:
+        (vocabulary, hidden), float32.
+
+    Raises:
+        InputError: There is no such tensor, or a file can't be read.
+    """
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118  # a shard can be iterated in no other way
+                    if name.endswith(TABLES):
+                        table: Tensor = shard.get_tensor(name)
+                        return standardised(table)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"words: {path}: {error}", field="words") from error
+    raise InputError(f"words: {folder} holds no word embeddings in safetensors", field="words")
+
+
+def check_table(table: Tensor, vocabulary: int, width: int) -> None:
+    """Check that a table is one of so many tokens and features.
+
+    Raises:
+        InputError: It is not; names field and value.
+    """
+    if len(table) < vocabulary:
+        raise InputError(
+            f"words: {len(table)} rows for a tokenizer of {vocabulary} tokens",
+            field="words",
+            value=len(table),
+        )
+    if table.shape[1] != width:
+        raise InputError(
+            f"width={width}: the word embeddings have {table.shape[1]} features",
+            field="width",
+            value=width,
+        )
+    if not torch.isfinite(table).all():
+        raise InputError("words: holds values that are not finite", field="words")
+
+
 def new_model(shape: LmShape, words: LmTokenizer, table: Tensor | None = None) -> LlamaForCausalLM:
     """Build a Llama with random weights, its output embeddings those of its input.
 
@@ -162,6 +206,53 @@ def new_model(shape: LmShape, words: LmTokenizer, table: Tensor | None = None) -
         # Rows of unit RMS would make logits of the width's scale, the largest each word's own.
         nn.init.constant_(model.model.norm.weight, shape.width**-0.75)
     return model
+
+
+class _Scored(torch.autograd.Function):
+    """Keeps the gradient that each chunk of logits gives, instead of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, learns: bool) -> Tensor:
+        by_hidden = torch.empty_like(hidden)
+        trained = learns and weight.requires_grad
+        by_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for at in range(0, len(hidden), CHUNK):
+            some, wanted = hidden[at : at + CHUNK], labels[at : at + CHUNK, None]
+            logits = (some @ weight.T).float()
+            peak = logits.logsumexp(1, keepdim=True)
+            total += (peak - logits.gather(1, wanted)).sum()
+            if not learns:
+                continue
+            share = logits.sub_(peak).exp_()
+            share.scatter_add_(1, wanted, share.new_full(wanted.shape, -1.0))
+            share = share.to(weight.dtype)
+            by_hidden[at : at + CHUNK] = share @ weight
+            if by_weight is not None:
+                by_weight += share.T @ some
+        ctx.save_for_backward(by_hidden, by_weight)
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
+        by_hidden, by_weight = ctx.saved_tensors
+        factor = above[0] / len(by_hidden)
+        if by_weight is not None:
+            by_weight = (by_weight * factor).to(by_hidden.dtype)
+        return by_hidden * factor.to(by_hidden.dtype), by_weight, None, None
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy of ``hidden @ weight.T``, in nats.
+
+    Args:
+        hidden: (positions, width).
+        weight: (vocabulary, width); gets a gradient if it is trained.
+        labels: Which word is right, (positions,).
+    """
+    learns = torch.is_grad_enabled()  # in the function it never is
+    loss: Tensor = _Scored.apply(hidden, weight, labels, learns)  # type: ignore[no-untyped-call]
+    return loss
 
 
 def lm_loss(model: nn.Module, batch: Packed) -> Loss:
@@ -215,10 +306,8 @@ def perplexity(
     }
 
 
-def save_model(
-    folder: Path, model: LlamaForCausalLM, words: LmTokenizer, card: dict[str, Any]
-) -> None:
-    """Write the model, its tokenizer and its card as transformers reads them."""
+def save_model(folder: Path, model: LlamaForCausalLM, words: LmTokenizer) -> None:
+    """Write the model and its tokenizer as transformers reads them."""
     model.config.use_cache = True
     model.save_pretrained(folder)
     names = [words.tokenizer.id_to_token(i) for i in (words.start, words.end, words.padding)]
@@ -229,4 +318,3 @@ def save_model(
         pad_token=names[2],
         model_max_length=model.config.max_position_embeddings,
     ).save_pretrained(folder)
-    (folder / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")

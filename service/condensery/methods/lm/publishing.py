@@ -1,9 +1,6 @@
 """A trained language model into the model store."""
 
 import argparse
-import json
-import shutil
-import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -14,11 +11,15 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from condensery.errors import InputError
-from condensery.methods.lm.embedding_table import TABLE, read_table
-from condensery.methods.lm.model import MODEL, open_lm_tokenizer, perplexity
-from condensery.methods.lm.prose import card_text
+from condensery.methods.lm.card import card_text
+from condensery.methods.lm.model import TABLE, open_lm_tokenizer, perplexity, read_table
 from condensery.methods.lm.text import read_documents, tokenise
-from condensery.methods.trainer.commands import without_folders
+from condensery.methods.trainer.publishing import (
+    CARD_FIGURES,
+    MODEL,
+    publication,
+    without_folders,
+)
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore
@@ -46,37 +47,35 @@ def publish(
     Raises:
         InputError: The folder holds no such model, or its words are not the base's.
     """
-    card = read_json(model / "card.json")
+    card = read_json(model / CARD_FIGURES)
     card["command"] = without_folders(card["command"])
     tensors = load_file(model / "model.safetensors")
     if base is not None:
         _check_shared(tensors.pop(TABLE), read_table(base.path))
-    with tempfile.TemporaryDirectory() as folder:
-        files = Path(folder)
-        matrices = [n for n, t in tensors.items() if t.ndim == 2]
-        save_state(files, tensors, int8_names=matrices)
-        for file in ("config.json", "tokenizer.json"):
-            shutil.copy(model / file, files)
-        quality: dict[str, JsonValue] = {"held_out": card["figures"]["held_out"]}
-        if held_out:
-            quality["held_out_int8"] = {**measure_int8(model, matrices, held_out)}
-        (files / "card.md").write_text(card_text(name, card, quality))
-        (files / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-        manifest = Manifest(
-            name=name,
-            kind="language-model",
-            base=base.name if base else None,
-            max_tokens=card["shape"]["length"],
-            dtype="int8",
-            shape=card["shape"],
-            licence=card["data"]["licence"],
-            provenance=Provenance(
-                command=card["command"], data=tuple(card["data"]["train"]), seed=card["seed"]
-            ),
-            quality=quality,
-            cost={"parameters": card["parameters"]},
-        )
-        return store.publish(files, manifest)
+    matrices = [name for name, tensor in tensors.items() if tensor.ndim == 2]
+    quality: dict[str, JsonValue] = {"held_out": card["figures"]["held_out"]}
+    if held_out:
+        quality["held_out_int8"] = {**measure_int8(model, matrices, held_out)}
+    manifest = Manifest(
+        name=name,
+        kind="language-model",
+        base=base.name if base else None,
+        max_tokens=card["shape"]["length"],
+        dtype="int8",
+        shape=card["shape"],
+        licence=card["data"]["licence"],
+        provenance=Provenance(
+            command=card["command"], data=tuple(card["data"]["train"]), seed=card["seed"]
+        ),
+        quality=quality,
+        cost={"parameters": card["parameters"]},
+    )
+    existing = {file: model / file for file in ("config.json", "tokenizer.json")}
+    with publication(existing) as model_files:
+        save_state(model_files.folder, tensors, int8_names=matrices)
+        model_files.add_written()
+        model_files.add_json(CARD_FIGURES, card)
+        return model_files.publish(store, manifest, card_text(name, card, quality))
 
 
 def measure_int8(

@@ -10,39 +10,128 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import LlamaForCausalLM
 
-from condensery.atomic_files import atomic_folder, write_atomically
+from condensery.atomic_files import write_atomically
 from condensery.errors import InputError, shorten
 from condensery.methods.lm.card import figures, make_card
-from condensery.methods.lm.documents import Texts, split_documents
-from condensery.methods.lm.embedding_table import read_table
 from condensery.methods.lm.model import (
-    MODEL,
     LmShape,
     LmTokenizer,
     lm_loss,
     new_model,
     open_lm_tokenizer,
     perplexity,
+    read_table,
     save_model,
     train_lm_tokenizer,
 )
 from condensery.methods.lm.recipe import LmRecipe
-from condensery.methods.lm.text import Packed, Windows, tokenise
-from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
-from condensery.methods.trainer.optimizer import Group
-from condensery.methods.trainer.plots import plot
-from condensery.methods.trainer.processes import Processes, joined
-from condensery.methods.trainer.trainer import Trainer
+from condensery.methods.lm.text import Packed, Texts, Windows, split_documents, tokenise
+from condensery.methods.trainer.arguments import (
+    add_fields,
+    add_machine,
+    read_fields,
+    training_setup,
+)
+from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
+from condensery.methods.trainer.optimizer import Group, split_groups
+from condensery.methods.trainer.publishing import MODEL, model_folder, recipe_identity
+from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
-from condensery.runtime.device import choose_dtype
 from condensery.store.store import ModelStore, shipped_store
 
 log = logging.getLogger(__name__)
 TOKENIZER = "tokenizer.json"
 WHILE_TRAINING = 64  # held-out windows measured at each checkpoint; all of them at the end
+
+
+class LmTraining(Method[LlamaForCausalLM, Packed]):
+    """The training of a language model on one text, measured on another.
+
+    Args:
+        texts: Where the documents come from, for the card.
+        documents: To train on, and to measure on.
+        words: The tokenizer.
+        shape: The model's dimensions.
+        recipe: How to train.
+        setup: Where.
+        table: Word embeddings to share and keep; see ``new_model``.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        documents: tuple[Sequence[str], Sequence[str]],
+        words: LmTokenizer,
+        shape: LmShape,
+        recipe: LmRecipe,
+        setup: TrainingSetup,
+        table: torch.Tensor | None = None,
+    ) -> None:
+        self._texts, self._words, self._shape, self._setup = texts, words, shape, setup
+        self._counts = (len(documents[0]), len(documents[1]))
+        self._stream, self._held_out = (
+            tokenise(some, words.tokenizer, words.start, words.end) for some in documents
+        )
+        log.info(
+            "%d documents, %d tokens; held out: %d",
+            self._counts[0], len(self._stream.ids), self._counts[1],
+        )  # fmt: skip
+        torch.manual_seed(recipe.seed)
+        self.module = new_model(shape, words, table)
+        setup.place(self.module)
+        self._own_recipe, self.recipe = recipe, recipe.trainer(setup.every)
+        self._windows = Windows(self._stream, recipe.rows, shape.length)
+        self.identity = {
+            "shape": asdict(shape),
+            "recipe": recipe_identity(recipe),
+            "text": self._stream.sha256,
+            "tokenizer": hashlib.sha256(words.tokenizer.to_str().encode()).hexdigest(),
+            "dtype": dtype_name(setup.dtype),
+            **({"words": _digest(table)} if table is not None else {}),
+        }
+
+    def batch(self, draw: Draw) -> Packed:
+        """Return windows of the text."""
+        return self._windows(draw)
+
+    def loss(self, batch: Packed) -> Loss:
+        """Return the negative log-likelihood of a token."""
+        return lm_loss(self.module, batch)
+
+    def groups(self) -> list[Group]:
+        """Return all weights but a shared word table's."""
+        return split_groups(self.module, self._own_recipe.rate, self._own_recipe.weight_decay)
+
+    def names(self, batch: Packed) -> list[str]:
+        """Return how each window begins."""
+        texts = self._words.tokenizer.decode_batch(batch.ids[:, :24].tolist())
+        return [
+            f"token {at}, {shorten(text)}" for at, text in zip(batch.firsts, texts, strict=True)
+        ]
+
+    def evaluate(self) -> dict[str, object]:
+        """Return perplexity and bits a byte on the first held-out windows."""
+        measured = self._measure(WHILE_TRAINING)
+        return {name: measured[name] for name in ("perplexity", "bits_per_byte")}
+
+    def write(self, out: Path) -> None:
+        """Write the model as transformers reads it, with figures on all held-out text."""
+        card = {
+            **self.identity,
+            **make_card(
+                self._texts, self._own_recipe, self._shape, self._stream, self._counts, self._setup
+            ),
+            "parameters": sum(p.numel() for p in self.module.parameters()),
+            "figures": figures(out, self._measure()),
+        }
+        with model_folder(out, card) as folder:
+            save_model(folder, self.module, self._words)
+
+    def _measure(self, most: int | None = None) -> dict[str, float]:
+        rows = self._own_recipe.rows
+        return perplexity(self.module, self._held_out, self._shape.length, rows, most)
 
 
 def train(
@@ -53,11 +142,7 @@ def train(
     *,
     tokenizer: Path | None = None,
     table: torch.Tensor | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    every: int = 500,
-    command: str = "",
-    processes: Processes | None = None,
+    setup: TrainingSetup | None = None,
 ) -> Path:
     """Train, and write the model as transformers reads it; resumes from ``out``.
 
@@ -68,79 +153,21 @@ def train(
         recipe: How to train.
         tokenizer: A ``tokenizer.json`` or its folder; None trains one on the text.
         table: Word embeddings to share and keep, (vocabulary, width); see ``new_model``.
-        device: Where; default: the CPU.
-        dtype: Of the weights in the forward pass; default: what the device multiplies best.
-        every: Steps between checkpoints.
-        command: For the card.
-        processes: Those that train together.
+        setup: Where, and how often it saves; default: the CPU.
 
     Returns:
         The model's folder.
 
     Raises:
         InputError: The text, the tokenizer or the shape is of no use; names field and value.
-        TrainingStopped: As the trainer says.
+        TrainingStopped: As ``run_training`` says.
     """
-    processes = processes or Processes()
-    device = device or torch.device("cpu")
-    dtype = dtype or choose_dtype(device)
+    setup = setup or TrainingSetup()
     out.mkdir(parents=True, exist_ok=True)
-    documents, held = split_documents(texts, recipe)
-    words = read_or_train_tokenizer(out, documents, tokenizer, recipe.vocabulary, processes, device)
-    stream, measured = (
-        tokenise(some, words.tokenizer, words.start, words.end) for some in (documents, held)
-    )
-    log.info("%d documents, %d tokens; held out: %d", len(documents), len(stream.ids), len(held))
-    torch.manual_seed(recipe.seed)
-    model = new_model(shape, words, table)
-    nn.Module.to(model, device=device, dtype=dtype)
-    if device.type == "cpu":
-        model.set_attn_implementation("eager")  # SDPA's backward pass is slow in bf16 on a CPU
-    about = {
-        "shape": asdict(shape),
-        "recipe": {k: v for k, v in asdict(recipe).items() if k != "accumulate"},
-        "text": stream.sha256,
-        "tokenizer": hashlib.sha256(words.tokenizer.to_str().encode()).hexdigest(),
-        "dtype": dtype_name(dtype),
-        **({"words": _digest(table)} if table is not None else {}),
-    }
-
-    def measure(module: nn.Module, most: int | None = None) -> dict[str, float]:
-        return perplexity(module, measured, shape.length, recipe.rows, most)
-
-    def validate(module: nn.Module) -> dict[str, float]:
-        found = measure(module, WHILE_TRAINING)
-        return {name: found[name] for name in ("perplexity", "bits_per_byte")}
-
-    def name(batch: Packed) -> list[str]:
-        texts = words.tokenizer.decode_batch(batch.ids[:, :24].tolist())
-        return [
-            f"token {at}, {shorten(text)}" for at, text in zip(batch.firsts, texts, strict=True)
-        ]
-
-    Trainer[LlamaForCausalLM, Packed](
-        model,
-        lm_loss,
-        Windows(stream, recipe.rows, shape.length),
-        recipe.trainer(every),
-        out,
-        groups=groups(model, recipe),
-        names=name,
-        about=about,
-        validate=validate,
-        processes=processes,
-    ).run()
-    if processes.rank == 0:
-        plot(out)
-        counts = (len(documents), len(held))
-        card = {
-            **about,
-            **make_card(texts, recipe, shape, stream, counts, processes.count, command),
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "figures": figures(out, measure(model)),
-        }
-        with atomic_folder(out / MODEL) as folder:
-            save_model(folder, model, words, card)
+    documents = split_documents(texts, recipe)
+    words = read_or_train_tokenizer(out, documents[0], tokenizer, recipe.vocabulary, setup)
+    method = LmTraining(texts, documents, words, shape, recipe, setup, table)
+    run_training(method, out, setup.processes)
     return out / MODEL
 
 
@@ -151,29 +178,18 @@ def _digest(table: torch.Tensor) -> str:
 def read_or_train_tokenizer(
     out: Path,
     documents: Sequence[str],
-    given: Path | None,
+    existing: Path | None,
     vocabulary: int,
-    processes: Processes,
-    device: torch.device,
+    setup: TrainingSetup,
 ) -> LmTokenizer:
     """Read the tokenizer, or train it on the text; a resumed run reads the one it trained."""
-    if given is not None:
-        return open_lm_tokenizer(given)
+    if existing is not None:
+        return open_lm_tokenizer(existing)
     path = out / TOKENIZER
-    if processes.rank == 0 and not path.exists():
+    if setup.is_first and not path.exists():
         write_atomically(path, train_lm_tokenizer(documents, vocabulary).tokenizer.to_str())
-    processes.agree(True, device)  # the others wait for the first
+    setup.processes.agree(True, setup.device)  # the others wait for the first
     return open_lm_tokenizer(path)
-
-
-def groups(model: nn.Module, recipe: LmRecipe) -> list[Group]:
-    """Split the parameters: matrices (decayed) or not."""
-    trained = [p for p in model.parameters() if p.requires_grad]  # tied embeddings once
-    matrices = [p for p in trained if p.ndim > 1]
-    return [
-        Group(matrices, recipe.rate, recipe.weight_decay),
-        Group([p for p in trained if p.ndim == 1], recipe.rate, 0.0),
-    ]
 
 
 def find_tokenizer(name: str, store: Path | None) -> Path:
@@ -215,22 +231,21 @@ def main(argv: list[str] | None = None) -> None:
     add_machine(parser, every=500)
     for part in (LmShape(), LmRecipe()):
         add_fields(parser, part)
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(given)
-    device = begin(args)
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(argv)
     named = args.words or args.tokenizer
     if args.words and args.tokenizer:
         parser.error("--words brings its own --tokenizer")
-    if wrong := [one for one in args.without if "=" not in one]:
+    if wrong := [text for text in args.without if "=" not in text]:
         parser.error(f"--without {wrong[0]}: must be FIELD=VALUE")
-    tokenizer = find_tokenizer(named, args.store) if named else None
-    with joined(device) as processes:
+    with training_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
+        tokenizer = find_tokenizer(named, args.store) if named else None
         folder = train(
             Texts(
                 args.text,
                 args.held_out_text,
                 args.licence,
-                without=[tuple(one.split("=", 1)) for one in args.without],
+                without=[tuple(text.split("=", 1)) for text in args.without],
                 not_like=args.not_like,
             ),
             args.out,
@@ -238,11 +253,7 @@ def main(argv: list[str] | None = None) -> None:
             read_fields(args, LmRecipe),
             tokenizer=tokenizer,
             table=read_table(tokenizer) if args.words and tokenizer else None,
-            device=device,
-            dtype=choose_dtype(device, args.dtype),
-            every=args.every,
-            command=f"condensery train lm {shlex.join(given)}",
-            processes=processes,
+            setup=setup,
         )
     log.info("the model is in %s", folder)
 

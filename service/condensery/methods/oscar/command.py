@@ -16,10 +16,8 @@ from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix
 from condensery.methods.oscar.starting import language_model_shape
 from condensery.methods.oscar.training import VALIDATED, train
-from condensery.methods.trainer.arguments import add_machine, begin
-from condensery.methods.trainer.processes import joined
+from condensery.methods.trainer.arguments import add_machine, training_setup
 from condensery.networks.oscar_shape import OscarShape
-from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
 SHAPE = [field.name for field in fields(OscarShape) if field.name not in ("copy", "fewer")]
@@ -85,9 +83,9 @@ def check(args: argparse.Namespace) -> None:
         if getattr(args, name) is None:
             raise InputError(f"{_flag(name)} is missing", field=name)
     if args.packed:
-        given = [name for name in (*MAKING, *SHAPE) if getattr(args, name) is not None]
-        if given:
-            raise InputError(f"{_flag(given[0])}: --packed has it already", field=given[0])
+        extra = [name for name in (*MAKING, *SHAPE) if getattr(args, name) is not None]
+        if extra:
+            raise InputError(f"{_flag(extra[0])}: --packed has it already", field=extra[0])
     if args.start and args.start_model:
         raise InputError("--start-model: --start names other weights", field="start_model")
     if args.start_generator and (args.language_model or args.start or args.start_model):
@@ -100,7 +98,7 @@ def check(args: argparse.Namespace) -> None:
 
 def beginning(args: argparse.Namespace) -> Start:
     """Prepare what the run begins with, or read it from a pack."""
-    recipe, mix = _given(args, Recipe), _given(args, Mix)
+    recipe, mix = _chosen(args, Recipe), _chosen(args, Mix)
     if args.packed:
         start = open_pack(args.packed)
         return replace(start, recipe=replace(start.recipe, **recipe), mix=replace(start.mix, **mix))
@@ -134,34 +132,23 @@ def beginning(args: argparse.Namespace) -> Start:
     )
 
 
-def _given(args: argparse.Namespace, kind: type[Recipe] | type[Mix]) -> dict[str, Any]:
-    found = {field.name: getattr(args, field.name) for field in fields(kind)}
-    return {name: value for name, value in found.items() if value is not None}
+def _chosen(args: argparse.Namespace, kind: type[Recipe] | type[Mix]) -> dict[str, Any]:
+    values = {field.name: getattr(args, field.name) for field in fields(kind)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``condensery train oscar``."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser().parse_args(given)
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser().parse_args(argv)
     check(args)
-    device = begin(args)
-    dtype = choose_dtype(device, args.dtype)
-    start = beginning(args)
-    if args.pack:
-        write_pack(args.pack, start)
-        log.info("the pack is in %s", args.pack)
-        return
-    with joined(device) as processes:
-        train(
-            start,
-            args.out,
-            device=device,
-            dtype=dtype,
-            every=args.every,
-            limit=args.limit,
-            command=f"condensery train oscar {shlex.join(given)}",
-            processes=processes,
-        )
+    with training_setup(args, f"condensery train oscar {shlex.join(argv)}") as setup:
+        start = beginning(args)
+        if args.pack:
+            write_pack(args.pack, start)
+            log.info("the pack is in %s", args.pack)
+            return
+        train(start, args.out, limit=args.limit, setup=setup)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from condensery.methods.oscar.measured import Report, Setting, key_of
-from condensery.methods.trainer.plots import series
+from condensery.methods.trainer.progress import series
 
 # Colours that the colour-blind tell apart (Okabe and Ito), a marker each for paper without colour.
 FAMILIES: Mapping[str, tuple[str, str, str]] = {

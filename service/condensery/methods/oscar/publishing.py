@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from condensery.methods.oscar.reporting import add_report
 from condensery.methods.oscar.sources import licence_of, read_sources
 from condensery.methods.oscar.starting import COMMAND
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
-from condensery.methods.trainer.commands import without_folders
+from condensery.methods.trainer.publishing import publication, without_folders
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import CARD, REPORT, Manifest, Provenance, StoredModel, plot_name
@@ -122,45 +120,38 @@ def publish(
     shape = replace(trained.shape, sharp=sharp)
     sources, others = read_sources(trained.data, licences)
     tensors = trained.checkpoint.weights()
-    with tempfile.TemporaryDirectory() as folder:
-        files = Path(folder)
-        matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
-        save_state(files, tensors, int8_names=matrices)
-        for file in ("tokenizer.json", "config.json"):
-            shutil.copy(base.path / file, files)
-        recipe = {**trained.recipe, "steps_done": trained.steps}
-        (files / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n")
-        shutil.copy(run / "data.json", files)
-        manifest = Manifest(
-            name=name,
-            kind="oscar-pair",
-            method="oscar",
-            base=base.name,
-            base_fingerprint=base.manifest.fingerprint,
-            max_tokens=shape.query_tokens + shape.passage_tokens + 3,
-            dtype="int8",
-            shape=shape.to_dict(),
-            licence=licence or licence_of(sources),
-            provenance=Provenance(
-                command=trained.command,
-                data=tuple(source.line for source in sources),
-                seed=trained.recipe.get("seed"),
-                source=base.name,
-                notes=tuple(_note(name, value) for name, value in trained.origin.items()),
-            ),
-            cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
-        )
-        stored = {path.name: path for path in files.iterdir()}
+    matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
+    manifest = Manifest(
+        name=name,
+        kind="oscar-pair",
+        method="oscar",
+        base=base.name,
+        base_fingerprint=base.manifest.fingerprint,
+        max_tokens=shape.query_tokens + shape.passage_tokens + 3,
+        dtype="int8",
+        shape=shape.to_dict(),
+        licence=licence or licence_of(sources),
+        provenance=Provenance(
+            command=trained.command,
+            data=tuple(source.line for source in sources),
+            seed=trained.recipe.get("seed"),
+            source=base.name,
+            notes=tuple(_note(name, value) for name, value in trained.origin.items()),
+        ),
+        cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
+    )
+    existing = {file: base.path / file for file in ("tokenizer.json", "config.json")}
+    with publication(existing | {"data.json": run / "data.json"}) as pair:
+        save_state(pair.folder, tensors, int8_names=matrices)
+        pair.add_written()
+        pair.add_json("recipe.json", {**trained.recipe, "steps_done": trained.steps})
         measured: Report | None = None
         plots: tuple[str, ...] = ()
         if report is not None:
-            told = add_report(report, manifest, stored, files)
-            manifest, measured, plots = told.manifest, told.report, told.plots
-            stored |= told.files
-        made = CardFacts(manifest, sources, others, trained.steps, base.manifest.licence)
-        stored[CARD] = files / CARD
-        stored[CARD].write_text(card(made, measured, plots), encoding="utf-8")
-        return store.publish(stored, manifest)
+            added = add_report(report, manifest, pair)
+            manifest, measured, plots = added.manifest, added.report, added.plots
+        facts = CardFacts(manifest, sources, others, trained.steps, base.manifest.licence)
+        return pair.publish(store, manifest, card(facts, measured, plots))
 
 
 def publish_again(
@@ -200,21 +191,18 @@ def publish_again(
     sources, others = read_sources(data, _licences(data, own.data))
     provenance = own.model_copy(update={"notes": (*own.notes, *notes)})
     manifest = stored.manifest.model_copy(update={"provenance": provenance})
-    made_anew = {CARD, REPORT}
-    with tempfile.TemporaryDirectory() as folder:
-        files = {
-            file: stored.path / file
-            for file in manifest.files
-            if file not in made_anew and plot_name(file) is None
-        }
-        told = add_report(report, manifest, files, Path(folder))
-        base = store.open(manifest.base) if manifest.base else None
-        steps = json.loads((stored.path / "recipe.json").read_text()).get("steps_done")
+    kept = {
+        file: stored.path / file
+        for file in manifest.files
+        if file not in (CARD, REPORT) and plot_name(file) is None
+    }
+    base = store.open(manifest.base) if manifest.base else None
+    steps = json.loads((stored.path / "recipe.json").read_text()).get("steps_done")
+    with publication(kept) as pair:
+        added = add_report(report, manifest, pair)
         licence = base.manifest.licence if base else ""
-        made = CardFacts(told.manifest, sources, others, steps, licence)
-        text = Path(folder) / CARD
-        text.write_text(card(made, told.report, told.plots), encoding="utf-8")
-        return store.publish({**files, **told.files, CARD: text}, told.manifest)
+        facts = CardFacts(added.manifest, sources, others, steps, licence)
+        return pair.publish(store, added.manifest, card(facts, added.report, added.plots))
 
 
 def _check_ranked(report: Mapping[str, Any], fingerprint: str) -> None:
@@ -258,7 +246,7 @@ def _command(run: Path) -> str:
 def _note(name: str, value: Any) -> str:
     """Return where first weights come from, commands without the folders that they name."""
     if name == "commands" and isinstance(value, list):
-        value = "; ".join(without_folders(str(one)) for one in value)
+        value = "; ".join(without_folders(str(line)) for line in value)
     return f"{name.replace('_', ' ')}: {value}"
 
 
@@ -323,7 +311,7 @@ def main(argv: list[str] | None = None) -> None:
             parts={**(report or {}), **read_parts(args.part)},
             notes=args.note,
         )
-        _say(stored)
+        _print_published(stored)
         return
     _refuse_others(parser, args, "--run", ("part", "note"))
     if args.name is None:
@@ -341,20 +329,20 @@ def main(argv: list[str] | None = None) -> None:
         licences=licences,
         sharp=args.sharp,
     )
-    _say(stored)
+    _print_published(stored)
 
 
 def _refuse_others(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, given: str, names: Sequence[str]
+    parser: argparse.ArgumentParser, args: argparse.Namespace, source: str, names: Sequence[str]
 ) -> None:
     for name in names:
         if getattr(args, name):
-            parser.error(f"--{name.replace('_', '-')} does not apply to {given}")
+            parser.error(f"--{name.replace('_', '-')} does not apply to {source}")
 
 
-def _say(stored: StoredModel) -> None:
-    told = f"{stored.name} version {stored.version}: {stored.path}\n{stored.manifest.fingerprint}\n"
-    sys.stdout.write(told)
+def _print_published(stored: StoredModel) -> None:
+    line = f"{stored.name} version {stored.version}: {stored.path}\n{stored.manifest.fingerprint}\n"
+    sys.stdout.write(line)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """A measured report into what is about to be published, of any kind of pair."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from condensery.errors import InputError
 from condensery.methods.oscar.choosing import defaults, quality
 from condensery.methods.oscar.measured import Report, check_report
 from condensery.methods.oscar.plots import draw_plots
+from condensery.methods.trainer.publishing import Publication
 from condensery.store.manifest import REPORT, Manifest
 
 
@@ -21,42 +21,36 @@ class ReportContent:
     Attributes:
         report: As it was read.
         manifest: With its figures and the defaults that they choose.
-        files: ``report.json`` and the plots, by the name to store them under.
         plots: The plots' names.
     """
 
     report: Report
     manifest: Manifest
-    files: Mapping[str, Path]
     plots: tuple[str, ...]
 
 
-def add_report(
-    content: Mapping[str, Any], manifest: Manifest, files: Mapping[str, Path], folder: Path
-) -> ReportContent:
+def add_report(content: Mapping[str, Any], manifest: Manifest, pair: Publication) -> ReportContent:
     """Write a report and its plots, and have the manifest say what was measured.
 
     Args:
         content: The JSON that ``condensery eval oscar`` wrote.
         manifest: What the store would say of the pair without it; ``base_fingerprint`` included.
-        files: The pair's, by the name to store them under.
-        folder: Where to write.
+        pair: Has all of the pair's files; ``report.json`` and the plots are added.
 
     Raises:
         InputError: The report is none of format 2, or of another pair: its fingerprint is not that
             of what would be published.
     """
     report = check_report(content)
-    _check_whose(report, manifest, files)
-    told = manifest.model_copy(
+    _check_whose(report, manifest, pair.files)
+    measured = manifest.model_copy(
         update={"defaults": defaults(report), "quality": {**manifest.quality, **quality(report)}}
     )
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / REPORT).write_text(text + "\n", encoding="utf-8")
-    plots = draw_plots(report, folder / "plots", told.defaults.min_relevance)
-    written = {REPORT: folder / REPORT}
-    written |= {f"plots/{name}.png": folder / "plots" / f"{name}.png" for name in plots}
-    return ReportContent(report, told, written, tuple(plots))
+    pair.add_json(REPORT, content)
+    folder = pair.folder / "plots"
+    plots = draw_plots(report, folder, measured.defaults.min_relevance)
+    pair.files.update({f"plots/{name}.png": folder / f"{name}.png" for name in plots})
+    return ReportContent(report, measured, tuple(plots))
 
 
 def _check_whose(report: Report, manifest: Manifest, files: Mapping[str, Path]) -> None:

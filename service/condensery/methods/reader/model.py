@@ -1,7 +1,5 @@
-"""An encoder with a span head: built, trained for, written."""
+"""An encoder with a span head, and its loss."""
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import BertForQuestionAnswering
 
-from condensery.atomic_files import atomic_folder
 from condensery.errors import InputError
-from condensery.methods.reader.batches import Batch
+from condensery.methods.reader.data import Batch
 from condensery.methods.reader.recipe import ReaderRecipe
-from condensery.methods.reader.span_reader import MODEL
-from condensery.methods.trainer.draws import Loss
-from condensery.methods.trainer.optimizer import Group
+from condensery.methods.trainer.method import Loss
 
 
 def new_reader(base: Path, recipe: ReaderRecipe) -> BertForQuestionAnswering:
@@ -58,7 +53,7 @@ def new_reader(base: Path, recipe: ReaderRecipe) -> BertForQuestionAnswering:
 def span_loss(model: BertForQuestionAnswering, batch: Batch) -> Loss:
     """Return the mean cross-entropy of first and last token, over passage and [CLS]."""
     device = model.device
-    out = model(**{name: one.to(device) for name, one in batch.given.items()})
+    out = model(**{name: values.to(device) for name, values in batch.inputs.items()})
     spans, rows = batch.spans.to(device), len(batch.first)
     terms = {}
     for name, logits, wanted in (
@@ -69,30 +64,3 @@ def span_loss(model: BertForQuestionAnswering, batch: Batch) -> Loss:
             logits.float().masked_fill(~spans, -torch.inf), wanted.to(device)
         )
     return Loss((terms["start"] + terms["end"]) / 2, weight=rows, items=rows, terms=terms)
-
-
-def groups(model: BertForQuestionAnswering, recipe: ReaderRecipe) -> list[Group]:
-    """Split the trained parameters: the encoder's or the head's, matrices (decayed) or not."""
-    chosen: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            key = (name.startswith("bert."), parameter.ndim > 1)
-            chosen.setdefault(key, []).append(parameter)
-    return [
-        Group(
-            parameters,
-            recipe.backbone_rate if old else recipe.new_rate,
-            recipe.weight_decay if matrix else 0.0,
-        )
-        for (old, matrix), parameters in chosen.items()
-    ]
-
-
-def write_model(
-    out: Path, model: BertForQuestionAnswering, tokenizer: Path, card: dict[str, Any]
-) -> None:
-    """Write the reader's folder, in place of one that is there."""
-    with atomic_folder(out / MODEL) as folder:
-        model.save_pretrained(folder)
-        shutil.copy(tokenizer, folder / "tokenizer.json")
-        (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")

@@ -13,13 +13,13 @@ from torch import nn
 from transformers import BertForQuestionAnswering
 
 from condensery.errors import InputError
-from condensery.methods.reader.batches import Row, collate
+from condensery.methods.reader.data import Row, collate
+from condensery.methods.trainer.publishing import MODEL
 from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.windows import cut_windows
 
 Scores = NDArray[np.float32]
-MODEL = "model"  # of a run
 BATCH_TOKENS = 8192
 
 
@@ -126,7 +126,7 @@ class SpanReader:
             width = len(rows[order[-1]].passage) + len(rows[order[-1]].question) + 3
             chosen = [order.pop() for _ in range(min(len(order), max(1, BATCH_TOKENS // width)))]
             batch = collate([rows[i] for i in chosen], self._specials)
-            given = {name: one.to(self._model.device) for name, one in batch.given.items()}
+            given = {name: one.to(self._model.device) for name, one in batch.inputs.items()}
             out = self._model(**given)
             starts, ends = (x.float().cpu().numpy() for x in (out.start_logits, out.end_logits))
             for i, first, start, end in zip(chosen, batch.first, starts, ends, strict=True):

@@ -4,35 +4,139 @@ import argparse
 import json
 import logging
 import random
+import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-import torch
-from torch import nn
 from transformers import BertForQuestionAnswering
 
 from condensery.errors import InputError, shorten
 from condensery.methods.ranking.parts import command_line
-from condensery.methods.reader.batches import Batch, Row, collate, draw_rows
-from condensery.methods.reader.data import load_data
-from condensery.methods.reader.model import groups, new_reader, span_loss, write_model
+from condensery.methods.reader.data import Batch, ReaderData, collate, draw_rows, load_data
+from condensery.methods.reader.model import new_reader, span_loss
 from condensery.methods.reader.recipe import ReaderRecipe
-from condensery.methods.reader.span_reader import MODEL, SpanReader
-from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
-from condensery.methods.trainer.draws import Draw
-from condensery.methods.trainer.plots import plot
-from condensery.methods.trainer.processes import Processes, joined
+from condensery.methods.reader.span_reader import SpanReader
+from condensery.methods.trainer.arguments import (
+    add_fields,
+    add_machine,
+    read_fields,
+    training_setup,
+)
+from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
+from condensery.methods.trainer.optimizer import Group, split_groups
+from condensery.methods.trainer.publishing import (
+    MODEL,
+    model_folder,
+    recipe_identity,
+    training_facts,
+)
 from condensery.methods.trainer.tokenizing import open_tokenizer
-from condensery.methods.trainer.trainer import Trainer
+from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar_packing import Specials
 from condensery.question import exact_match, f1_score
-from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
 VALIDATED = 200  # questions asked at each checkpoint
+
+
+class ReaderTraining(Method[BertForQuestionAnswering, Batch]):
+    """The training of a span head and its encoder on questions, measured on held-out articles.
+
+    Args:
+        base: Directory of the encoder (BERT).
+        data: Questions.
+        shares: How often each of the data's sources is drawn from.
+        not_like: What nothing like it is trained on, for the card.
+        model: The encoder with a fresh head.
+        recipe: How to train.
+        setup: Where.
+    """
+
+    def __init__(
+        self,
+        base: Path,
+        data: ReaderData,
+        shares: Sequence[float] | None,
+        not_like: Sequence[Path],
+        model: BertForQuestionAnswering,
+        recipe: ReaderRecipe,
+        setup: TrainingSetup,
+    ) -> None:
+        self._base, self._data, self._not_like, self._setup = base, data, not_like, setup
+        self._shares = list(shares or [len(source.examples) for source in data.sources])
+        self._own_recipe, self.recipe = recipe, recipe.trainer(setup.every)
+        self._tokenizer = open_tokenizer(base)
+        self._specials = Specials.of(self._tokenizer)
+        count = min(VALIDATED, len(data.validation))
+        self._validated = random.Random(recipe.seed).sample(data.validation, count)
+        self.module = model
+        setup.place(model)
+        self.identity = {
+            "recipe": recipe_identity(recipe),
+            "shares": self._shares,
+            "data": data.report,
+            "data_sha256": data.sha256,
+            "dtype": dtype_name(setup.dtype),
+        }
+
+    def batch(self, draw: Draw) -> Batch:
+        """Return questions of one source with cropped passages."""
+        recipe = self._own_recipe
+        rows = draw_rows(
+            self._data.sources,
+            self._shares,
+            draw.rng(),
+            tokens=recipe.tokens,
+            sizes=(recipe.smallest, recipe.passage_tokens),
+            question=recipe.query_tokens,
+            others=recipe.others,
+        )
+        return collate(rows, self._specials)
+
+    def loss(self, batch: Batch) -> Loss:
+        """Return the cross-entropy of where answers begin and end."""
+        return span_loss(self.module, batch)
+
+    def groups(self) -> list[Group]:
+        """Return the encoder's parameters and the head's."""
+        recipe = self._own_recipe
+
+        def rate(name: str) -> float:
+            return recipe.backbone_rate if name.startswith("bert.") else recipe.new_rate
+
+        return split_groups(self.module, rate, recipe.weight_decay)
+
+    def names(self, batch: Batch) -> list[str]:
+        """Return the questions."""
+        rows = zip(batch.inputs["input_ids"].tolist(), batch.first, strict=True)
+        return [shorten(self._tokenizer.decode(ids[1 : first - 1])) for ids, first in rows]
+
+    def evaluate(self) -> dict[str, object]:
+        """Return EM and F1 in percent on questions of held-out articles; nothing without any."""
+        rows = self._validated
+        if not rows:
+            return {}
+        spans = SpanReader(self.module, self._tokenizer).read(
+            [row.question for row in rows], [row.passages for row in rows]
+        )
+        pairs = [(span.text, row.answers) for span, row in zip(spans, rows, strict=True)]
+        return {
+            name: 100 * sum(measure(*pair) for pair in pairs) / len(pairs)
+            for name, measure in (("em", exact_match), ("f1", f1_score))
+        }
+
+    def write(self, out: Path) -> None:
+        """Write the reader as transformers reads it."""
+        card = {
+            **self.identity,
+            **training_facts(self._own_recipe, self._setup),
+            "not_like": ["/".join(path.parts[-2:]) for path in self._not_like],
+        }
+        with model_folder(out, card) as folder:
+            self.module.save_pretrained(folder)
+            shutil.copy(self._base / "tokenizer.json", folder)
 
 
 def train(
@@ -43,11 +147,7 @@ def train(
     *,
     shares: Sequence[float] | None = None,
     not_like: Sequence[Path] = (),
-    device: torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    every: int = 200,
-    command: str = "",
-    processes: Processes | None = None,
+    setup: TrainingSetup | None = None,
 ) -> Path:
     """Train, and write the reader as transformers reads it; resumes from ``out``.
 
@@ -58,22 +158,16 @@ def train(
         recipe: How to train.
         shares: How often each of ``questions`` is drawn from; default: by its questions.
         not_like: Questions that are evaluated on: nothing like them is trained on.
-        device: Where; default: the CPU.
-        dtype: Of the weights in the forward pass; default: what the device multiplies best.
-        every: Steps between checkpoints.
-        command: For ``card.json``.
-        processes: Those that train together.
+        setup: Where, and how often it saves; default: the CPU.
 
     Returns:
         The reader's folder.
 
     Raises:
         InputError: Data, encoder or recipe are of no use; names field and value.
-        TrainingStopped: As the trainer says.
+        TrainingStopped: As ``run_training`` says.
     """
-    processes = processes or Processes()
-    device = device or torch.device("cpu")
-    dtype = dtype or choose_dtype(device)
+    setup = setup or TrainingSetup()
     if shares is not None and (len(shares) != len(questions) or not all(s > 0 for s in shares)):
         raise InputError(
             f"shares={list(shares)}: must be a positive number for each of {len(questions)} "
@@ -82,7 +176,6 @@ def train(
             value=list(shares),
         )
     tokenizer = open_tokenizer(base)
-    specials = Specials.of(tokenizer)
     model = new_reader(base, recipe)
     data = load_data(
         questions,
@@ -92,70 +185,8 @@ def train(
         seed=recipe.seed,
     )
     log.info("data %s", json.dumps(data.report))
-    some = random.Random(recipe.seed)
-    validated = some.sample(data.validation, min(VALIDATED, len(data.validation)))
-    weights = list(shares or [len(source.examples) for source in data.sources])
-    nn.Module.to(model, device=device, dtype=dtype)
-    fixed = asdict(recipe)
-    accumulate = fixed.pop("accumulate")
-    about = {
-        "recipe": fixed,
-        "shares": weights,
-        "data": data.report,
-        "data_sha256": data.sha256,
-        "dtype": dtype_name(dtype),
-    }
-
-    def draw(at: Draw) -> list[Row]:
-        return draw_rows(
-            data.sources,
-            weights,
-            at.rng(),
-            tokens=recipe.tokens,
-            sizes=(recipe.smallest, recipe.passage_tokens),
-            question=recipe.query_tokens,
-            others=recipe.others,
-        )
-
-    def names(batch: Batch) -> list[str]:
-        rows = zip(batch.given["input_ids"].tolist(), batch.first, strict=True)
-        return [shorten(tokenizer.decode(ids[1 : first - 1])) for ids, first in rows]
-
-    def validate(module: BertForQuestionAnswering) -> dict[str, float]:
-        if not validated:
-            return {}
-        found = SpanReader(module, tokenizer).read(
-            [row.question for row in validated], [row.passages for row in validated]
-        )
-        pairs = [(one.text, row.answers) for one, row in zip(found, validated, strict=True)]
-        return {
-            name: 100 * sum(measure(*pair) for pair in pairs) / len(pairs)
-            for name, measure in (("em", exact_match), ("f1", f1_score))
-        }
-
-    Trainer[BertForQuestionAnswering, Batch](
-        model,
-        span_loss,
-        lambda at: collate(draw(at), specials),
-        recipe.trainer(every),
-        out,
-        groups=groups(model, recipe),
-        names=names,
-        about=about,
-        validate=validate,
-        processes=processes,
-    ).run()
-    if processes.rank == 0:
-        plot(out)
-        card = {
-            **about,
-            "accumulate": accumulate,
-            "processes": processes.count,
-            "command": command,
-            "torch": torch.__version__,
-            "not_like": ["/".join(path.parts[-2:]) for path in not_like],
-        }
-        write_model(out, model, base / "tokenizer.json", card)
+    method = ReaderTraining(base, data, shares, not_like, model, recipe, setup)
+    run_training(method, out, setup.processes)
     return out / MODEL
 
 
@@ -171,10 +202,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and model")
     add_machine(parser, every=200)
     add_fields(parser, ReaderRecipe())
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(given)
-    device = begin(args)
-    with joined(device) as processes:
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(argv)
+    with training_setup(args, command_line("train extractive-reader", argv)) as setup:
         folder = train(
             args.base,
             args.questions,
@@ -182,11 +212,7 @@ def main(argv: list[str] | None = None) -> None:
             read_fields(args, ReaderRecipe),
             shares=args.shares,
             not_like=args.not_like,
-            device=device,
-            dtype=choose_dtype(device, args.dtype),
-            every=args.every,
-            command=command_line("train extractive-reader", given),
-            processes=processes,
+            setup=setup,
         )
     log.info("the reader is in %s", folder)
 

@@ -11,7 +11,7 @@ from condensery.errors import shorten
 from condensery.methods.rerank.pairs import Pair, PairReader
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query
-from condensery.methods.trainer.draws import Draw, Epochs, Loss
+from condensery.methods.trainer.method import Draw, Epochs, Loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-"""A cross-encoder's network and folder: BERT with a head of one logit."""
+"""A cross-encoder's network: BERT with a head of one logit."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-from condensery.atomic_files import atomic_folder
 from condensery.errors import InputError, StoreError
 from condensery.methods.rerank.pairs import PairReader
+from condensery.methods.trainer.publishing import model_folder
 from condensery.store.checking import sha256_of
 from condensery.store.writing import read_json
 
@@ -57,8 +56,8 @@ def open_base(
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
         raise _refusal(path, " ".join(str(error).split())) from error
-    model, told = opened
-    if missing := sorted(n for n in told["missing_keys"] if not n.startswith(NEW)):
+    model, loading = opened
+    if missing := sorted(n for n in loading["missing_keys"] if not n.startswith(NEW)):
         raise _refusal(path, f"weights are missing: {', '.join(missing[:5])}")
     return model, reader
 
@@ -118,13 +117,12 @@ def _open_tokenizer(path: Path, config: Any, length: int) -> PreTrainedTokenizer
 
 
 def write_model(
-    folder: Path, model: BertForSequenceClassification, tokenizer: Any, card: Mapping[str, Any]
+    out: Path, model: BertForSequenceClassification, tokenizer: Any, card: Mapping[str, Any]
 ) -> None:
-    """Write what transformers reads, in place of a folder that is there."""
-    with atomic_folder(folder) as aside:
-        model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-        (aside / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    """Write what transformers reads as ``out/model``, in place of a folder that is there."""
+    with model_folder(out, card) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def _refusal(path: Path, why: str) -> InputError:

@@ -5,40 +5,134 @@ import json
 import logging
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-import torch
-from torch import nn
 from transformers import BertForSequenceClassification
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import CondenseryError
 from condensery.methods.ranking.sets import parse_set
 from condensery.methods.rerank.batches import Batch, Batches, RankLoss
-from condensery.methods.rerank.card import curve, make_card
 from condensery.methods.rerank.evaluation import measure
 from condensery.methods.rerank.model import fingerprint, open_base, write_model
 from condensery.methods.rerank.negatives import Mined, load_or_mine, open_encoder
+from condensery.methods.rerank.pairs import PairReader
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.rerank.sets import RankingSets, load_sets
 from condensery.methods.rerank.sources import Sources
-from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
-from condensery.methods.trainer.failures import TrainingStopped
-from condensery.methods.trainer.optimizer import Group
-from condensery.methods.trainer.plots import plot
-from condensery.methods.trainer.processes import Processes, joined
+from condensery.methods.trainer.arguments import (
+    add_fields,
+    add_machine,
+    read_fields,
+    training_setup,
+)
+from condensery.methods.trainer.checkpoints import TrainingStopped
+from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
+from condensery.methods.trainer.optimizer import Group, split_groups
+from condensery.methods.trainer.progress import validation_curve
+from condensery.methods.trainer.publishing import (
+    MODEL,
+    recipe_identity,
+    training_facts,
+)
 from condensery.methods.trainer.questions import Wrong
-from condensery.methods.trainer.trainer import Trainer
+from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
-from condensery.runtime.device import choose_dtype
+from condensery.store.layouts import read_licence
 
 log = logging.getLogger(__name__)
-MODEL, DATA = "model", "data.json"
+DATA = "data.json"
 WHILE_TRAINING = 40  # held-out queries measured at each checkpoint; all of them at the end
+
+
+class RerankTraining(Method[BertForSequenceClassification, Batch]):
+    """The training of a cross-encoder, measured on held-out queries.
+
+    Args:
+        sources: Where the data comes from, for the card.
+        base: The BERT's directory.
+        sets: Queries and passages.
+        mined: Passages that don't answer them.
+        model: The BERT with a fresh head.
+        reader: Tokenises pairs.
+        recipe: How to train.
+        setup: Where.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        base: Path,
+        sets: RankingSets,
+        mined: Mined,
+        model: BertForSequenceClassification,
+        reader: PairReader,
+        recipe: RerankRecipe,
+        setup: TrainingSetup,
+    ) -> None:
+        self._sources, self._base, self._sets, self._mined = sources, base, sets, mined
+        self._reader, self._own_recipe, self._setup = reader, recipe, setup
+        self.module, self.recipe = model, recipe.trainer(setup.every)
+        setup.place(model)
+        rows = [row for row, negatives in enumerate(mined.negatives) if negatives]
+        self.report = {**sets.report, "left out: too few negatives": len(sets.train) - len(rows)}
+        self._rank_loss = RankLoss(reader, recipe.objective)
+        self._batches = Batches(
+            sets.passages,
+            [sets.train[row] for row in rows],
+            [mined.negatives[row] for row in rows],
+            reader,
+            recipe,
+        )
+        self.identity = {
+            "base": fingerprint(base),
+            "recipe": recipe_identity(recipe),
+            "data": sets.fingerprint(),
+            "dtype": dtype_name(setup.dtype),
+        }
+
+    def batch(self, draw: Draw) -> Batch:
+        """Return queries with a passage that answers them and some that don't."""
+        return self._batches(draw)
+
+    def loss(self, batch: Batch) -> Loss:
+        """Return the recipe's objective."""
+        return self._rank_loss(self.module, batch)
+
+    def groups(self) -> list[Group]:
+        """Return the base's parameters and the head's."""
+        recipe = self._own_recipe
+
+        def rate(name: str) -> float:
+            return recipe.head_rate if name.startswith("classifier.") else recipe.rate
+
+        return split_groups(self.module, rate, recipe.weight_decay)
+
+    def names(self, batch: Batch) -> Sequence[str]:
+        """Return the queries and where they stand."""
+        return batch.names
+
+    def evaluate(self) -> dict[str, object]:
+        """Return how well each order ranks some of the held-out queries."""
+        figures = self._measure(WHILE_TRAINING)
+        return {n: figures[n] for n in ("bm25", "encoder", "cross_encoder") if n in figures}
+
+    def write(self, out: Path) -> None:
+        """Write the model as transformers reads it, with figures on all held-out queries."""
+        card = make_card(self._sources, self._base, self._own_recipe, self._setup)
+        card["data"] |= {"sha256": self.identity["data"], **self.report}
+        card["dtype"] = self.identity["dtype"]
+        card["base"]["sha256"] = self.identity["base"]
+        card["figures"] = {"held_out": self._measure(), "while_training": validation_curve(out)}
+        write_model(out, self.module, self._reader.tokenizer, card)
+
+    def _measure(self, most: int | None = None) -> dict[str, object]:
+        scorer = CrossEncoder(self.module, self._reader)
+        return measure(scorer.scores, self._sets, self._mined, most)
 
 
 def train(
@@ -47,11 +141,7 @@ def train(
     out: Path,
     recipe: RerankRecipe,
     *,
-    device: torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    every: int = 500,
-    command: str = "",
-    processes: Processes | None = None,
+    setup: TrainingSetup | None = None,
 ) -> Path:
     """Train, and write the model as transformers reads it; resumes from ``out``.
 
@@ -61,11 +151,7 @@ def train(
             sentence encoder, unless the recipe searches by words only.
         out: Folder for negatives, checkpoints, log, and the model in ``model/``.
         recipe: How to train.
-        device: Where; default: the CPU.
-        dtype: Of the weights in the forward pass; default: what the device multiplies best.
-        every: Steps between checkpoints.
-        command: For the card.
-        processes: Those that train together.
+        setup: Where, and how often it saves; default: the CPU.
 
     Returns:
         The model's folder.
@@ -73,66 +159,38 @@ def train(
     Raises:
         InputError: The data, the base or the recipe is of no use; names field and value.
         StoreError: The base is no encoder.
-        TrainingStopped: As the trainer says.
+        TrainingStopped: As ``run_training`` says.
     """
-    processes = processes or Processes()
-    device = device or torch.device("cpu")
-    dtype = dtype or choose_dtype(device)
+    setup = setup or TrainingSetup()
     model, reader = open_base(base, recipe.length, recipe.seed)
-    batches_a_step = recipe.accumulate * processes.count
-    sets = load_sets(sources, recipe, most=recipe.steps * batches_a_step * recipe.queries)
+    queries = recipe.steps * recipe.accumulate * setup.processes.count * recipe.queries
+    sets = load_sets(sources, recipe, most=queries)
     out.mkdir(parents=True, exist_ok=True)
-    mined = find_negatives(out, sets, recipe, base, device, dtype, processes)
-    rows = [row for row, some in enumerate(mined.negatives) if some]
-    report = {**sets.report, "left out: too few negatives": len(sets.train) - len(rows)}
-    if processes.rank == 0:
-        about = {**report, "sha256": sets.fingerprint()}
-        write_atomically(out / DATA, json.dumps(about, indent=1) + "\n")
-    nn.Module.to(model, device=device, dtype=dtype)
-    if device.type == "cpu":
-        model.set_attn_implementation("eager")  # SDPA's backward pass is slow in bf16 on a CPU
-    about = {
-        "base": fingerprint(base),
-        "recipe": {k: v for k, v in asdict(recipe).items() if k != "accumulate"},
-        "data": sets.fingerprint(),
-        "dtype": dtype_name(dtype),
-    }
-
-    def figures(module: nn.Module, most: int | None = None) -> dict[str, object]:
-        module.eval()
-        return measure(CrossEncoder(module, reader).scores, sets, mined, most)
-
-    def validate(module: nn.Module) -> dict[str, object]:
-        found = figures(module, WHILE_TRAINING)
-        return {name: found[name] for name in ("bm25", "encoder", "cross_encoder") if name in found}
-
-    Trainer[BertForSequenceClassification, Batch](
-        model,
-        RankLoss(reader, recipe.objective),
-        Batches(
-            sets.passages,
-            [sets.train[row] for row in rows],
-            [mined.negatives[row] for row in rows],
-            reader,
-            recipe,
-        ),
-        recipe.trainer(every),
-        out,
-        groups=groups(model, recipe),
-        names=lambda batch: batch.names,
-        about=about,
-        validate=validate,
-        processes=processes,
-    ).run()
-    if processes.rank == 0:
-        plot(out)
-        card = make_card(sources, base, recipe, batches_a_step, command)
-        card["data"] |= {"sha256": about["data"], **report}
-        card["dtype"] = about["dtype"]
-        card["base"]["sha256"] = about["base"]
-        card["figures"] = {"held_out": figures(model), "while_training": curve(out)}
-        write_model(out / MODEL, model, reader.tokenizer, card)
+    mined = find_negatives(out, sets, recipe, base, setup)
+    method = RerankTraining(sources, base, sets, mined, model, reader, recipe, setup)
+    if setup.is_first:
+        report = {**method.report, "sha256": sets.fingerprint()}
+        write_atomically(out / DATA, json.dumps(report, indent=1) + "\n")
+    run_training(method, out, setup.processes)
     return out / MODEL
+
+
+def make_card(
+    sources: Sources, base: Path, recipe: RerankRecipe, setup: TrainingSetup
+) -> dict[str, Any]:
+    """Say what a model was made from and how; of files only the names are told."""
+    return {
+        "architecture": "BERT, sequence classification, one logit: relevance of a passage",
+        "base": {"name": base.name, "licence": read_licence(base / "README.md")},
+        **training_facts(recipe, setup),
+        "data": {
+            "questions": [path.name for path in sources.questions],
+            "retrieval_sets": [f"{path.name}:{split}" for path, split in sources.retrieval],
+            "corpus": [path.name for path in sources.corpus],
+            "kept_out": [f"{path.parent.name}/{path.name}" for path in sources.not_like],
+            "licence": sources.licence,
+        },
+    }
 
 
 def find_negatives(
@@ -140,9 +198,7 @@ def find_negatives(
     sets: RankingSets,
     recipe: RerankRecipe,
     base: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    processes: Processes,
+    setup: TrainingSetup,
 ) -> Mined:
     """Let the first process mine, or read what was mined; then all read the same.
 
@@ -154,29 +210,23 @@ def find_negatives(
     def load() -> Mined:
         with ExitStack() as stack:
             words_only = recipe.search == "bm25"
-            encoder = None if words_only else stack.enter_context(open_encoder(base, device, dtype))
+            encoder = (
+                None
+                if words_only
+                else stack.enter_context(open_encoder(base, setup.device, setup.dtype))
+            )
             return load_or_mine(out, sets, recipe, encoder)
 
     failed: CondenseryError | None = None
     mined: Mined | None = None
-    if processes.rank == 0:
+    if setup.is_first:
         try:
             mined = load()
         except CondenseryError as error:
             failed = error
-    if not processes.agree(failed is None, device):
+    if not setup.processes.agree(failed is None, setup.device):
         raise failed or TrainingStopped("the first process could not find negatives")
     return mined or load()
-
-
-def groups(model: nn.Module, recipe: RerankRecipe) -> list[Group]:
-    """Split the parameters: the base's and the head's, each matrices (decayed) or not."""
-    split: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        rate = recipe.head_rate if name.startswith("classifier.") else recipe.rate
-        decay = recipe.weight_decay if parameter.ndim > 1 else 0.0
-        split.setdefault((rate, decay), []).append(parameter)
-    return [Group(some, rate, decay) for (rate, decay), some in split.items()]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -202,8 +252,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--licence", default="not stated", help="the data's, for the card")
     add_machine(parser, every=500)
     add_fields(parser, RerankRecipe())
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(given)
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(argv)
     recipe = read_fields(args, RerankRecipe)
     sources = Sources(
         args.data,
@@ -213,19 +263,8 @@ def main(argv: list[str] | None = None) -> None:
         args.wrong,
         args.licence,
     )
-    device = begin(args)
-    with joined(device) as processes:
-        folder = train(
-            sources,
-            args.base,
-            args.out,
-            recipe,
-            device=device,
-            dtype=choose_dtype(device, args.dtype),
-            every=args.every,
-            command=f"condensery train cross-encoder {shlex.join(given)}",
-            processes=processes,
-        )
+    with training_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
+        folder = train(sources, args.base, args.out, recipe, setup=setup)
     log.info("the model is in %s", folder)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from condensery.errors import InputError, shorten
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.retriever.rows import Example
-from condensery.methods.trainer.draws import Draw, Epochs
+from condensery.methods.trainer.method import Draw, Epochs
 from condensery.runtime.tokenizing import TextTokenizer
 
 NOBODY = -1  # no text's key: keys are not negative

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from condensery.errors import CorruptModel
 from condensery.methods.trainer.lora import adapt, merged
-from condensery.methods.trainer.optimizer import Group
 from condensery.networks.attention import PACKED
 from condensery.networks.backbone import Backbone, load_transformer
 from condensery.networks.pooling import Pooling, normalise, pool
@@ -78,19 +77,3 @@ def open_retriever(
         raise CorruptModel(f"{stored.name}: kind {stored.manifest.kind!r} is no encoder")
     model = load_transformer(stored.path, device=device or torch.device("cpu"), dtype=dtype)
     return Retriever(model, pooling)
-
-
-def groups(module: nn.Module, rate: float, weight_decay: float) -> list[Group]:
-    """Split what learns: matrices, which decay, and the rest."""
-    learns = [p for p in module.parameters() if p.requires_grad]
-    split = [[p for p in learns if (p.ndim > 1) is matrix] for matrix in (True, False)]
-    return [
-        Group(some, rate, decay)
-        for some, decay in zip(split, (weight_decay, 0.0), strict=True)
-        if some
-    ]
-
-
-def trained(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights that learn, by name: what a checkpoint holds."""
-    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from condensery.methods.retriever.losses import TEMPERATURE
 from condensery.methods.trainer.recipe import Schedule, TrainerRecipe, check_field
 
 Tuning = Literal["lora", "full"]
+TEMPERATURE = 0.02
 
 
 @dataclass(frozen=True, slots=True)

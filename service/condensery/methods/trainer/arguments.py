@@ -2,14 +2,16 @@
 
 import argparse
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 import torch
 
-from condensery.methods.trainer.processes import own_device
-from condensery.runtime.device import choose_device, tune_allocator
+from condensery.methods.trainer.method import TrainingSetup
+from condensery.methods.trainer.processes import joined, own_device
+from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
 
 T = TypeVar("T")
 
@@ -45,6 +47,23 @@ def begin(args: argparse.Namespace) -> torch.device:
     return own_device(choose_device(args.device))
 
 
+@contextmanager
+def training_setup(args: argparse.Namespace, command: str) -> Iterator[TrainingSetup]:
+    """Prepare the process as ``add_machine``'s flags say, and join those started beside it.
+
+    Args:
+        args: The flags, ``--every`` among them.
+        command: The command line, for the card.
+
+    Raises:
+        SettingError: There is no such device or dtype.
+    """
+    device = begin(args)
+    dtype = choose_dtype(device, args.dtype)
+    with joined(device) as processes:
+        yield TrainingSetup(device, dtype, args.every, command, processes)
+
+
 def add_fields(
     parser: argparse._ActionsContainer,  # a parser, or a group of one
     values: object,
@@ -66,5 +85,6 @@ def add_fields(
 
 def read_fields(args: argparse.Namespace, kind: type[T]) -> T:
     """Build the dataclass whose fields ``add_fields`` added."""
-    values: dict[str, Any] = {one.name: getattr(args, one.name) for one in fields(kind)}  # type: ignore[arg-type]  # any dataclass
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # any dataclass
+    values: dict[str, Any] = {name: getattr(args, name) for name in names}
     return kind(**values)

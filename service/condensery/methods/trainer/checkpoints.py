@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from condensery.atomic_files import sync_path
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.errors import CondenseryError
 
 FOLDER, WEIGHTS, OPTIMIZER, STATE = (
     "checkpoints",
@@ -27,6 +27,10 @@ FOLDER, WEIGHTS, OPTIMIZER, STATE = (
     "state.json",
 )
 NAME = re.compile(r"step-(\d{8,})")
+
+
+class TrainingStopped(CondenseryError):
+    """A run can't go on; its last checkpoint is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,8 @@ def checkpoints(out: Path) -> list[Checkpoint]:
     """Return a run's whole checkpoints, oldest first."""
     folder = out / FOLDER
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    found = [(int(match[1]), name) for name in names if (match := NAME.fullmatch(name))]
-    return [Checkpoint(folder / name, step) for step, name in sorted(found)]
+    whole = [(int(match[1]), name) for name in names if (match := NAME.fullmatch(name))]
+    return [Checkpoint(folder / name, step) for step, name in sorted(whole)]
 
 
 def latest(out: Path) -> Checkpoint | None:

@@ -6,7 +6,7 @@ over several batches, and over several processes.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,27 @@ class Group:
     parameters: Sequence[nn.Parameter]
     learning_rate: float
     weight_decay: float
+
+
+def split_groups(
+    module: nn.Module, rate: float | Callable[[str], float], weight_decay: float
+) -> list[Group]:
+    """Group the parameters that learn by learning rate; of each, matrices decay and the rest not.
+
+    Args:
+        module: Parameters that need no gradient are left out; tied ones count once.
+        rate: One for all, or that of the parameter of a name.
+        weight_decay: Of the matrices.
+    """
+    chosen: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            learning_rate = rate(name) if callable(rate) else rate
+            chosen.setdefault((learning_rate, parameter.ndim > 1), []).append(parameter)
+    return [
+        Group(parameters, learning_rate, weight_decay if matrix else 0.0)
+        for (learning_rate, matrix), parameters in chosen.items()
+    ]
 
 
 class MasterAdamW:
@@ -97,17 +118,17 @@ class MasterAdamW:
         """
         sizes = [(f"{i}.master", m.shape) for i, m in enumerate(self.masters())]
         for name, shape in sizes:
-            found = tuple(flat[name].shape) if name in flat else None
-            if found != tuple(shape):
-                raise ValueError(f"{name}: size {found} where {tuple(shape)} is trained")
+            saved = tuple(flat[name].shape) if name in flat else None
+            if saved != tuple(shape):
+                raise ValueError(f"{name}: size {saved} where {tuple(shape)} is trained")
         if f"{len(sizes)}.master" in flat:
             raise ValueError(f"{len(sizes)}.master: more weights than are trained")
         with torch.no_grad():
             for i, (parameter, master) in enumerate(self._pairs):
                 master.copy_(flat[f"{i}.master"])
                 parameter.copy_(master)
-                kept = {n: flat[f"{i}.{n}"].clone() for n in MOMENTS if f"{i}.{n}" in flat}
-                if kept:
+                state = {n: flat[f"{i}.{n}"].clone() for n in MOMENTS if f"{i}.{n}" in flat}
+                if state:
                     moments = ("exp_avg", "exp_avg_sq")
-                    kept.update({n: kept[n].to(master.device) for n in moments})
-                    self._adam.state[master] = kept
+                    state.update({n: state[n].to(master.device) for n in moments})
+                    self._adam.state[master] = state

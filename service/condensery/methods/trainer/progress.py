@@ -1,16 +1,24 @@
-"""What a run tells of itself: ``log.jsonl`` and a line for whoever watches."""
+"""How a run is followed: ``log.jsonl``, a line a row for whoever watches, and ``log.png``."""
 
+import argparse
 import json
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 from condensery.atomic_files import write_atomically
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.errors import InputError
+from condensery.methods.trainer.checkpoints import TrainingStopped
 
 log = logging.getLogger(__name__)
 NAME = "log.jsonl"
+Series = dict[str, list[tuple[int, float]]]
+NOT_LOSSES = ("step", "steps", "norm", "rate", "items", "items_per_second", "seconds_left")
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
@@ -25,10 +33,16 @@ def read_log(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def validation_curve(out: Path) -> list[dict[str, Any]]:
+    """Return the figures of each evaluation of a run, with their ``step``."""
+    return [
+        {"step": row["step"], **row["validation"]} for row in read_log(out) if "validation" in row
+    ]
+
+
 def rewind(out: Path, step: int) -> list[dict[str, Any]]:
     """Drop rows past ``step``, which a resumed run writes again; return those that stay."""
-    found = read_log(out)
-    rows = [row for row in found if row["step"] <= step]
+    rows = [row for row in read_log(out) if row["step"] <= step]
     path = out / NAME
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if path.exists() and path.read_text() != text:
@@ -55,7 +69,7 @@ def record(out: Path, row: Mapping[str, object]) -> None:
 def _short(value: object) -> object:
     """Round the numbers of a row to six decimals."""
     if isinstance(value, Mapping):
-        return {name: _short(one) for name, one in value.items()}
+        return {name: _short(part) for name, part in value.items()}
     return round(value, 6) if isinstance(value, float) else value
 
 
@@ -72,3 +86,72 @@ def line(row: Mapping[str, object]) -> str:
         minutes = round(left / 60)
         shown.append(f"{minutes // 60}:{minutes % 60:02} h left")
     return " · ".join(shown)
+
+
+def series(rows: Sequence[Mapping[str, Any]]) -> dict[str, Series]:
+    """Sort a log's numbers into panels, each a few lines over steps."""
+    panels: dict[str, Series] = {}
+    for row in rows:
+        for name, value in _numbers(row):
+            head, _, tail = name.partition(".")
+            if head == "validation":
+                # Figures of one name share a panel: gold.f1, plain.f1 under "f1".
+                *of, what = tail.split(".")
+                panel, label = f"validation: {what}", ".".join(of) or what
+            elif name in ("norm", "rate", "items_per_second"):
+                panel = label = name.replace("_", " ")
+            elif name not in NOT_LOSSES:
+                panel, label = "loss", name
+            else:
+                continue
+            panels.setdefault(panel, defaultdict(list))[label].append((row["step"], value))
+    return panels
+
+
+def _numbers(row: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{at}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{at}{name}", float(value)
+
+
+def plot(out: Path, to: Path | None = None) -> Path:
+    """Draw the log of the run in ``out`` as ``log.png``, a panel each of loss, rate and figures.
+
+    Raises:
+        InputError: The run has no log yet.
+    """
+    panels = series(read_log(out))
+    if not panels:
+        raise InputError(f"{out / NAME}: nothing to plot yet", field="run", value=str(out))
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(5 * columns, 3.2 * lines), layout="constrained")
+    FigureCanvasAgg(figure)
+    for i, (title, panel) in enumerate(panels.items()):
+        axes = figure.add_subplot(lines, columns, i + 1)
+        for label, points in panel.items():
+            steps, values = zip(*points, strict=True)
+            axes.plot(steps, values, label=label, marker="." if len(points) < 30 else "")
+        axes.set_title(title)
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        if len(panel) > 1:
+            axes.legend(fontsize="small")
+    to = to or out / "log.png"
+    aside = to.with_name(f"{to.name}.partial")
+    figure.savefig(aside, format="png", dpi=110)
+    return aside.replace(to)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run ``condensery train plot``."""
+    parser = argparse.ArgumentParser(
+        prog="condensery train plot",
+        description="A run's log as pictures: what was lowered, how fast, what validation found.",
+    )
+    parser.add_argument("--run", type=Path, required=True, help="a training run's folder")
+    parser.add_argument("--to", type=Path, help="the picture (default: log.png in it)")
+    args = parser.parse_args(argv)
+    print(plot(args.run, args.to))  # noqa: T201

@@ -7,7 +7,7 @@ import pytest
 
 from condensery.errors import InputError
 from condensery.methods.distil.journal import Journal
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.checkpoints import TrainingStopped
 
 ABOUT = {"questions": "sha256:1", "plan": {"top": 5, "mode": "bm25"}}
 

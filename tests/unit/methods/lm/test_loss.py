@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from condensery.methods.lm.loss import CHUNK, linear_cross_entropy
+from condensery.methods.lm.model import CHUNK, linear_cross_entropy
 
 
 @pytest.mark.parametrize("trained", [True, False])

@@ -68,7 +68,7 @@ def test_a_saved_model_is_read_by_transformers_and_says_the_same(
     words: LmTokenizer, tmp_path: Path
 ) -> None:
     model = new_model(SHAPE, words).eval()
-    save_model(tmp_path, model, words, {"seed": 1})
+    save_model(tmp_path, model, words)
     found = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
     assert type(found).__name__ == "LlamaForCausalLM"

@@ -9,14 +9,14 @@ from tiny_pair import WORDS, write_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from condensery.errors import InputError
-from condensery.methods.lm.documents import Texts
-from condensery.methods.lm.embedding_table import TABLE, read_table
 from condensery.methods.lm.exporting import export, open_model
 from condensery.methods.lm.exporting import main as main_export
-from condensery.methods.lm.model import LmShape
+from condensery.methods.lm.model import TABLE, LmShape, read_table
 from condensery.methods.lm.publishing import main, publish
 from condensery.methods.lm.recipe import LmRecipe
+from condensery.methods.lm.text import Texts
 from condensery.methods.lm.training import train
+from condensery.methods.trainer.method import TrainingSetup
 from condensery.metrics import Metrics
 from condensery.runtime.registry import ModelRegistry
 from condensery.store.layouts import read_licence
@@ -101,7 +101,7 @@ def test_an_exported_model_is_read_by_transformers(
 def test_a_model_with_words_of_its_own_needs_no_base(text: Path, tmp_path: Path) -> None:
     shape = LmShape(width=16, layers=1, heads=2, mlp_width=24, length=24)
     given = f"condensery train lm --text {text}"
-    train(Texts([text]), tmp_path / "run", shape, RECIPE, command=given)
+    train(Texts([text]), tmp_path / "run", shape, RECIPE, setup=TrainingSetup(command=given))
     store = ModelStore(None, tmp_path / "store")
     main(["--run", str(tmp_path / "run"), "--name", "own", "--store", str(store.own)])
     stored = store.open("own")

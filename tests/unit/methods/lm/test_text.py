@@ -10,7 +10,7 @@ from tiny_pair import tiny_tokenizer
 
 from condensery.errors import InputError
 from condensery.methods.lm.text import IGNORED, Stream, Windows, pack, read_documents, tokenise
-from condensery.methods.trainer.draws import Draw
+from condensery.methods.trainer.method import Draw
 
 
 def stream(*lengths: int) -> Stream:

@@ -11,13 +11,12 @@ from tiny_pair import WORDS, write_base
 from transformers import AutoModelForCausalLM
 
 from condensery.errors import InputError, ModelNotFound
-from condensery.methods.lm.documents import Texts, split_documents
-from condensery.methods.lm.embedding_table import read_table
-from condensery.methods.lm.model import LmShape, open_lm_tokenizer
+from condensery.methods.lm.model import LmShape, open_lm_tokenizer, read_table
 from condensery.methods.lm.recipe import LmRecipe
+from condensery.methods.lm.text import Texts, split_documents
 from condensery.methods.lm.training import find_tokenizer, main, train
-from condensery.methods.trainer.checkpoints import latest
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.checkpoints import TrainingStopped, latest
+from condensery.methods.trainer.method import TrainingSetup
 from condensery.store.manifest import Manifest
 from condensery.store.store import ModelStore
 
@@ -81,7 +80,9 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(out: Path) -> Path:
-        return train(Texts([text]), out, SHAPE, RECIPE, every=4, dtype=torch.bfloat16)
+        return train(
+            Texts([text]), out, SHAPE, RECIPE, setup=TrainingSetup(every=4, dtype=torch.bfloat16)
+        )
 
     def interrupted(out: Path, row: dict[str, object]) -> None:
         if row["step"] == 4:

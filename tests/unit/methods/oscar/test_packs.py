@@ -20,6 +20,7 @@ from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix
 from condensery.methods.oscar.training import train
 from condensery.methods.trainer.checkpoints import latest
+from condensery.methods.trainer.method import TrainingSetup
 
 SHAPE = tiny_shape(query_tokens=24, passage_tokens=48, generator_layers=3)
 RECIPE = Recipe(steps=3, tokens=200, warmup=1, cloze_only=1, cloze=10, seed=4)
@@ -116,8 +117,12 @@ def test_a_run_from_a_pack_ends_as_one_without_but_for_rounding(
     start: Start, pack: Path, tmp_path: Path
 ) -> None:
     base = replace(start, pair=copy.deepcopy(start.pair))
-    whole = train(base, tmp_path / "a", dtype=torch.float32, limit=20).own_state()
-    packed = train(open_pack(pack), tmp_path / "b", dtype=torch.float32, limit=20).own_state()
+    whole = train(
+        base, tmp_path / "a", limit=20, setup=TrainingSetup(dtype=torch.float32)
+    ).own_state()
+    packed = train(
+        open_pack(pack), tmp_path / "b", limit=20, setup=TrainingSetup(dtype=torch.float32)
+    ).own_state()
     for name, value in whole.items():
         torch.testing.assert_close(value, packed[name], rtol=0.1, atol=0.02, msg=name)
 

@@ -21,8 +21,8 @@ from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix, Sampler
 from condensery.methods.oscar.starting import new_pair
 from condensery.methods.oscar.training import groups, train
-from condensery.methods.trainer.checkpoints import Checkpoint, latest
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.checkpoints import Checkpoint, TrainingStopped, latest
+from condensery.methods.trainer.method import TrainingSetup
 from condensery.networks.oscar import WORDS, OscarPair
 
 SHAPE = tiny_shape(query_tokens=24, passage_tokens=48)
@@ -49,7 +49,12 @@ def finished(
 ) -> tuple[OscarPair, Path]:
     """A run that nothing interrupted, with a checkpoint every two steps."""
     out = tmp_path_factory.mktemp("whole")
-    return train(beginning(base_folder, data_folder), out, every=2, limit=20), out
+    return train(
+        beginning(base_folder, data_folder),
+        out,
+        limit=20,
+        setup=TrainingSetup(every=2, dtype=torch.bfloat16),
+    ), out
 
 
 def last(out: Path) -> Checkpoint:
@@ -85,12 +90,22 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     logger.addHandler(handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            train(beginning(base_folder, data_folder), tmp_path, every=2, limit=20)
+            train(
+                beginning(base_folder, data_folder),
+                tmp_path,
+                limit=20,
+                setup=TrainingSetup(every=2, dtype=torch.bfloat16),
+            )
     finally:
         logger.removeHandler(handler)
     assert last(tmp_path).step == step
 
-    resumed = train(beginning(base_folder, data_folder), tmp_path, every=2, limit=20)
+    resumed = train(
+        beginning(base_folder, data_folder),
+        tmp_path,
+        limit=20,
+        setup=TrainingSetup(every=2, dtype=torch.bfloat16),
+    )
     whole, out = finished
     for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
@@ -104,7 +119,12 @@ def test_a_finished_run_has_nothing_left_to_do(
 ) -> None:
     whole, out = finished
     lines = (out / "log.jsonl").read_text()
-    again = train(beginning(base_folder, data_folder), out, every=2, limit=20)
+    again = train(
+        beginning(base_folder, data_folder),
+        out,
+        limit=20,
+        setup=TrainingSetup(every=2, dtype=torch.bfloat16),
+    )
     assert (out / "log.jsonl").read_text() == lines
     for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(a, b)
@@ -156,7 +176,7 @@ def test_training_lowers_the_loss(base_folder: Path, data_folder: Path, tmp_path
         return {k: float(getattr(found, k)) for k in ("answer", "relevance", "pointer")}
 
     before = measure(start.pair)
-    after = measure(train(start, tmp_path, every=100))
+    after = measure(train(start, tmp_path, setup=TrainingSetup(every=100, dtype=torch.bfloat16)))
     assert after["answer"] < 0.8 * before["answer"]
     assert after["pointer"] < 0.9 * before["pointer"]
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -225,7 +245,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved_and_names_qu
 ) -> None:
     recipe = replace(RECIPE, new_rate=float("inf"))
     with pytest.raises(TrainingStopped, match=r"step 1: the loss is not finite.*'.*no checkpoint"):
-        train(beginning(base_folder, data_folder, recipe), tmp_path, every=4)
+        train(
+            beginning(base_folder, data_folder, recipe),
+            tmp_path,
+            setup=TrainingSetup(every=4, dtype=torch.bfloat16),
+        )
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -244,7 +268,11 @@ def test_a_validation_that_fails_is_told_and_the_run_goes_on(
         raise Overloaded("it would wait 11 s")
 
     monkeypatch.setattr(training, "validate", refuse)
-    train(beginning(base_folder, data_folder, replace(RECIPE, steps=2)), tmp_path, every=1)
+    train(
+        beginning(base_folder, data_folder, replace(RECIPE, steps=2)),
+        tmp_path,
+        setup=TrainingSetup(every=1, dtype=torch.bfloat16),
+    )
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     found = [row["validation"] for row in rows if "validation" in row]
     assert found == [{"failed": "it would wait 11 s"}] * 2

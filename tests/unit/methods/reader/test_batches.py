@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from tiny_pair import SPECIALS, tiny_tokenizer
 
-from condensery.methods.reader.batches import Row, collate, crop, draw_rows
-from condensery.methods.reader.data import SpanQuestions, find_spans
+from condensery.methods.reader.data import Row, SpanQuestions, collate, crop, draw_rows, find_spans
 from condensery.methods.trainer.questions import Rules, read_questions
 
 
@@ -57,12 +56,12 @@ def test_a_batch_lays_rows_out_as_bert_reads_them() -> None:
         Row(np.array([12]), np.array([23])),
     ]
     batch = collate(rows, SPECIALS)
-    ids = batch.given["input_ids"]
+    ids = batch.inputs["input_ids"]
     assert ids.shape == (2, 32)
     assert ids[0, :9].tolist() == [2, 10, 11, 3, 20, 21, 22, 3, 0]
     assert ids[1, :6].tolist() == [2, 12, 3, 23, 3, 0]
-    assert batch.given["token_type_ids"][0].nonzero().flatten().tolist() == [4, 5, 6, 7]
-    assert batch.given["attention_mask"].sum(1).tolist() == [8, 5]
+    assert batch.inputs["token_type_ids"][0].nonzero().flatten().tolist() == [4, 5, 6, 7]
+    assert batch.inputs["attention_mask"].sum(1).tolist() == [8, 5]
     assert batch.spans[0].nonzero().flatten().tolist() == [0, 4, 5, 6]
     assert batch.spans[1].nonzero().flatten().tolist() == [0, 3]
     assert (batch.start.tolist(), batch.end.tolist()) == ([5, 0], [6, 0])

@@ -14,6 +14,7 @@ from condensery.methods.reader.evaluation import main, measure
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import BestSpan
 from condensery.methods.reader.training import train
+from condensery.methods.trainer.method import TrainingSetup
 from condensery.question import exact_match, f1_score
 
 
@@ -91,7 +92,13 @@ def test_the_command_writes_the_report_s_part(
 ) -> None:
     recipe = ReaderRecipe(steps=1, tokens=100, passage_tokens=40, query_tokens=16, smallest=8)
     run = tmp_path / "run"
-    train(base, [questions], run, recipe, device=torch.device("cpu"), dtype=torch.float32)
+    train(
+        base,
+        [questions],
+        run,
+        recipe,
+        setup=TrainingSetup(device=torch.device("cpu"), dtype=torch.float32),
+    )
     command = ["--run", str(run), "--questions", str(questions), "--count", "20"]
     with pytest.raises(InputError, match=r"out: .* is no folder"):
         main([*command, "--work", str(tmp_path / "work"), "--out", str(tmp_path / "no" / "part")])

@@ -9,11 +9,12 @@ from torch.nn import functional as F
 from transformers import BertForQuestionAnswering
 
 from condensery.errors import InputError
-from condensery.methods.reader.batches import Row, collate
+from condensery.methods.reader.data import Row, collate
 from condensery.methods.reader.model import new_reader, span_loss
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader
 from condensery.methods.reader.training import main, train
+from condensery.methods.trainer.method import TrainingSetup
 from condensery.networks.oscar_packing import Specials
 from condensery.question import exact_match
 
@@ -37,7 +38,13 @@ def test_training_learns_to_find_answers_and_none(
     questions = tmp_path / "train.jsonl"
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = tmp_path / "run"
-    folder = train(base, [questions], run, RECIPE, device=CPU, dtype=torch.float32, every=60)
+    folder = train(
+        base,
+        [questions],
+        run,
+        RECIPE,
+        setup=TrainingSetup(device=CPU, dtype=torch.float32, every=60),
+    )
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     validations = [row["validation"] for row in log if "validation" in row]
     assert len(validations) == 2
@@ -67,7 +74,7 @@ def test_the_loss_is_the_cross_entropy_over_passage_and_none(base: Path) -> None
     ]
     batch = collate(rows, Specials(2, 3))
     loss = span_loss(model, batch)
-    out = model(**batch.given)
+    out = model(**batch.inputs)
     expected = []
     for i, (at, start, end) in enumerate((([0, 4, 5, 6], 2, 3), ([0, 3, 4], 0, 0))):
         for logits, wanted in ((out.start_logits, start), (out.end_logits, end)):

@@ -9,7 +9,7 @@ from condensery.methods.rerank.model import open_base
 from condensery.methods.rerank.pairs import PairReader
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query
-from condensery.methods.trainer.draws import Draw
+from condensery.methods.trainer.method import Draw
 
 RECIPE = RerankRecipe(queries=2, negatives=2)
 PASSAGES = ["old mill", "new mill", "river", "stone", "town", "bread"]

@@ -30,9 +30,9 @@ def test_a_written_model_is_read_by_transformers_and_replaces_another(
     base: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
-    write_model(folder, *_open(base, 1), {"seed": 1})
+    write_model(tmp_path, *_open(base, 1), {"seed": 1})
     model, tokenizer = _open(base, 2)
-    write_model(folder, model, tokenizer, {"seed": 2})
+    write_model(tmp_path, model, tokenizer, {"seed": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert json.loads((folder / "card.json").read_text()) == {"seed": 2}
     read = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)

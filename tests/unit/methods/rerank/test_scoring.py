@@ -16,7 +16,7 @@ from transformers import (
 
 from condensery.errors import InputError, ModelFault
 from condensery.methods.rerank import scoring
-from condensery.methods.rerank.model import open_base, write_model
+from condensery.methods.rerank.model import open_base
 from condensery.methods.rerank.scoring import CrossEncoder, longest
 
 CPU = torch.device("cpu")
@@ -28,7 +28,8 @@ def write(folder: Path, base: Path) -> BertForSequenceClassification:
     model, reader = open_base(base, 96, seed=3)
     sharpen(model.bert.encoder, 5)
     sharpen(model.classifier, 50)
-    write_model(folder, model, reader.tokenizer, {})
+    model.save_pretrained(folder)
+    reader.tokenizer.save_pretrained(folder)
     return model
 
 

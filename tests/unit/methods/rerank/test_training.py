@@ -16,8 +16,8 @@ from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.rerank.sets import load_sets
 from condensery.methods.rerank.sources import Sources
 from condensery.methods.rerank.training import find_negatives, main, train
-from condensery.methods.trainer.checkpoints import latest
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.checkpoints import TrainingStopped, latest
+from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.processes import Processes
 
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     sources = Sources([data[0]], corpus=[data[1]])
 
     def run(out: Path) -> Path:
-        return train(sources, base, out, RECIPE, every=2, dtype=torch.bfloat16)
+        return train(sources, base, out, RECIPE, setup=TrainingSetup(every=2, dtype=torch.bfloat16))
 
     def interrupted(out: Path, row: dict[str, object]) -> None:
         if row["step"] == 2:
@@ -152,7 +152,9 @@ def test_processes_beside_the_first_read_what_it_mined_or_stop_with_it(
     sets = load_sets(Sources([data[0]], corpus=[data[1]]), RECIPE)
 
     def find(processes: Processes) -> Mined:
-        return find_negatives(tmp_path, sets, RECIPE, base, CPU, torch.float32, processes)
+        return find_negatives(
+            tmp_path, sets, RECIPE, base, TrainingSetup(CPU, torch.float32, processes=processes)
+        )
 
     mined = find(Told(rank=0, count=2))
     assert find(Told(rank=1, count=2)) == mined

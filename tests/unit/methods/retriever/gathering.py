@@ -7,7 +7,7 @@ import torch
 from torch import distributed
 from torch.nn import functional as F
 
-from condensery.methods.retriever.losses import contrastive
+from condensery.methods.retriever.tuning import contrastive
 from condensery.methods.trainer.processes import joined
 
 

@@ -8,7 +8,7 @@ from condensery.errors import InputError
 from condensery.methods.retriever.batches import NOBODY, Batches, key
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.retriever.rows import Example, read_examples
-from condensery.methods.trainer.draws import Draw
+from condensery.methods.trainer.method import Draw
 from condensery.runtime.tokenizing import TextTokenizer
 
 

@@ -10,7 +10,7 @@ from tests.unit.methods.retriever import gathering
 from torch import Tensor
 from torch.nn import functional as F
 
-from condensery.methods.retriever.losses import contrastive, distilled
+from condensery.methods.retriever.tuning import contrastive, distilled
 
 
 def vectors(count: int, seed: int) -> Tensor:

@@ -15,8 +15,8 @@ from condensery.methods.retriever.network import Retriever, open_retriever
 from condensery.methods.retriever.publishing import publish
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.retriever.rows import read_examples
-from condensery.methods.retriever.tuning import RetrievalLoss, tune
-from condensery.methods.trainer.draws import Draw
+from condensery.methods.retriever.tuning import retrieval_loss, tune
+from condensery.methods.trainer.method import Draw, TrainingSetup
 from condensery.methods.trainer.progress import read_log
 from condensery.networks.effir import prune
 from condensery.networks.effir_shape import Pruning
@@ -85,20 +85,29 @@ def test_tuning_finds_more_positives_first_and_resumes_bit_for_bit(
     rate = RECIPE.rate if tuning == "lora" else 1e-3
     recipe = replace(RECIPE, tuning=tuning, rate=rate)
     batches = batches_of(model, tuning_rows, recipe)
-    before = RetrievalLoss(recipe)(open_retriever(model), batches(Draw(13, 40)))
+    before = retrieval_loss(open_retriever(model), batches(Draw(13, 40)), recipe)
 
     def run(steps: int, out: Path) -> Retriever:
         short = replace(recipe, steps=steps) if steps != recipe.steps else recipe
-        return tune(open_retriever(model), batches, short, out, about={}, every=10)
+        return tune(
+            open_retriever(model), batches, short, out, identity={}, setup=TrainingSetup(every=10)
+        )
 
     whole = run(30, tmp_path / "a")
-    after = RetrievalLoss(recipe)(whole, batches(Draw(13, 40)))
+    after = retrieval_loss(whole, batches(Draw(13, 40)), recipe)
     assert after.total < before.total / 2
     assert after.terms["first"] >= before.terms["first"]
     assert {"contrastive", "distil", "first"} <= set(read_log(tmp_path / "a")[-1])
     adapted = [one for one in whole.modules() if isinstance(one, LoraLinear)]
     assert len(adapted) == (0 if tuning == "full" else {"llama": 28, "bert": 24}[kind])
-    again = tune(open_retriever(model), batches, recipe, tmp_path / "a", about={}, every=10)
+    again = tune(
+        open_retriever(model),
+        batches,
+        recipe,
+        tmp_path / "a",
+        identity={},
+        setup=TrainingSetup(every=10),
+    )
     assert all(torch.equal(w, again.weights()[n]) for n, w in whole.weights().items())
 
 
@@ -107,7 +116,7 @@ def test_with_adapters_only_they_change_and_merging_keeps_the_vectors(
 ) -> None:
     model = stored("llama")
     tuned = tune(
-        open_retriever(model), batches_of(model, tuning_rows), RECIPE, tmp_path / "run", about={}
+        open_retriever(model), batches_of(model, tuning_rows), RECIPE, tmp_path / "run", identity={}
     )
     before = AutoModel.from_pretrained(model.path).state_dict()
     weights = tuned.weights()
@@ -140,7 +149,7 @@ def test_what_has_parts_gone_is_tuned_and_published_without_them(
     pruning = Pruning(4, (1,), (0, 2))
     retriever = open_retriever(model)
     prune(retriever.model, pruning)
-    tune(retriever, batches_of(model, tuning_rows), RECIPE, tmp_path / "run", about={})
+    tune(retriever, batches_of(model, tuning_rows), RECIPE, tmp_path / "run", identity={})
     store = ModelStore(None, tmp_path / "store")
     manifest = model.manifest.model_copy(update={"name": "small"})
     published = publish(store, model, manifest, retriever.weights(), pruning=pruning)
@@ -154,9 +163,9 @@ def test_the_loss_of_a_query_does_not_push_other_answers_of_its_own_away(
     model = stored("bert")
     retriever = open_retriever(model)
     batch = batches_of(model, tuning_rows)(Draw(13, 0))
-    whole = RetrievalLoss(RECIPE)(retriever, batch).terms["contrastive"]
+    whole = retrieval_loss(retriever, batch, RECIPE).terms["contrastive"]
     every = batch.keys[None].expand(len(batch.queries), -1)  # all answers all
-    alone = RetrievalLoss(RECIPE)(retriever, replace(batch, answers=every)).terms["contrastive"]
+    alone = retrieval_loss(retriever, replace(batch, answers=every), RECIPE).terms["contrastive"]
     assert alone.item() == pytest.approx(0.0, abs=1e-6)
     assert whole > 0.1
 

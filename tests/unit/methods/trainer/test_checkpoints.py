@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from condensery.methods.trainer.checkpoints import checkpoints, latest, save_checkpoint
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.checkpoints import (
+    TrainingStopped,
+    checkpoints,
+    latest,
+    save_checkpoint,
+)
 
 
 def save(out: Path, step: int, keep: int = 1) -> None:

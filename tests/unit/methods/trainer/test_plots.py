@@ -6,7 +6,7 @@ import tiny_run
 from PIL import Image
 
 from condensery.errors import InputError
-from condensery.methods.trainer.plots import main, plot, series
+from condensery.methods.trainer.progress import main, plot, series
 
 
 def test_numbers_are_sorted_into_panels() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.checkpoints import TrainingStopped
 from condensery.methods.trainer.progress import line, read_log, record, rewind
 
 

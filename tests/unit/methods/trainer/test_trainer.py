@@ -3,19 +3,20 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_run
 import torch
 from torch import Tensor, nn
 
-from condensery.methods.trainer.checkpoints import checkpoints, latest
-from condensery.methods.trainer.draws import Draw, Loss
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.checkpoints import TrainingStopped, checkpoints, latest
+from condensery.methods.trainer.method import Draw, Loss, Method, whole_state
 from condensery.methods.trainer.optimizer import Group
+from condensery.methods.trainer.processes import Processes
 from condensery.methods.trainer.progress import read_log
 from condensery.methods.trainer.recipe import TrainerRecipe
-from condensery.methods.trainer.trainer import Trainer, whole_state
+from condensery.methods.trainer.trainer import Trainer
 
 RECIPE = TrainerRecipe(steps=6, warmup=1, every=2, log_every=1)
 
@@ -42,17 +43,38 @@ def squares(net: nn.Module, batch: Tensor) -> Loss:
     return Loss(net(batch).pow(2).mean(), items=len(batch))
 
 
-def trainer(out: Path, net: nn.Module, recipe: TrainerRecipe = RECIPE, **given: object) -> Trainer:  # type: ignore[type-arg]
-    options = {"loss": squares, "batches": inputs, **given}
-    return Trainer(
-        net, recipe=recipe, out=out, groups=[Group(list(net.parameters()), 0.1, 0.0)], **options
-    )  # type: ignore[arg-type]
+class Squares(Method[nn.Module, Tensor]):
+    """A method whose parts a test may replace."""
+
+    def __init__(self, net: nn.Module, recipe: TrainerRecipe = RECIPE, **parts: Any) -> None:
+        self.module, self.recipe, self.identity = net, recipe, parts.get("identity", {})
+        self.parts = {"loss": squares, "batch": inputs, **parts}
+
+    def batch(self, draw: Draw) -> Tensor:
+        return self.parts["batch"](draw)  # type: ignore[no-any-return]
+
+    def loss(self, batch: Tensor) -> Loss:
+        return self.parts["loss"](self.module, batch)  # type: ignore[no-any-return]
+
+    def groups(self) -> list[Group]:
+        return [Group(list(self.module.parameters()), 0.1, 0.0)]
+
+    def names(self, batch: Tensor) -> list[str]:
+        return [f"row {row[0]:.3f}" for row in batch]
+
+    def evaluate(self) -> dict[str, object] | None:
+        return self.parts.get("evaluate")
+
+
+def train(out: Path, net: Any, recipe: TrainerRecipe = RECIPE, **parts: Any) -> Any:
+    Trainer(Squares(net, recipe, **parts), out, Processes()).run()
+    return net
 
 
 def test_a_run_is_torchs_adamw_with_the_schedule_and_clipping(tmp_path: Path) -> None:
     ours, theirs = small(), small()
     recipe = replace(RECIPE, accumulate=2, clip=0.05)
-    trainer(tmp_path, ours, recipe).run()
+    train(tmp_path, ours, recipe)
     norms = [row["norm"] for row in read_log(tmp_path) if "norm" in row]
     reference = torch.optim.AdamW(theirs.parameters(), lr=0.1, betas=(0.9, 0.98), weight_decay=0)
     for step in range(6):
@@ -78,10 +100,9 @@ def test_batches_count_by_what_their_mean_is_over(tmp_path: Path) -> None:
         return Loss(net(batch).pow(2).mean(), weight=len(batch), items=len(batch))
 
     recipe = replace(RECIPE, steps=3)
-    trainer(tmp_path / "1", one, recipe, loss=weighed, batches=lambda draw: rows).run()
+    train(tmp_path / "1", one, recipe, loss=weighed, batch=lambda draw: rows)
     recipe = replace(recipe, accumulate=2)
-    both = trainer(tmp_path / "2", two, recipe, loss=weighed, batches=lambda at: pieces[at.part])
-    both.run()
+    train(tmp_path / "2", two, recipe, loss=weighed, batch=lambda at: pieces[at.part])
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     losses = [[row["loss"] for row in read_log(tmp_path / n) if "loss" in row] for n in "12"]
@@ -119,7 +140,7 @@ def test_a_run_that_stops_and_is_resumed_gives_the_same_bits(tmp_path: Path, sto
 
 def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     net = small()
-    trainer(tmp_path, net, validate=lambda net: {"f1": 1.0}).run()
+    train(tmp_path, net, evaluate={"f1": 1.0})
     wanted = [(row["step"], "validation" in row) for row in read_log(tmp_path)]
     assert wanted.count((6, True)) == 1
     # As a kill leaves it: rows past the checkpoint, its validation not yet told, half a line.
@@ -132,14 +153,14 @@ def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
         if not ('"step": 4' in line and "validation" in line)
     ]
     (tmp_path / "log.jsonl").write_text("\n".join(lines) + '\n{"step": 7, "lo')
-    trainer(tmp_path, small(), validate=lambda net: {"f1": 1.0}).run()
+    train(tmp_path, small(), evaluate={"f1": 1.0})
     assert [(row["step"], "validation" in row) for row in read_log(tmp_path)] == wanted
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
-    first = trainer(tmp_path, small()).run()
+    first = train(tmp_path, small())
     text = (tmp_path / "log.jsonl").read_text()
-    again = trainer(tmp_path, small()).run()
+    again = train(tmp_path, small())
     assert (tmp_path / "log.jsonl").read_text() == text
     assert torch.equal(first.weight, again.weight)
 
@@ -158,9 +179,9 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_and_names_the_step_and_the_
         return Loss(total)
 
     recipe = replace(RECIPE, accumulate=2)
-    names = lambda batch: [f"row {row[0]:.3f}" for row in batch]  # noqa: E731
+    names = Squares(net).names
     with pytest.raises(TrainingStopped) as caught:
-        trainer(tmp_path, net, recipe, loss=poisoned, names=names).run()
+        train(tmp_path, net, recipe, loss=poisoned)
     message = caught.value.message
     assert message.startswith("step 3: the loss" if what == "loss" else "step 3: the gradient")
     assert all(name in message for name in names(inputs(Draw(13, 3, 1, 2))))
@@ -184,19 +205,19 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_and_names_the_step_and_the_
 def test_another_recipe_does_not_resume_a_run(
     tmp_path: Path, change: dict[str, int], says: str
 ) -> None:
-    trainer(tmp_path, small()).run()
+    train(tmp_path, small())
     with pytest.raises(TrainingStopped, match=says):
-        trainer(tmp_path, small(), replace(RECIPE, **change)).run()  # type: ignore[arg-type]
+        train(tmp_path, small(), replace(RECIPE, **change))  # type: ignore[arg-type]
     with pytest.raises(TrainingStopped, match=r"shape: None, not \{'width': 4\}"):
-        trainer(tmp_path, small(), about={"shape": {"width": 4}}).run()
+        train(tmp_path, small(), identity={"shape": {"width": 4}})
 
 
 def test_another_network_does_not_resume_a_run(tmp_path: Path) -> None:
-    trainer(tmp_path, small()).run()
+    train(tmp_path, small())
     with pytest.raises(TrainingStopped, match=r"another network's.*size"):
-        trainer(tmp_path, nn.Linear(4, 3)).run()
+        train(tmp_path, nn.Linear(4, 3))
     with pytest.raises(TrainingStopped, match=r"another network's.*bias"):
-        trainer(tmp_path, nn.Linear(4, 2, bias=False)).run()
+        train(tmp_path, nn.Linear(4, 2, bias=False))
 
 
 def test_weights_with_two_names_are_saved_once_and_statistics_are_saved_too(
@@ -204,7 +225,7 @@ def test_weights_with_two_names_are_saved_once_and_statistics_are_saved_too(
 ) -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     net[2].weight = net[0].weight
-    trainer(tmp_path, net).run()
+    train(tmp_path, net)
     found = latest(tmp_path)
     assert found is not None
     state = found.weights()

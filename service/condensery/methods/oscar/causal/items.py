@@ -9,7 +9,7 @@ from torch import Tensor
 from condensery.errors import InputError, shorten
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.recipe import CausalRecipe
-from condensery.methods.trainer.draws import Draw, Epochs
+from condensery.methods.trainer.method import Draw, Epochs
 from condensery.methods.trainer.questions import TrainingQuestion
 from condensery.networks.oscar_interface import PassageWindow, PromptPart
 from condensery.networks.oscar_texts import CausalTexts

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from condensery.methods.oscar.causal.items import Item
-from condensery.methods.trainer.draws import Loss
+from condensery.methods.trainer.method import Loss
 from condensery.networks.backbone import CPU_ROW_MULTIPLE
 from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_interface import Memories

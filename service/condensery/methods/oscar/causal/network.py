@@ -12,7 +12,7 @@ from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.oscar.causal.rows import OwnRows, TiedHead
 from condensery.methods.trainer.lora import PARTS, adapt, merged_layers
-from condensery.methods.trainer.optimizer import Group
+from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.networks.attention import PACKED
 from condensery.networks.decoders import fill_buffers, put
 from condensery.networks.oscar_causal import CausalPair
@@ -153,11 +153,6 @@ def _tune(pair: CausalPair, bases: Bases, recipe: CausalRecipe) -> None:
         network.set_output_embeddings(TiedHead(rows))
 
 
-def trained(pair: nn.Module) -> dict[str, Tensor]:
-    """Return the weights that learn, by name: what a checkpoint holds."""
-    return {name: p.detach() for name, p in pair.named_parameters() if p.requires_grad}
-
-
 def merged(pair: CausalPair, *, rerank: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Yield a pair's weights as it is served: adapters and own rows merged, in the weights' dtype.
 
@@ -194,13 +189,9 @@ def groups(pair: CausalPair, recipe: CausalRecipe, *, layers: bool) -> list[Grou
         recipe: The rates.
         layers: Whether the compressor is layers of the generator.
     """
-    rates = {"compressor": recipe.rate(layers=layers), "generator": recipe.generator_rate}
-    chosen: dict[tuple[str, bool], list[nn.Parameter]] = {}
-    for name, parameter in pair.named_parameters():
-        if parameter.requires_grad:
-            half = name.partition(".")[0]
-            chosen.setdefault((half, parameter.ndim > 1), []).append(parameter)
-    return [
-        Group(parameters, rates[half], recipe.weight_decay if matrix else 0.0)
-        for (half, matrix), parameters in chosen.items()
-    ]
+    compressor_rate = recipe.rate(layers=layers)
+
+    def rate(name: str) -> float:
+        return compressor_rate if name.startswith("compressor.") else recipe.generator_rate
+
+    return split_groups(pair, rate, recipe.weight_decay)

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-import tempfile
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from condensery.errors import InputError
 from condensery.methods.oscar.card import measured
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.built import PATHS
-from condensery.methods.oscar.causal.card import card
 from condensery.methods.oscar.causal.network import merged, new_pair
 from condensery.methods.oscar.causal.runs import (
     Run,
@@ -24,14 +23,21 @@ from condensery.methods.oscar.causal.runs import (
 )
 from condensery.methods.oscar.measured import check_report, read_report
 from condensery.methods.oscar.reporting import add_report
-from condensery.methods.trainer.commands import without_folders
-from condensery.methods.trainer.progress import read_log
+from condensery.methods.trainer.progress import validation_curve
+from condensery.methods.trainer.publishing import publication, without_folders
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
-from condensery.store.manifest import CARD, Manifest, Provenance, StoredModel
+from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.published_pairs import PublishedPair, write_pair
 from condensery.store.store import ModelStore, check_name
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+FIGURES = {
+    "label": "cross-entropy of held-out labels, nats a token",
+    "rerank": "mean squared error of the relevance",
+    "first": "questions whose best passage is the teacher's too",
+    "em": "exact match with the given answers, %",
+    "f1": "F1 with them, %",
+}
 UNTAUGHT = "Its rerank head was never taught: its scores mean nothing."
 
 
@@ -77,10 +83,10 @@ def publish(
     pair = new_pair(bases, run.recipe)
     restore(pair, checkpoint.weights(), out)
     shape, rerank = published_shape(bases, run)
-    found = [row["validation"] for row in read_log(out) if "validation" in row]
+    curve = validation_curve(out)
     notes = () if rerank or isinstance(shape.compressor, CompressorShape) else (UNTAUGHT,)
-    with tempfile.TemporaryDirectory(prefix="condensery-") as folder:
-        aside = Path(folder)
+    facts = provenance_facts(run, bases, checkpoint.step, curve[-1] if curve else {})
+    with publication() as files:
         written = write_pair(
             PublishedPair(
                 shape=shape,
@@ -88,41 +94,42 @@ def publish(
                 tokenizers=(bases.reading, bases.tokenizer),
                 tensors=((n, t.to(dtype)) for n, t in merged(pair, rerank=shape.compressor.rerank)),
             ),
-            aside,
+            files.folder,
         )
-        told = provenance_facts(run, bases, checkpoint.step, found[-1] if found else {})
-        (aside / "recipe.json").write_text(
-            json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        files.files.update(written.files)
+        files.add_json("recipe.json", facts)
+        manifest = _manifest(name, shape, facts, licence=licence, notes=notes)
+        manifest = manifest.model_copy(
+            update={"dtype": written.dtype, "cost": {"parameters": written.parameters}}
         )
-        manifest = Manifest(
-            name=name,
-            kind="oscar-pair",
-            method="oscar",
-            max_tokens=shape.compressor.text_tokens,
-            dtype=written.dtype,
-            shape=shape.to_dict(),
-            licence=licence,
-            provenance=Provenance(
-                command=told["command"],
-                data=data_of(told),
-                seed=run.recipe.seed,
-                source=", ".join(f"{k} {v}" for k, v in told["bases"].items()),
-                notes=notes,
-            ),
-            quality={"in_training": told["figures"]} if told["figures"] else {},
-            cost={"parameters": written.parameters},
-        )
-        files = written.files | {"recipe.json": aside / "recipe.json"}
         lines: list[str] = []
         if report is not None:
-            added = add_report(report, manifest, files, aside)
-            manifest, files = added.manifest, files | dict(added.files)
+            added = add_report(report, manifest, files)
+            manifest = added.manifest
             lines = measured(added.report, added.plots, manifest)
-        files[CARD] = aside / CARD
-        files[CARD].write_text(
-            card(name, told, shape, licence=licence, notes=notes, measured=lines), encoding="utf-8"
-        )
-        return store.publish(files, manifest)
+        text = card(name, facts, shape, licence=licence, notes=notes, measured=lines)
+        return files.publish(store, manifest, text)
+
+
+def _manifest(
+    name: str, shape: CausalShape, facts: dict[str, Any], *, licence: str, notes: tuple[str, ...]
+) -> Manifest:
+    return Manifest(
+        name=name,
+        kind="oscar-pair",
+        method="oscar",
+        max_tokens=shape.compressor.text_tokens,
+        shape=shape.to_dict(),
+        licence=licence,
+        provenance=Provenance(
+            command=facts["command"],
+            data=data_of(facts),
+            seed=facts["recipe"]["seed"],
+            source=", ".join(f"{half} {base}" for half, base in facts["bases"].items()),
+            notes=notes,
+        ),
+        quality={"in_training": facts["figures"]} if facts["figures"] else {},
+    )
 
 
 def published_shape(bases: Bases, run: Run) -> tuple[CausalShape, bool]:
@@ -148,7 +155,7 @@ def provenance_facts(run: Run, bases: Bases, steps: int, figures: dict[str, Any]
         "begun": None if run.begun is None else _begun(run.begun),
         "command": without_folders(run.command),
         "versions": run.versions,
-        "figures": {k: v for k, v in figures.items() if k != "samples"},
+        "figures": {k: v for k, v in figures.items() if k not in ("samples", "step")},
     }
 
 
@@ -161,15 +168,72 @@ def _begun(begun: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def data_of(told: dict[str, Any]) -> tuple[str, ...]:
+def data_of(facts: dict[str, Any]) -> tuple[str, ...]:
     """Return the data of a run and of those it began from, the first first."""
-    said: list[str] = []
-    stage: dict[str, Any] | None = told
+    lines: list[str] = []
+    stage: dict[str, Any] | None = facts
     while stage:
         data = stage["data"]
-        said.append(f"{', '.join(data['files'])} ({data['licence']})")
+        lines.append(f"{', '.join(data['files'])} ({data['licence']})")
         stage = stage.get("begun")
-    return tuple(reversed(said))
+    return tuple(reversed(lines))
+
+
+def card(
+    name: str,
+    facts: dict[str, Any],
+    shape: CausalShape,
+    *,
+    licence: str,
+    notes: Sequence[str],
+    measured: Sequence[str] = (),
+) -> str:
+    """Write the card as Markdown.
+
+    Args:
+        name: The pair's.
+        facts: What ``provenance_facts`` gives.
+        shape: As published.
+        licence: Of its weights.
+        notes: What else to say, one sentence each.
+        measured: Lines of a report.
+    """
+    own, figures, data = shape.compressor, facts["figures"], facts["data"]
+    scores = "and a relevance score " if own.rerank and not notes else ""
+    rows = [f"| {label} | {figures[key]:.3f} |" for key, label in FIGURES.items() if key in figures]
+    table = ["| held-out rows, at the last checkpoint | |", "|---|---|", *rows, ""] if rows else []
+    counts = {k: v for k, v in data.items() if isinstance(v, int | dict)}
+    before, begun = [], facts["begun"]
+    if begun:
+        data_before = f"{', '.join(begun['data']['files'])} ({begun['data']['licence']})"
+        before = [f"- before that, {begun['stage']}: {data_before}, {begun['step']} steps"]
+    return "\n".join(
+        [
+            f"# {name}",
+            "",
+            "An OSCAR pair (arXiv:2504.07109): a compressor turns a question with a passage into",
+            f"{own.vectors[0]} vectors {scores}in one forward pass; a causal language model",
+            "answers from the vectors.",
+            "",
+            *table,
+            *(f"{note}\n" for note in notes),
+            *measured,
+            "## What it was made from",
+            "",
+            *(f"- {half}: {base}" for half, base in facts["bases"].items()),
+            f"- data: {', '.join(data['files'])} ({data['licence']}); {json.dumps(counts)}",
+            *before,
+            "",
+            f"{facts['steps_done']} steps, seed {facts['recipe']['seed']}:",
+            "",
+            f"    {facts['command']}",
+            "",
+            "## Licence",
+            "",
+            licence,
+            "",
+        ]
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -12,9 +12,9 @@ from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.built import PairSources
-from condensery.methods.oscar.causal.network import trained
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
+from condensery.methods.trainer.method import learning_state
 from condensery.networks.oscar_causal import CausalPair
 
 NAME = "run.json"
@@ -49,6 +49,16 @@ class Run:
         values["built"] = self.built.to_dict()
         values["recipe"] = {f.name: getattr(self.recipe, f.name) for f in fields(self.recipe)}
         write_atomically(out / NAME, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+
+    def summary(self, step: int) -> dict[str, Any]:
+        """Return what a run that begins with this one's weights of ``step`` says of it."""
+        return {
+            "stage": self.recipe.stage,
+            "step": step,
+            "data": self.data,
+            "command": self.command,
+            "begun": self.begun,
+        }
 
 
 def read_run(out: Path, moved: Mapping[str, Path] | None = None) -> Run:
@@ -113,7 +123,7 @@ def restore(pair: CausalPair, weights: Mapping[str, Tensor], out: Path) -> None:
     Raises:
         InputError: They are not what learns in this pair.
     """
-    own = trained(pair)
+    own = learning_state(pair)
     odd = sorted(weights.keys() ^ own.keys())
     odd += sorted(n for n in weights.keys() & own.keys() if weights[n].shape != own[n].shape)
     if odd:

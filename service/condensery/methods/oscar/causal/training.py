@@ -6,19 +6,18 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from condensery.errors import InputError
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.built import PATHS, PairSources
-from condensery.methods.oscar.causal.data import Files, load
+from condensery.methods.oscar.causal.data import Data, Files, load
 from condensery.methods.oscar.causal.items import Batches, Item
 from condensery.methods.oscar.causal.losses import loss
-from condensery.methods.oscar.causal.network import groups, new_pair, trained
+from condensery.methods.oscar.causal.network import groups, new_pair
 from condensery.methods.oscar.causal.recipe import CHOICES, CausalRecipe
 from condensery.methods.oscar.causal.runs import (
     Run,
@@ -28,16 +27,87 @@ from condensery.methods.oscar.causal.runs import (
     restore,
 )
 from condensery.methods.oscar.causal.validation import validate
-from condensery.methods.trainer.arguments import add_fields, add_machine, begin, read_fields
-from condensery.methods.trainer.plots import plot
-from condensery.methods.trainer.processes import Processes, joined
-from condensery.methods.trainer.trainer import Trainer
+from condensery.methods.trainer.arguments import (
+    add_fields,
+    add_machine,
+    read_fields,
+    training_setup,
+)
+from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup, learning_state
+from condensery.methods.trainer.optimizer import Group
+from condensery.methods.trainer.publishing import versions
+from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar_causal import CausalPair
-from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
-VERSIONS = ("condensery", "torch", "transformers", "peft")
+
+
+class CausalTraining(Method[CausalPair, list[Item]]):
+    """The training of a pair of causal language models, measured on rows held out.
+
+    Args:
+        bases: The directories it is built from.
+        data: The rows.
+        recipe: How to train.
+        setup: Where.
+        answers: Held-out questions that are answered at each checkpoint.
+        beginning: A run whose weights to begin with, and what is said of it.
+    """
+
+    def __init__(
+        self,
+        bases: Bases,
+        data: Data,
+        recipe: CausalRecipe,
+        setup: TrainingSetup,
+        answers: int,
+        beginning: tuple[Path, dict[str, Any]] | None = None,
+    ) -> None:
+        self._bases, self._data, self._answers, self._own_recipe = bases, data, answers, recipe
+        self.recipe = recipe.trainer(len(data.train), setup.every, setup.processes.count)
+        self.module = new_pair(bases, recipe, device=setup.device, dtype=setup.dtype)
+        if beginning is not None:
+            restore(self.module, last_checkpoint(beginning[0]).weights(), beginning[0])
+        taught = data.scored and bases.shape.compressor.rerank
+        self.rerank_weight = recipe.weight() if taught else 0.0
+        self._batches = Batches(data.train, recipe)
+        self.identity = {
+            "shape": bases.shape.to_dict(),
+            "recipe": {k: v for k, v in asdict(recipe).items() if k != "checkpoint_layers"},
+            "bases": bases.fingerprints,
+            "data": data.report["sha256"],
+            "begun": beginning and beginning[1],
+            "dtype": dtype_name(setup.dtype),
+        }
+
+    def batch(self, draw: Draw) -> list[Item]:
+        """Return rows as the texts that serving reads."""
+        return self._batches(draw)
+
+    def loss(self, batch: list[Item]) -> Loss:
+        """Return the label's cross-entropy and the relevance's squared error."""
+        return loss(self.module, batch, self._bases.texts, self.rerank_weight)
+
+    def groups(self) -> list[Group]:
+        """Return what learns of the compressor and of the generator."""
+        layers = self._bases.built.own_layers
+        return groups(self.module, self._own_recipe, layers=layers)
+
+    def names(self, batch: list[Item]) -> list[str]:
+        """Return the rows' files, lines and questions."""
+        return [item.name for item in batch]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return what learns: adapters, new tokens' rows, the compressor."""
+        return learning_state(self.module)
+
+    def evaluate(self) -> dict[str, object] | None:
+        """Return losses on the rows held out, and EM and F1 of some answers."""
+        rows = self._data.held_out
+        if rows is None:
+            return None
+        return validate(self.module, self._bases, rows, self._own_recipe, answers=self._answers)
 
 
 def train(
@@ -48,14 +118,10 @@ def train(
     *,
     begin: Path | None = None,
     moved: dict[str, Path] | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    every: int = 500,
     answers: int = 16,
-    command: str = "",
-    processes: Processes | None = None,
+    setup: TrainingSetup | None = None,
 ) -> CausalPair:
-    """Train, with a checkpoint and a validation every ``every`` steps; resumes from ``out``.
+    """Train, with a checkpoint and a validation every so many steps; resumes from ``out``.
 
     Args:
         built: What the pair is built from; None: what ``begin``'s is.
@@ -64,95 +130,56 @@ def train(
         recipe: How to train.
         begin: Folder of a run whose weights to begin with: pretraining's, to fine-tune.
         moved: Where directories are that have moved since that run.
-        device: Where; default: the CPU.
-        dtype: Of the weights in the forward pass; default: what the device multiplies best.
-        every: Steps between checkpoints.
         answers: Held-out questions that are answered at each checkpoint.
-        command: For the card.
-        processes: Those that train together.
+        setup: Where, and how often it saves; default: the CPU.
 
     Raises:
         InputError: A directory, a row or the recipe is of no use; nothing was trained.
-        TrainingStopped: As the trainer says.
+        TrainingStopped: As ``run_training`` says.
     """
-    processes = processes or Processes()
-    device = device or torch.device("cpu")
-    dtype = dtype or choose_dtype(device)
+    setup = setup or TrainingSetup()
     earlier = None if begin is None else read_run(begin, moved)
-    if earlier is not None:
-        if built is not None and built != earlier.built:
-            raise InputError(
-                f"from: the pair of {begin} is built otherwise; leave out what it is built from",
-                field="from",
-                value=str(begin),
-            )
-        bases = open_bases(earlier)
-    elif built is not None:
-        bases = Bases(built)
-    else:
-        raise InputError("generator: name its directory, or a run to begin from", field="generator")
+    bases = _open_bases(built, earlier, begin)
     data = load(files, bases, recipe)
-    settings = recipe.trainer(len(data.train), every, processes.count)
-    layers = bases.built.own_layers
-    pair = new_pair(bases, recipe, device=device, dtype=dtype)
-    begun: dict[str, Any] | None = None
+    beginning = None
     if begin is not None and earlier is not None:
-        checkpoint = last_checkpoint(begin)
-        restore(pair, checkpoint.weights(), begin)
-        begun = {
-            "stage": earlier.recipe.stage,
-            "step": checkpoint.step,
-            "data": earlier.data,
-            "command": earlier.command,
-            "begun": earlier.begun,
-        }
-    weight = recipe.weight() if data.scored and bases.shape.compressor.rerank else 0.0
-    about = {
-        "shape": bases.shape.to_dict(),
-        "recipe": {k: v for k, v in asdict(recipe).items() if k != "checkpoint_layers"},
-        "bases": bases.fingerprints,
-        "data": data.report["sha256"],
-        "begun": begun,
-        "dtype": dtype_name(dtype),
-    }
-
-    def names(items: Sequence[Item]) -> list[str]:
-        return [item.name for item in items]
-
-    def measure(pair: CausalPair) -> dict[str, object]:
-        assert data.held_out is not None
-        return validate(pair, bases, data.held_out, recipe, answers=answers)
-
-    trainer = Trainer[CausalPair, list[Item]](
-        pair,
-        lambda pair, items: loss(pair, items, bases.texts, weight),
-        Batches(data.train, recipe),
-        settings,
-        out,
-        groups=groups(pair, recipe, layers=layers),
-        names=names,
-        weights=trained,
-        about=about,
-        validate=measure if data.held_out is not None else None,
-        processes=processes,
-    )
-    if processes.rank == 0:
+        beginning = (begin, earlier.summary(last_checkpoint(begin).step))
+    method = CausalTraining(bases, data, recipe, setup, answers, beginning)
+    if setup.is_first:
         out.mkdir(parents=True, exist_ok=True)
         Run(
             built=bases.built,
             recipe=recipe,
             bases=bases.fingerprints,
             data=data.report,
-            reranks=bool(weight) or bool(earlier and earlier.reranks),
-            begun=begun,
-            command=command,
-            versions={name: version(name) for name in VERSIONS},
+            reranks=bool(method.rerank_weight) or bool(earlier and earlier.reranks),
+            begun=beginning and beginning[1],
+            command=setup.command,
+            versions=versions("peft"),
         ).write(out)
-    log.info("%d rows, %d steps of %d", len(data.train), settings.steps, recipe.batch)
-    trainer.run()
-    if processes.rank == 0:
-        plot(out)
-    return pair
+    log.info("%d rows, %d steps of %d", len(data.train), method.recipe.steps, recipe.batch)
+    return run_training(method, out, setup.processes)
+
+
+def _open_bases(built: PairSources | None, earlier: Run | None, begin: Path | None) -> Bases:
+    """Open the directories that are named, or those of the run to begin from.
+
+    Raises:
+        InputError: Neither is given, or they differ.
+    """
+    if earlier is None:
+        if built is None:
+            raise InputError(
+                "generator: name its directory, or a run to begin from", field="generator"
+            )
+        return Bases(built)
+    if built is not None and built != earlier.built:
+        raise InputError(
+            f"from: the pair of {begin} is built otherwise; leave out what it is built from",
+            field="from",
+            value=str(begin),
+        )
+    return open_bases(earlier)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -175,12 +202,11 @@ def main(argv: list[str] | None = None) -> None:
     sizes = [field for field in fields(PairSources) if field.name not in PATHS]
     add_sizes(shape, sizes)
     add_fields(parser, CausalRecipe(), CHOICES)
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(given)
-    device = begin(args)
-    recipe = read_fields(args, CausalRecipe)
-    built, moved = _built(args, [field.name for field in sizes])
-    with joined(device) as processes:
+    argv = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(argv)
+    with training_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
+        recipe = read_fields(args, CausalRecipe)
+        built, moved = _built(args, [field.name for field in sizes])
         train(
             built,
             _files(args),
@@ -188,12 +214,8 @@ def main(argv: list[str] | None = None) -> None:
             recipe,
             begin=args.begin,
             moved=moved,
-            device=device,
-            dtype=choose_dtype(device, args.dtype),
-            every=args.every,
             answers=args.answers,
-            command=f"condensery train oscar-causal {shlex.join(given)}",
-            processes=processes,
+            setup=setup,
         )
 
 

@@ -9,7 +9,7 @@ from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.items import Batches, Chunks, Item, Questions
 from condensery.methods.oscar.causal.recipe import CausalRecipe
-from condensery.methods.trainer.draws import Draw
+from condensery.methods.trainer.method import Draw
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 
 RECIPE = CausalRecipe(passages=2, batch=4, rows=4)

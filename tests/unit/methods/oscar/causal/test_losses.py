@@ -11,8 +11,9 @@ from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.items import Chunks, Item, Questions
 from condensery.methods.oscar.causal.losses import loss, run_forward
-from condensery.methods.oscar.causal.network import new_pair, trained
+from condensery.methods.oscar.causal.network import new_pair
 from condensery.methods.oscar.causal.recipe import CausalRecipe
+from condensery.methods.trainer.method import learning_state
 from condensery.methods.trainer.questions import Rules, read_questions
 from condensery.networks.oscar_causal import CausalPair
 
@@ -70,10 +71,10 @@ def test_a_batch_in_parts_has_the_same_gradient(
             one = loss(pair, part, made.texts, 0.05)
             (one.total * one.weight / 3).backward()
         named = dict(pair.named_parameters())
-        return {n: g.clone() for n in trained(pair) if (g := named[n].grad) is not None}
+        return {n: g.clone() for n in learning_state(pair) if (g := named[n].grad) is not None}
 
     whole, parts = gradient(items), gradient(items[:1], items[1:])
-    assert whole.keys() == parts.keys() == trained(pair).keys()
+    assert whole.keys() == parts.keys() == learning_state(pair).keys()
     for name, wanted in whole.items():
         scale = max(1e-3, float(wanted.abs().max()))
         torch.testing.assert_close(parts[name], wanted, rtol=0, atol=2e-5 * scale)

@@ -15,11 +15,12 @@ from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.items import Questions
 from condensery.methods.oscar.causal.losses import run_forward
-from condensery.methods.oscar.causal.network import groups, merged, new_pair, trained
+from condensery.methods.oscar.causal.network import groups, merged, new_pair
 from condensery.methods.oscar.causal.publishing import published_shape
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.oscar.causal.runs import Run
 from condensery.methods.oscar.causal.validation import running
+from condensery.methods.trainer.method import learning_state
 from condensery.methods.trainer.questions import Rules, read_questions
 from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_interface import PassageWindow
@@ -158,7 +159,7 @@ def test_a_checkpoint_holds_what_learns_and_nothing_else(
 ) -> None:
     recipe = CausalRecipe(lora_rank=2, generator_tuning=tuning, generator_rate=3e-4)
     pair = new_pair(Bases(kinds["first layers"]), recipe)
-    names = trained(pair).keys()
+    names = learning_state(pair).keys()
     compressor = {name for name in names if name.startswith("compressor.")}
     assert compressor == {f"compressor.{n}" for n, _ in pair.compressor.named_parameters()}
     rest = names - compressor
@@ -184,8 +185,8 @@ def test_a_checkpoint_holds_what_learns_and_nothing_else(
 
 def test_new_weights_hang_on_the_seed_alone(kinds: dict[str, PairSources]) -> None:
     made = Bases(kinds["another model"])
-    one, same = (trained(new_pair(made, RECIPE)) for _ in range(2))
-    other = trained(new_pair(made, CausalRecipe(lora_rank=4, lora_alpha=8, seed=14)))
+    one, same = (learning_state(new_pair(made, RECIPE)) for _ in range(2))
+    other = learning_state(new_pair(made, CausalRecipe(lora_rank=4, lora_alpha=8, seed=14)))
     assert all(torch.equal(one[name], same[name]) for name in one)
     differing = {name for name in one if not torch.equal(one[name], other[name])}
     assert {"compressor.slots.weight", "compressor.mapping.0.weight"} <= differing

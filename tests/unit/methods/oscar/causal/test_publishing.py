@@ -18,6 +18,7 @@ from condensery.methods.oscar.causal.data import Files
 from condensery.methods.oscar.causal.publishing import main, publish
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.oscar.causal.training import train
+from condensery.methods.trainer.method import TrainingSetup
 from condensery.networks.oscar_causal import CausalPair
 from condensery.runtime.registry import ModelRegistry
 from condensery.store.store import ModelStore
@@ -31,7 +32,7 @@ TOKENS = 12
 
 @pytest.fixture(autouse=True)
 def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("condensery.methods.oscar.causal.training.plot", lambda out: None)
+    monkeypatch.setattr("condensery.methods.trainer.trainer.plot", lambda out: None)
 
 
 def greedy(pair: CausalPair, bases: Bases, question: str, passages: list[str]) -> list[int]:
@@ -79,7 +80,7 @@ async def test_a_published_pair_answers_as_the_network_in_training(
     bases, store = Bases(built), ModelStore(None, tmp_path / "store")
     recipe = replace(RECIPE, generator_tuning=tuning)
     files = Files([rows_file], share=0.0)
-    pair = train(built, files, tmp_path / "run", recipe, dtype=torch.float32)
+    pair = train(built, files, tmp_path / "run", recipe, setup=TrainingSetup(dtype=torch.float32))
     publish(tmp_path / "run", store, name="tiny", dtype=torch.float32)
     models = ModelRegistry.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
     stores.append(models)
@@ -106,7 +107,7 @@ def test_a_stored_pair_is_in_bf16_with_its_making(
     told = f"{rows_file.parent.name}/rows.jsonl"
     command = f"condensery train oscar-causal --data {told} --share 0.2"
     given = command.replace(told, str(rows_file))
-    train(kinds["first layers"], files, run, RECIPE, answers=2, command=given)
+    train(kinds["first layers"], files, run, RECIPE, answers=2, setup=TrainingSetup(command=given))
     main(["--run", str(run), "--name", "tiny", "--store", str(store), "--licence", "apache-2.0"])
     stored = ModelStore(None, store).open("tiny")
     manifest = stored.manifest

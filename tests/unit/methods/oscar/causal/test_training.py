@@ -13,11 +13,10 @@ from condensery.errors import InputError
 from condensery.methods.oscar.causal.built import PairSources
 from condensery.methods.oscar.causal.data import Files
 from condensery.methods.oscar.causal.items import Item
-from condensery.methods.oscar.causal.network import trained
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.oscar.causal.training import main, train
-from condensery.methods.trainer.checkpoints import latest
-from condensery.methods.trainer.failures import TrainingStopped
+from condensery.methods.trainer.checkpoints import TrainingStopped, latest
+from condensery.methods.trainer.method import TrainingSetup, learning_state
 from condensery.methods.trainer.progress import read_log
 from condensery.networks.oscar_causal import CausalPair
 
@@ -32,7 +31,7 @@ TEXT = "The mill stands by the river, where the old bread market was; nobody kno
 def no_plot(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw no log but where it is looked at: a plot takes longer than the training."""
     if "tells" not in request.node.name:
-        monkeypatch.setattr("condensery.methods.oscar.causal.training.plot", lambda out: None)
+        monkeypatch.setattr("condensery.methods.trainer.trainer.plot", lambda out: None)
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -59,13 +58,20 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
 ) -> None:
     def run(out: Path) -> CausalPair:
         recipe, files = replace(RECIPE, steps=3), Files([rows_file])
-        return train(kinds[kind], files, out, recipe, every=2, answers=0, dtype=torch.bfloat16)
+        return train(
+            kinds[kind],
+            files,
+            out,
+            recipe,
+            answers=0,
+            setup=TrainingSetup(every=2, dtype=torch.bfloat16),
+        )
 
     def interrupted(out: Path, row: dict[str, object]) -> None:
         if row["step"] == 2 and "validation" in row:
             raise KeyboardInterrupt
 
-    wanted = trained(run(tmp_path / "whole"))
+    wanted = learning_state(run(tmp_path / "whole"))
     with monkeypatch.context() as patched:
         patched.setattr("condensery.methods.trainer.trainer.record", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -73,7 +79,7 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     cut = latest(tmp_path / "cut")
     assert cut is not None
     assert cut.step == 2
-    found = trained(run(tmp_path / "cut"))
+    found = learning_state(run(tmp_path / "cut"))
     assert found.keys() == wanted.keys() == weights(tmp_path / "cut").keys()
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
     assert {weight.dtype for weight in found.values()} == {torch.bfloat16}
@@ -83,7 +89,12 @@ def test_a_run_tells_how_it_does(
     kinds: dict[str, PairSources], rows_file: Path, tmp_path: Path
 ) -> None:
     train(
-        kinds["first layers"], Files([rows_file], share=0.2), tmp_path, RECIPE, every=2, answers=3
+        kinds["first layers"],
+        Files([rows_file], share=0.2),
+        tmp_path,
+        RECIPE,
+        answers=3,
+        setup=TrainingSetup(every=2),
     )
     rows = read_log(tmp_path)
     (first, last) = (row["validation"] for row in rows if "validation" in row)
@@ -104,7 +115,13 @@ def test_fine_tuning_begins_with_what_pretraining_learnt(
     kinds: dict[str, PairSources], rows_file: Path, text_file: Path, tmp_path: Path
 ) -> None:
     first = replace(RECIPE, stage="pretrain")
-    train(kinds["another model"], Files([text_file], share=0.2), tmp_path / "pre", first, every=4)
+    train(
+        kinds["another model"],
+        Files([text_file], share=0.2),
+        tmp_path / "pre",
+        first,
+        setup=TrainingSetup(every=4),
+    )
     learnt = weights(tmp_path / "pre")
     still = replace(RECIPE, generator_rate=0.0, compressor_rate=1e-12, steps=1)
     train(None, Files([rows_file]), tmp_path / "fine", still, begin=tmp_path / "pre", answers=0)
@@ -277,7 +294,14 @@ def test_a_small_pair_learns_what_its_passages_say(bases: dict[str, Path], tmp_p
         compressor_rate=1e-3, plain=0.0,
     )  # fmt: skip
     files = Files([rows], [rows])
-    train(built, files, tmp_path / "run", recipe, dtype=torch.float32, every=20, answers=30)
+    train(
+        built,
+        files,
+        tmp_path / "run",
+        recipe,
+        answers=30,
+        setup=TrainingSetup(dtype=torch.float32, every=20),
+    )
     measured = [row["validation"] for row in read_log(tmp_path / "run") if "validation" in row]
     assert measured[-1]["em"] > 90
     assert measured[-1]["label"] < 0.1
