@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.effir.analysis import NAME, PICTURE, SAMPLES, analyse
@@ -133,10 +135,7 @@ def build(
     log.info("neurons left: %s", [pruning.size(layer, neurons) for layer in range(layers)])
     if not setup.is_first:
         return None
-    weights = {
-        key: tensor.float().cpu() if tensor.is_floating_point() else tensor.cpu()
-        for key, tensor in retriever.weights().items()
-    }
+    weights = _stored_weights(retriever)
     manifest = _manifest(parent, name, plan, inputs, pruning)
     # Measured as it is stored and served; what is published at last has the same fingerprint.
     aside = out / "store"
@@ -146,6 +145,7 @@ def build(
     manifest = manifest.model_copy(update=measured.manifest_fields())
     making = _making(manifest, plan, inputs, measured, where, setup)
     report = figures(pruning, neurons, measured)
+    drawn = ((PICTURE, inputs.texts), (TRADE_OFF, measured.quality))
     return publish(
         store,
         parent,
@@ -154,8 +154,15 @@ def build(
         pruning=pruning,
         report=report | {"about": making},
         card=card(name, parent.name, making, report),
-        plots=[out / PICTURE] * bool(inputs.texts) + [out / TRADE_OFF] * bool(measured.quality),
+        plots=[out / picture for picture, figures_of in drawn if figures_of],
     )
+
+
+def _stored_weights(retriever: Retriever) -> dict[str, Tensor]:
+    return {
+        key: tensor.float().cpu() if tensor.is_floating_point() else tensor.cpu()
+        for key, tensor in retriever.weights().items()
+    }
 
 
 def _check_parent(parent: StoredModel) -> tuple[int, int]:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from condensery.errors import InputError
 from condensery.methods.oscar.card import CardFacts, card
 from condensery.methods.oscar.evaluating.parts import read_parts
 from condensery.methods.oscar.measured import Report, check_report, read_report
 from condensery.methods.oscar.reporting import add_report
-from condensery.methods.oscar.sources import licence_of, read_sources
+from condensery.methods.oscar.sources import Source, licence_of, read_sources
 from condensery.methods.oscar.starting import COMMAND
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
 from condensery.methods.trainer.publishing import publication, without_folders
@@ -121,25 +123,8 @@ def publish(
     sources, others = read_sources(trained.data, licences)
     tensors = trained.checkpoint.weights()
     matrices = [n for n, t in tensors.items() if t.ndim == 2 and min(t.shape) > shape.slots]
-    manifest = Manifest(
-        name=name,
-        kind="oscar-pair",
-        method="oscar",
-        base=base.name,
-        base_fingerprint=base.manifest.fingerprint,
-        max_tokens=shape.query_tokens + shape.passage_tokens + 3,
-        dtype="int8",
-        shape=shape.to_dict(),
-        licence=licence or licence_of(sources),
-        provenance=Provenance(
-            command=trained.command,
-            data=tuple(source.line for source in sources),
-            seed=trained.recipe.get("seed"),
-            source=base.name,
-            notes=tuple(_note(name, value) for name, value in trained.origin.items()),
-        ),
-        cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
-    )
+    licence = licence or licence_of(sources)
+    manifest = _manifest(name, licence, trained, base, shape, sources, tensors)
     existing = {file: base.path / file for file in ("tokenizer.json", "config.json")}
     with publication(existing | {"data.json": run / "data.json"}) as pair:
         save_state(pair.folder, tensors, int8_names=matrices)
@@ -152,6 +137,36 @@ def publish(
             manifest, measured, plots = added.manifest, added.report, added.plots
         facts = CardFacts(manifest, sources, others, trained.steps, base.manifest.licence)
         return pair.publish(store, manifest, card(facts, measured, plots))
+
+
+def _manifest(
+    name: str,
+    licence: str,
+    trained: Run,
+    base: StoredModel,
+    shape: OscarShape,
+    sources: Sequence[Source],
+    tensors: Mapping[str, Tensor],
+) -> Manifest:
+    return Manifest(
+        name=name,
+        kind="oscar-pair",
+        method="oscar",
+        base=base.name,
+        base_fingerprint=base.manifest.fingerprint,
+        max_tokens=shape.query_tokens + shape.passage_tokens + 3,
+        dtype="int8",
+        shape=shape.to_dict(),
+        licence=licence,
+        provenance=Provenance(
+            command=trained.command,
+            data=tuple(source.line for source in sources),
+            seed=trained.recipe.get("seed"),
+            source=base.name,
+            notes=tuple(_note(name, value) for name, value in trained.origin.items()),
+        ),
+        cost={"parameters": sum(tensor.numel() for tensor in tensors.values())},
+    )
 
 
 def publish_again(
@@ -256,8 +271,8 @@ def command(recipe: dict[str, Any]) -> str:
     return f"condensery train oscar --base MINILM --data DATA --out RUN {flags}"
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run ``condensery publish oscar``."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the command's flags."""
     parser = argparse.ArgumentParser(prog="condensery publish oscar", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--run", type=Path, help="the training run's folder")
@@ -301,6 +316,12 @@ def main(argv: list[str] | None = None) -> None:
         action="store_true",
         help="let a pointer that walks take the likeliest walk alone (all of them, mixed)",
     )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run ``condensery publish oscar``."""
+    parser = make_parser()
     args = parser.parse_args(argv)
     report = read_report(args.report)[1] if args.report else None
     if args.again is not None:

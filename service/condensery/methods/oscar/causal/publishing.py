@@ -27,7 +27,7 @@ from condensery.methods.trainer.progress import validation_curve
 from condensery.methods.trainer.publishing import publication, without_folders
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.store.manifest import Manifest, Provenance, StoredModel
-from condensery.store.published_pairs import PublishedPair, write_pair
+from condensery.store.published_pairs import PublishedPair, Written, write_pair
 from condensery.store.store import ModelStore, check_name
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -83,38 +83,41 @@ def publish(
     pair = new_pair(bases, run.recipe)
     restore(pair, checkpoint.weights(), out)
     shape, rerank = published_shape(bases, run)
-    curve = validation_curve(out)
     notes = () if rerank or isinstance(shape.compressor, CompressorShape) else (UNTAUGHT,)
-    facts = provenance_facts(run, bases, checkpoint.step, curve[-1] if curve else {})
+    curve = validation_curve(out) or [{}]
+    facts = provenance_facts(run, bases, checkpoint.step, curve[-1])
     with publication() as files:
-        written = write_pair(
-            PublishedPair(
-                shape=shape,
-                configs=(bases.configs[0].to_dict(), bases.configs[1].to_dict()),
-                tokenizers=(bases.reading, bases.tokenizer),
-                tensors=((n, t.to(dtype)) for n, t in merged(pair, rerank=shape.compressor.rerank)),
-            ),
-            files.folder,
+        weights = merged(pair, rerank=shape.compressor.rerank)
+        published = PublishedPair(
+            shape=shape,
+            configs=(bases.configs[0].to_dict(), bases.configs[1].to_dict()),
+            tokenizers=(bases.reading, bases.tokenizer),
+            tensors=((name, tensor.to(dtype)) for name, tensor in weights),
         )
+        written = write_pair(published, files.folder)
         files.files.update(written.files)
         files.add_json("recipe.json", facts)
-        manifest = _manifest(name, shape, facts, licence=licence, notes=notes)
-        manifest = manifest.model_copy(
-            update={"dtype": written.dtype, "cost": {"parameters": written.parameters}}
-        )
+        manifest = _manifest(name, shape, facts, written, licence=licence, notes=notes)
         lines: list[str] = []
         if report is not None:
             added = add_report(report, manifest, files)
-            manifest = added.manifest
-            lines = measured(added.report, added.plots, manifest)
+            manifest, lines = added.manifest, measured(added.report, added.plots, added.manifest)
         text = card(name, facts, shape, licence=licence, notes=notes, measured=lines)
         return files.publish(store, manifest, text)
 
 
 def _manifest(
-    name: str, shape: CausalShape, facts: dict[str, Any], *, licence: str, notes: tuple[str, ...]
+    name: str,
+    shape: CausalShape,
+    facts: dict[str, Any],
+    written: Written,
+    *,
+    licence: str,
+    notes: tuple[str, ...],
 ) -> Manifest:
     return Manifest(
+        dtype=written.dtype,
+        cost={"parameters": written.parameters},
         name=name,
         kind="oscar-pair",
         method="oscar",
