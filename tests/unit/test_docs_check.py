@@ -46,7 +46,7 @@ def tree(tmp_path: Path) -> Path:
         "docs/one picture.png": "<<<<<<< HEAD\n\0",
         "benchmarks/speed.py": SCRIPT,
         "benchmarks/helper.py": HELPER,
-        "service/condensery/methods/trainer/plots.py": "",
+        "service/condensery/methods/trainer/progress.py": "",
         "tests/test_it.py": TEST,
     }
     for name, text in files.items():

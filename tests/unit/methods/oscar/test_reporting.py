@@ -7,6 +7,7 @@ from tiny_report import tiny_report
 
 from condensery.errors import InputError
 from condensery.methods.oscar.reporting import add_report
+from condensery.methods.trainer.publishing import Publication
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.manifest import Manifest
 
@@ -32,24 +33,24 @@ def fingerprint_of(files: dict[str, Path]) -> str:
     return MANIFEST.model_copy(update={"files": hashes}).fingerprint
 
 
-def test_any_pair_is_told_what_was_measured(files: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "told"
-    folder.mkdir()
+def test_a_pairs_manifest_says_what_was_measured(files: dict[str, Path], tmp_path: Path) -> None:
     content = tiny_report(fingerprint=fingerprint_of(files), training=[])
-    told = add_report(content, MANIFEST, files, folder)
-    assert told.plots == ("cost", "passages", "abstention")
-    assert set(told.files) == {"report.json", *(f"plots/{name}.png" for name in told.plots)}
-    assert json.loads(told.files["report.json"].read_text()) == content
-    assert told.files["plots/cost.png"].read_bytes().startswith(b"\x89PNG")
-    assert told.manifest.quality["gold"] == {"em": 32.24, "f1": 49.6}
-    assert told.manifest.quality["own"] == {"loss": 1.5}
-    assert told.manifest.defaults.top_n == 1
-    assert told.manifest.fingerprint == MANIFEST.fingerprint
+    pair = Publication(tmp_path, files)
+    added = add_report(content, MANIFEST, pair)
+    assert added.plots == ("cost", "passages", "abstention")
+    own = {"model.safetensors", "report.json"}
+    assert set(pair.files) == {*own, *(f"plots/{name}.png" for name in added.plots)}
+    assert json.loads(pair.files["report.json"].read_text()) == content
+    assert pair.files["plots/cost.png"].read_bytes().startswith(b"\x89PNG")
+    assert added.manifest.quality["gold"] == {"em": 32.24, "f1": 49.6}
+    assert added.manifest.quality["own"] == {"loss": 1.5}
+    assert added.manifest.defaults.top_n == 1
+    assert added.manifest.fingerprint == MANIFEST.fingerprint
 
 
 def test_a_report_of_other_weights_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
     content = tiny_report(fingerprint=fingerprint_of(files))
     files["model.safetensors"].write_bytes(b"others")
     with pytest.raises(InputError, match="measure what is published"):
-        add_report(content, MANIFEST, files, tmp_path)
+        add_report(content, MANIFEST, Publication(tmp_path, files))
     assert not (tmp_path / "report.json").exists()
