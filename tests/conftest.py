@@ -146,7 +146,8 @@ class Guarded:
 def guarded_server(
     store_with_pair: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Guarded]:
-    """One server with keys and TLS on both doors, and one origin whose pages may use it."""
+    """One server with keys and TLS on both doors, one origin whose pages may use it, and settings
+    that are not the defaults: words are searched, and TEI's metrics are left out."""
     import trustme
 
     folder = tmp_path_factory.mktemp("guarded")
@@ -163,6 +164,7 @@ def guarded_server(
     listed.write_text("".join(f"{scope}-key {scope} {key}\n" for scope, key in keys.items()))
     flags = ("--keys-file", str(listed), "--tls-cert", str(cert), "--tls-key", str(key))
     flags += ("--cors-origin", PAGES, "--allowed-hosts", "rag.example.com")
+    flags += ("--search", "bm25", "--no-tei-metrics")
     with serving(store_with_pair, folder, *flags) as server:
         yield Guarded(server, keys, ca)
 

@@ -1,12 +1,9 @@
 """A server with keys and a certificate, as our own clients and the command line meet it."""
 
 import json
-import os
+import re
 import ssl
-import subprocess
-import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from grpc import StatusCode
+from tests.command_line import run
 from tests.conftest import PAGES
 
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
@@ -124,28 +122,18 @@ def test_reflection_and_what_does_not_exist_are_kept_from_strangers(guarded_serv
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_the_command_line_takes_a_key_and_a_certificate(guarded_server: Any, door: str) -> None:
+def test_the_command_line_takes_a_key_and_a_certificate(
+    guarded_server: Any, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, key = guarded_server.server, guarded_server.keys["infer"]
-    where = ["--url", server.url] if door == "rest" else ["--grpc", server.grpc]
-    command = [str(Path(sys.executable).with_name("condensery")), "embed", "a text", *where]
-
-    def run(*flags: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*command, "--ca", str(guarded_server.ca), *flags],
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=60,
-            env={**os.environ, **variables},
-        )
-
-    given, set_ = run("--api-key", key), run(CONDENSERY_API_KEY=key)
-    assert given.returncode == set_.returncode == 0, given.stderr + set_.stderr
-    assert given.stdout == set_.stdout != ""
-    refused = run()
-    assert refused.returncode == 1
-    assert "needs a key" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    where = ("--url", server.url) if door == "rest" else ("--grpc", server.grpc)
+    command = ("embed", "a text", *where, "--ca", str(guarded_server.ca))
+    given = run(*command, "--api-key", key).stdout
+    assert given
+    with monkeypatch.context() as patched:
+        patched.setenv("CONDENSERY_API_KEY", key)
+        assert run(*command).stdout == given
+    assert "needs a key" in run(*command, status=1).stderr
 
 
 def test_the_log_holds_no_key_and_no_traceback(guarded_server: Any) -> None:
@@ -176,6 +164,29 @@ def test_a_page_that_is_named_may_ask_with_a_key_and_no_other_page_may(guarded_s
             assert told.status_code == status, (origin, host)
             allowed = told.headers.get("access-control-allow-origin")
             assert allowed == (PAGES if origin == PAGES else None)
+
+
+def test_a_request_that_names_no_mode_is_searched_as_the_server_was_set(
+    guarded_server: Any,
+) -> None:
+    question = "How many traits did Mendel study?"
+    with make(guarded_server, "rest", "infer") as client:
+
+        def scores(**search: Any) -> list[float]:
+            return [hit.score for hit in client.query("samples", question, top_k=3, **search)]
+
+        assert scores() == pytest.approx(scores(search="bm25"))
+        assert scores()[0] > 1  # no cosine
+        assert scores(search="dense")[0] < 1
+
+
+def test_teis_metrics_are_left_out_where_nobody_wants_them(guarded_server: Any) -> None:
+    trust = ssl.create_default_context(cafile=str(guarded_server.ca))
+    key = {"x-api-key": guarded_server.keys["admin"]}
+    with httpx.Client(base_url=guarded_server.server.url, verify=trust, timeout=60) as door:
+        text = door.get("/metrics", headers=key).text
+    assert "condensery_requests_total" in text
+    assert not re.search(r"^te_", text, re.MULTILINE)
 
 
 def test_without_keys_a_page_of_another_port_writes_nothing(live_server: Any) -> None:

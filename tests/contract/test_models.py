@@ -189,10 +189,13 @@ def test_kserve_and_triton_clients_are_told_in_their_words(server: LiveServer) -
         assert http.get(f"/v2/models/{NAME}/ready").json() == {"name": NAME, "ready": True}
 
 
-def test_aliases_outlive_a_restart(store_with_pair: Path, tmp_path: Path) -> None:
-    with serving(store_with_pair, tmp_path, "--no-samples") as first, make("rest", first) as client:
+def test_aliases_outlive_a_restart(folder: Path, server: LiveServer, tmp_path: Path) -> None:
+    with make("rest", server) as client:
         client.set_aliases({"best": "minilm-l6", "answers": "oscar-mini"})
         before = client.embed(["a mill"], model="best")
-    with serving(store_with_pair, tmp_path, "--no-samples") as then, make("rest", then) as client:
+        # As it would be found had the server been killed now.
+        shutil.copytree(server.data_dir, tmp_path / "data")
+        client.set_aliases({"best": None, "answers": None})
+    with serving(folder / "models", tmp_path, "--no-samples") as then, make("rest", then) as client:
         np.testing.assert_array_equal(client.embed(["a mill"], model="best"), before)
         assert {one.name for one in client.models() if one.alias_of} == {"best", "answers"}

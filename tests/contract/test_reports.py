@@ -1,13 +1,12 @@
 """What a model was measured at, by every door of a real server, and by the command line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.command_line import run
 
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
 from condensery.client.rest import AsyncClient, Client
@@ -102,7 +101,6 @@ def test_a_report_needs_a_key_where_the_list_of_models_does(guarded_server: Any)
 def test_the_command_line_reads_store_and_server_alike(
     live_server: Any, store_with_pair: Path, tmp_path: Path
 ) -> None:
-    command = str(Path(sys.executable).with_name("condensery"))
     sources = {
         "store": ["--store", str(store_with_pair)],
         "rest": ["--url", live_server.url],
@@ -113,14 +111,7 @@ def test_the_command_line_reads_store_and_server_alike(
         for name, where in sources.items():
             folder = tmp_path / format_ / name
             flags = ["--format", format_, "--plots", str(folder), *where]
-            done = subprocess.run(
-                [command, "models", "report", PAIR, *flags],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=60,
-            )
-            printed.add(done.stdout)
+            printed.add(run("models", "report", PAIR, *flags).stdout)
             stored = store_with_pair / PAIR / "1" / "plots" / "cost.png"
             assert (folder / "cost.png").read_bytes() == stored.read_bytes()
         assert len(printed) == 1

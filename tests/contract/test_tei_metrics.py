@@ -1,12 +1,9 @@
 """Dashboards made for text-embeddings-inference: its metrics on a real scrape."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from tests.conftest import serving
 
 from condensery.client.grpc import GrpcClient
 
@@ -57,11 +54,3 @@ def test_what_tei_counts_is_counted_over_both_doors(live_server: Any) -> None:
     assert more("te_request_input_length_sum") > 20
     assert more("te_batch_next_size_sum") >= 9
     assert after["te_queue_size"] == 0
-
-
-def test_they_are_left_out_where_nobody_wants_them(store_with_pair: Path, tmp_path: Path) -> None:
-    flags = ("--no-samples", "--no-tei-metrics")
-    with serving(store_with_pair, tmp_path, *flags) as server:
-        text = httpx.get(f"{server.url}/metrics", timeout=60, trust_env=False).text
-    assert "condensery_requests_total" in text
-    assert not re.search(r"^te_", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Servers of one test's own, to be told to end, or broken."""
+"""A real server by each door, and servers that a test may end or break."""
 
 import re
 import subprocess
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,14 @@ from tests.conftest import wait_for
 
 CONDENSERY = str(Path(sys.executable).with_name("condensery"))
 SLOW = ["a few words that take their time " * 8] * 400
+
+
+@pytest.fixture(params=["rest", "grpc"])
+def door(request: pytest.FixtureRequest, live_server: Any) -> tuple[str, str]:
+    """The arguments that choose the server, by each door."""
+    if request.param == "rest":
+        return "--url", live_server.url
+    return "--grpc", live_server.grpc
 
 
 @dataclass(frozen=True)

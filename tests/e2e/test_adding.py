@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_line import run
 from tests.e2e.conftest import CONDENSERY, Own
-from tests.e2e.test_cli import run
 
 from condensery.client.rest import Client
 

@@ -1,45 +1,17 @@
-"""The command line, as processes, against a real server."""
+"""The command line against a real server; as a process where its streams or signals are meant."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from tests.command_line import run
+from tests.e2e.conftest import CONDENSERY
 
-CONDENSERY = str(Path(sys.executable).with_name("condensery"))
 QUESTION = "Which lake does the Rhine pass through?"
-
-
-def run(
-    *arguments: str, given: str | bytes = b"", status: int = 0
-) -> "subprocess.CompletedProcess[str]":
-    """Run the command line; it must end with ``status``, and never with a traceback."""
-    done = subprocess.run(
-        [CONDENSERY, *arguments],
-        input=given.encode() if isinstance(given, str) else given,
-        capture_output=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, "COLUMNS": "100"},
-    )
-    out, err = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == status, err
-    assert "Traceback" not in err
-    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
-
-
-@pytest.fixture(params=["rest", "grpc"])
-def door(request: pytest.FixtureRequest, live_server: Any) -> tuple[str, str]:
-    """The arguments that choose the server, by each door."""
-    if request.param == "rest":
-        return "--url", live_server.url
-    return "--grpc", live_server.grpc
 
 
 def test_ask_prints_an_answer_its_passages_and_what_compression_did(door: tuple[str, str]) -> None:

@@ -1,27 +1,17 @@
 """``condensery index`` on filters, pages and kinds, against a real server."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-from tests.e2e.test_cli import run
+from tests.command_line import Ended, run
 
 EVEN = (
     '{"must": [{"key": "even", "match": {"value": true}}, {"key": "year", "range": {"lt": 1910}}]}'
 )
 
 
-@pytest.fixture(params=["rest", "grpc"])
-def door(request: pytest.FixtureRequest, live_server: Any) -> tuple[str, str]:
-    """The arguments that choose the server, by each door."""
-    if request.param == "rest":
-        return "--url", live_server.url
-    return "--grpc", live_server.grpc
-
-
-def entries(done: "subprocess.CompletedProcess[str]") -> list[Any]:
+def entries(done: Ended) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -1,18 +1,9 @@
-"""``condensery index``'s upkeep, as processes, against a real server."""
+"""``condensery index``'s maintenance, against a real server."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.e2e.test_cli import run
-
-
-@pytest.fixture(params=["rest", "grpc"])
-def door(request: pytest.FixtureRequest, live_server: Any) -> tuple[str, str]:
-    """The arguments that choose the server, by each door."""
-    if request.param == "rest":
-        return "--url", live_server.url
-    return "--grpc", live_server.grpc
+from tests.command_line import run
 
 
 @pytest.fixture

@@ -17,16 +17,17 @@ for name in {absent!r}:
     sys.modules[name] = None
 sys.argv = {argv!r}
 sys.path.insert(0, {folder!r})
-runpy.run_path({script!r}, run_name={name!r})
+for script in {scripts!r}:
+    runpy.run_path(script, run_name={name!r})
 """
 
 
-def run(script: str, *argv: str, name: str = "__main__") -> subprocess.CompletedProcess[str]:
+def run(*argv: str, scripts: tuple[str, ...], name: str) -> subprocess.CompletedProcess[str]:
     code = RUN.format(
         absent=ABSENT,
-        argv=[script, *argv],
+        argv=[scripts[0], *argv],
         folder=str(FOLDER),
-        script=str(FOLDER / script),
+        scripts=[str(FOLDER / script) for script in scripts],
         name=name,
     )
     return subprocess.run(
@@ -34,15 +35,24 @@ def run(script: str, *argv: str, name: str = "__main__") -> subprocess.Completed
     )
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_it_needs_nothing_that_a_gpu_machine_may_lack(script: str) -> None:
-    found = run(script, name="imported")
+def test_they_need_nothing_that_a_gpu_machine_may_lack() -> None:
+    found = run(scripts=SCRIPTS, name="imported")
     assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.slow
 def test_it_measures_each_compressor_and_writes_what_it_found(tmp_path: Path) -> None:
-    found = run("oscar_gpu.py", "--tiny", "--rounds", "1", "--batches", "2", "--out", str(tmp_path))
+    found = run(
+        "--tiny",
+        "--rounds",
+        "1",
+        "--batches",
+        "2",
+        "--out",
+        str(tmp_path),
+        scripts=("oscar_gpu.py",),
+        name="__main__",
+    )
     assert found.returncode == 0, found.stderr
     report = json.loads((tmp_path / "oscar_gpu.json").read_text())
     cells = {(one["name"], one["question"], one["batch"]) for one in report["cells"]}
@@ -58,7 +68,7 @@ def test_it_measures_each_compressor_and_writes_what_it_found(tmp_path: Path) ->
 def test_it_times_every_share_of_layers_each_way(tmp_path: Path) -> None:
     # compiling takes minutes on a CPU: one way here
     flags = ("--tiny", "--rounds", "1", "--texts", "8", "--ways", "packed")
-    found = run("effir_gpu.py", *flags, "--out", str(tmp_path))
+    found = run(*flags, "--out", str(tmp_path), scripts=("effir_gpu.py",), name="__main__")
     assert found.returncode == 0, found.stderr
     report = json.loads((tmp_path / "effir_gpu.json").read_text())
     shapes = {"whole", "16M", "20M", "16M, -30% width"}
