@@ -38,12 +38,12 @@ class IndexAliases:
 
     Args:
         path: The file; there is none before the first alias.
-        most: How many there may be.
+        max_aliases: How many there may be.
     """
 
-    def __init__(self, path: Path, most: int) -> None:
+    def __init__(self, path: Path, max_aliases: int) -> None:
         self.path = path
-        self._most = most
+        self._max_aliases = max_aliases
         self._broken = ""
         self._targets: Mapping[str, str] = {}
         try:
@@ -107,10 +107,10 @@ class IndexAliases:
             # one that led nowhere before is no reason to refuse what has to do with others
             if alias in touched or resolve_alias(self._targets, alias) in indexes:
                 _check_end(targets, alias, indexes, touched.get(alias, "actions"))
-        if len(targets) > max(self._most, len(self._targets)):
+        if len(targets) > max(self._max_aliases, len(self._targets)):
             raise LimitReached(
-                f"actions: there would be {len(targets)} aliases, and there may be {self._most} "
-                "(max_aliases); delete some first.",
+                f"actions: there would be {len(targets)} aliases, and there may be "
+                f"{self._max_aliases} (max_aliases); delete some first.",
                 field="actions",
                 value=len(targets),
             )
@@ -142,9 +142,9 @@ def _apply(
         targets[alias] = target
         return alias
     if alias not in targets:
-        there = ", ".join(sorted(targets)) or "none"
+        known = ", ".join(sorted(targets)) or "none"
         raise AliasNotFound(
-            f"{field}.alias: there is no alias {shorten(alias)}; there are: {there}.",
+            f"{field}.alias: there is no alias {shorten(alias)}; there are: {known}.",
             field=f"{field}.alias",
             value=alias,
         )

@@ -40,20 +40,20 @@ def begun(connection: sqlite3.Connection) -> bool:
 
 
 def pending(connection: sqlite3.Connection) -> int:
-    """Count the notes that were not worked off."""
+    """Count the notes that are left."""
     return int(connection.execute("SELECT count(*) FROM rebuild_notes").fetchone()[0])
 
 
-def oldest(connection: sqlite3.Connection, most: int) -> tuple[int, list[str]]:
-    """Return the number of the last of the ``most`` oldest notes, and their documents' ids."""
+def oldest(connection: sqlite3.Connection, limit: int) -> tuple[int, list[str]]:
+    """Return the number of the last of the ``limit`` oldest notes, and their documents' ids."""
     notes = connection.execute(
-        "SELECT number, document FROM rebuild_notes ORDER BY number LIMIT ?", (most,)
+        "SELECT number, document FROM rebuild_notes ORDER BY number LIMIT ?", (limit,)
     ).fetchall()
     return (notes[-1][0] if notes else 0), [document for _, document in notes]
 
 
 def forget(connection: sqlite3.Connection, number: int) -> None:
-    """Forget the notes up to a number: they were worked off. Inside a transaction."""
+    """Forget the notes up to a number, whose documents are done. Inside a transaction."""
     connection.execute("DELETE FROM rebuild_notes WHERE number <= ?", (number,))
 
 

@@ -7,12 +7,13 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from condensery.errors import EmptyInput, InputError, shorten
-from condensery.index.kinds import KINDS
+from condensery.index.kinds import KINDS, check_options
 from condensery.values import Document, Floats, IndexSpec, Passage
 
 METRICS = ("ip", "l2")
@@ -51,8 +52,8 @@ def check_new_name(name: object, field: str = "index") -> None:
         )
 
 
-def check_spec(spec: IndexSpec) -> None:
-    """Refuse settings that no index can have; ``write_options`` checks its kind's options."""
+def check_spec(spec: IndexSpec) -> IndexSpec:
+    """Refuse settings that no index can have; returns them with options, if without any."""
     check_id(spec.encoder, "encoder")
     check_id(spec.fingerprint, "fingerprint")
     dims: object = spec.dims
@@ -69,6 +70,7 @@ def check_spec(spec: IndexSpec) -> None:
                 field=field,
                 value=value,
             )
+    return replace(spec, options=check_options(spec.kind, spec.options, spec.dims))
 
 
 def check_ids(ids: Sequence[str]) -> None:

@@ -6,15 +6,14 @@ import logging
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import Any
 
 from condensery.errors import StorageError, StorageFull, StorageReadOnly
-from condensery.index import bm25, checks, fields
-from condensery.index.kinds import write_options
+from condensery.index import bm25, fields
 from condensery.values import IndexPrompts, IndexSpec
 
 Migration = Callable[[sqlite3.Connection], None]
@@ -84,65 +83,32 @@ INSERT INTO writes (stamp) VALUES (random());
 """
 
 
-@dataclass(frozen=True, slots=True)
-class IndexSettings:
-    """What an index is made with and keeps for life.
+def to_record(spec: IndexSpec) -> dict[str, Any]:
+    """Return a specification flat, as index files, snapshots and plans of rebuilds keep it."""
+    record = asdict(spec)
+    prompts = record.pop("prompts") or {}
+    record["options"] = json.dumps(spec.options or {}, sort_keys=True)
+    return {
+        **record,
+        "query_prompt": prompts.get("query"),
+        "passage_prompt": prompts.get("passage"),
+    }
 
-    Attributes:
-        options: Its kind's, as JSON.
-        query_prompt: Put before texts that are looked for. None as of an index from before it was
-            kept.
-        passage_prompt: Put before passages; likewise.
+
+def from_record(record: Mapping[str, Any]) -> IndexSpec:
+    """Return the specification of a record; without prompts where it is from before they were kept.
+
+    Raises:
+        TypeError, ValueError: It is no record of this version.
     """
-
-    encoder: str
-    fingerprint: str
-    dims: int
-    metric: str
-    kind: str
-    options: str = "{}"
-    query_prompt: str | None = None
-    passage_prompt: str | None = None
-
-    @classmethod
-    def of(cls, spec: IndexSpec) -> Self:
-        """Return what a file keeps of a specification.
-
-        Raises:
-            InputError: A setting, or an option, that no index can have.
-        """
-        checks.check_spec(spec)
-        prompts = spec.prompts
-        return cls(
-            encoder=spec.encoder,
-            fingerprint=spec.fingerprint,
-            dims=spec.dims,
-            metric=spec.metric,
-            kind=spec.kind,
-            options=write_options(spec.kind, spec.options, spec.dims),
-            query_prompt=None if prompts is None else prompts.query,
-            passage_prompt=None if prompts is None else prompts.passage,
-        )
-
-    @property
-    def prompts(self) -> IndexPrompts | None:
-        """Both prompts; None where they were not kept."""
-        if self.query_prompt is None or self.passage_prompt is None:
-            return None
-        return IndexPrompts(self.query_prompt, self.passage_prompt)
-
-    def with_prompts_of(self, other: "IndexSettings") -> "IndexSettings":
-        """Return them with another's prompts, which are nothing that a caller sets."""
-        return replace(self, query_prompt=other.query_prompt, passage_prompt=other.passage_prompt)
-
-    @property
-    def parsed_options(self) -> dict[str, int]:
-        """Its kind's options, those that were set."""
-        options: dict[str, int] = json.loads(self.options)
-        return options
+    own = dict(record)
+    options = json.loads(own.pop("options", "{}"))
+    query, passage = own.pop("query_prompt", None), own.pop("passage_prompt", None)
+    prompts = None if query is None or passage is None else IndexPrompts(query, passage)
+    return IndexSpec(**own, options=options, prompts=prompts)
 
 
-def create(path: Path, settings: IndexSettings) -> None:
+def create(path: Path, spec: IndexSpec) -> None:
     """Make the file and close it; synced, but for the entry in its directory."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
@@ -153,7 +119,8 @@ def create(path: Path, settings: IndexSettings) -> None:
             connection.execute("PRAGMA user_version = 1")
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
-            first, later = astuple(settings)[:5], astuple(settings)[5:]
+            record = tuple(to_record(spec).values())
+            first, later = record[:5], record[5:]
             connection.execute("INSERT INTO settings VALUES (1, ?, ?, ?, ?, ?)", first)
         _migrate(connection, path, MIGRATIONS)
         connection.execute(
@@ -192,13 +159,13 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def read_settings(connection: sqlite3.Connection) -> IndexSettings:
+def read_spec(connection: sqlite3.Connection) -> IndexSpec:
     """Read what the index was made with."""
-    row = connection.execute(
-        "SELECT encoder, fingerprint, dims, metric, kind, options, query_prompt, passage_prompt "
-        "FROM settings"
-    ).fetchone()
-    return IndexSettings(*row)
+    cursor = connection.execute("SELECT * FROM settings")
+    columns = [name for name, *_ in cursor.description]
+    record = dict(zip(columns, cursor.fetchone(), strict=True))
+    del record["id"]
+    return from_record(record)
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from condensery.atomic_files import sync_path
 from condensery.index import database, generations, rebuilding
-from condensery.index.database import IndexSettings, storage_errors
+from condensery.index.database import storage_errors
 from condensery.index.index import DATABASE, Index
+from condensery.values import IndexSpec
 
 NEW = ".new-"
 DROPPED = ".dropped-"
@@ -52,12 +53,12 @@ class Folders:
             generations.tidy(folder, keep=rebuilding.unfinished(folder))
             return Index(name, generations.current(folder), cache_every=self.cache_every)
 
-    def make(self, name: str, settings: IndexSettings) -> Index:
+    def make(self, name: str, spec: IndexSpec) -> Index:
         """Make an index aside and rename it into place, so that none is ever there by half."""
         with storage_errors(self.root / name):
             aside = Path(tempfile.mkdtemp(prefix=NEW, dir=self.root))
             try:
-                database.create(aside / DATABASE, settings)
+                database.create(aside / DATABASE, spec)
                 sync_path(aside)
                 return self.place(aside, name)
             except BaseException:

@@ -58,18 +58,13 @@ class Index:
         with storage_errors(self._database):
             self._writer = database.open_writer(self._database)
             try:
-                self.settings = database.read_settings(self._writer)
+                self.spec = database.read_spec(self._writer)
                 self._counts = passages.count(self._writer)
                 self._vector_index = VectorIndex(
-                    self._writer,
-                    self.settings,
-                    directory / CACHE,
-                    save_every=cache_every,
-                    report=self._report,
+                    self._writer, self.spec, directory / CACHE, cache_every, self._report
                 )
-                self._next_row = 1 + max(
-                    passages.last_row(self._writer), self._vector_index.last_row()
-                )
+                last_rows = passages.last_row(self._writer), self._vector_index.last_row()
+                self._next_row = 1 + max(last_rows)
             except BaseException:
                 self._writer.close()
                 raise
@@ -77,7 +72,7 @@ class Index:
     @property
     def info(self) -> IndexInfo:
         """What the index is and holds."""
-        own = self.settings
+        own = self.spec
         documents, pieces = self._counts
         cache = self._vector_index.cache
         return IndexInfo(
@@ -89,7 +84,7 @@ class Index:
             metric=own.metric,
             documents=documents,
             passages=pieces,
-            options=own.parsed_options,
+            options=own.options or {},
             searched_as=cache.searched_as,
             trains_at=cache.trains_at,
             tombstones=cache.tombstones,
@@ -128,7 +123,7 @@ class Index:
         self._check_fingerprint(fingerprint)
         self._check_prompts(embedded_for)
         checks.check_documents(documents, pieces)
-        checks.check_vectors(vectors, len(pieces), self.settings.dims)
+        checks.check_vectors(vectors, len(pieces), self.spec.dims)
         with_json = [
             (document, checks.encode_metadata(document.metadata, f"documents[{row}].metadata"))
             for row, document in enumerate(documents)
@@ -209,7 +204,7 @@ class Index:
         if fingerprint is not None:
             self._check_fingerprint(fingerprint)
         self._check_prompts(embedded_for)
-        checks.check_query(vector, self.settings.dims, top_k)
+        checks.check_query(vector, self.spec.dims, top_k)
         with (
             storage_errors(self._database),
             self._vector_index.read_lock(),
@@ -268,7 +263,7 @@ class Index:
     def scroll(self, page: PageQuery) -> Page:
         """Return documents by id, as far as one page goes, as they are at one moment."""
         with self.read_transaction() as reader:  # a document and its passages one after the other
-            return selecting.read_page(reader, page, self.settings.dims)
+            return selecting.read_page(reader, page, self.spec.dims)
 
     def copy(self, path: Path) -> None:
         """Write the index's SQLite file, as it is at one moment, to ``path``; packed, not synced.
@@ -284,7 +279,7 @@ class Index:
                 self._check_open()
                 reader = stack.enter_context(closing(database.open_reader(self._database)))
                 # opens every file, of which another index may have the names a moment later
-                database.read_settings(reader)
+                database.read_spec(reader)
             reader.execute("VACUUM INTO ?", (str(path),))
 
     @contextmanager
@@ -332,7 +327,7 @@ class Index:
             self._writer.close()
 
     def _check_fingerprint(self, fingerprint: str) -> None:
-        own = self.settings
+        own = self.spec
         if fingerprint != own.fingerprint:
             raise EncoderMismatch(
                 f"Index {self.name!r} holds vectors of encoder {own.encoder!r} with fingerprint "
@@ -342,7 +337,7 @@ class Index:
             )
 
     def _check_prompts(self, embedded_for: IndexInfo | None) -> None:
-        if embedded_for is not None and embedded_for.prompts != self.settings.prompts:
+        if embedded_for is not None and embedded_for.prompts != self.spec.prompts:
             raise EncoderMismatch(
                 f"Index {self.name!r} was replaced by one with other prompts while texts were "
                 "embedded for it; ask again.",

@@ -6,7 +6,6 @@ arXiv:1603.09320). ``ivf_pq`` looks into the nearest of ``nlist`` cells and comp
 memory; what it finds is put in order by the vectors themselves, which SQLite has.
 """
 
-import json
 import math
 from collections.abc import Mapping
 
@@ -43,8 +42,8 @@ LEAST_CELLS = 16
 Options = Mapping[str, int]
 
 
-def write_options(kind: str, raw: object, dims: int) -> str:
-    """Return an index's options as its settings keep them, or refuse them by name.
+def check_options(kind: str, raw: object, dims: int) -> dict[str, int]:
+    """Return an index's options, or refuse them by name.
 
     Args:
         kind: One of ``KINDS``.
@@ -86,7 +85,7 @@ def write_options(kind: str, raw: object, dims: int) -> str:
             field="options.nprobe",
             value=options["nprobe"],
         )
-    return json.dumps(options, sort_keys=True)
+    return options
 
 
 def least_rows(options: Options) -> int:

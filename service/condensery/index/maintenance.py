@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from condensery.atomic_files import sync_path
 from condensery.errors import IndexNotFound, RebuildNotFound, RebuildRunning, StorageError
 from condensery.index import checks, generations, rebuilding
-from condensery.index.database import IndexSettings, storage_errors
+from condensery.index.database import storage_errors
 from condensery.index.index import Index
 from condensery.index.rebuilding import Rebuilding
 from condensery.index.snapshots import Snapshots
@@ -37,9 +37,8 @@ SNAPSHOTS = "snapshots"
 class IndexMaintenance:
     """Aliases, snapshots and rebuilds of a store's indexes.
 
-    Calls block on disk; any thread may make them.
-
-    An alias does wherever an index's name is asked for, but as the name of a new index.
+    Calls block on disk; any thread may make them. An alias does wherever an index's name is asked
+    for, but as the name of a new index.
 
     Args:
         store: Whose indexes.
@@ -82,9 +81,9 @@ class IndexMaintenance:
             LimitReached: There are as many as there may be.
             StorageFull, StorageReadOnly, StorageError: The disk refused; nothing is left behind.
         """
-        made = self._snapshots.make(self._store.find(name))
-        self.measure(made.index)
-        return made
+        snapshot = self._snapshots.make(self._store.find(name))
+        self.measure(snapshot.index)
+        return snapshot
 
     def snapshots(self, name: str) -> SnapshotList:
         """List an index's snapshots, also of one that is no more or is broken."""
@@ -157,28 +156,28 @@ class IndexMaintenance:
         """
         with self._store.rebuild_lock:
             name = self._store.find(name).name
-            self.forget(name)  # which may be just taking its place
+            self.forget(name)  # a rebuild that may be about to take its place
             old, folder = self._store.find(name), self._store.folder(name)
-            if spec.options is None and spec.kind == old.settings.kind:
-                spec = replace(spec, options=old.settings.parsed_options)
-            settings = IndexSettings.of(spec)
+            if spec.options is None and spec.kind == old.spec.kind:
+                spec = replace(spec, options=old.spec.options)
+            spec = checks.check_spec(spec)
             rebuilding.clear(folder, old)
 
             def swap(fresh: Index, check: Callable[[sqlite3.Connection], None]) -> None:
                 with self._store.catalogue_lock:
-                    if self._rebuilds.get(name) is not rebuild:  # while this thread was on its way
+                    if self._rebuilds.get(name) is not rebuild:  # cancelled meanwhile
                         raise rebuilding.cancelled_error(name)
                     self._store.replace(name, fresh, check)
                     del self._rebuilds[name]
                     with contextlib.suppress(OSError):  # the next start sees that it is done
                         (folder / rebuilding.PLAN).unlink(missing_ok=True)
 
-            rebuild = Rebuilding(folder, old, settings, swap, cache_every=self._store.cache_every)
+            rebuild = Rebuilding(folder, old, spec, swap, cache_every=self._store.cache_every)
             self._rebuilds[name] = rebuild
             return rebuild
 
     def unfinished_rebuilds(self) -> list[RebuildPlan]:
-        """Return what was begun and is neither done nor cancelled."""
+        """Return the rebuilds that were begun and are neither done nor cancelled."""
         plans = []
         for info in self._store.list():
             plan = rebuilding.read_plan(self._store.folder(info.name))
@@ -187,10 +186,10 @@ class IndexMaintenance:
         return plans
 
     def cancel_rebuild(self, name: str) -> None:
-        """Give up what is being made of an index; synced on return.
+        """Cancel an index's rebuild and delete what it made; synced on return.
 
         Raises:
-            RebuildNotFound: Nothing is.
+            RebuildNotFound: It is not being rebuilt.
         """
         with self._store.exclusive():  # not while it takes the old one's place
             old = self._store.find(name)
@@ -203,19 +202,19 @@ class IndexMaintenance:
             rebuilding.cancel(folder, old)
 
     def forget(self, name: str) -> None:
-        """Close the files of what is being made of an index."""
+        """Close the files of an index's rebuild, if there is one; it can go on another time."""
         with self._store.catalogue_lock:  # not while it takes the old one's place
-            made = self._rebuilds.pop(name, None)
-            if made is not None and not self._store.serves(made.fresh):
-                made.fresh.close()
+            rebuild = self._rebuilds.pop(name, None)
+            if rebuild is not None and not self._store.serves(rebuild.fresh):
+                rebuild.fresh.close()
 
     def close(self) -> None:
-        """Close the files of all that is being made; it goes on another time."""
+        """Close the files of all rebuilds; they go on another time."""
         for name in list(self._rebuilds):
             self.forget(name)
 
     def measure(self, name: str) -> None:
-        """Let the metric tell the age of an index's newest snapshot."""
+        """Let the metric follow the age of an index's newest snapshot."""
         if self._metrics is None:
             return
         gauge = self._metrics.index_snapshot_age
@@ -249,12 +248,12 @@ class IndexMaintenance:
         if not self._names.holds(name):
             raise IndexNotFound(f"Index {name!r} was dropped meanwhile.", field="into", value=name)
         self._check_not_rebuilt(name)
-        if not self._store.usable(name):  # nobody can cancel what is made of a broken one
+        if not self._store.usable(name):  # nobody can cancel a broken index's rebuild
             rebuilding.forget_plan(folder)
-        made = generations.fresh(folder)
-        aside.rename(made)
+        generation = generations.fresh(folder)
+        aside.rename(generation)
         try:
-            fresh = Index(name, made, cache_every=self._store.cache_every)
+            fresh = Index(name, generation, cache_every=self._store.cache_every)
             try:
                 self._store.replace(name, fresh)
             except BaseException:
@@ -262,7 +261,7 @@ class IndexMaintenance:
                     fresh.close(keep_cache=False)
                 raise
         except BaseException:
-            if generations.current(folder) != made:
-                shutil.rmtree(made, ignore_errors=True)
+            if generations.current(folder) != generation:
+                shutil.rmtree(generation, ignore_errors=True)
             raise
         return fresh

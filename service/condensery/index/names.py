@@ -1,7 +1,7 @@
 """Which indexes there are, open or broken, and where their aliases lead.
 
-Any thread reads; what changes them holds the store's lock. Whoever looks needs none, so each
-look-up is written for an index that is mended, dropped or replaced meanwhile.
+Any thread reads; what changes them holds the store's lock. A look-up holds none, so
+it allows for an index that is restored, dropped or replaced meanwhile.
 """
 
 from collections.abc import Set
@@ -35,7 +35,7 @@ class IndexNames:
         self.open: dict[str, Index] = {}
         self.broken: dict[str, str] = {}  # why each can't be used
         self.aliases = IndexAliases(aliases, caps.aliases)
-        self._most = caps.indexes
+        self._max_indexes = caps.indexes
 
     def find(self, name: str) -> Index:
         """Return an open index by its name or an alias.
@@ -51,7 +51,7 @@ class IndexNames:
         checks.check_name(name)
         while True:
             end = self.resolve(name)
-            reason = self.broken.get(end)  # before the next line: a restore mends it meanwhile
+            reason = self.broken.get(end)  # first: a restore moves it from one to the other
             index = self.open.get(end)
             if index is not None:
                 return index
@@ -64,7 +64,7 @@ class IndexNames:
 
     def holds(self, name: str) -> bool:
         """Tell whether there is an index of this very name, usable or broken."""
-        # in this order: a restore mends a broken one meanwhile
+        # in this order: a restore moves it from one to the other
         return name in self.broken or name in self.open
 
     def resolve(self, name: str) -> str:
@@ -73,7 +73,7 @@ class IndexNames:
 
     def all(self) -> Set[str]:
         """Return the names of all indexes, usable or broken."""
-        broken = self.broken.copy()  # first: a restore mends one meanwhile
+        broken = self.broken.copy()  # first: a restore moves one to the others
         return {*broken, *self.open.copy()}
 
     def check_free(self, name: str) -> None:
@@ -91,15 +91,15 @@ class IndexNames:
                 field="index",
                 value=name,
             )
-        if (there := len(self.all())) >= self._most:
+        if (count := len(self.all())) >= self._max_indexes:
             raise LimitReached(
-                f"index: {name!r} can't be made: there are {there} indexes, and there may be "
-                f"{self._most} (max_indexes); delete one first.",
+                f"index: {name!r} can't be made: there are {count} indexes, and there may be "
+                f"{self._max_indexes} (max_indexes); delete one first.",
                 field="index",
                 value=name,
             )
 
-    def check_bare(self, name: str) -> None:
+    def check_no_aliases(self, name: str) -> None:
         """Refuse to drop what aliases point at.
 
         Raises:
@@ -119,7 +119,7 @@ class IndexNames:
                 field="index",
                 value=name,
             )
-        there = ", ".join(sorted(self.open.copy())) or "none yet"
+        names = ", ".join(sorted(self.open.copy())) or "none yet"
         return IndexNotFound(
-            f"There is no index {name!r}; there are: {there}.", field="index", value=name
+            f"There is no index {name!r}; there are: {names}.", field="index", value=name
         )

@@ -12,15 +12,15 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from condensery.atomic_files import sync_path, write_atomically
 from condensery.errors import RebuildNotFound, RebuildRunning, TextsMissing, shorten
 from condensery.index import changes, database, generations, passages
-from condensery.index.database import IndexSettings, storage_errors
+from condensery.index.database import storage_errors
 from condensery.index.index import DATABASE, Index
-from condensery.values import Document, Floats, Hit, Passage, RebuildPlan
+from condensery.values import Document, Floats, Hit, IndexSpec, Passage, RebuildPlan
 
 FORMAT = 1
 PLAN = "rebuild.json"
@@ -28,7 +28,7 @@ PLAN = "rebuild.json"
 Swap = Callable[[Index, Callable[[sqlite3.Connection], None]], None]
 
 
-class _NotDone(Exception):
+class _WrittenMeanwhile(Exception):
     """Something was written since. Never leaves this module."""
 
 
@@ -39,12 +39,12 @@ class Step:
     Attributes:
         number: Of the last note that the step works off; 0 if there is none left.
         documents: As the index has them now.
-        gone: Ids of those that it has no more.
+        deleted: Ids of those that it has no more.
     """
 
     number: int
     documents: list[Document]
-    gone: list[str]
+    deleted: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Plan:
     """What ``rebuild.json`` holds."""
 
     generation: str
-    settings: IndexSettings
+    spec: IndexSpec
     began: float
     documents: int
 
@@ -60,14 +60,14 @@ class Plan:
         """Return it for callers."""
         return RebuildPlan(
             index=index,
-            encoder=self.settings.encoder,
-            fingerprint=self.settings.fingerprint,
-            kind=self.settings.kind,
-            metric=self.settings.metric,
-            options=self.settings.parsed_options,
+            encoder=self.spec.encoder,
+            fingerprint=self.spec.fingerprint,
+            kind=self.spec.kind,
+            metric=self.spec.metric,
+            options=self.spec.options or {},
             documents=self.documents,
             began=self.began,
-            prompts=self.settings.prompts,
+            prompts=self.spec.prompts,
         )
 
 
@@ -77,8 +77,7 @@ def read_plan(folder: Path) -> Plan | None:
         content = json.loads((folder / PLAN).read_bytes())
         if content.pop("format") != FORMAT:
             return None
-        settings = IndexSettings(**content.pop("settings"))
-        return Plan(settings=settings, **content)
+        return Plan(spec=database.from_record(content.pop("settings")), **content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -122,7 +121,7 @@ class Rebuilding:
     Args:
         folder: The index's.
         old: The index as it serves.
-        settings: Of the new one. Where another was begun with the same, it goes on, with the
+        spec: Of the new one. Where another was begun with the same, it goes on, with the
             prompts that it was begun with.
         swap: Lets an index take the old one's place, once what it is given finds nothing wrong,
             and forgets the plan.
@@ -135,26 +134,26 @@ class Rebuilding:
     """
 
     def __init__(
-        self, folder: Path, old: Index, settings: IndexSettings, swap: Swap, *, cache_every: int
+        self, folder: Path, old: Index, spec: IndexSpec, swap: Swap, *, cache_every: int
     ) -> None:
         self.old = old
         self._folder = folder
         self._swap = swap
         with storage_errors(folder):
             plan = read_plan(folder)
-            if plan is not None and plan.settings != settings.with_prompts_of(plan.settings):
+            if plan is not None and plan.spec != replace(spec, prompts=plan.spec.prompts):
                 raise RebuildRunning(
-                    f"Index {old.name!r} is being rebuilt for encoder {plan.settings.encoder!r} "
+                    f"Index {old.name!r} is being rebuilt for encoder {plan.spec.encoder!r} "
                     "with other settings; let it finish, or cancel it.",
                     field="index",
                     value=old.name,
                 )
             with old.read_transaction() as connection:
                 check_texts(connection)
-            self._plan = plan or self._begin(settings)
-            made = folder / self._plan.generation
+            self._plan = plan or self._begin(spec)
+            generation = folder / self._plan.generation
             try:
-                self.fresh = Index(old.name, made, cache_every=cache_every)
+                self.fresh = Index(old.name, generation, cache_every=cache_every)
                 try:
                     with old.write_transaction() as connection:
                         if not changes.begun(connection):
@@ -164,7 +163,7 @@ class Rebuilding:
                     raise
             except BaseException:
                 if plan is None:
-                    self._undo(made)
+                    self._undo(generation)
                 raise
 
     @property
@@ -177,19 +176,19 @@ class Rebuilding:
         with self.old.read_transaction() as connection:
             return changes.pending(connection)
 
-    def step(self, most: int) -> Step:
+    def next_step(self, max_documents: int) -> Step:
         """Return what is to be done next.
 
         Raises:
             TextsMissing: A document was written without its text meanwhile.
         """
         with self.old.read_transaction() as connection:
-            number, ids = changes.oldest(connection, most)
+            number, ids = changes.oldest(connection, max_documents)
             documents = passages.fetch_documents(connection, ids)
             if any(not document.text for document in documents.values()):
                 check_texts(connection)
-        gone = [identity for identity in ids if identity not in documents]
-        return Step(number, list(documents.values()), gone)
+        deleted = [identity for identity in ids if identity not in documents]
+        return Step(number, list(documents.values()), deleted)
 
     def write(self, step: Step, pieces: Sequence[Passage], vectors: Floats) -> None:
         """Write a step's documents into the new index, with their passages; synced on return.
@@ -200,25 +199,25 @@ class Rebuilding:
             StorageFull, StorageReadOnly, StorageError: The disk refused; the step is still to do.
         """
         if step.documents:
-            fingerprint = self._plan.settings.fingerprint
+            fingerprint = self._plan.spec.fingerprint
             self.fresh.upsert(step.documents, pieces, vectors, fingerprint=fingerprint)
-        if step.gone:
-            self.fresh.delete(step.gone)
+        if step.deleted:
+            self.fresh.delete(step.deleted)
         with self.old.write_transaction() as connection:
-            if self.fresh.closed:  # the notes may be another rebuild's by now
+            if self.fresh.closed:  # cancelled: the notes may be another rebuild's by now
                 raise cancelled_error(self.old.name)
             changes.forget(connection, step.number)
 
-    def sample(self, most: int) -> list[str]:
+    def sample(self, count: int) -> list[str]:
         """Return texts of some documents, drawn at random."""
         with self.old.read_transaction() as connection:
             rows = connection.execute(
-                "SELECT text FROM documents ORDER BY random() LIMIT ?", (most,)
+                "SELECT text FROM documents ORDER BY random() LIMIT ?", (count,)
             )
             return [text for (text,) in rows]
 
     def overlap(self, old: Floats, new: Floats, top_k: int) -> float:
-        """Return which share of the documents found before is found now, on average.
+        """Return which share of the documents that the old index finds the new one finds too.
 
         Args:
             old: The vectors of some texts by the old encoder, (texts, dims).
@@ -227,9 +226,9 @@ class Rebuilding:
         """
         shares = []
         for before, after in zip(old, new, strict=True):
-            was = _documents(self.old.query(before, top_k=top_k))
-            now = _documents(self.fresh.query(after, top_k=top_k))
-            shares.append(len(was & now) / max(1, len(was)))
+            by_old = _documents(self.old.query(before, top_k=top_k))
+            by_new = _documents(self.fresh.query(after, top_k=top_k))
+            shares.append(len(by_old & by_new) / max(1, len(by_old)))
         return sum(shares) / max(1, len(shares))
 
     def finish(self) -> bool:
@@ -245,24 +244,26 @@ class Rebuilding:
 
         def check(connection: sqlite3.Connection) -> None:
             if changes.pending(connection):
-                raise _NotDone
+                raise _WrittenMeanwhile
 
         with storage_errors(self._folder):
             try:
                 self._swap(self.fresh, check)
-            except _NotDone:
+            except _WrittenMeanwhile:
                 return False
         return True
 
-    def _begin(self, settings: IndexSettings) -> Plan:
+    def _begin(self, spec: IndexSpec) -> Plan:
         made = generations.fresh(self._folder)
         try:
             made.mkdir()
-            database.create(made / DATABASE, settings)
+            database.create(made / DATABASE, spec)
             sync_path(made)
             documents = self.old.info.documents
-            plan = Plan(made.name, settings, round(time.time(), 3), documents)
-            write_atomically(self._folder / PLAN, json.dumps({"format": FORMAT, **asdict(plan)}))
+            plan = Plan(made.name, spec, round(time.time(), 3), documents)
+            record = {"format": FORMAT, **asdict(plan), "settings": database.to_record(spec)}
+            del record["spec"]
+            write_atomically(self._folder / PLAN, json.dumps(record))
         except BaseException:
             self._undo(made)
             raise
@@ -293,7 +294,7 @@ def forget_plan(folder: Path) -> None:
 
 
 def clear(folder: Path, index: Index) -> None:
-    """Forget a rebuild that was finished, never began to note, or is of nobody knows what."""
+    """Forget a rebuild that was finished, or has no notes, no plan or no files to go on with."""
     plan = read_plan(folder)
     made = None if plan is None else folder / plan.generation
     noting = noted(index)

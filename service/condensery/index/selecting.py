@@ -60,7 +60,7 @@ def count(connection: sqlite3.Connection, filter: Filter) -> tuple[int, int]:
 
 def read_page(connection: sqlite3.Connection, page: PageQuery, dims: int) -> Page:
     """Read documents by id, as far as one page goes."""
-    where, values = ("1", []) if page.filter is None else _where(page.filter)
+    where, values = ("1", []) if page.filter is None else fields.compile_filter(page.filter, "+row")
     columns = ("id", "row", "text" if page.text else "NULL")
     # Within, ids and rows are read from their index alone, as far as the page goes; the plus keeps
     # SQLite from sorting all that is chosen instead.
@@ -81,10 +81,6 @@ def read_page(connection: sqlite3.Connection, page: PageQuery, dims: int) -> Pag
         parsed = None if metadata is None else json.loads(metadata)
         documents.append(StoredDocument(identity, text, parsed, pieces))
     return Page(None, tuple(documents))
-
-
-def _where(filter: Filter) -> tuple[str, list[fields.Stored]]:
-    return fields.compile_filter(filter, "+row")
 
 
 def _passages(connection: sqlite3.Connection, document: int, dims: int) -> Iterator[StoredPassage]:

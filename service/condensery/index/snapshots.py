@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +70,12 @@ class Snapshots:
 
     Args:
         root: Their folder; made with the first.
-        most: How many there may be, of all indexes together.
+        max_snapshots: How many there may be, of all indexes together.
     """
 
-    def __init__(self, root: Path, most: int) -> None:
+    def __init__(self, root: Path, max_snapshots: int) -> None:
         self._root = root
-        self._most = most
+        self._max_snapshots = max_snapshots
         self._counting = threading.Lock()  # over what is made
         self._made: set[Path] = set()  # the folders of those that are being made
         for leftover in (*root.glob("*/*.partial"), *root.glob("*/*.removed")):  # a crash left it
@@ -190,11 +189,11 @@ class Snapshots:
         with self._counting:
             there = {path for path in self._root.glob("*/*") if not path.name.endswith(_ASIDE)}
             there |= self._made
-            if len(there) >= self._most:
+            if len(there) >= self._max_snapshots:
                 raise LimitReached(
                     f"snapshot: none can be made of index {target.parent.name!r}: there are "
-                    f"{len(there)}, of all indexes, and there may be {self._most} (max_snapshots); "
-                    "delete one first.",
+                    f"{len(there)}, of all indexes, and there may be {self._max_snapshots} "
+                    "(max_snapshots); delete one first.",
                     field="snapshot",
                 )
             self._made.add(target)
@@ -221,7 +220,7 @@ class Snapshots:
 def _describe(file: Path, snapshot: str, index: str, created: float) -> Manifest:
     with closing(sqlite3.connect(file, isolation_level=None)) as copy:
         changes.end(copy)  # a rebuild's notes are of the index itself
-        settings = database.read_settings(copy)
+        spec = database.read_spec(copy)
         index_format = copy.execute("PRAGMA user_version").fetchone()[0]
         documents, pieces = passages.count(copy)
     digest = hashlib.sha256()
@@ -234,7 +233,7 @@ def _describe(file: Path, snapshot: str, index: str, created: float) -> Manifest
         index=index,
         created=round(created, 3),
         index_format=index_format,
-        settings=asdict(settings),
+        settings=database.to_record(spec),
         documents=documents,
         passages=pieces,
         bytes=file.stat().st_size,

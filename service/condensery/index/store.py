@@ -1,6 +1,6 @@
-"""The indexes of a data directory: made, asked, replaced and dropped.
+"""The indexes of a data directory: created, searched, written, replaced and dropped by name.
 
-Where each has its files is in ``folders``, how one is found by name in ``names``.
+Where each has its files is in ``folders``, how one is found by its name or an alias in ``names``.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,7 +21,7 @@ from condensery.errors import (
     Unavailable,
 )
 from condensery.index import checks, generations
-from condensery.index.database import IndexSettings, storage_errors
+from condensery.index.database import storage_errors
 from condensery.index.filters import Filter
 from condensery.index.folders import Folders
 from condensery.index.index import Index
@@ -117,12 +117,12 @@ class IndexStore:
             LimitReached: There are as many as there may be.
         """
         checks.check_new_name(name)
-        settings = IndexSettings.of(spec)
+        spec = checks.check_spec(spec)
         with self.catalogue():
             if self.names.holds(name):
-                return self._existing(name, settings)
+                return self._existing(name, spec)
             self.names.check_free(name)
-            index = self.names.open[name] = self._folders.make(name, settings)
+            index = self.names.open[name] = self._folders.make(name, spec)
         self._measure(index)
         return index.info
 
@@ -148,7 +148,7 @@ class IndexStore:
         checks.check_name(name)
         with self.exclusive(), storage_errors(self.folder(name)):
             name = self.names.aliases.resolve(name)
-            self.names.check_bare(name)
+            self.names.check_no_aliases(name)
             dropped = None if name in self.names.broken else self.find(name)
             if dropped is not None:
                 self.maintenance.forget(name)
@@ -271,18 +271,18 @@ class IndexStore:
         """
         with self.catalogue_lock:
             self.names.check_free(name)
-            self.names.open[name] = made = self._folders.place(folder, name)
-        self._measure(made)
-        return made
+            self.names.open[name] = index = self._folders.place(folder, name)
+        self._measure(index)
+        return index
 
     def replace(self, name: str, fresh: Index, check: Check | None = None) -> None:
         """Let another index, in a generation of its own, take the place of one; synced on return.
 
         Args:
             name: Of both.
-            fresh: Open already; of what is asked from here on, all is asked of it.
-            check: Sees the old one's connection once nothing is written any more; what it raises
-                leaves all as it was.
+            fresh: The new one, open; every call from here on goes to it.
+            check: Called with the old one's connection once nothing is written to it any more;
+                if it raises, all stays as it was.
 
         Raises:
             IndexNotFound: It was dropped meanwhile.
@@ -335,16 +335,16 @@ class IndexStore:
     def _forget(self, name: str, index: Index | None) -> None:
         """Take an index that is no more out of the metrics."""
         if index is not None and self._metrics is not None:
-            self._metrics.index_passages.remove(name, index.settings.encoder)
+            self._metrics.index_passages.remove(name, index.spec.encoder)
 
-    def _existing(self, name: str, settings: IndexSettings) -> IndexInfo:
+    def _existing(self, name: str, spec: IndexSpec) -> IndexInfo:
         index = self.find(name)
-        settings = settings.with_prompts_of(index.settings)
+        spec = replace(spec, prompts=index.spec.prompts)
         differ = [
-            f"{field.name} is {getattr(index.settings, field.name)!r}, "
-            f"not {getattr(settings, field.name)!r}"
-            for field in fields(IndexSettings)
-            if getattr(index.settings, field.name) != getattr(settings, field.name)
+            f"{field.name} is {getattr(index.spec, field.name)!r}, "
+            f"not {getattr(spec, field.name)!r}"
+            for field in fields(IndexSpec)
+            if getattr(index.spec, field.name) != getattr(spec, field.name)
         ]
         if differ:
             raise IndexExists(

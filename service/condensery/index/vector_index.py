@@ -14,11 +14,10 @@ import numpy as np
 
 from condensery.errors import CondenseryError, StorageError
 from condensery.index import kinds, passages
-from condensery.index.database import IndexSettings
 from condensery.index.passages import Rows, Stamp
 from condensery.index.rwlock import ReadWriteLock
 from condensery.index.vectors import CacheUnusable, VectorCache
-from condensery.values import Floats
+from condensery.values import Floats, IndexSpec
 
 # Called with an event's name and its fields.
 Report = Callable[..., None]
@@ -32,7 +31,7 @@ class VectorIndex:
 
     Args:
         connection: That writes the index's SQLite file, which it is kept in line with.
-        settings: Of the index.
+        spec: Of the index.
         file: Where it is saved.
         save_every: Changed passages after which it is; a quarter of the index if that is more.
         report: Called with what was amiss and mended.
@@ -49,20 +48,19 @@ class VectorIndex:
     def __init__(
         self,
         connection: sqlite3.Connection,
-        settings: IndexSettings,
+        spec: IndexSpec,
         file: Path,
-        *,
         save_every: int,
         report: Report,
     ) -> None:
         self._connection = connection
-        self._settings = settings
+        self._spec = spec
         self._file = file
         self._save_every = save_every
         self._report = report
         self._lock = ReadWriteLock()
         self._written = passages.latest_write(connection)
-        restored = restore(connection, settings, file, report)
+        restored = restore(connection, spec, file, report)
         self.cache = restored.cache
         self.saved = restored.saved
         self._unsaved = restored.unsaved  # passages changed since
@@ -90,7 +88,7 @@ class VectorIndex:
             near = allowed.tolist()
         else:
             near, _ = self.cache.search(vector, count, allowed)
-        rows, scores = passages.rank(reader, near, vector, self._settings.metric)
+        rows, scores = passages.rank(reader, near, vector, self._spec.metric)
         return rows[:k], scores[:k], len(near) == count
 
     def last_row(self) -> int:
@@ -159,7 +157,7 @@ class VectorIndex:
 
     def _rebuild(self) -> None:
         # beside the old one, which goes on answering
-        fresh = build(self._connection, self._settings)
+        fresh = build(self._connection, self._spec)
         with self.write_lock():
             self.cache = fresh
 
@@ -178,7 +176,7 @@ class Restored:
 
 
 def restore(
-    connection: sqlite3.Connection, settings: IndexSettings, path: Path, report: Report
+    connection: sqlite3.Connection, spec: IndexSpec, path: Path, report: Report
 ) -> Restored:
     """Load the cache at ``path`` and bring it up to date, or build it anew if it can't serve.
 
@@ -187,16 +185,14 @@ def restore(
         sqlite3.Error: SQLite can't be read.
     """
     try:
-        cache, stamp = VectorCache.load(
-            path, settings.kind, settings.metric, settings.dims, settings.parsed_options
-        )
+        cache, stamp = VectorCache.load(path, spec.kind, spec.metric, spec.dims, spec.options)
         if not passages.knows_write(connection, stamp):
             raise CacheUnusable("of another history of this index")
-        added, removed = _catch_up(connection, settings, cache)
+        added, removed = _catch_up(connection, spec, cache)
         if cache.needs_training:
             raise CacheUnusable("large enough by now to be trained")
     except CacheUnusable as error:
-        cache = build(connection, settings)
+        cache = build(connection, spec)
         if cache.live or path.exists():
             report("index_cache_rebuilt", reason=str(error), passages=cache.live)
         # a file refused once must not come back when row ids have moved on
@@ -210,14 +206,14 @@ def restore(
     return Restored(cache, saved=stamp.sequence, unsaved=added + removed)
 
 
-def build(connection: sqlite3.Connection, settings: IndexSettings) -> VectorCache:
+def build(connection: sqlite3.Connection, spec: IndexSpec) -> VectorCache:
     """Fill a new cache with every vector that SQLite holds."""
     _, expected = passages.count(connection)
-    options = settings.parsed_options
-    cache = VectorCache(settings.kind, settings.metric, settings.dims, options)
+    options = spec.options or {}
+    cache = VectorCache(spec.kind, spec.metric, spec.dims, options)
     if cache.trains_at is not None and expected >= cache.trains_at:
-        cache = _train(connection, settings, expected)
-    for rows, vectors in passages.vector_blocks(connection, settings.dims):
+        cache = _train(connection, spec, expected)
+    for rows, vectors in passages.vector_blocks(connection, spec.dims):
         cache.add(rows, vectors)
     if cache.live != expected:
         raise StorageError(
@@ -226,21 +222,19 @@ def build(connection: sqlite3.Connection, settings: IndexSettings) -> VectorCach
     return cache
 
 
-def _train(connection: sqlite3.Connection, settings: IndexSettings, count: int) -> VectorCache:
+def _train(connection: sqlite3.Connection, spec: IndexSpec, count: int) -> VectorCache:
     """Train an empty cache on a sample of the vectors, the same each time."""
-    options = settings.parsed_options
+    options = spec.options or {}
     rows = np.random.default_rng(0).choice(
         passages.passage_rows(connection), kinds.sample_size(options, count), replace=False
     )
-    blocks = passages.vector_blocks(connection, settings.dims, np.sort(rows))
+    blocks = passages.vector_blocks(connection, spec.dims, np.sort(rows))
     sample = np.concatenate([vectors for _, vectors in blocks])
-    return VectorCache.trained(
-        settings.kind, settings.metric, settings.dims, options, count, sample
-    )
+    return VectorCache.trained(spec.kind, spec.metric, spec.dims, options, count, sample)
 
 
 def _catch_up(
-    connection: sqlite3.Connection, settings: IndexSettings, cache: VectorCache
+    connection: sqlite3.Connection, spec: IndexSpec, cache: VectorCache
 ) -> tuple[int, int]:
     """Add what SQLite has more, bury what it has no more; returns how many of each.
 
@@ -251,7 +245,7 @@ def _catch_up(
     missing, extra = np.setdiff1d(stored, cached), np.setdiff1d(cached, stored)
     if (np.diff(np.concatenate([cached, missing])) <= 0).any():
         raise CacheUnusable("holds a row twice, or out of order")
-    for rows, vectors in passages.vector_blocks(connection, settings.dims, missing):
+    for rows, vectors in passages.vector_blocks(connection, spec.dims, missing):
         cache.add(rows, vectors)
     cache.discard(extra.tolist())
     return len(missing), len(extra)

@@ -61,13 +61,12 @@ IndexJob = Callable[Concatenate[Services, str, P], Coroutine[Any, Any, T]]
 def retry_on_swap(job: IndexJob[P, T]) -> IndexJob[P, T]:
     """Do a job again where its index was replaced under it: by an alias, a restore, a rebuild.
 
-    By the time that it is searched or written, an index may have another encoder or other prompts
-    than a text was embedded for, or be gone; the caller named neither. A job that failed for that
-    has done nothing yet.
+    Between a text's embedding and the search or write, the index may get another encoder or other
+    prompts, or be gone; the caller named neither. A job that failed for that has done nothing yet.
     """
 
     @functools.wraps(job)
-    async def steady(services: Services, name: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def retrying(services: Services, name: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
         while True:
             before = services.indexes.info(name)
             try:
@@ -82,7 +81,7 @@ def retry_on_swap(job: IndexJob[P, T]) -> IndexJob[P, T]:
                 ):
                     raise
 
-    return steady
+    return retrying
 
 
 async def create_index(

@@ -194,10 +194,14 @@ def sample_documents() -> list[Document]:
     return documents
 
 
-async def ensure_samples(services: Services, say: Callable[[str], None]) -> bool:
-    """Make the sample index, or bring it up to date; what is right already is left alone.
+async def ensure_samples(services: Services, report: Callable[[str], None]) -> bool:
+    """Make the sample index, or bring it up to date: only what is missing or differs is written.
 
-    An index of that name with other settings (another encoder's) is a user's: it stays.
+    An index of that name with other settings (another encoder's) is a user's: it stays as it is.
+
+    Args:
+        services: The running parts.
+        report: Called with a line of progress.
 
     Returns:
         Whether the sample index is there.
@@ -206,7 +210,7 @@ async def ensure_samples(services: Services, say: Callable[[str], None]) -> bool
     try:
         info = await indexes.create_index(services, SAMPLES_INDEX)
     except IndexExists as error:
-        say(f"index {SAMPLES_INDEX}: left as it is. {error.message}")
+        report(f"index {SAMPLES_INDEX}: left as it is. {error.message}")
         return False
     indexes.find_index_encoder(services, info)
     missing = await _find_missing_samples(services, documents)
@@ -215,7 +219,7 @@ async def ensure_samples(services: Services, say: Callable[[str], None]) -> bool
             services, SAMPLES_INDEX, missing[start : start + SAMPLES_BATCH]
         )
         done = min(start + SAMPLES_BATCH, len(missing))
-        say(f"index {SAMPLES_INDEX}: {done} of {len(missing)} passages")
+        report(f"index {SAMPLES_INDEX}: {done} of {len(missing)} passages")
     return True
 
 
@@ -294,9 +298,9 @@ async def _begin_rebuild(
         run = RebuildRun(
             rebuilding.plan, rebuilding, pending=await asyncio.to_thread(rebuilding.pending)
         )
-        run.open.set()
+        run.writable.set()
         services.rebuilds.runs[name] = run
-        # not in the caller's context, whose time will be over
+        # In a context of its own: the caller's has a deadline.
         run.task = asyncio.create_task(_run_rebuild(services, run), context=contextvars.Context())
         _log.info("rebuild_began", extra={"index": name, "model": run.plan.encoder})
         return run.report()
@@ -354,7 +358,7 @@ async def _cancel_rebuild(services: Services, name: str) -> None:
 
 
 async def resume_rebuilds(services: Services) -> None:
-    """At a start, go on with what the last process began; note why what can't go on does not."""
+    """At a start, go on with the rebuilds that the last process began; note why one can't go on."""
     maintenance = services.indexes.maintenance
     for plan in () if maintenance is None else maintenance.unfinished_rebuilds():
         try:
@@ -380,13 +384,13 @@ async def _run_rebuild(services: Services, run: RebuildRun) -> None:
         await _run_steps(services, run)
     except CondenseryError as error:
         run.fail(error.message, code_of(type(error)))
-    except Exception:  # a bug must not leave it running for ever
+    except Exception:  # a bug must not leave it `running` for ever
         _log.exception("rebuild_broke", extra={"index": run.plan.index})
         run.fail("an internal error, which the server's log has", "internal_error")
     else:
         run.end("done")
     finally:
-        run.open.set()
+        run.writable.set()
     _log_rebuild_end(run)
 
 
@@ -397,15 +401,15 @@ async def _run_steps(services: Services, run: RebuildRun) -> None:
     while True:
         run.pending = await asyncio.to_thread(rebuilding.pending)
         final_steps += run.pending <= FINAL_DOCUMENTS
-        if final_steps > FINAL_STEPS:  # writes come as fast as it works
-            run.open.clear()
-        step = await asyncio.to_thread(rebuilding.step, STEP_DOCUMENTS)
+        if final_steps > FINAL_STEPS:  # writes come as fast as it works them off
+            run.writable.clear()
+        step = await asyncio.to_thread(rebuilding.next_step, STEP_DOCUMENTS)
         if step.number:
             await _run_step(services, run, step)
             continue
         if not compared:
             run.overlap, compared = await _measure_overlap(services, run), True
-        # Else nobody could search the new one, as they can the old one.
+        # If its encoder has changed, nobody could search the new index.
         _check_same_encoder(services, run.plan)
         if await asyncio.to_thread(rebuilding.finish):
             return
@@ -436,7 +440,7 @@ async def _embed_documents(
                 prompt = find_index_prompts(encoder, run.plan).passage
                 return passages, (await encoder.embed(texts, prompt=prompt)).vectors
         except Overloaded as error:  # callers' own requests go first
-            run.open.set()  # writes must not wait for what waits itself
+            run.writable.set()  # writes must not wait for what waits itself
             await asyncio.sleep(error.retry_after_seconds)
 
 
@@ -450,15 +454,10 @@ async def _measure_overlap(services: Services, run: RebuildRun) -> float | None:
     try:
         with serving_request(RequestContext(caller=REBUILD_CALLER)):
             index = services.indexes.info(run.plan.index)
-            both = (
-                (find_index_encoder(services, index), index),
-                (_find_new_encoder(services, run.plan), run.plan),
-            )
+            old, new = find_index_encoder(services, index), _find_new_encoder(services, run.plan)
             before, after = await asyncio.gather(
-                *(
-                    encoder.embed(texts, prompt=find_index_prompts(encoder, of).query)
-                    for encoder, of in both
-                )
+                old.embed(texts, prompt=find_index_prompts(old, index).query),
+                new.embed(texts, prompt=find_index_prompts(new, run.plan).query),
             )
     except CondenseryError:  # it is only a figure
         return None

@@ -131,8 +131,8 @@ class RebuildRun:
     Attributes:
         plan: What is being made.
         rebuilding: Does it; None where it could not go on after a start.
-        code: What the reason is an instance of; holds nothing of a document, as the reason may.
-        open: Cleared while writes to the index wait for the new one.
+        code: The error's class, for the log: unlike the reason, it holds nothing of a document.
+        writable: Cleared while writes to the index wait for the rebuild's end.
     """
 
     plan: RebuildPlan
@@ -144,12 +144,12 @@ class RebuildRun:
     reason: str | None = None
     code: str | None = None
     overlap: float | None = None
-    open: asyncio.Event = field(default_factory=asyncio.Event)
+    writable: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, state: RebuildState) -> None:
         """Note that it is over."""
         self.state, self.ended = state, round(time.time(), 3)
-        self.open.set()
+        self.writable.set()
 
     def fail(self, reason: str, code: str) -> None:
         """Note that it failed: the old index goes on."""
@@ -191,8 +191,8 @@ class Rebuilds:
     async def run_to_end(self, change: Coroutine[Any, Any, T]) -> T:
         """Begin or cancel a rebuild, or drop an index, to the end even if the caller leaves.
 
-        Its threads go on anyway: cut short, a rebuild might be noted that nobody works on, or be
-        worked on and not noted.
+        Its threads go on in any case: cut short here, a rebuild could be listed and never worked
+        on, or worked on and not listed.
         """
         task = asyncio.create_task(change)
         self._changes.add(task)
@@ -207,13 +207,13 @@ class Rebuilds:
         return tuple(sorted(plan.index for plan in running if plan.encoder == name))
 
     async def wait_for_last_steps(self, index: str) -> None:
-        """Wait while an index's rebuild does its last steps, which writes would outrun.
+        """Wait while an index's rebuild takes its last steps.
 
-        Only so that the rebuild ends: a write that does not wait is noted, and done once more.
+        Without that, steady writes could keep it from ever ending; no write would be lost.
         """
         run = self.runs.get(index)
         if run is not None:
-            await run.open.wait()
+            await run.writable.wait()
 
     async def stop(self, index: str) -> None:
         """Stop working on an index's rebuild, if there is one; it can go on another time."""
@@ -222,7 +222,7 @@ class Rebuilds:
             run.task.cancel()
             await asyncio.wait({run.task})
         if run is not None:
-            run.open.set()
+            run.writable.set()
 
     async def close(self) -> None:
         """Stop all; they go on at the next start."""

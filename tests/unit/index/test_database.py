@@ -9,9 +9,9 @@ import pytest
 
 from condensery.errors import StorageError, StorageFull, StorageReadOnly
 from condensery.index import database
-from condensery.index.database import IndexSettings
+from condensery.values import IndexSpec
 
-SETTINGS = IndexSettings("e", "f", 4, "ip", "flat")
+SETTINGS = IndexSpec("e", "f", 4, "ip", "flat", {})
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_was_made_opens_with_its_settings(path: Path) -> None:
     writer = database.open_writer(path)
-    assert database.read_settings(writer) == SETTINGS
+    assert database.read_spec(writer) == SETTINGS
     writer.close()
 
 

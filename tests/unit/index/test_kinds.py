@@ -1,6 +1,5 @@
 """What each kind can be told, and the one that must be trained."""
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.unit.index.conftest import (
 from condensery.errors import IndexExists, InputError
 from condensery.index import kinds
 from condensery.index.filters import Filter, Match, Range
-from condensery.index.kinds import OPTIONS, write_options
+from condensery.index.kinds import OPTIONS, check_options
 from condensery.index.store import IndexStore
 from condensery.values import Document, Floats, IndexSpec, Passage
 
@@ -217,13 +216,13 @@ def test_hnsw_is_built_as_it_is_told(data_dir: Path) -> None:
 )
 def test_an_option_that_can_not_be_is_named(kind: str, given: Any, field: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
-        write_options(kind, given, 16)
+        check_options(kind, given, 16)
     assert caught.value.field == field
     assert says in caught.value.message
 
 
 def test_what_is_left_out_follows_from_the_size() -> None:
-    assert json.loads(write_options("ivf_pq", None, 384)) == {}
+    assert check_options("ivf_pq", None, 384) == {}
     assert [kinds.codes_for(dims) for dims in (1, 3, 7, 16, 384, 385)] == [1, 1, 1, 4, 96, 77]
     assert kinds.least_rows({}) == 39 * 256
     for rows in (1, 624, 9984, 20_000, 100_000, 1_000_000):

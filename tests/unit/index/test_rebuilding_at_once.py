@@ -34,7 +34,7 @@ def kb(store: IndexStore) -> str:
 
 
 def work_off(rebuild: Rebuilding) -> None:
-    step = rebuild.step(10)
+    step = rebuild.next_step(10)
     batch = make_batch([document.id for document in step.documents])
     rebuild.write(step, batch.passages, batch.vectors)
     assert rebuild.finish()
@@ -200,7 +200,7 @@ def test_what_was_deleted_after_a_cancel_that_the_disk_refused_stays_deleted(
     store: IndexStore, kb: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, again: bool
 ) -> None:
     rebuild = store.maintenance.rebuild(kb, IndexSpec(**OTHER))
-    step = rebuild.step(10)
+    step = rebuild.next_step(10)
     batch = make_batch(["a", "b"])
     rebuild.write(step, batch.passages, batch.vectors)
     with monkeypatch.context() as patch:
@@ -234,7 +234,7 @@ def test_an_index_that_broke_amid_a_rebuild_can_be_restored_over(
     made = store.maintenance.snapshot(kb)
     make_batch(["c"]).upsert(store)
     rebuild = store.maintenance.rebuild(kb, IndexSpec(**OTHER))
-    step = rebuild.step(10)
+    step = rebuild.next_step(10)
     batch = make_batch(["a", "b", "c"])
     rebuild.write(step, batch.passages, batch.vectors)
     store.close()

@@ -30,7 +30,7 @@ def begin(store: IndexStore, kb: str, **settings: Any) -> Rebuilding:
 
 
 def work_off(rebuild: Rebuilding) -> None:
-    step = rebuild.step(10)
+    step = rebuild.next_step(10)
     batch = make_batch([document.id for document in step.documents])
     rebuild.write(step, batch.passages, batch.vectors)
 
@@ -95,7 +95,7 @@ def test_a_thread_that_comes_late_settles_no_note_of_the_next(
     store: IndexStore, data_dir: Path, kb: str
 ) -> None:
     rebuild = begin(store, kb)
-    step = rebuild.step(10)
+    step = rebuild.next_step(10)
     store.maintenance.cancel_rebuild(kb)
     after = begin(store, kb, metric="l2")
     batch = make_batch(IDS)

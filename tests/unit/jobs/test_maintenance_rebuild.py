@@ -90,7 +90,7 @@ async def test_the_new_encoder_takes_over_and_all_is_there(services, kb, tmp_pat
     assert done.overlap == 1.0  # both stand-ins give a text the same vector
     assert done.ended is not None
     now = services.indexes.info("kb")
-    assert services.indexes.find("kb").settings.parsed_options == {"m": 8}
+    assert services.indexes.find("kb").spec.options == {"m": 8}
     assert (now.encoder, now.fingerprint, now.kind, now.metric) == (
         *("other", "sha256:other"),
         *("hnsw", "l2"),
