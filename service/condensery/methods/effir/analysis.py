@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
-from condensery.methods.effir.calibration import blocks
 from condensery.methods.effir.importance import GROUPS, Importance, measure
 from condensery.methods.effir.plots import draw_order
+from condensery.methods.lm.text import read_documents
 from condensery.methods.trainer.arguments import add_machine, begin
 from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.backbone import load_transformer
@@ -27,6 +27,42 @@ from condensery.runtime.device import choose_dtype
 log = logging.getLogger(__name__)
 NAME, PICTURE = "importance.json", "drop-order.png"
 SAMPLES, LENGTH = 256, 2048  # LLM-Drop's
+
+
+def blocks(
+    paths: Iterable[Path], tokenizer: Tokenizer, end: int, *, length: int, count: int
+) -> Tensor:
+    """Cut text into blocks of equal length.
+
+    Documents stand one after the other without special tokens but for one at each's end; what
+    is left of the last block is not used. So no token is padding, and none begins a text.
+
+    Args:
+        paths: Text, see ``read_documents``.
+        tokenizer: The model's.
+        end: The token that ends a document.
+        length: Tokens of a block.
+        count: Blocks.
+
+    Returns:
+        Token ids, (count, length), int64.
+
+    Raises:
+        InputError: A file can't be read, or there is less text than that.
+    """
+    ids: list[int] = []
+    for tokens in _tokens(paths, tokenizer):
+        ids += [*tokens, end]
+        if len(ids) >= length * count:
+            return torch.tensor(ids[: length * count]).view(count, length)
+    raise InputError(
+        f"text: holds {len(ids)} tokens, fewer than {count} blocks of {length} take", field="text"
+    )
+
+
+def _tokens(paths: Iterable[Path], tokenizer: Tokenizer) -> Iterator[list[int]]:
+    for text, _ in read_documents(paths):
+        yield tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def analyse(

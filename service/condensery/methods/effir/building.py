@@ -14,8 +14,7 @@ from torch import Tensor
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.effir.analysis import NAME, PICTURE, SAMPLES, analyse
-from condensery.methods.effir.choosing import Depth, check, choose
-from condensery.methods.effir.importance import GROUPS, Importance
+from condensery.methods.effir.importance import GROUPS, Depth, Importance, check, choose
 from condensery.methods.effir.measuring import (
     CHILD,
     PARENT,
@@ -29,11 +28,10 @@ from condensery.methods.effir.plots import draw_order, draw_trade_off
 from condensery.methods.effir.report import card, figures
 from condensery.methods.effir.slimming import Width, narrow
 from condensery.methods.ranking.sets import RankingSet
-from condensery.methods.retriever.batches import Batches
+from condensery.methods.retriever.batches import Batches, read_examples
 from condensery.methods.retriever.network import Retriever, open_retriever
 from condensery.methods.retriever.publishing import publish
 from condensery.methods.retriever.recipe import RetrieverRecipe
-from condensery.methods.retriever.rows import read_examples
 from condensery.methods.retriever.tuning import tune
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.publishing import recipe_identity, versions, without_folders

@@ -12,7 +12,7 @@ import torch
 from condensery.errors import InputError
 from condensery.methods.effir.analysis import SAMPLES
 from condensery.methods.effir.building import BuildInputs, BuildPlan, build
-from condensery.methods.effir.choosing import Depth
+from condensery.methods.effir.importance import Depth
 from condensery.methods.effir.measuring import MeasuringSetup
 from condensery.methods.effir.slimming import Width
 from condensery.methods.effir.speed import ROUNDS

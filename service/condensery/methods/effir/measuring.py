@@ -16,7 +16,7 @@ from condensery.methods.distil.embedding import running
 from condensery.methods.distil.retrieval import titled_text
 from condensery.methods.effir.speed import ROUNDS, Texts, profile, times
 from condensery.methods.oscar.scoring import paired_bootstrap
-from condensery.methods.ranking.searching import measure
+from condensery.methods.ranking.measures import measure
 from condensery.methods.ranking.sets import RankingSet
 from condensery.networks.backbone import load_backbone, load_transformer
 from condensery.networks.effir_shape import Pruning

@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 from condensery.errors import InputError
-from condensery.methods.ranking.parts import check_out, command_line, fingerprint, write_part
+from condensery.methods.ranking.parts import (
+    StoredRows,
+    check_out,
+    command_line,
+    fingerprint,
+    write_part,
+)
 from condensery.methods.ranking.rankers import (
     CrossEncoderRanker,
     EncoderRanker,
@@ -22,7 +28,6 @@ from condensery.methods.ranking.rankers import (
 )
 from condensery.methods.ranking.reranking import BM25, compare, reorder, retrieve, score
 from condensery.methods.ranking.sets import RankingSet, read_sets
-from condensery.methods.ranking.stored import StoredRows
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.networks.dtypes import dtype_name
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process

@@ -1,8 +1,16 @@
-"""nDCG as trec_eval has it, by trec_eval itself (pytrec_eval)."""
+"""nDCG as trec_eval has it, by trec_eval itself (pytrec_eval), of any search and of an encoder's."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytrec_eval
+
+from condensery.methods.distil.retrieval import Retriever
+from condensery.methods.ranking.sets import RankingSet
+from condensery.runtime.encoder import Encoder
 
 Judgements = Mapping[str, Mapping[str, int]]  # query, document, grade
 
@@ -36,3 +44,25 @@ def ndcg(
     )
     measured = evaluator.evaluate(runs)
     return {query: float(measured.get(query, {}).get(measure, 0.0)) for query in judged}
+
+
+DEPTH = 10
+
+
+def search(encoder: Encoder, given: RankingSet, depth: int = DEPTH) -> dict[str, list[str]]:
+    """Return each query's best passages by inner product, best first, out of the whole corpus.
+
+    Passages are read with their titles, as BEIR's measures read them; what is too long is cut.
+    """
+    with (
+        TemporaryDirectory() as folder,
+        Retriever.build(given.passages, Path(folder), encoder=encoder) as retriever,
+    ):
+        hits = retriever.search(list(given.queries.values()), depth, "dense")
+    return {q: [name for name, _ in one] for q, one in zip(given.queries, hits, strict=True)}
+
+
+def measure(encoder: Encoder, given: RankingSet, depth: int = DEPTH) -> dict[str, Any]:
+    """Return nDCG, by query and their mean."""
+    by_query = ndcg(search(encoder, given, depth), given.judged, depth)
+    return {"queries": len(by_query), f"ndcg@{depth}": fmean(by_query.values()), "by": by_query}

@@ -1,4 +1,4 @@
-"""A part of a report: written whole or not at all; what it says of its making."""
+"""Parts of a report, written whole or not at all, and the rows that a killed run finds again."""
 
 import hashlib
 import json
@@ -8,7 +8,68 @@ from pathlib import Path
 from typing import Any
 
 from condensery.atomic_files import write_atomically
-from condensery.errors import InputError
+from condensery.errors import InputError, StorageError
+
+
+class StoredRows:
+    """A file: what its rows depend on, then a query a line; a line that a kill cut short is not.
+
+    Args:
+        path: Made if it is not there.
+        about: What the rows depend on beside the query; JSON.
+
+    Attributes:
+        found: The rows so far, by query.
+
+    Raises:
+        InputError: The file holds rows of something else; names what differs.
+        StorageError: The disk refuses.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self._path = path
+        wanted = json.loads(json.dumps(about))
+        content = path.read_text() if path.exists() else ""
+        lines = content.split("\n")[:-1]  # what follows the last newline is half a line
+        try:
+            known, *rows = [json.loads(line) for line in lines] or [wanted]
+            self.found: dict[str, dict[str, Any]] = {row["query"]: row for row in rows}
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._refusal(f"is damaged ({error})") from error
+        if known != wanted:
+            names = sorted({*known, *wanted})
+            differ = [name for name in names if known.get(name) != wanted.get(name)]
+            raise self._refusal(f"is of another {', '.join(differ)}")
+        whole = "".join(f"{line}\n" for line in lines) or f"{json.dumps(wanted)}\n"
+        if content != whole:
+            self._write(whole)
+
+    def add(self, query: str, **row: object) -> None:
+        """Keep a query's row.
+
+        Raises:
+            StorageError: The disk refuses; what was there can be gone on with.
+        """
+        self.found[query] = {"query": query, **row}
+        try:
+            with self._path.open("a") as file:
+                file.write(f"{json.dumps(self.found[query])}\n")
+        except OSError as error:
+            raise StorageError(f"{self._path}: {error}", field="work") from error
+
+    def _write(self, text: str) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, text)
+        except OSError as error:
+            raise StorageError(f"{self._path}: {error}", field="work") from error
+
+    def _refusal(self, why: str) -> InputError:
+        return InputError(
+            f"{self._path}: {why}; give another folder (--work), or remove the file",
+            field="work",
+            value=str(self._path),
+        )
 
 
 def command_line(name: str, argv: Sequence[str]) -> str:

@@ -12,9 +12,9 @@ import numpy as np
 from condensery.methods.distil.retrieval import Retriever, titled_text
 from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.measures import ndcg
+from condensery.methods.ranking.parts import StoredRows
 from condensery.methods.ranking.rankers import Ranker
 from condensery.methods.ranking.sets import RankingSet
-from condensery.methods.ranking.stored import StoredRows
 
 log = logging.getLogger(__name__)
 BM25: Literal["bm25"] = "bm25"

@@ -13,8 +13,13 @@ from condensery.methods.oscar.evaluating.measuring import choose_passages
 from condensery.methods.oscar.evaluating.questions import Questions, sample_questions
 from condensery.methods.oscar.evaluating.settings import FIXED
 from condensery.methods.oscar.scoring import bootstrap
-from condensery.methods.ranking.parts import check_out, command_line, fingerprint, write_part
-from condensery.methods.ranking.stored import StoredRows
+from condensery.methods.ranking.parts import (
+    StoredRows,
+    check_out,
+    command_line,
+    fingerprint,
+    write_part,
+)
 from condensery.methods.reader.span_reader import SpanReader, find_reader
 from condensery.methods.trainer.arguments import add_machine, begin
 from condensery.networks.dtypes import dtype_name

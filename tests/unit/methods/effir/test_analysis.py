@@ -12,10 +12,8 @@ from transformers import AutoModel
 
 from condensery.cli import main
 from condensery.errors import CorruptModel, InputError
-from condensery.methods.effir.analysis import NAME, PICTURE, analyse, as_table
-from condensery.methods.effir.calibration import blocks
-from condensery.methods.effir.choosing import Depth, choose
-from condensery.methods.effir.importance import Importance, measure
+from condensery.methods.effir.analysis import NAME, PICTURE, analyse, as_table, blocks
+from condensery.methods.effir.importance import Depth, Importance, choose, measure
 from condensery.networks.effir_shape import Pruning
 
 SCORES = Importance((0.4, 0.1, 0.3, 0.2), (0.2, 0.5, 0.2, 0.1), (0.9, 0.1, 0.3, 0.2), tokens=9)

@@ -3,7 +3,7 @@ import random
 import pytest
 from tiny_pair import tiny_tokenizer
 
-from condensery.methods.oscar.cloze import make_cloze, ragged
+from condensery.methods.oscar.sets import make_cloze, ragged
 
 TOKENIZER = tiny_tokenizer()
 TEXT = (

@@ -4,7 +4,7 @@ import re
 import pytest
 from tiny_pair import tiny_tokenizer
 
-from condensery.methods.oscar.places import find_place, tokens_at
+from condensery.methods.oscar.data import find_place, tokens_at
 
 TEXT = (
     "In 1900 a mill was built by the river. The town grew. Much later, in spring, when all had "

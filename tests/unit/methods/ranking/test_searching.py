@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.unit.methods.conftest import Stored
 
-from condensery.methods.ranking.searching import measure, search
+from condensery.methods.ranking.measures import measure, search
 from condensery.methods.ranking.sets import read_set
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.workers import Workers

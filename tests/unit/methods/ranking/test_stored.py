@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from condensery.errors import InputError, StorageError
-from condensery.methods.ranking.stored import StoredRows
+from condensery.methods.ranking.parts import StoredRows
 
 ABOUT = {"set": "sha256:1", "depth": 50}
 

@@ -5,9 +5,8 @@ import torch
 from tests.unit.methods.conftest import Stored
 
 from condensery.errors import InputError
-from condensery.methods.retriever.batches import NOBODY, Batches, key
+from condensery.methods.retriever.batches import NOBODY, Batches, Example, key, read_examples
 from condensery.methods.retriever.recipe import RetrieverRecipe
-from condensery.methods.retriever.rows import Example, read_examples
 from condensery.methods.trainer.method import Draw
 from condensery.runtime.tokenizing import TextTokenizer
 

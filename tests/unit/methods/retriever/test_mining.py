@@ -6,8 +6,8 @@ import pytest
 from tests.unit.methods.conftest import write_encoder
 
 from condensery.errors import InputError
+from condensery.methods.retriever.batches import read_examples
 from condensery.methods.retriever.mining import main
-from condensery.methods.retriever.rows import read_examples
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

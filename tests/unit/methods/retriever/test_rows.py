@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from condensery.errors import InputError
-from condensery.methods.retriever.rows import read_examples
+from condensery.methods.retriever.batches import read_examples
 
 
 def write(path: Path, *rows: object) -> Path:

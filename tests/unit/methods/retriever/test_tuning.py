@@ -10,11 +10,10 @@ from torch.nn import functional as F
 from transformers import AutoModel
 
 from condensery.errors import InputError
-from condensery.methods.retriever.batches import Batches
+from condensery.methods.retriever.batches import Batches, read_examples
 from condensery.methods.retriever.network import Retriever, open_retriever
 from condensery.methods.retriever.publishing import publish
 from condensery.methods.retriever.recipe import RetrieverRecipe
-from condensery.methods.retriever.rows import read_examples
 from condensery.methods.retriever.tuning import retrieval_loss, tune
 from condensery.methods.trainer.method import Draw, TrainingSetup
 from condensery.methods.trainer.progress import read_log

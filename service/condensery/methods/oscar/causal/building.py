@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import BertConfig, PretrainedConfig
 
 from condensery.errors import InputError, StoreError
-from condensery.methods.oscar.causal.built import PairSources
-from condensery.methods.oscar.causal.prompts import (
+from condensery.methods.oscar.causal.built import (
     AUTOENCODE,
     SEPARATOR,
+    PairSources,
     compressor_layout,
     generator_prompt,
 )

@@ -1,8 +1,10 @@
-"""One question asked of a running pair, as the service would, and what it took."""
+"""Questions asked of a running pair, as the service would, and what each took."""
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from condensery.errors import CondenseryError
 from condensery.question import CompressedPassage
@@ -10,6 +12,17 @@ from condensery.runtime.oscar import OscarModel
 from condensery.values import Floats
 
 ANSWER_TOKENS = 24
+
+
+async def run_concurrently(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all of them; one that fails, or a caller who leaves, ends the others first."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from condensery.errors import CondenseryError, InputError, shorten
-from condensery.methods.oscar.evaluating.asking import Outcome
-from condensery.methods.oscar.evaluating.concurrency import run_concurrently
+from condensery.methods.oscar.evaluating.asking import Outcome, run_concurrently
 from condensery.methods.oscar.evaluating.placing import Row
 from condensery.methods.oscar.evaluating.saving import Answers
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from condensery.errors import InputError
-from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS, Outcome, ask
-from condensery.methods.oscar.evaluating.concurrency import run_concurrently
+from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS, Outcome, ask, run_concurrently
 from condensery.methods.oscar.evaluating.placing import (
     Row,
     other_passages,

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from condensery.methods.oscar.causal.rows import OwnRows, TiedHead
+from condensery.methods.oscar.causal.network import OwnRows, TiedHead
 
 IDS = [2, 5, 6]
 

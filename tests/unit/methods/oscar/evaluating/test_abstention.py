@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from condensery.methods.oscar.evaluating.abstention import KEPT, abstention
+from condensery.methods.oscar.evaluating.figures import KEPT, abstention
 
 
 def worth(threshold: float, there: list[tuple[float, float]], missing: list[float]) -> float:
