@@ -4,7 +4,7 @@
 z with the retrieval loss and a sparsity term ranks all neurons of all layers together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,17 +156,7 @@ class _Gated(nn.Module):
 
 
 class GateTraining(Method[_Gated, Batch]):
-    """The training of gates with the contrastive loss and the sparsity term (equation 8).
-
-    Args:
-        retriever: Its weights do not learn.
-        pruning: What it has left.
-        width: The gates' steps, learning rate and sparsity.
-        batches: Of the tuning's rows.
-        recipe: The tuning's: batch, temperature, schedule.
-        identity: What a run that goes on must share with this one.
-        setup: Where.
-    """
+    """The training of gates by the contrastive loss and sparsity (equation 8); see ``narrow``."""
 
     def __init__(
         self,
@@ -204,10 +194,6 @@ class GateTraining(Method[_Gated, Batch]):
     def groups(self) -> list[Group]:
         """Return the gates."""
         return split_groups(self.module, self._width.gate_rate, 0.0)
-
-    def names(self, batch: Batch) -> Sequence[str]:
-        """Return the queries and where they stand."""
-        return batch.names
 
     def weights(self) -> dict[str, Tensor]:
         """Return the gates."""

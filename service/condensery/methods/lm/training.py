@@ -47,17 +47,7 @@ WHILE_TRAINING = 64  # held-out windows measured at each checkpoint; all of them
 
 
 class LmTraining(Method[LlamaForCausalLM, Packed]):
-    """The training of a language model on one text, measured on another.
-
-    Args:
-        texts: Where the documents come from, for the card.
-        documents: To train on, and to measure on.
-        words: The tokenizer.
-        shape: The model's dimensions.
-        recipe: How to train.
-        setup: Where.
-        table: Word embeddings to share and keep; see ``new_model``.
-    """
+    """The training of a language model on one text, measured on another; see ``train``."""
 
     def __init__(
         self,

@@ -4,11 +4,9 @@ import argparse
 import logging
 import shlex
 import sys
-from argparse import BooleanOptionalAction
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
 
 from condensery.errors import InputError
 from condensery.methods.oscar.packs import Start, open_pack, write_pack
@@ -16,7 +14,7 @@ from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix
 from condensery.methods.oscar.starting import language_model_shape
 from condensery.methods.oscar.training import VALIDATED, train
-from condensery.methods.trainer.arguments import add_machine, training_setup
+from condensery.methods.trainer.arguments import add_flags, add_machine, given_flags, training_setup
 from condensery.networks.oscar_shape import OscarShape
 
 log = logging.getLogger(__name__)
@@ -53,12 +51,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for part, names in _parts():
         group = parser.add_argument_group(type(part).__name__.lower())
-        for name in names:
-            value = getattr(part, name)
-            if isinstance(value, bool):
-                group.add_argument(_flag(name), action=BooleanOptionalAction, help=f"({value})")
-            else:
-                group.add_argument(_flag(name), type=type(value), help=f"({value})")
+        add_flags(group, {name: getattr(part, name) for name in names})
     return parser
 
 
@@ -83,7 +76,7 @@ def check(args: argparse.Namespace) -> None:
         if getattr(args, name) is None:
             raise InputError(f"{_flag(name)} is missing", field=name)
     if args.packed:
-        extra = [name for name in (*MAKING, *SHAPE) if getattr(args, name) is not None]
+        extra = list(given_flags(args, (*MAKING, *SHAPE)))
         if extra:
             raise InputError(f"{_flag(extra[0])}: --packed has it already", field=extra[0])
     if args.start and args.start_model:
@@ -98,7 +91,9 @@ def check(args: argparse.Namespace) -> None:
 
 def beginning(args: argparse.Namespace) -> Start:
     """Prepare what the run begins with, or read it from a pack."""
-    recipe, mix = _chosen(args, Recipe), _chosen(args, Mix)
+    recipe, mix = (
+        given_flags(args, [field.name for field in fields(part)]) for part in (Recipe, Mix)
+    )
     if args.packed:
         start = open_pack(args.packed)
         return replace(start, recipe=replace(start.recipe, **recipe), mix=replace(start.mix, **mix))
@@ -106,7 +101,7 @@ def beginning(args: argparse.Namespace) -> Start:
     from condensery.methods.oscar.preparing import Origins, prepare
     from condensery.methods.oscar.sets import Source
 
-    shape = {name: getattr(args, name) for name in SHAPE if getattr(args, name) is not None}
+    shape = given_flags(args, SHAPE)
     if args.language_model:
         shape = {**language_model_shape(args.language_model), **shape}
     try:
@@ -130,11 +125,6 @@ def beginning(args: argparse.Namespace) -> Start:
         mix=Mix(**mix),
         sources=[Source.parse(text) for text in args.questions or ()],
     )
-
-
-def _chosen(args: argparse.Namespace, kind: type[Recipe] | type[Mix]) -> dict[str, Any]:
-    values = {field.name: getattr(args, field.name) for field in fields(kind)}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -45,13 +45,7 @@ def groups(pair: OscarPair, recipe: Recipe) -> list[Group]:
 
 
 class PairTraining(Method[OscarPair, list[Item]]):
-    """The training of a small pair.
-
-    Args:
-        start: What the run begins with; its pair is the one that is trained.
-        setup: Where.
-        limit: Questions of a validation; 0 for none.
-    """
+    """The training of a small pair; see ``train``."""
 
     def __init__(self, start: Start, setup: TrainingSetup, limit: int) -> None:
         self._start, self._limit = start, limit

@@ -1,4 +1,4 @@
-"""nDCG as trec_eval has it, by trec_eval itself (pytrec_eval), of any search and of an encoder's."""
+"""nDCG as trec_eval has it, by trec_eval itself (pytrec_eval), and of an encoder's search."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

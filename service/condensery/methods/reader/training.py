@@ -42,17 +42,7 @@ VALIDATED = 200  # questions asked at each checkpoint
 
 
 class ReaderTraining(Method[BertForQuestionAnswering, Batch]):
-    """The training of a span head and its encoder on questions, measured on held-out articles.
-
-    Args:
-        base: Directory of the encoder (BERT).
-        data: Questions.
-        shares: How often each of the data's sources is drawn from.
-        not_like: What nothing like it is trained on, for the card.
-        model: The encoder with a fresh head.
-        recipe: How to train.
-        setup: Where.
-    """
+    """The training of a span head and its encoder, measured on held-out articles; see ``train``."""
 
     def __init__(
         self,

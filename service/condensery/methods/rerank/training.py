@@ -5,7 +5,6 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
@@ -50,18 +49,7 @@ WHILE_TRAINING = 40  # held-out queries measured at each checkpoint; all of them
 
 
 class RerankTraining(Method[BertForSequenceClassification, Batch]):
-    """The training of a cross-encoder, measured on held-out queries.
-
-    Args:
-        sources: Where the data comes from, for the card.
-        base: The BERT's directory.
-        sets: Queries and passages.
-        mined: Passages that don't answer them.
-        model: The BERT with a fresh head.
-        reader: Tokenises pairs.
-        recipe: How to train.
-        setup: Where.
-    """
+    """The training of a cross-encoder, measured on held-out queries; see ``train``."""
 
     def __init__(
         self,
@@ -111,10 +99,6 @@ class RerankTraining(Method[BertForSequenceClassification, Batch]):
             return recipe.head_rate if name.startswith("classifier.") else recipe.rate
 
         return split_groups(self.module, rate, recipe.weight_decay)
-
-    def names(self, batch: Batch) -> Sequence[str]:
-        """Return the queries and where they stand."""
-        return batch.names
 
     def evaluate(self) -> dict[str, object]:
         """Return how well each order ranks some of the held-out queries."""

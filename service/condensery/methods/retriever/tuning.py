@@ -1,6 +1,6 @@
 """Tune a retriever: contrastive loss and a reranker's scores, on the shared trainer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,15 +116,7 @@ def retrieval_loss(
 
 
 class RetrieverTuning(Method[Retriever, Batch]):
-    """The tuning of a retriever, by adapters or of all its weights.
-
-    Args:
-        retriever: What learns; changed in place.
-        batches: Its batches.
-        recipe: How.
-        identity: What a run that goes on must share with this one.
-        setup: Where.
-    """
+    """The tuning of a retriever, by adapters or of all its weights; see ``tune``."""
 
     def __init__(
         self,
@@ -155,10 +147,6 @@ class RetrieverTuning(Method[Retriever, Batch]):
     def groups(self) -> list[Group]:
         """Return what learns, at one rate."""
         return split_groups(self.module, self._own_recipe.rate, self._own_recipe.weight_decay)
-
-    def names(self, batch: Batch) -> Sequence[str]:
-        """Return the queries and where they stand."""
-        return batch.names
 
     def weights(self) -> dict[str, Tensor]:
         """Return what learns."""

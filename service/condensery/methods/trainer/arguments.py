@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
@@ -70,17 +70,29 @@ def add_fields(
     choices: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Add a flag for each field of a dataclass with plain defaults."""
-    for name, default in asdict(values).items():  # type: ignore[call-overload]  # any dataclass
+    add_flags(parser, asdict(values), choices)  # type: ignore[call-overload]  # any dataclass
+    parser.set_defaults(**asdict(values))  # type: ignore[call-overload]
+
+
+def add_flags(
+    parser: argparse._ActionsContainer,
+    defaults: Mapping[str, Any],
+    choices: Mapping[str, tuple[str, ...]] | None = None,
+) -> None:
+    """Add a flag for each name; one that is not given stays None, to tell that it is not."""
+    for name, default in defaults.items():
         flag = "--" + name.replace("_", "-")
         if isinstance(default, bool):
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(flag, action=action, default=default, help=f"({default})")
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=f"({default})")
         else:
             kind = float if default is None else type(default)
             allowed = (choices or {}).get(name)
-            parser.add_argument(
-                flag, type=kind, default=default, choices=allowed, help=f"({default})"
-            )
+            parser.add_argument(flag, type=kind, choices=allowed, help=f"({default})")
+
+
+def given_flags(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of ``add_flags``'s flags that were given."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def read_fields(args: argparse.Namespace, kind: type[T]) -> T:

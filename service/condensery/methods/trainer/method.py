@@ -160,8 +160,12 @@ class Method(ABC, Generic[M, B]):
         """Return the parameters that learn, with their learning rates; others stay."""
 
     def names(self, batch: B) -> Sequence[str]:
-        """Return what a batch's items are called, for when a run stops for one."""
-        return [shorten(batch)]
+        """Return what a batch's items are called, for when a run stops for one.
+
+        By default what the batch itself has as ``names``.
+        """
+        names: Sequence[str] = getattr(batch, "names", None) or [shorten(batch)]
+        return names
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return what a checkpoint holds of the network; by default all of its state."""

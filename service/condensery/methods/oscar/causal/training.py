@@ -29,7 +29,9 @@ from condensery.methods.oscar.causal.runs import (
 from condensery.methods.oscar.causal.validation import validate
 from condensery.methods.trainer.arguments import (
     add_fields,
+    add_flags,
     add_machine,
+    given_flags,
     read_fields,
     training_setup,
 )
@@ -199,14 +201,14 @@ def main(argv: list[str] | None = None) -> None:
     add_machine(parser, every=500)
     parser.add_argument("--answers", type=int, default=16, help="held-out questions answered")
     shape = parser.add_argument_group("the pair")
-    sizes = [field for field in fields(PairSources) if field.name not in PATHS]
-    add_sizes(shape, sizes)
+    sizes = {f.name: f.default for f in fields(PairSources) if f.name not in PATHS}
+    add_flags(shape, sizes)
     add_fields(parser, CausalRecipe(), CHOICES)
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     with training_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
         recipe = read_fields(args, CausalRecipe)
-        built, moved = _built(args, [field.name for field in sizes])
+        built, moved = _built(args, list(sizes))
         train(
             built,
             _files(args),
@@ -219,16 +221,6 @@ def main(argv: list[str] | None = None) -> None:
         )
 
 
-def add_sizes(parser: Any, sizes: Sequence[Any]) -> None:
-    """Add a flag for each size of a pair; what is not given stays None, to tell that it is not."""
-    for field in sizes:
-        flag, default = "--" + field.name.replace("_", "-"), field.default
-        if isinstance(default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=f"({default})")
-        else:
-            parser.add_argument(flag, type=type(default), help=f"({default})")
-
-
 def _built(
     args: argparse.Namespace, sizes: Sequence[str]
 ) -> tuple[PairSources | None, dict[str, Path] | None]:
@@ -237,8 +229,7 @@ def _built(
     Raises:
         InputError: Sizes are given beside a run to begin from, which has its own.
     """
-    chosen = {name: value for name in sizes if (value := getattr(args, name)) is not None}
-    paths = {name: path for name in PATHS if (path := getattr(args, name)) is not None}
+    chosen, paths = given_flags(args, sizes), given_flags(args, PATHS)
     if args.begin is not None:
         if chosen:
             name = next(iter(chosen))
