@@ -1,7 +1,7 @@
 """What a method gives the trainer: its network, batches, loss, groups of parameters, figures.
 
 A method is a subclass of ``Method``; ``trainer.run_training`` does the rest. How one is made is
-told in CONTRIBUTING.md, "A new method".
+told in CONTRIBUTING.md, "A new training".
 """
 
 import random

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -58,6 +59,7 @@ class Line(Method[nn.Linear, Tensor]):
             save_file({"weight": self.module.weight.detach()}, folder / "model.safetensors")
 
 
+@pytest.mark.tiny_run
 def test_a_method_learns_is_killed_resumed_evaluated_and_published(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     trained = run_training(Line(), whole)
