@@ -16,7 +16,7 @@ from torch import Tensor
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.effir.importance import GROUPS, Importance, measure
-from condensery.methods.effir.plots import draw_order
+from condensery.methods.effir.report import draw_order
 from condensery.methods.lm.text import read_documents
 from condensery.methods.trainer.arguments import add_machine, begin
 from condensery.methods.trainer.tokenizing import open_tokenizer
@@ -123,10 +123,10 @@ def _one_by_one(ids: Tensor, device: torch.device) -> Iterator[Tensor]:
 def _end(name: str | None, tokenizer: Tokenizer, config: Any) -> int:
     """Return the id of the token that ends a document."""
     if name is not None:
-        found = tokenizer.token_to_id(name)
-        if found is None:
+        token = tokenizer.token_to_id(name)
+        if token is None:
             raise InputError(f"end={name!r}: is no token of the model", field="end", value=name)
-        return int(found)
+        return int(token)
     for key in ("eos_token_id", "sep_token_id"):
         value = getattr(config, key, None)
         value = value[0] if isinstance(value, list) else value
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(sys.argv[1:] if argv is None else argv)
     device = begin(args)
     dtype = choose_dtype(device, args.dtype)
-    found = analyse(
+    importance = analyse(
         args.model,
         args.text,
         samples=args.samples,
@@ -179,9 +179,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         dtype=dtype,
     )
     args.out.mkdir(parents=True, exist_ok=True)
-    orders = {group: found.order(group) for group in GROUPS}
-    values = {"format": 1, **asdict(found), "dropped_first": orders}
+    orders = {group: importance.order(group) for group in GROUPS}
+    values = {"format": 1, **asdict(importance), "dropped_first": orders}
     write_atomically(args.out / NAME, json.dumps(values, indent=1) + "\n")
-    draw_order(found, args.out / PICTURE)
-    log.info("importance, and which is dropped first\n%s", as_table(found))
+    draw_order(importance, args.out / PICTURE)
+    log.info("importance, and which is dropped first\n%s", as_table(importance))
     return 0

@@ -24,8 +24,7 @@ from condensery.methods.effir.measuring import (
     quality,
     speed,
 )
-from condensery.methods.effir.plots import draw_order, draw_trade_off
-from condensery.methods.effir.report import card, figures
+from condensery.methods.effir.report import card, draw_order, draw_trade_off, figures
 from condensery.methods.effir.slimming import Width, narrow
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.retriever.batches import Batches, read_examples

@@ -88,18 +88,18 @@ def quality(
         By set: queries, each model's ``ndcg@10`` and, of all but the first, ``minus_parent``
         with a 95% interval (paired bootstrap over queries).
     """
-    found: dict[str, dict[str, Any]] = {one.name: {} for one in sets}
+    by_set: dict[str, dict[str, Any]] = {item.name: {} for item in sets}
     for name, stored in models.items():
-        for given, figures in _each_set(stored, sets, where, work):
-            found[given.name][name] = figures
+        for item, figures in _each_set(stored, sets, where, work):
+            by_set[item.name][name] = figures
     first, *others = models
-    for by_model in found.values():
+    for by_model in by_set.values():
         base = by_model[first].pop("by")
         for name in others:
             own = by_model[name].pop("by")
             mean, low, high = paired_bootstrap([own[q] for q in base], [*base.values()], seed=SEED)
             by_model[name] |= {"minus_parent": mean, "interval": [low, high]}
-    return found
+    return by_set
 
 
 def _each_set(
@@ -108,25 +108,25 @@ def _each_set(
     """Yield each set with a model's figures, those that are kept first."""
     missing: list[RankingSet] = []
     paths: dict[str, Path] = {}
-    for one in sets:
-        about = f"{stored.manifest.fingerprint} {one.content} {sorted(one.queries)} {where.dtype}"
+    for item in sets:
+        about = f"{stored.manifest.fingerprint} {item.content} {sorted(item.queries)} {where.dtype}"
         name = hashlib.sha256(about.encode()).hexdigest()[:24]
         path = None if work is None else work / f"{name}.json"
         if path is not None and path.is_file():
-            yield one, json.loads(path.read_text())
+            yield item, json.loads(path.read_text())
             continue
-        missing.append(one)
+        missing.append(item)
         if path is not None:
-            paths[one.name] = path
+            paths[item.name] = path
     if not missing:
         return
     with running(stored, where.workers, where.device, where.dtype) as encoder:
-        for one in missing:
-            figures = measure(encoder, one)
-            if one.name in paths:
-                paths[one.name].parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(paths[one.name], json.dumps(figures) + "\n")
-            yield one, figures
+        for item in missing:
+            figures = measure(encoder, item)
+            if item.name in paths:
+                paths[item.name].parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(paths[item.name], json.dumps(figures) + "\n")
+            yield item, figures
 
 
 def cost(stored: StoredModel, tokens: int = 128) -> dict[str, int]:
@@ -181,20 +181,20 @@ def speed(
         where: It runs.
         neurons: Of each of the parent's MLPs.
     """
-    found = times_of(
+    timed = times_of(
         models[PARENT], {CHILD: (models[CHILD], pruning)}, sets, where, neurons=neurons
     )
-    told = {}
-    for kind, one in found.items():
-        child = one.pop("models")[CHILD]
-        told[kind] = {
-            **one,
-            "seconds": {PARENT: one["seconds"], CHILD: child["seconds"]},
+    report = {}
+    for kind, figures in timed.items():
+        child = figures.pop("models")[CHILD]
+        report[kind] = {
+            **figures,
+            "seconds": {PARENT: figures["seconds"], CHILD: child["seconds"]},
             "speed_up": child["speed_up"],
             "predicted": child["predicted"],
             "of_predicted": child["speed_up"] / child["predicted"],
         }
-    return told
+    return report
 
 
 def times_of(
@@ -216,16 +216,16 @@ def times_of(
     """
     stored = {PARENT: parent, **{name: child for name, (child, _) in children.items()}}
     backbones = {
-        name: load_backbone(one.path, device=where.device, dtype=where.dtype)
-        for name, one in stored.items()
+        name: load_backbone(model.path, device=where.device, dtype=where.dtype)
+        for name, model in stored.items()
     }
-    found: dict[str, Any] = {}
+    by_kind: dict[str, Any] = {}
     for kind, texts in timed_texts(parent, sets).items():
         seconds = {
             name: median(all_) for name, all_ in times(backbones, texts, where.rounds).items()
         }
         parts = profile(backbones[PARENT], texts, where.rounds)
-        found[kind] = {
+        by_kind[kind] = {
             "texts": len(texts),
             "tokens": sum(map(len, texts)),
             "seconds": seconds[PARENT],
@@ -239,17 +239,17 @@ def times_of(
                 for name, (_, pruning) in children.items()
             },
         }
-    return found
+    return by_kind
 
 
 def timed_texts(parent: StoredModel, sets: Sequence[RankingSet]) -> dict[str, Texts]:
     """Return token ids of the sets' first queries and passages, with the model's prompts."""
     tokenizer = TextTokenizer.load(parent.path, parent.manifest.max_tokens)
     share = max(1, TIMED // max(1, len(sets)))
-    queries = [text for one in sets for text in list(one.queries.values())[:share]]
-    passages = [titled_text(p) for one in sets for p in one.passages[:share]]
+    queries = [text for item in sets for text in list(item.queries.values())[:share]]
+    passages = [titled_text(p) for item in sets for p in item.passages[:share]]
     prompts = make_index_prompts(parent.manifest)
     return {
-        "queries": [one.ids for one in tokenizer.encode(queries, prompt=prompts.query)],
-        "passages": [one.ids for one in tokenizer.encode(passages, prompt=prompts.passage)],
+        "queries": [item.ids for item in tokenizer.encode(queries, prompt=prompts.query)],
+        "passages": [item.ids for item in tokenizer.encode(passages, prompt=prompts.passage)],
     }

@@ -218,8 +218,8 @@ class _Scored(torch.autograd.Function):
         by_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
         total = hidden.new_zeros((), dtype=torch.float32)
         for at in range(0, len(hidden), CHUNK):
-            some, wanted = hidden[at : at + CHUNK], labels[at : at + CHUNK, None]
-            logits = (some @ weight.T).float()
+            chunk, wanted = hidden[at : at + CHUNK], labels[at : at + CHUNK, None]
+            logits = (chunk @ weight.T).float()
             peak = logits.logsumexp(1, keepdim=True)
             total += (peak - logits.gather(1, wanted)).sum()
             if not learns:
@@ -229,7 +229,7 @@ class _Scored(torch.autograd.Function):
             share = share.to(weight.dtype)
             by_hidden[at : at + CHUNK] = share @ weight
             if by_weight is not None:
-                by_weight += share.T @ some
+                by_weight += share.T @ chunk
         ctx.save_for_backward(by_hidden, by_weight)
         return total / len(hidden)
 

@@ -96,22 +96,22 @@ def split_documents(texts: Texts, recipe: LmRecipe) -> tuple[list[str], list[str
         InputError: There is nothing for one of the two.
     """
     train = _unlike(list(read_documents(texts.train, texts.without)), texts.not_like)
-    held = [text for text, _ in read_documents(texts.held_out)]
+    held_out = [text for text, _ in read_documents(texts.held_out)]
     if not texts.held_out:
         order = list(range(len(train)))
         random.Random(recipe.seed).shuffle(order)
         count = math.ceil(recipe.held_out * len(train))
         chosen = set(order[:count])
-        held = [train[i] for i in sorted(chosen)]
+        held_out = [train[i] for i in sorted(chosen)]
         train = [text for i, text in enumerate(train) if i not in chosen]
-    known = set(held)
+    known = set(held_out)
     kept = [text for text in train if text not in known]  # a copy would be measured as learnt
     if len(kept) < len(train):
         log.warning("%d training documents are held out too: left out", len(train) - len(kept))
-    for name, some in (("text", kept), ("held-out", held)):
-        if not some:
+    for name, documents in (("text", kept), ("held-out", held_out)):
+        if not documents:
             raise InputError(f"{name}: holds no document", field=name)
-    return kept, held
+    return kept, held_out
 
 
 def _unlike(documents: list[tuple[str, str]], measured: Sequence[Path]) -> list[str]:
@@ -120,10 +120,12 @@ def _unlike(documents: list[tuple[str, str]], measured: Sequence[Path]) -> list[
     for row in rows:
         if not isinstance(_text(row), str):
             raise InputError(f"{row.where}: has neither context nor text", field="context")
-    held = HeldOutText({_text(row) for row in rows})
+    held_out = HeldOutText({_text(row) for row in rows})
     titles = {_plain(str(title)) for row in rows if (title := row.value.get("title"))}
     kept = [
-        text for text, title in documents if _plain(title) not in titles and not held.shares(text)
+        text
+        for text, title in documents
+        if _plain(title) not in titles and not held_out.shares(text)
     ]
     if len(kept) < len(documents):
         log.info(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from condensery.methods.oscar import tables
-from condensery.methods.oscar.choosing import wrong_at
 from condensery.methods.oscar.measured import Report
+from condensery.methods.oscar.reporting import wrong_at
 from condensery.methods.oscar.sources import COUNTS, SHARE_ALIKE, Source, family
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.networks.oscar_shape import BertShape, OscarShape

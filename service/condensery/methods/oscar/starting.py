@@ -120,18 +120,18 @@ def start_encoder(pair: OscarPair, folder: Path) -> None:
     """
     backbone, words = pair.compressor.backbone, "embeddings.word_embeddings.weight"
     own = backbone.state_dict()
-    given = _read(folder, "reader")
-    state = {n.removeprefix("bert."): t for n, t in given.items()}
+    weights = _read(folder, "reader")
+    state = {n.removeprefix("bert."): t for n, t in weights.items()}
     odd = [n for n in own if n not in state or state[n].shape != own[n].shape]
     if odd:
-        said = _differing(odd, own, state)
-        raise _refused(folder, f"not the encoder's layers: {said}", "reader")
+        differing = _differing(odd, own, state)
+        raise _refused(folder, f"not the encoder's layers: {differing}", "reader")
     if far := _far(state[words], own[words]):
         raise _refused(folder, f"{far} of {len(own[words])} words are not the encoder's", "reader")
     backbone.load_state_dict({n: own[n] if n == words else state[n] for n in own})
     if isinstance(pointer := pair.compressor.pointer, SpanPointer):
         try:
-            head = {name: given[f"qa_outputs.{name}"] for name in ("weight", "bias")}
+            head = {name: weights[f"qa_outputs.{name}"] for name in ("weight", "bias")}
             pointer.span.load_state_dict(head)
             pointer.span.bias.data[1] -= END_OFFSET
         except (KeyError, RuntimeError) as error:
@@ -150,17 +150,17 @@ def start_only_generator(pair: OscarPair, state: Mapping[str, Tensor], name: str
         InputError: The generator is of another shape; names the tensors.
     """
     own = {n: t for n, t in pair.own_state().items() if n.startswith(GENERATOR)}
-    given = {n: t for n, t in state.items() if n.startswith(GENERATOR)}
-    odd = sorted(own.keys() ^ given.keys())
-    odd += [n for n in own if n in given and given[n].shape != own[n].shape]
+    wanted = {n: t for n, t in state.items() if n.startswith(GENERATOR)}
+    odd = sorted(own.keys() ^ wanted.keys())
+    odd += [n for n in own if n in wanted and wanted[n].shape != own[n].shape]
     if odd:
-        said = _differing(odd, own, given)
+        differing = _differing(odd, own, wanted)
         raise InputError(
-            f"start_generator: {name}: another generator: {said}",
+            f"start_generator: {name}: another generator: {differing}",
             field="start_generator",
             value=name,
         )
-    pair.load_state_dict(given, strict=False)
+    pair.load_state_dict(wanted, strict=False)
 
 
 def start_from(pair: OscarPair, state: Mapping[str, Tensor], name: str) -> bool:
@@ -181,8 +181,10 @@ def start_from(pair: OscarPair, state: Mapping[str, Tensor], name: str) -> bool:
     odd = [n for n in own if n not in state or state[n].shape != own[n].shape]
     wrong = [n for n in odd if n.startswith("compressor.")]
     if wrong:
-        said = _differing(wrong, own, state)
-        raise InputError(f"start: {name}: another compressor: {said}", field="start", value=name)
+        differing = _differing(wrong, own, state)
+        raise InputError(
+            f"start: {name}: another compressor: {differing}", field="start", value=name
+        )
     whole = not odd and set(state) == set(own)
     taken = {n: state[n] for n in own if whole or n.startswith("compressor.")}
     pair.load_state_dict(taken, strict=False)
@@ -195,9 +197,9 @@ def run_weights(path: Path) -> State:
     Raises:
         InputError: There are none that can be read.
     """
-    found = latest(path) if path.is_dir() else None
+    checkpoint = latest(path) if path.is_dir() else None
     try:
-        return found.weights() if found else _tensors(path)
+        return checkpoint.weights() if checkpoint else _tensors(path)
     except (OSError, SafetensorError) as error:
         raise InputError(
             f"start: {path} is neither a run with a checkpoint nor weights: {error}",
@@ -219,10 +221,12 @@ def _tensors(path: Path) -> State:
     return tensors
 
 
-def _differing(names: Sequence[str], own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+def _differing(
+    names: Sequence[str], own: Mapping[str, Tensor], others: Mapping[str, Tensor]
+) -> str:
     """Say of the first few tensors how those given differ from a pair's own."""
     return ", ".join(
-        f"{n} {_size(given.get(n))}, not {_size(own[n])}" if n in own else f"{n} is unknown"
+        f"{n} {_size(others.get(n))}, not {_size(own[n])}" if n in own else f"{n} is unknown"
         for n in names[:5]
     )
 

@@ -49,20 +49,23 @@ def ndcg(
 DEPTH = 10
 
 
-def search(encoder: Encoder, given: RankingSet, depth: int = DEPTH) -> dict[str, list[str]]:
+def search(encoder: Encoder, ranking_set: RankingSet, depth: int = DEPTH) -> dict[str, list[str]]:
     """Return each query's best passages by inner product, best first, out of the whole corpus.
 
     Passages are read with their titles, as BEIR's measures read them; what is too long is cut.
     """
     with (
         TemporaryDirectory() as folder,
-        Retriever.build(given.passages, Path(folder), encoder=encoder) as retriever,
+        Retriever.build(ranking_set.passages, Path(folder), encoder=encoder) as retriever,
     ):
-        hits = retriever.search(list(given.queries.values()), depth, "dense")
-    return {q: [name for name, _ in one] for q, one in zip(given.queries, hits, strict=True)}
+        hits = retriever.search(list(ranking_set.queries.values()), depth, "dense")
+    return {
+        q: [name for name, _ in hits_of]
+        for q, hits_of in zip(ranking_set.queries, hits, strict=True)
+    }
 
 
-def measure(encoder: Encoder, given: RankingSet, depth: int = DEPTH) -> dict[str, Any]:
+def measure(encoder: Encoder, ranking_set: RankingSet, depth: int = DEPTH) -> dict[str, Any]:
     """Return nDCG, by query and their mean."""
-    by_query = ndcg(search(encoder, given, depth), given.judged, depth)
+    by_query = ndcg(search(encoder, ranking_set, depth), ranking_set.judged, depth)
     return {"queries": len(by_query), f"ndcg@{depth}": fmean(by_query.values()), "by": by_query}

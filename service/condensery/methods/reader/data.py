@@ -99,11 +99,11 @@ def load_data(
     chosen = set(random.Random(seed).sample(titles, min(held_articles, len(titles))))
     validation = [row for row in read[0][0] if row.title in chosen]
     unlike = [*evaluated, *validation]
-    held = HeldOutText({text for row in unlike for text in row.passages})
+    held_out = HeldOutText({text for row in unlike for text in row.passages})
     closed = {_plain(row.title) for row in unlike if row.title}
     sources, report = [], {}
     for path, (rows, left_out) in zip(questions, read, strict=True):
-        shares = {text: held.shares(text) for row in rows for text in row.passages}
+        shares = {text: held_out.shares(text) for row in rows for text in row.passages}
         kept = [
             row
             for row in rows
@@ -154,10 +154,10 @@ def find_spans(rows: Iterable[TrainingQuestion], tokenizer: Tokenizer) -> SpanQu
         articles[row.title].update((index[text], None) for text in row.passages)
     examples = []
     for row in rows:
-        found = find_answer(row)
-        if found is None:
+        span = find_answer(row)
+        if span is None:
             continue
-        which, start, end = found
+        which, start, end = span
         passage = index[row.passages[which]]
         tokens = [
             i
@@ -180,7 +180,7 @@ def find_spans(rows: Iterable[TrainingQuestion], tokenizer: Tokenizer) -> SpanQu
                 np.array(question, dtype=np.int32), passage, tokens[0], tokens[-1] + 1, others[:64]
             )
         )
-    return SpanQuestions(examples, [np.array(one.ids, dtype=np.int32) for one in encoded])
+    return SpanQuestions(examples, [np.array(encoding.ids, dtype=np.int32) for encoding in encoded])
 
 
 def find_answer(row: TrainingQuestion) -> tuple[int, int, int] | None:

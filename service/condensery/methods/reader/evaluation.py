@@ -63,45 +63,50 @@ def measure(
             field="questions",
             value=questions.file,
         )
-    given = choose_passages(rows, SETTINGS, seed, {})
+    chosen = choose_passages(rows, SETTINGS, seed, {})
     depends = {"questions": questions.sha256, "seed": seed, **about}
     figures = {}
     for setting in SETTINGS:
+        passages = chosen.passages[setting.source]
         stored = StoredRows(work / f"{setting.key}.jsonl", depends)
         missing = [place for place in range(len(rows)) if str(place) not in stored.found]
         for start in range(0, len(missing), BLOCK):
             places = missing[start : start + BLOCK]
             answers = reader.read(
-                [rows[place]["question"] for place in places],
-                [given.passages[setting.source][place] for place in places],
+                [rows[place]["question"] for place in places], [passages[place] for place in places]
             )
-            for place, one in zip(places, answers, strict=True):
-                stored.add(str(place), answer=one.text, score=one.score, at=one.passage)
+            for place, answer in zip(places, answers, strict=True):
+                stored.add(str(place), answer=answer.text, score=answer.score, at=answer.passage)
             log.info("%s: %d of %d questions", setting.key, start + len(places), len(missing))
-        said = [stored.found[str(place)] for place in range(len(rows))]
-        scores = [
-            [100 * measured(one["answer"], row["answers"]) for measured in (exact_match, f1_score)]
-            for one, row in zip(said, rows, strict=True)
-        ]
-        found = bootstrap(scores, seed=seed)
+        answered = [stored.found[str(place)] for place in range(len(rows))]
         figures[setting.key] = {
-            **{
-                name: {
-                    "mean": round(float(found.mean[i]), 2),
-                    "low": round(float(found.low[i]), 2),
-                    "high": round(float(found.high[i]), 2),
-                }
-                for i, name in enumerate(("em", "f1"))
-            },
-            "no_answer": round(100 * fmean(one["score"] < 0 for one in said), 2),
+            **_figures(answered, rows, seed),
             "passages": setting.count,
             "questions": len(rows),
             "seed": seed,
         }
         if setting.source == "five":
-            first = [one["at"] == at for one, at in zip(said, given.gold_at, strict=True)]
+            first = [row["at"] == at for row, at in zip(answered, chosen.gold_at, strict=True)]
             figures[setting.key]["read_from_gold"] = round(100 * fmean(first), 2)
     return figures
+
+
+def _figures(
+    answered: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], seed: int
+) -> dict[str, Any]:
+    scores = [
+        [100 * metric(answer["answer"], row["answers"]) for metric in (exact_match, f1_score)]
+        for answer, row in zip(answered, rows, strict=True)
+    ]
+    estimates = bootstrap(scores, seed=seed)
+    bounds = {"mean": estimates.mean, "low": estimates.low, "high": estimates.high}
+    return {
+        **{
+            name: {bound: round(float(values[i]), 2) for bound, values in bounds.items()}
+            for i, name in enumerate(("em", "f1"))
+        },
+        "no_answer": round(100 * fmean(answer["score"] < 0 for answer in answered), 2),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:

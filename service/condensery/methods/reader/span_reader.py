@@ -102,9 +102,9 @@ class SpanReader:
         encoded = [
             self._tokenizer.encode_batch(list(q), add_special_tokens=False) for q in passages
         ]
-        for number, (question, found) in enumerate(zip(questions, encoded, strict=True)):
+        for number, (question, encoding) in enumerate(zip(questions, encoded, strict=True)):
             asked = self._tokenizer.encode(question, add_special_tokens=False).ids[: self._question]
-            for which, passage in enumerate(found):
+            for which, passage in enumerate(encoding):
                 for a, b in cut_windows(len(passage.ids), self._passage):
                     if b > a:
                         rows.append(Row(np.array(asked), np.array(passage.ids[a:b])))
@@ -120,20 +120,20 @@ class SpanReader:
     @torch.inference_mode()
     def _spans(self, rows: Sequence[Row]) -> list[tuple[int, int, float]]:
         """Return each row's best span and its score over "no answer"."""
-        found: list[tuple[int, int, float]] = [(0, 0, 0.0)] * len(rows)
+        best: list[tuple[int, int, float]] = [(0, 0, 0.0)] * len(rows)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].passage) + len(rows[i].question))
         while order:
             width = len(rows[order[-1]].passage) + len(rows[order[-1]].question) + 3
             chosen = [order.pop() for _ in range(min(len(order), max(1, BATCH_TOKENS // width)))]
             batch = collate([rows[i] for i in chosen], self._specials)
-            given = {name: one.to(self._model.device) for name, one in batch.inputs.items()}
-            out = self._model(**given)
+            inputs = {name: values.to(self._model.device) for name, values in batch.inputs.items()}
+            out = self._model(**inputs)
             starts, ends = (x.float().cpu().numpy() for x in (out.start_logits, out.end_logits))
             for i, first, start, end in zip(chosen, batch.first, starts, ends, strict=True):
                 last = first + len(rows[i].passage)
                 a, b, score = best_span(start[first:last], end[first:last], self._answer)
-                found[i] = a, b, score - float(start[0] + end[0])
-        return found
+                best[i] = a, b, score - float(start[0] + end[0])
+        return best
 
 
 def find_reader(path: Path) -> Path:

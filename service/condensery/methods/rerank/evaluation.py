@@ -50,10 +50,10 @@ def measure(
         orders["cross_encoder"] = [candidates[i] for i in order_of(scores)]
         for name, order in orders.items():
             ranks.setdefault(name, []).append(100 * reciprocal_rank(order, query.gold))
-    figures: dict[str, object] = {name: _mean(found) for name, found in ranks.items()}
-    for name, found in ranks.items():
+    figures: dict[str, object] = {name: _mean(values) for name, values in ranks.items()}
+    for name, values in ranks.items():
         if name != "cross_encoder":
-            mean, low, high = paired_bootstrap(ranks["cross_encoder"], found)
+            mean, low, high = paired_bootstrap(ranks["cross_encoder"], values)
             figures[f"cross_encoder_minus_{name}"] = {"mrr": mean, "low_95": low, "high_95": high}
     figures["queries"] = len(queries)
     figures["candidates"] = sum(map(len, mined.candidates[:most])) / len(queries)

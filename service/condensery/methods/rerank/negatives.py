@@ -113,19 +113,19 @@ def mine(
         block = sets.train[start : start + BLOCK]
         texts = [query.text for query in block]
         searched = [_search(retriever, texts, recipe.depth, mode) for mode in modes]
-        for row, (query, *found) in enumerate(
+        for row, (query, *hits) in enumerate(
             zip(block, *searched, strict=True), start=first + start
         ):
-            in_turn = dict.fromkeys(chain.from_iterable(zip_longest(*found)))
-            some = [n for n in in_turn if n is not None and wrong(query, n)]
+            in_turn = dict.fromkeys(chain.from_iterable(zip_longest(*hits)))
+            negatives = [n for n in in_turn if n is not None and wrong(query, n)]
             rng = random.Random(f"{recipe.seed} negatives {row}")
             for _ in range(TRIES * recipe.negatives):
-                if len(some) >= recipe.negatives:
+                if len(negatives) >= recipe.negatives:
                     break
                 number = rng.randrange(len(sets.passages))
-                if number not in some and wrong(query, number):
-                    some.append(number)
-            yield some if len(some) >= recipe.negatives else []
+                if number not in negatives and wrong(query, number):
+                    negatives.append(number)
+            yield negatives if len(negatives) >= recipe.negatives else []
         log.info("negatives of %d of %d queries", start + len(block), len(sets.train))
 
 
@@ -134,10 +134,10 @@ def _candidates(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Return what each query measured on is measured with, and the encoder's similarities."""
     texts = [query.text for query in sets.held_out]
-    found = _search(retriever, texts, recipe.candidates, "bm25")
+    hits = _search(retriever, texts, recipe.candidates, "bm25")
     candidates = [
         list(dict.fromkeys([*numbers, *query.gold]))
-        for numbers, query in zip(found, sets.held_out, strict=True)
+        for numbers, query in zip(hits, sets.held_out, strict=True)
     ]
     if encoder is None:
         return candidates, []
@@ -147,13 +147,13 @@ def _candidates(
     asked = embed(encoder, texts, prompts.query)
     read = embed(encoder, [sets.passages[n] for n in numbers], prompts.passage)
     return candidates, [
-        (read[[place[n] for n in some]] @ vector).tolist()
-        for vector, some in zip(asked, candidates, strict=True)
+        (read[[place[n] for n in numbers_of]] @ vector).tolist()
+        for vector, numbers_of in zip(asked, candidates, strict=True)
     ]
 
 
 def _search(retriever: Retriever, texts: Sequence[str], k: int, mode: Any) -> list[list[int]]:
-    return [[int(name) for name, _ in one] for one in retriever.search(texts, k, mode)]
+    return [[int(name) for name, _ in hits] for hits in retriever.search(texts, k, mode)]
 
 
 def _write(path: Path, about: Mapping[str, Any], mined: Mined) -> None:
@@ -171,8 +171,8 @@ def _read(path: Path, about: Mapping[str, Any]) -> Mined:
         InputError: It was mined for something else.
     """
     with path.open(encoding="utf-8") as file:
-        found, *rows = map(json.loads, file)
-    differing = differences(about, found)
+        known, *rows = map(json.loads, file)
+    differing = differences(about, known)
     if differing:
         raise InputError(
             f"{path} was mined with other data or settings: {'; '.join(differing)}; go on with the"

@@ -44,15 +44,15 @@ class PairReader:
         if not queries:
             return []
         cut = {query: self._cut(query) for query in dict.fromkeys(queries)}
-        found = self.tokenizer(
+        encoded = self.tokenizer(
             [cut[query] for query in queries],
             list(passages),
             truncation="only_second",
             max_length=self.length,
             return_attention_mask=False,
         )
-        types = found.get("token_type_ids", [[]] * len(queries))
-        return [Pair(*one) for one in zip(found["input_ids"], types, strict=True)]
+        types = encoded.get("token_type_ids", [[]] * len(queries))
+        return [Pair(*pair) for pair in zip(encoded["input_ids"], types, strict=True)]
 
     def collate(self, pairs: Sequence[Pair], device: torch.device) -> Mapping[str, Tensor]:
         """Pad pairs at their ends to the longest: what a network is called with."""
@@ -71,8 +71,8 @@ class PairReader:
 
     def _cut(self, query: str) -> str:
         most = self.length // PASSAGE_SHARE
-        found = self.tokenizer(
+        encoded = self.tokenizer(
             query, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-        spans = found["offset_mapping"]
+        spans = encoded["offset_mapping"]
         return query[: spans[most - 1][1]] if len(spans) > most else query

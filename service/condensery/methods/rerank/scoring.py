@@ -52,13 +52,13 @@ class CrossEncoder:
             config = AutoConfig.from_pretrained(path, **local)
             if config.num_labels != 1:
                 raise _refusal(path, f"it has {config.num_labels} labels, and a score is one")
-            module, told = AutoModelForSequenceClassification.from_pretrained(
+            module, loading = AutoModelForSequenceClassification.from_pretrained(
                 path, use_safetensors=True, dtype=dtype, output_loading_info=True, **local
             )
             tokenizer = AutoTokenizer.from_pretrained(path, **local)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise _refusal(path, " ".join(str(error).split())) from error
-        if missing := sorted(told["missing_keys"]):  # transformers makes up random ones
+        if missing := sorted(loading["missing_keys"]):  # transformers makes up random ones
             raise _refusal(path, f"weights are missing: {', '.join(missing[:5])}")
         if not tokenizer.is_fast:
             raise _refusal(path, "it has no tokenizer.json")
@@ -79,7 +79,7 @@ class CrossEncoder:
         device = next(self.module.parameters()).device
         pairs = self.reader.read([query] * len(passages), passages)
         order = sorted(range(len(pairs)), key=lambda i: len(pairs[i].ids))
-        found = [0.0] * len(pairs)
+        result = [0.0] * len(pairs)
         most = CUDA_TOKENS if device.type == "cuda" else CPU_TOKENS
         start = 0
         while start < len(order):
@@ -92,9 +92,9 @@ class CrossEncoder:
             for i, logit in zip(rows, logits, strict=True):
                 if not math.isfinite(logit):
                     raise ModelFault(f"the score of passage {i} is {logit}", field="passages")
-                found[i] = logit
+                result[i] = logit
             start = end
-        return found
+        return result
 
 
 def longest(config: Any, tokenizer: Any) -> int:

@@ -51,10 +51,10 @@ def read_examples(paths: Iterable[Path]) -> list[Example]:
         InputError: A file can't be read, a row is of another form, or there is none; names file,
             line and field.
     """
-    found = [_example(row) for path in paths for row in read_rows(path)]
-    if not found:
+    examples = [_example(row) for path in paths for row in read_rows(path)]
+    if not examples:
         raise InputError("data: holds no row", field="data")
-    return found
+    return examples
 
 
 def _example(row: Row) -> Example:
@@ -76,10 +76,10 @@ def _named(value: Mapping[str, Any], name: str, other: str) -> tuple[str, Any]:
     return chosen, value.get(chosen)
 
 
-def _texts(row: Row, name: str, given: Any) -> tuple[str, ...]:
-    texts = [given] if isinstance(given, str) else given if given is not None else []
+def _texts(row: Row, name: str, value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value if value is not None else []
     if not isinstance(texts, list):
-        raise _wrong(row, name, given, "is no list of texts")
+        raise _wrong(row, name, value, "is no list of texts")
     for place, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip():
             raise _wrong(row, f"{name}[{place}]", text, "is no text")
@@ -97,18 +97,18 @@ def _scores(row: Row, positives: int, negatives: int) -> tuple[float, ...] | Non
         ]
     else:
         return None
-    found: list[float] = []
-    for name, given, count in parts:
-        numbers = [given] if isinstance(given, int | float) else given
+    scores: list[float] = []
+    for name, value_given, count in parts:
+        numbers = [value_given] if isinstance(value_given, int | float) else value_given
         if not isinstance(numbers, list) or len(numbers) != count:
-            raise _wrong(row, name, given, f"is no list of {count} scores, one a passage")
+            raise _wrong(row, name, value_given, f"is no list of {count} scores, one a passage")
         for place, number in enumerate(numbers):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 raise _wrong(row, f"{name}[{place}]", number, "is no number")
             if not math.isfinite(number):
                 raise _wrong(row, f"{name}[{place}]", number, "is not finite")
-        found += map(float, numbers)
-    return tuple(found)
+        scores += map(float, numbers)
+    return tuple(scores)
 
 
 def _wrong(row: Row, name: str, value: object, why: str) -> InputError:
@@ -161,10 +161,10 @@ class Batches:
         query_prompt: str = "",
         passage_prompt: str = "",
     ) -> None:
-        for one in examples if recipe.negatives else ():
-            if not one.negatives:
+        for example in examples if recipe.negatives else ():
+            if not example.negatives:
                 raise InputError(
-                    f"{one.where}: negatives: has none; mine some, or tune with --negatives 0",
+                    f"{example.where}: negatives: has none; mine some, or tune with --negatives 0",
                     field="negatives",
                 )
         self._examples, self._tokenizer, self._recipe = examples, tokenizer, recipe
@@ -178,39 +178,42 @@ class Batches:
         rows = [self._examples[self._order(draw.seed, first + i)] for i in range(count)]
         passages: list[str] = []
         scores: list[list[float]] = []
-        for one in rows:
-            places = [rng.randrange(len(one.positives))]
-            places += [len(one.positives) + n for n in self._chosen(rng, len(one.negatives))]
-            texts = one.positives + one.negatives
+        for example in rows:
+            places = [rng.randrange(len(example.positives))]
+            places += [
+                len(example.positives) + n for n in self._chosen(rng, len(example.negatives))
+            ]
+            texts = example.positives + example.negatives
             passages += [texts[place] for place in places]
-            given = one.scores
-            scores.append([math.nan if given is None else given[place] for place in places])
-        most = max(len(one.positives) for one in rows)
+            teacher = example.scores
+            scores.append([math.nan if teacher is None else teacher[place] for place in places])
+        most = max(len(example.positives) for example in rows)
         answers = [
-            [*map(key, one.positives)] + [NOBODY] * (most - len(one.positives)) for one in rows
+            [*map(key, example.positives)] + [NOBODY] * (most - len(example.positives))
+            for example in rows
         ]
         asked, read = self._prompts
         return Batch(
-            self._ids([one.query for one in rows], asked),
+            self._ids([example.query for example in rows], asked),
             self._ids(passages, read),
             torch.tensor(scores),
             torch.tensor([key(text) for text in passages]),
             torch.tensor(answers),
-            [f"{one.where}: {shorten(one.query)}" for one in rows],
+            [f"{example.where}: {shorten(example.query)}" for example in rows],
         )
 
     def _chosen(self, rng: random.Random, there: int) -> list[int]:
         """Choose negatives; where there are too few, some come twice."""
         wanted = self._recipe.negatives
-        found: list[int] = []
-        while len(found) < wanted:
-            found += rng.sample(range(there), min(there, wanted - len(found)))
-        return found
+        chosen: list[int] = []
+        while len(chosen) < wanted:
+            chosen += rng.sample(range(there), min(there, wanted - len(chosen)))
+        return chosen
 
     def _ids(self, texts: Sequence[str], prompt: str) -> list[list[int]]:
         most = self._tokenizer.max_characters  # a caller's longer text is refused
-        given = [text[:most] for text in texts]
-        return [one.ids for one in self._tokenizer.encode(given, prompt=prompt)]
+        cut = [text[:most] for text in texts]
+        return [encoding.ids for encoding in self._tokenizer.encode(cut, prompt=prompt)]
 
 
 def key(text: str) -> int:

@@ -63,8 +63,8 @@ class Processes:
         """
         if self.count == 1:
             return rows
-        found: Tensor = _Gathered.apply(rows, self.rank, self.count)  # type: ignore[no-untyped-call]
-        return found
+        rows_of_all: Tensor = _Gathered.apply(rows, self.rank, self.count)  # type: ignore[no-untyped-call]
+        return rows_of_all
 
     def follow_first(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite ``tensors`` by those of the first process."""

@@ -117,15 +117,15 @@ def read_questions(
     files = [str(path) for path in paths]
     for path in files:
         for row in read_rows(Path(path), split):
-            found = list(_check(row, rules, count, seen))
-            problems += [one for one in found if isinstance(one, _Problem)]
-            if len(found) == 1 and isinstance(found[0], TrainingQuestion):
-                questions.append(found[0])
+            checked = list(_check(row, rules, count, seen))
+            problems += [one for one in checked if isinstance(one, _Problem)]
+            if len(checked) == 1 and isinstance(checked[0], TrainingQuestion):
+                questions.append(checked[0])
     if problems and wrong == "refuse":
         raise _refusal(problems)
     if not questions:
-        said = f"; {_refusal(problems).message}" if problems else ""
-        raise InputError(f"no question to train on in {', '.join(files) or 'no files'}{said}")
+        refused = f"; {_refusal(problems).message}" if problems else ""
+        raise InputError(f"no question to train on in {', '.join(files) or 'no files'}{refused}")
     left_out = dict(Counter(problem.kind for problem in problems))
     if left_out:
         log.warning("rows left out: %s; the first: %s", left_out, _said(problems[0]))
@@ -226,7 +226,9 @@ def _wrong_scores(scores: tuple[float, ...], passages: int) -> str:
     """Say what is wrong with scores, "" for nothing."""
     if len(scores) != passages:
         return f"{len(scores)} scores for {passages} passages"
-    bad = [f"[{place}] is {one}" for place, one in enumerate(scores) if not math.isfinite(one)]
+    bad = [
+        f"[{place}] is {score}" for place, score in enumerate(scores) if not math.isfinite(score)
+    ]
     return f"{bad[0]}, not a finite number" if bad else ""
 
 

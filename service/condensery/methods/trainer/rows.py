@@ -108,9 +108,9 @@ def _arrow_rows(folder: Path) -> Iterator[Row]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InputError(f"{path}: not a JSON object")
-    return found
+    return value

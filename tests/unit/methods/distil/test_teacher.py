@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from condensery.errors import InputError
-from condensery.methods.distil.prompts import SYSTEM
-from condensery.methods.distil.teacher import Teacher, TeacherAnswer, fingerprint
+from condensery.methods.distil.teacher import SYSTEM, Teacher, TeacherAnswer, fingerprint
 
 WORDS = TEXT.split()
 ASKED: list[tuple[str, list[str]]] = [

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from tiny_report import tiny_report
 
-from condensery.methods.oscar.choosing import defaults, quality, wrong_at
 from condensery.methods.oscar.measured import check_report
+from condensery.methods.oscar.reporting import defaults, quality, wrong_at
 
 
 def measured(f1: dict[str, float], read: dict[str, float] | None = None, **parts: Any) -> Any:

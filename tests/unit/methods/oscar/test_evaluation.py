@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from tiny_pair import pair_files, tiny_pair
 
-from condensery.methods.oscar.evaluation import running, score, validate
+from condensery.methods.oscar.training import running, score, validate
 from condensery.question import exact_match, f1_score
 from condensery.runtime.workers import Workers
 

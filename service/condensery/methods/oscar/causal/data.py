@@ -86,12 +86,12 @@ def load(files: Files, bases: Bases, recipe: CausalRecipe) -> Data:
         "licence": files.licence,
     }
     if recipe.stage == "pretrain":
-        train, held = (
+        train, held_out = (
             [text for text, _ in read_documents(paths)] for paths in (files.train, files.held_out)
         )
-        train, held = _split(train, held, files, recipe.seed)
+        train, held_out = _split(train, held_out, files, recipe.seed)
         chunks = Chunks(train, bases, recipe)
-        measured = Chunks(held, bases, recipe) if held else None
+        measured = Chunks(held_out, bases, recipe) if held_out else None
         counts = {"documents": len(train), "pieces": len(chunks), "sha256": _digest(train)}
         return Data(chunks, measured, 0, report | counts)
     rules = Rules(answer_in_passages=False, label_tokens=recipe.label_tokens)
@@ -126,7 +126,7 @@ def load(files: Files, bases: Bases, recipe: CausalRecipe) -> Data:
 
 
 def _split(
-    train: list[Row], held: list[Row], files: Files, seed: int
+    train: list[Row], held_out: list[Row], files: Files, seed: int
 ) -> tuple[list[Row], list[Row]]:
     """Hold a share of the rows out, where none were given for it.
 
@@ -137,13 +137,13 @@ def _split(
         count = min(MEASURED, math.ceil(files.share * len(train)))
         order = np.random.default_rng(seed).permutation(len(train))
         chosen = set(order[:count].tolist())
-        held = [train[i] for i in sorted(chosen)]
+        held_out = [train[i] for i in sorted(chosen)]
         train = [row for i, row in enumerate(train) if i not in chosen]
     if not train:
         raise InputError(
-            f"data: no row is left to train on, {len(held)} are held out", field="data"
+            f"data: no row is left to train on, {len(held_out)} are held out", field="data"
         )
-    return train, held
+    return train, held_out
 
 
 def _digest(rows: Sequence[str]) -> str:

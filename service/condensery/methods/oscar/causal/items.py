@@ -123,8 +123,8 @@ class Questions:
 
     def label(self, text: str) -> tuple[int, ...]:
         """Return a label's tokens and the one that ends it; special tokens in it are text."""
-        found = self._bases.tokenizer.encode(self._neutral(text), add_special_tokens=False)
-        return (*found.ids, self._bases.end)
+        encoding = self._bases.tokenizer.encode(self._neutral(text), add_special_tokens=False)
+        return (*encoding.ids, self._bases.end)
 
     def _fits(self, question: str, texts: Sequence[str], label: int) -> bool:
         size = sum(map(len, self._texts.prompt(question, texts)))
@@ -231,11 +231,15 @@ class Chunks:
 
     def _cut(self, document: str) -> list[tuple[int, int, int]]:
         """Return where each piece begins and ends in a document, and its continuation's end."""
-        found = self._bases.reading.encode(document, add_special_tokens=False).offsets
+        offsets = self._bases.reading.encode(document, add_special_tokens=False).offsets
         size = self._bases.built.passage_tokens
-        firsts = range(0, len(found) - size, size)
+        firsts = range(0, len(offsets) - size, size)
         return [
-            (found[i][0], found[i + size - 1][1], found[min(i + 2 * size, len(found)) - 1][1])
+            (
+                offsets[i][0],
+                offsets[i + size - 1][1],
+                offsets[min(i + 2 * size, len(offsets)) - 1][1],
+            )
             for i in firsts
         ]
 

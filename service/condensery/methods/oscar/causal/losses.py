@@ -62,8 +62,8 @@ def run_forward(pair: CausalPair, items: Sequence[Item], texts: CausalTexts) -> 
     at = [place for end, count in spans for place in range(end - count + 1, end + 1)]
     labels = torch.tensor([t for item in items for t in item.label], device=device)
     scores = pair.generator.logits(hidden[torch.tensor(at, device=device)]).float()
-    said = scores.log_softmax(-1).gather(1, labels[:, None])[:, 0]
-    return ForwardResult(memories, said.split(counts))
+    likely = scores.log_softmax(-1).gather(1, labels[:, None])[:, 0]
+    return ForwardResult(memories, likely.split(counts))
 
 
 def loss(pair: CausalPair, items: Sequence[Item], texts: CausalTexts, weight: float) -> Loss:
@@ -79,10 +79,10 @@ def loss(pair: CausalPair, items: Sequence[Item], texts: CausalTexts, weight: fl
         texts: The pair's.
         weight: Lambda.
     """
-    found = run_forward(pair, items, texts)
-    label = torch.stack([-said.mean() for said in found.logprobs]).mean()
+    result = run_forward(pair, items, texts)
+    label = torch.stack([-logprobs.mean() for logprobs in result.logprobs]).mean()
     rerank = torch.zeros((), device=label.device)
-    relevance = None if found.memories is None else found.memories.relevance
+    relevance = None if result.memories is None else result.memories.relevance
     if relevance is not None and weight:
         pieces = relevance.split([len(item.readings) for item in items])
         errors = [

@@ -45,10 +45,10 @@ class OwnRows(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of ``ids`` (...), (..., hidden)."""
-        found = F.embedding(ids, self.weight)
+        rows = F.embedding(ids, self.weight)
         hits = ids[..., None] == self.ids
         own = F.embedding(hits.int().argmax(-1), self.own)
-        return torch.where(hits.any(-1, keepdim=True), own, found)
+        return torch.where(hits.any(-1, keepdim=True), own, rows)
 
     def merged(self) -> Tensor:
         """Return the table with its own rows in it."""
@@ -169,8 +169,8 @@ def _tensors(bases: Bases, pair: CausalPair) -> Iterator[tuple[str, Tensor]]:
     drawn = torch.randn(slots, table.shape[1])
     yield "compressor.slots.weight", table.mean(0) + table.std(0) * drawn
     for part in ("mapping", "rerank"):
-        found = getattr(pair.compressor, part)
-        for name, weight in [] if found is None else list(found.named_parameters()):
+        head = getattr(pair.compressor, part)
+        for name, weight in [] if head is None else list(head.named_parameters()):
             yield f"compressor.{part}.{name}", _drawn(weight, 0.0 if part == "mapping" else 0.02)
     for name, tensor in bases.generator_tensors():
         grows = name in ("model.embed_tokens.weight", "lm_head.weight")

@@ -42,35 +42,35 @@ def validate(
     """
     count = len(source)
     items = [source.item(number, part=(number + 0.5) / count) for number in range(count)]
-    found: dict[str, object] = {}
+    figures: dict[str, object] = {}
     label, errors, first = [], [], []
     for at in range(0, len(items), recipe.rows):
-        some = items[at : at + recipe.rows]
-        given = run_forward(pair, some, bases.texts)
-        label += [float(-said.mean()) for said in given.logprobs]
-        if given.memories is not None and given.memories.relevance is not None:
-            pieces = given.memories.relevance.cpu().split([len(item.readings) for item in some])
-            for relevance, item in zip(pieces, some, strict=True):
+        batch = items[at : at + recipe.rows]
+        result = run_forward(pair, batch, bases.texts)
+        label += [float(-logprobs.mean()) for logprobs in result.logprobs]
+        if result.memories is not None and result.memories.relevance is not None:
+            pieces = result.memories.relevance.cpu().split([len(item.readings) for item in batch])
+            for relevance, item in zip(pieces, batch, strict=True):
                 if item.scores is not None:
                     teacher = torch.tensor(item.scores)
                     errors.append(float((relevance - teacher).square().mean()))
                     first.append(float(relevance.argmax() == teacher.argmax()))
-    found["label"] = fmean(label)
+    figures["label"] = fmean(label)
     if errors:
-        found |= {"rerank": fmean(errors), "first": fmean(first)}
+        figures |= {"rerank": fmean(errors), "first": fmean(first)}
     if isinstance(source, Questions) and answers:
         rows = source.rows[:answers]
-        said = answered(pair, bases, items[: len(rows)], rows)
+        texts = answered(pair, bases, items[: len(rows)], rows)
         golds = [row.answers or (row.label,) for row in rows]
-        found |= {
-            "em": 100 * fmean(exact_match(a, g) for a, g in zip(said, golds, strict=True)),
-            "f1": 100 * fmean(f1_score(a, g) for a, g in zip(said, golds, strict=True)),
+        figures |= {
+            "em": 100 * fmean(exact_match(a, g) for a, g in zip(texts, golds, strict=True)),
+            "f1": 100 * fmean(f1_score(a, g) for a, g in zip(texts, golds, strict=True)),
             "samples": [
                 f"{row.question} -> {a} [{row.label}]"
-                for row, a in zip(rows[:4], said, strict=False)
+                for row, a in zip(rows[:4], texts, strict=False)
             ],
         }
-    return found
+    return figures
 
 
 def answered(
