@@ -95,7 +95,8 @@ async def test_passages_without_room_are_left_out_from_the_last(
 
 @pytest.mark.parametrize("fits", range(7))
 def test_as_many_are_read_as_fit(reader: OscarModel, fits: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(reader, "spare", lambda _, context, most: fits - len(context))
+    free = lambda _, context, most: fits - len(context)  # noqa: E731
+    monkeypatch.setattr(reader, "free_positions_for", free)
     for count in range(9):
         assert count_fitting(reader, QUESTION, ["x"] * count, 24) == min(fits, count)
 
