@@ -86,7 +86,7 @@ async def test_a_file_that_was_altered_is_no_bug(client, pool, monkeypatch):
     def broken(name):
         raise CorruptModel("model 'pair': report.json: is not the file that was published")
 
-    monkeypatch.setattr(pool, "measured", broken)
+    monkeypatch.setattr(pool, "measurements", broken)
     reply = await client.get(REPORT)
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "corrupt_model")
 
