@@ -45,7 +45,7 @@ def tables() -> str:
 
 def test_the_manual_lists_the_settings_as_they_are() -> None:
     """Where this fails, put what it prints between the two marks."""
-    _, _, rest = PAGE.partition("<!-- settings: tests/unit/test_operating.py compares -->\n")
+    _, _, rest = PAGE.partition("<!-- settings: tests/docs/test_operating.py compares -->\n")
     written, _, _ = rest.partition("\n<!-- end of settings -->")
     assert written.strip() == tables(), f"\n{tables()}\n"
 
