@@ -492,7 +492,7 @@ def run_list_snapshots(args: argparse.Namespace) -> int:
         listing = client.list_snapshots(args.name)
     rows = [
         (s.id, _format_time(s.created), str(s.documents), _format_size(s.bytes), s.encoder)
-        for s in listing.found
+        for s in listing.data
     ]
     print(format_table([("SNAPSHOT", "MADE", "DOCUMENTS", "SIZE", "ENCODER"), *rows]))
     for reason in listing.refused.values():
@@ -514,7 +514,7 @@ def run_restore(args: argparse.Namespace) -> int:
     with connect(args) as client:
         snapshot = args.snapshot
         if snapshot is None:
-            snapshots = client.list_snapshots(args.name).found
+            snapshots = client.list_snapshots(args.name).data
             if not snapshots:
                 raise InputError(f"{args.name} has no snapshot that can be used")
             snapshot = snapshots[0].id

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class IndexAliases:
-    """What each alias points at. The caller lets one change be made at a time.
+    """What each alias points at. The caller makes one change at a time.
 
     A file that can't be read (damaged, of a newer format) keeps nobody from using indexes by
     their own names; all else raises a StorageError which says why, and the file stays as it is.
@@ -65,7 +65,7 @@ class IndexAliases:
         ]
 
     def resolve(self, name: str) -> str:
-        """Return the name at the end of an alias; of what is no alias its own."""
+        """Return the name that an alias leads to; any other name is its own."""
         self._check_readable()
         return resolve_alias(self._targets, name)
 

@@ -55,12 +55,12 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def insert(connection: sqlite3.Connection, passages: Iterable[tuple[int, str]]) -> None:
-    """Take in the words of passages, each by its row and its text; fastest by ascending row."""
+    """Add the words of passages, each by its row and its text; fastest by ascending row."""
     connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", passages)
 
 
 def remove(connection: sqlite3.Connection, documents: Sequence[int]) -> list[int]:
-    """Take out the words of documents' passages; returns the passages' rows.
+    """Remove the words of documents' passages; returns the passages' rows.
 
     Args:
         connection: Inside a transaction; the documents and passages are still there.

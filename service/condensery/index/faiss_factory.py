@@ -1,4 +1,4 @@
-"""What FAISS makes of each kind."""
+"""The FAISS index of each kind."""
 
 from typing import Any
 

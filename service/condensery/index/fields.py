@@ -40,14 +40,14 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def insert(connection: sqlite3.Connection, document: int, metadata: str) -> None:
-    """Take in a document's values, by its row and its metadata as JSON."""
+    """Add a document's values, by its row and its metadata as JSON."""
     connection.executemany(
         "INSERT OR IGNORE INTO fields VALUES (?, ?, ?)", _rows(document, metadata)
     )
 
 
 def remove(connection: sqlite3.Connection, documents: Sequence[int]) -> None:
-    """Take out documents' values, by their rows; the documents are still there."""
+    """Remove documents' values, by their rows, before the documents themselves."""
     for row in documents:
         (metadata,) = connection.execute(
             "SELECT metadata FROM documents WHERE row = ?", (row,)

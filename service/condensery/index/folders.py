@@ -35,7 +35,7 @@ class Folders:
     cache_every: int
 
     def names(self) -> Iterator[str]:
-        """Yield the name of every folder, sorted; what a crash left goes meanwhile."""
+        """Yield the name of every index's folder, sorted; remove what a crash left."""
         for path in sorted(self.root.iterdir()):
             if path.name.startswith((NEW, DROPPED)):
                 shutil.rmtree(path, ignore_errors=True)
@@ -54,7 +54,7 @@ class Folders:
             return Index(name, generations.current(folder), cache_every=self.cache_every)
 
     def make(self, name: str, spec: IndexSpec) -> Index:
-        """Make an index aside and rename it into place, so that none is ever there by half."""
+        """Make an index aside and rename it into place, so that it is there whole or not at all."""
         with storage_errors(self.root / name):
             aside = Path(tempfile.mkdtemp(prefix=NEW, dir=self.root))
             try:
@@ -66,7 +66,7 @@ class Folders:
                 raise
 
     def place(self, aside: Path, name: str) -> Index:
-        """Rename an index's folder into place and open it; synced on return, else where it was."""
+        """Rename an index's folder into place and open it, synced on return, or undo it."""
         self._move(aside, self.root / name)
         try:
             return self.open(name)
@@ -75,7 +75,7 @@ class Folders:
             raise
 
     def throw_away(self, name: str) -> Path:
-        """Rename an index's folder out of the way, synced on return, else it is where it was.
+        """Rename an index's folder out of the way, synced on return, or undo it.
 
         A rename works on a full disk too. Returns what is to be deleted; the next start does it
         if the caller can't.

@@ -36,13 +36,13 @@ def current(index: Path) -> Path:
     return index / name
 
 
-def fresh(index: Path) -> Path:
-    """Return where a generation that does not serve yet may be, in a folder to be made."""
+def new_path(index: Path) -> Path:
+    """Return a path for a new generation; the caller makes the folder."""
     return index / f"gen-{secrets.token_hex(8)}"
 
 
 def point(index: Path, generation: Path) -> None:
-    """Let a generation serve from the next start on; synced on return.
+    """Name the generation that serves from the next start on; synced on return.
 
     Raises:
         OSError: The disk refused; the one before goes on.
@@ -53,7 +53,7 @@ def point(index: Path, generation: Path) -> None:
 
 
 def tidy(index: Path, keep: Collection[str] = ()) -> None:
-    """Remove the files that serve no more, and those that a crash left.
+    """Remove generations that no longer serve, and files that a crash left.
 
     Args:
         index: Its folder.

@@ -1,4 +1,4 @@
-"""The kinds of indexes: what each can be told, and what follows from their size.
+"""The kinds of indexes: the options of each, and what follows from an index's size.
 
 ``flat`` compares a query with every vector. ``hnsw`` walks a graph (Malkov & Yashunin,
 arXiv:1603.09320). ``ivf_pq`` looks into the nearest of ``nlist`` cells and compares codes of
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from condensery.errors import InputError, shorten
 
-# What can be told of each kind, from least to most. Of an IVF-PQ index `pq_m` divides the
+# Each kind's options, from least to most. Of an IVF-PQ index `pq_m` divides the
 # dimensions.
 OPTIONS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "flat": {},
@@ -102,19 +102,19 @@ def sample_size(options: Options, rows: int) -> int:
 
 
 def cells_for(rows: int) -> int:
-    """Return an IVF index's cells where nothing is said: a power of two near 4 * sqrt(rows)."""
+    """Return an IVF index's cells without ``nlist``: a power of two near 4 * sqrt(rows)."""
     wanted = 4 * math.sqrt(rows)
     most = max(LEAST_CELLS, rows // LEAST_A_CENTRE)
     return int(2 ** math.floor(math.log2(max(LEAST_CELLS, min(wanted, most)))))
 
 
 def probes_for(cells: int) -> int:
-    """Return the cells to look into where nothing is said."""
+    """Return the cells to look into where ``nprobe`` is not set."""
     return min(cells, max(8, round(4 * math.sqrt(cells))))
 
 
 def codes_for(dims: int) -> int:
-    """Return the codes of a vector where nothing is said: the most that divide its features."""
+    """Return the codes of a vector where ``pq_m`` is not set: the most that divide its features."""
     return max(
         count for count in range(1, max(1, dims // FEATURES_A_CODE) + 1) if dims % count == 0
     )

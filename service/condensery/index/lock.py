@@ -58,7 +58,7 @@ class DataDirLock:
             ) from error
 
     def release(self) -> None:
-        """Let the directory go; a second call does nothing."""
+        """Release the directory; a second call does nothing."""
         if self._file is not None:
             os.ftruncate(self._file, 0)
             self._close()

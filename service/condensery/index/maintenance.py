@@ -86,7 +86,7 @@ class IndexMaintenance:
         return snapshot
 
     def snapshots(self, name: str) -> SnapshotList:
-        """List an index's snapshots, also of one that is no more or is broken."""
+        """List an index's snapshots, also of one that was dropped or is broken."""
         return self._snapshots.of(self._name(name))
 
     def get_snapshot(self, name: str, snapshot: str) -> Snapshot:
@@ -106,7 +106,7 @@ class IndexMaintenance:
         since the snapshot is then gone. Whatever ends the process, one of the two is there, whole.
 
         Args:
-            name: Whose snapshot; the index may be broken, or be no more.
+            name: Whose snapshot; the index may be broken or dropped.
             snapshot: Its id.
             into: The name of the index to make; None is ``name``, which is restored over.
 
@@ -219,7 +219,7 @@ class IndexMaintenance:
             return
         gauge = self._metrics.index_snapshot_age
         try:
-            snapshots = self._snapshots.of(name).found
+            snapshots = self._snapshots.of(name).data
         except StorageError:  # unreadable: whoever asks for them hears why
             snapshots = ()
         if snapshots and self._names.holds(name):
@@ -250,7 +250,7 @@ class IndexMaintenance:
         self._check_not_rebuilt(name)
         if not self._store.usable(name):  # nobody can cancel a broken index's rebuild
             rebuilding.forget_plan(folder)
-        generation = generations.fresh(folder)
+        generation = generations.new_path(folder)
         aside.rename(generation)
         try:
             fresh = Index(name, generation, cache_every=self._store.cache_every)

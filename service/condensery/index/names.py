@@ -68,7 +68,7 @@ class IndexNames:
         return name in self.broken or name in self.open
 
     def resolve(self, name: str) -> str:
-        """Return the name that an alias leads to; of what is no alias its own."""
+        """Return the name that an alias leads to; any other name is its own."""
         return name if self.holds(name) else self.aliases.resolve(name)
 
     def all(self) -> Set[str]:
@@ -77,7 +77,7 @@ class IndexNames:
         return {*broken, *self.open.copy()}
 
     def check_free(self, name: str) -> None:
-        """Refuse a new index the name of an index or of an alias, and one too many any name.
+        """Refuse a new index's name that is taken, and any name if there are too many indexes.
 
         Raises:
             IndexExists, NameTaken: It has one.
@@ -115,7 +115,7 @@ class IndexNames:
     def _missing(self, name: str, end: str) -> NotFound:
         if name in self.aliases:
             return AliasToNothing(
-                f"Alias {name!r} points at index {end!r}, which is no more.",
+                f"Alias {name!r} points at index {end!r}, which does not exist any more.",
                 field="index",
                 value=name,
             )

@@ -27,14 +27,14 @@ _LITTLE_ENDIAN = np.dtype("<f4")
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Names the state after one write: its number, and a random value nobody else drew."""
+    """Names the state after one write: its number, and a random value."""
 
     sequence: int
     value: int
 
 
 def document_rows(connection: sqlite3.Connection, ids: Sequence[str]) -> list[int]:
-    """Return the rows of those of the documents that are there."""
+    """Return the rows of the documents that exist."""
     return [row for chunk in _chunks(ids) for (row,) in _in(connection, _DOCUMENT_ROWS, chunk)]
 
 
@@ -73,12 +73,12 @@ def insert(
         fields.insert(connection, row_of[document.id], metadata)
     stored = np.ascontiguousarray(vectors, dtype=_LITTLE_ENDIAN)
     for row, (passage, metadata), vector in zip(rows.tolist(), passages, stored, strict=True):
-        own = None if metadata == json_of[passage.document_id] else metadata
+        differing = None if metadata == json_of[passage.document_id] else metadata
         span = (passage.start, passage.end)
         try:
             connection.execute(
                 "INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?)",
-                (row, passage.id, row_of[passage.document_id], *span, own),
+                (row, passage.id, row_of[passage.document_id], *span, differing),
             )
         except sqlite3.IntegrityError as error:
             raise InputError(
@@ -113,7 +113,7 @@ def knows_write(connection: sqlite3.Connection, stamp: Stamp) -> bool:
 
 
 def fetch(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, Passage]:
-    """Return those of the passages that are there, by row."""
+    """Return the passages that exist, by row."""
     records = [record for chunk in _chunks(rows) for record in _in(connection, _PASSAGES, chunk)]
     # one read a document, however many of its passages were found; cut here, not by SQL's
     # substr, which stops at a NUL character
@@ -127,7 +127,7 @@ def fetch(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, Pass
 
 
 def fetch_documents(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Document]:
-    """Return those of the documents that are there, by id."""
+    """Return the documents that exist, by id."""
     return {
         identity: Document(identity, text, json.loads(metadata))
         for chunk in _chunks(ids)
@@ -169,7 +169,7 @@ def vector_blocks(
 def rank(
     connection: sqlite3.Connection, rows: Sequence[int], vector: Floats, metric: str
 ) -> tuple[list[int], list[float]]:
-    """Return those of the rows that are there, nearest first, with their scores.
+    """Return the rows that exist, nearest first, with their scores.
 
     Args:
         connection: What it sees is ranked.
@@ -177,14 +177,14 @@ def rank(
         vector: The query, (dims,).
         metric: ``ip`` or ``l2``; more is nearer.
     """
-    there: list[int] = []
+    stored_rows: list[int] = []
     scores: list[float] = []
     for block, vectors in vector_blocks(connection, len(vector), np.array(rows, dtype=np.int64)):
         near = vectors @ vector if metric == "ip" else -((vectors - vector) ** 2).sum(axis=1)
-        there += block.tolist()
+        stored_rows += block.tolist()
         scores += near.tolist()
-    order = sorted(range(len(there)), key=lambda place: (-scores[place], there[place]))
-    return [there[place] for place in order], [scores[place] for place in order]
+    order = sorted(range(len(stored_rows)), key=lambda place: (-scores[place], stored_rows[place]))
+    return [stored_rows[place] for place in order], [scores[place] for place in order]
 
 
 _DOCUMENT_ROWS = "SELECT row FROM documents WHERE id IN ({})"

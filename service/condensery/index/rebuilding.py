@@ -254,7 +254,7 @@ class Rebuilding:
         return True
 
     def _begin(self, spec: IndexSpec) -> Plan:
-        made = generations.fresh(self._folder)
+        made = generations.new_path(self._folder)
         try:
             made.mkdir()
             database.create(made / DATABASE, spec)

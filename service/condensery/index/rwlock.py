@@ -1,4 +1,4 @@
-"""Many readers or one writer. FAISS searches may run side by side, but not beside a change."""
+"""A readers-writer lock: FAISS searches may run side by side, but not beside a change."""
 
 import threading
 from collections.abc import Iterator

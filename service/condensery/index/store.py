@@ -80,7 +80,7 @@ class IndexStore:
         cache_every: int = 10_000,
         caps: IndexCaps | None = None,
     ) -> None:
-        self.maintenance: IndexMaintenance  # snapshots, restores and rebuilds
+        self.maintenance: IndexMaintenance  # aliases, snapshots and rebuilds
         self._own_lock = DataDirLock(data_dir) if lock is None else None
         self._folders = Folders(data_dir / INDEXES, cache_every)
         self._metrics = metrics
@@ -309,7 +309,7 @@ class IndexStore:
         self._measure(fresh)
 
     def close(self) -> None:
-        """Save the caches, close the files and let the directory go."""
+        """Save the caches, close the files and release the directory."""
         with self.rebuild_lock, self.catalogue_lock:
             self._closed = True
             if hasattr(self, "maintenance"):  # else opening failed
@@ -333,7 +333,7 @@ class IndexStore:
         self.close()
 
     def _forget(self, name: str, index: Index | None) -> None:
-        """Take an index that is no more out of the metrics."""
+        """Take a dropped or replaced index out of the metrics."""
         if index is not None and self._metrics is not None:
             self._metrics.index_passages.remove(name, index.spec.encoder)
 
@@ -355,7 +355,7 @@ class IndexStore:
         return index.info
 
     def _open_again(self, name: str) -> None:
-        """Open an index that was not dropped after all; nobody must wait for a closed one."""
+        """Open an index again whose drop failed."""
         try:
             self.names.open[name] = self._folders.open(name)
         except StorageError as error:

@@ -63,7 +63,7 @@ class Header:
 
 
 class VectorCache:
-    """Vectors under row ids. The caller keeps changes away from searches (``SharedLock``).
+    """Vectors under row ids. The caller keeps changes away from searches (``ReadWriteLock``).
 
     Removed rows become tombstones that searches pass over: FAISS can't take a node out of an
     HNSW graph, and takes one out of a flat index by moving all that follow.
@@ -72,7 +72,7 @@ class VectorCache:
         kind: One of ``kinds.KINDS``.
         metric: ``ip`` or ``l2``.
         dims: Features of a vector.
-        options: The kind's, those that were given.
+        options: The kind's, those that were set.
         index: What FAISS holds; None begins with nothing.
     """
 

@@ -138,7 +138,7 @@ async def create_snapshot(services: Services, name: str) -> Snapshot:
 
 
 async def list_snapshots(services: Services, name: str) -> SnapshotList:
-    """List an index's snapshots, the newest first; also of one that is no more or is broken."""
+    """List an index's snapshots, the newest first; also of a dropped or broken index."""
     return await asyncio.to_thread(find_maintenance(services).snapshots, name)
 
 

@@ -193,7 +193,7 @@ def test_an_alias_whose_index_was_taken_away_says_so_and_harms_no_other(
     (data_dir / "indexes" / "two").rename(data_dir / "elsewhere")
     with IndexStore(data_dir) as again:
         assert targets(again) == {"live": None, "first": "one"}
-        with pytest.raises(AliasToNothing, match="'live' points at index 'two', which is no more"):
+        with pytest.raises(AliasToNothing, match="'live' points at index 'two'"):
             again.count("live")
         again.maintenance.update_aliases([point("second", "one")])
         again.maintenance.update_aliases([point("live", "one")])
