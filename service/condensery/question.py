@@ -10,7 +10,7 @@ import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ FinishReason = Literal["stop", "length", "timeout", "not_found"]
 # How an index is searched: by vectors, by words (BM25), or by both, their ranks fused.
 SearchMode = Literal["dense", "bm25", "hybrid"]
 
+ANSWER_TOKENS = 64  # of an answer at most, where nobody says
 MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -31,6 +32,61 @@ MAX_STOP_CHARS = 256
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bounds of a number, by themselves or in the annotation of a field, where pydantic finds them.
+
+    Attributes:
+        ge: The least.
+        gt: Over this, instead.
+        le: The most.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+
+    def check(self, field: str, value: float | None) -> None:
+        """Refuse a number out of these bounds; None is allowed.
+
+        Raises:
+            InputError: Names the field.
+        """
+        if value is None:
+            return
+        above = self.ge is None or value >= self.ge
+        above = above and (self.gt is None or value > self.gt)
+        if not above or (self.le is not None and not value <= self.le):
+            raise InputError(f"{field}={value} is not {self}", field=field, value=value)
+
+    def __str__(self) -> str:
+        low = f"{self.ge:g}" if self.ge is not None else f"over {self.gt:g}"
+        return low if self.le is None else f"{low} to {self.le:g}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        bounds = {"ge": self.ge, "gt": self.gt, "le": self.le}
+        return {**handler(source), **{key: at for key, at in bounds.items() if at is not None}}
+
+
+TEMPERATURES = Range(ge=0, le=MAX_TEMPERATURE)
+TOP_PS = Range(gt=0, le=1)
+LOGPROB_COUNTS = Range(ge=0, le=MAX_LOGPROBS)
+Temperature = Annotated[float, TEMPERATURES]
+TopP = Annotated[float, TOP_PS]
+LogprobCount = Annotated[int, LOGPROB_COUNTS]
+# OpenAI's range: a signed integer of 64 bits.
+Seed = Annotated[int, Range(ge=-(2**63), le=2**63 - 1)]
+Probability = Annotated[float, Range(ge=0, le=1)]
+AtLeastOne = Annotated[int, Range(ge=1)]
+Milliseconds = Annotated[float, Range(ge=1)]
+
+
+def _check_sampling(values: "Sampling | Question") -> None:
+    TEMPERATURES.check("temperature", values.temperature)
+    TOP_PS.check("top_p", values.top_p)
+    LOGPROB_COUNTS.check("logprobs", values.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,76 +105,98 @@ class Sampling:
         InputError: A value is out of its range; names the field.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    logprobs: int | None = None
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    seed: Seed | None = None
+    logprobs: LogprobCount | None = None
 
     def __post_init__(self) -> None:
-        allowed = f"0 to {MAX_TEMPERATURE:g}"
-        self._check("temperature", allowed, 0 <= self.temperature <= MAX_TEMPERATURE)
-        self._check("top_p", "over 0 and up to 1", 0 < self.top_p <= 1)
-        holds = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
-        self._check("logprobs", f"0 to {MAX_LOGPROBS}", holds)
-
-    def _check(self, field: str, allowed: str, holds: bool) -> None:
-        if not holds:
-            value = getattr(self, field)
-            raise InputError(f"{field}={value} is not {allowed}", field=field, value=value)
+        _check_sampling(self)
 
 
 GREEDY = Sampling()
 
 
+# What is asked. Fields have the names and places that they have in a REST body, which is read into
+# these classes; what stands below a field describes it in docs/openapi.json.
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerIndex:
+    """Where to find the passages."""
+
+    name: str
+    top_k: int = 20
+    """Passages to retrieve, and to compress."""
+    mode: SearchMode | None = None
+    """By vectors, by words (BM25), or by both, their ranks fused. null: as the server is set."""
+    filter: Metadata | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRerank:
+    """How many of the passages, the most relevant, the answer is generated from."""
+
+    top_n: int | None = None
+    """0: all. null: as many as the pair reads best."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCompression:
+    """Whether passages are compressed, and how far."""
+
+    mode: CompressionMode = "auto"
+    """``auto`` falls back on text, reported; ``required`` fails instead; ``off`` reads the
+    passages' own tokens."""
+    ratio: AtLeastOne | None = None
+    """Tokens a memory vector, of the rates that the pair has."""
+    max_context_vectors: AtLeastOne | None = None
+    """Most memory vectors to read: the finest rate that keeps to it, then fewer passages."""
+    target_ms: Milliseconds | None = None
+    """About how long compression and the first token may take: likewise."""
+    timeout_ms: Milliseconds | None = None
+    """Longest compression; then it counts as failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, and how it is to be answered.
+    """A question with ``documents``, an ``index`` or a ``context``: one of the three.
 
-    Its passages are ``documents``, or are found in ``index``, or were compressed before
-    (``context``): one of the three. What is None is the pair's own default.
-
-    Attributes:
-        text: What is asked.
-        documents: Read whole; one passage each.
-        index: Name of the index to find passages in.
-        context: Handle of passages that were compressed for this question.
-        model: A pair's name.
-        top_k: Passages taken from the index.
-        search: How they are found; None is the server's default.
-        filter: Which documents of the index they may be of, as requests hold it.
-        top_n: Passages that the generator reads, the most relevant; 0 reads all.
-        mode: ``auto`` compresses and falls back on text, reported; ``required`` fails instead;
-            ``off`` reads the passages' own tokens, in retrieval order and without scores.
-        rate: Tokens a memory vector, of the rates that the pair has.
-        max_context_vectors: Most memory vectors that the generator reads: the finest rate that
-            keeps to it, then fewer passages.
-        target_ms: About how long compression and the first token may take: likewise.
-        compress_timeout_ms: Longest compression; then it counts as failed.
-        min_relevance: Under this score of the best passage (0 to 1) nothing is generated, and the
-            answer says that the passages don't hold it; 0 always generates.
-        max_tokens: Most tokens of the answer.
-        stop: Strings that end it.
-        sampling: How its tokens are chosen.
+    Raises:
+        InputError: A field of ``Sampling`` is out of its range.
     """
 
-    text: str
+    query: str
     documents: Sequence[Document] | None = None
-    index: str | None = None
+    """Read whole; one passage each."""
+    index: AnswerIndex | None = None
     context: str | None = None
+    """What ``/v1/compress`` gave for the same question, and to this key."""
+    rerank: AnswerRerank = field(default_factory=AnswerRerank)
+    compression: AnswerCompression = field(default_factory=AnswerCompression)
+    min_relevance: Probability | None = None
+    """Under this score of the best passage nothing is generated, and the answer says that the
+    passages don't hold it; 0 always generates. null: as the pair declares."""
     model: str | None = None
-    top_k: int = 20
-    search: SearchMode | None = None
-    filter: Metadata | None = None
-    top_n: int | None = None
-    mode: CompressionMode = "auto"
-    rate: int | None = None
-    max_context_vectors: int | None = None
-    target_ms: float | None = None
-    compress_timeout_ms: float | None = None
-    min_relevance: float | None = None
-    max_tokens: int = 64
+    """A pair; by default the default one."""
+    max_tokens: int = ANSWER_TOKENS
+    temperature: Temperature = 0.0
+    """0 takes the best token always."""
+    top_p: TopP = 1.0
+    seed: Seed | None = None
+    """The same one gives the same answer again; null draws anew."""
     stop: Sequence[str] = ()
-    sampling: Sampling = GREEDY
+    """Strings that end the answer."""
+    logprobs: LogprobCount | None = None
+    """Report each token's log-probability, and those of so many likeliest ones."""
+
+    def __post_init__(self) -> None:
+        _check_sampling(self)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the answer's tokens are chosen."""
+        return Sampling(self.temperature, self.top_p, self.seed, self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

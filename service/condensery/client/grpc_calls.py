@@ -391,36 +391,44 @@ def release(context: str) -> RpcCall[None]:
 
 def _write_question(question: Question) -> pb.AnswerRequest:
     _check_no_zeros(question)
-    sampling = question.sampling
+    index, compression = question.index, question.compression
+    searched: dict[str, Any] = {}
+    if index is not None:
+        searched = {
+            "index": index.name,
+            "top_k": index.top_k,
+            "search_mode": index.mode or "",
+            "filter": write_struct(index.filter),
+        }
     return pb.AnswerRequest(
         model=question.model or "",
-        query=question.text,
+        query=question.query,
         documents=[write_document(document) for document in question.documents or ()],
-        index=question.index or "",
         context=question.context or "",
-        top_k=question.top_k,
-        search_mode=question.search or "",
-        filter=write_struct(question.filter),
-        top_n=question.top_n,
-        compression_mode=question.mode,
-        ratio=question.rate,
-        max_context_vectors=question.max_context_vectors,
-        target_ms=question.target_ms,
-        compress_timeout_ms=question.compress_timeout_ms,
+        top_n=question.rerank.top_n,
+        compression_mode=compression.mode,
+        ratio=compression.ratio,
+        max_context_vectors=compression.max_context_vectors,
+        target_ms=compression.target_ms,
+        compress_timeout_ms=compression.timeout_ms,
         min_relevance=question.min_relevance,
         max_tokens=question.max_tokens,
         stop=question.stop,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        logprobs=sampling.logprobs,
+        temperature=question.temperature,
+        top_p=question.top_p,
+        seed=question.seed,
+        logprobs=question.logprobs,
+        **searched,
     )
 
 
 def _check_no_zeros(question: Question) -> None:
     """Refuse zeros and empty texts: in a message they look unset, and get the server's default."""
-    for name in ("index", "context", "top_k", "max_tokens"):
-        value = getattr(question, name)
+    index = question.index
+    values = {"context": question.context, "max_tokens": question.max_tokens}
+    if index is not None:
+        values |= {"index": index.name, "top_k": index.top_k}
+    for name, value in values.items():
         if value is not None and not value:
             raise InputError(f"{name}: {value!r} is not allowed.", field=name, value=value)
     if (

@@ -9,7 +9,7 @@ Here are also the keywords of a question, which are many and the same for four o
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import (
     Any,
     Concatenate,
@@ -18,14 +18,20 @@ from typing import (
     TypedDict,
     TypeVar,
     Unpack,
-    cast,
     get_args,
     get_origin,
     get_type_hints,
 )
 
 from condensery.errors import InputError, shorten
-from condensery.question import CompressionMode, Question, Sampling, SearchMode
+from condensery.question import (
+    AnswerCompression,
+    AnswerIndex,
+    AnswerRerank,
+    CompressionMode,
+    Question,
+    SearchMode,
+)
 from condensery.values import Document, Metadata
 
 P = ParamSpec("P")
@@ -111,11 +117,23 @@ def _parameters(operation: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 
 DocumentInputs = Sequence[str | Document]
 
-SAMPLING_FIELDS = frozenset(field.name for field in fields(Sampling))
+# Where a question's field has another place, or name, than its keyword.
+PATHS = {
+    "index": "index.name",
+    "top_k": "index.top_k",
+    "search": "index.mode",
+    "filter": "index.filter",
+    "top_n": "rerank.top_n",
+    "mode": "compression.mode",
+    "rate": "compression.ratio",
+    "max_context_vectors": "compression.max_context_vectors",
+    "target_ms": "compression.target_ms",
+    "compress_timeout_ms": "compression.timeout_ms",
+}
 
 
 class QuestionOptions(TypedDict, total=False):
-    """The keywords of a question: the fields of ``Question`` and ``Sampling``, described there."""
+    """The keywords of a question: the fields of ``Question``, by ``PATHS``, described there."""
 
     documents: DocumentInputs | None
     index: str | None
@@ -146,15 +164,25 @@ def make_question(text: str, **how: Unpack[QuestionOptions]) -> Question:
         InputError: A value is out of its range.
         TypeError: There is no such keyword.
     """
-    options = cast(dict[str, Any], how)
-    sampling = Sampling(**{name: options.pop(name) for name in SAMPLING_FIELDS & options.keys()})
+    if how.get("filter") is not None and how.get("index") is None:
+        raise InputError("filter: there is no index to filter; give one", field="filter")
+    options: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {"index": {}, "rerank": {}, "compression": {}}
+    for keyword, value in how.items():
+        part, _, field = PATHS.get(keyword, keyword).rpartition(".")
+        (parts[part] if part else options)[field] = value
     if options.get("documents") is not None:
         options["documents"] = make_documents(options["documents"])
-    if options.get("filter") is not None and options.get("index") is None:
-        raise InputError("filter: there is no index to filter; give one", field="filter")
     if isinstance(options.get("stop"), str):
         options["stop"] = (options["stop"],)
-    return Question(text, **options, sampling=sampling)
+    if parts["index"].get("name") is not None:
+        options["index"] = AnswerIndex(**parts["index"])
+    return Question(
+        text,
+        **options,
+        rerank=AnswerRerank(**parts["rerank"]),
+        compression=AnswerCompression(**parts["compression"]),
+    )
 
 
 def make_documents(documents: DocumentInputs) -> list[Document]:

@@ -434,31 +434,30 @@ def release(context: str) -> RestCall[None]:
 
 
 def _write_question(question: Question) -> dict[str, Any]:
-    documents, sampling = question.documents, question.sampling
-    index = make_body(
-        name=question.index, top_k=question.top_k, mode=question.search, filter=question.filter
-    )
+    documents, index, compression = question.documents, question.index, question.compression
     return make_body(
-        query=question.text,
+        query=question.query,
         documents=None if documents is None else [write_document(item) for item in documents],
-        index=None if question.index is None else index,
+        index=None
+        if index is None
+        else make_body(name=index.name, top_k=index.top_k, mode=index.mode, filter=index.filter),
         context=question.context,
-        rerank=make_body(top_n=question.top_n),
+        rerank=make_body(top_n=question.rerank.top_n),
         compression=make_body(
-            mode=question.mode,
-            ratio=question.rate,
-            max_context_vectors=question.max_context_vectors,
-            target_ms=question.target_ms,
-            timeout_ms=question.compress_timeout_ms,
+            mode=compression.mode,
+            ratio=compression.ratio,
+            max_context_vectors=compression.max_context_vectors,
+            target_ms=compression.target_ms,
+            timeout_ms=compression.timeout_ms,
         ),
         min_relevance=question.min_relevance,
         model=question.model,
         max_tokens=question.max_tokens,
         stop=list(question.stop),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        logprobs=sampling.logprobs,
+        temperature=question.temperature,
+        top_p=question.top_p,
+        seed=question.seed,
+        logprobs=question.logprobs,
     )
 
 

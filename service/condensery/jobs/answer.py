@@ -185,7 +185,7 @@ async def stream_answer(
             if candidate.failure is not None
         ]
         count_compression(metrics, name, report, causes)
-    wanted = question.sampling.logprobs is not None and selected.may_answer
+    wanted = question.logprobs is not None and selected.may_answer
     yield Answer(
         id=identity,
         answer="".join(text),
@@ -334,11 +334,11 @@ async def compare_answers(services: Services, question: Question) -> Comparison:
     """
     began = time.perf_counter()
     oscar, context = find_model_and_context(services, question)
-    if question.mode == "off":
+    if question.compression.mode == "off":
         raise InputError(
             "compression.mode: 'off' leaves nothing to compare with; give auto or required.",
             field="compression.mode",
-            value=question.mode,
+            value=question.compression.mode,
         )
     selected = await select_context(
         oscar, question, await retrieve_context(services, oscar, question, context)
@@ -383,24 +383,24 @@ async def _cosine(services: Services, text: str, other: str) -> float | None:
 
 async def compress_documents(
     services: Services,
-    text: str,
+    query: str,
     documents: Sequence[Document],
     *,
     model: str | None = None,
-    rate: int | None = None,
+    ratio: int | None = None,
     keep: bool = True,
-    ttl_seconds: float = 600.0,
+    ttl_s: float = 600.0,
 ) -> Compressed:
     """Compress and score documents for a question, in one forward pass.
 
     Args:
         services: The running parts.
-        text: The question: memory is made for it, and serves no other.
+        query: The question: memory is made for it, and serves no other.
         documents: One passage each. A blank one is reported as failed.
         model: An OSCAR model's name; None takes the default.
-        rate: Tokens a vector; None is the model's finest.
+        ratio: Tokens a vector; None is the model's finest.
         keep: Hold the vectors for answers; the caller gets a handle.
-        ttl_seconds: For so long; 1 to 3600.
+        ttl_s: For so long; 1 to 3600.
 
     Raises:
         ModelNotFound: No such OSCAR model.
@@ -409,18 +409,18 @@ async def compress_documents(
         Overloaded, Unavailable, DeadlineExceeded: Nothing is free, or no time is left.
     """
     oscar = services.registry.pair(model)
-    check_query(services.limits, oscar, text)
+    check_query(services.limits, oscar, query)
     check_documents(services.limits, oscar, documents)
-    vectors = choose_vector_counts(oscar.traits, rate, field="ratio")[0]
+    vectors = choose_vector_counts(oscar.traits, ratio, field="ratio")[0]
     caller, size = current_request().caller, 0
     if keep:
-        check_lifetime(ttl_seconds)
+        check_lifetime(ttl_s)
         # Metadata may be megabytes, and is counted as it would be printed.
-        size = await asyncio.to_thread(count_text_bytes, text, documents)
+        size = await asyncio.to_thread(count_text_bytes, query, documents)
         services.contexts.check_room(caller, size)
     started = time.perf_counter()
     texts = [document.text for document in documents if not is_blank(document.text)]
-    compressed = await compress_passages(services, oscar, text, texts)
+    compressed = await compress_passages(services, oscar, query, texts)
     compress_ms = milliseconds_since(started)
     _raise_if_all_failed(compressed)
     read = tuple(outcome for outcome in compressed if isinstance(outcome, CompressedPassage))
@@ -429,7 +429,7 @@ async def compress_documents(
         None if is_blank(document.text) else _detach_outcome(next(remaining), vectors)
         for document in documents
     ]
-    counted = await run_tokenizing([text], lambda: _count_question_cost(oscar, text))
+    counted = await run_tokenizing([query], lambda: _count_question_cost(oscar, query))
     report = _documents_report(counted, outcomes, read, compress_ms)
     count_compression(services.metrics, oscar.info.name, report)
     handle, expires_at = None, None
@@ -437,14 +437,14 @@ async def compress_documents(
         context = CompressedContext(
             pair=oscar.info.name,
             fingerprint=oscar.info.fingerprint,
-            question=text,
+            question=query,
             documents=tuple(documents),
             passages=tuple(outcomes),
             vectors=vectors,
             text_bytes=size,
         )
-        handle = services.contexts.put(caller, context, ttl_seconds)
-        expires_at = time.time() + ttl_seconds
+        handle = services.contexts.put(caller, context, ttl_s)
+        expires_at = time.time() + ttl_s
     return Compressed(
         id=f"cmp_{secrets.token_hex(12)}",
         model=oscar.info.name,

@@ -310,8 +310,8 @@ class ContextStore:
                 retry_after_seconds=max(0.1, ends - self._clock()),
             )
 
-    def put(self, caller: str, context: CompressedContext, ttl_seconds: float) -> str:
-        """Hold a context for ``ttl_seconds``; returns its handle.
+    def put(self, caller: str, context: CompressedContext, ttl_s: float) -> str:
+        """Hold a context for ``ttl_s``; returns its handle.
 
         Raises:
             PayloadTooLarge, Overloaded: As for ``check_room``.
@@ -321,10 +321,8 @@ class ContextStore:
         handle = f"ctx_{secrets.token_hex(16)}"
         key = _hash_handle(handle)
         # The clock says whether it is over; the timer only frees memory, and comes a bit late.
-        timer = asyncio.get_running_loop().call_later(
-            ttl_seconds + EXPIRY_TIMER_SECONDS, self._end, key
-        )
-        self._held[key] = _StoredContext(context, caller, size, self._clock() + ttl_seconds, timer)
+        timer = asyncio.get_running_loop().call_later(ttl_s + EXPIRY_TIMER_SECONDS, self._end, key)
+        self._held[key] = _StoredContext(context, caller, size, self._clock() + ttl_s, timer)
         self._bytes += size
         self._shares[caller] += size
         self._count()
@@ -419,13 +417,13 @@ class ContextStore:
             self._metrics.context_bytes.set(self._bytes)
 
 
-def check_lifetime(ttl_seconds: float) -> None:
+def check_lifetime(ttl_s: float) -> None:
     """Refuse a lifetime that a context can't have."""
-    if not (math.isfinite(ttl_seconds) and LEAST_SECONDS <= ttl_seconds <= MOST_SECONDS):
+    if not (math.isfinite(ttl_s) and LEAST_SECONDS <= ttl_s <= MOST_SECONDS):
         raise InputError(
-            f"ttl_s: {ttl_seconds} is not {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds.",
+            f"ttl_s: {ttl_s} is not {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds.",
             field="ttl_s",
-            value=ttl_seconds,
+            value=ttl_s,
         )
 
 

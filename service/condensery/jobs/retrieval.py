@@ -65,7 +65,7 @@ async def query_index(
     vector: Floats | None = None,
     fingerprint: str | None = None,
     top_k: int = 10,
-    search: SearchMode | None = None,
+    mode: SearchMode | None = None,
     filter: JsonObject | None = None,
     filter_field: str = "filter",
 ) -> list[Hit]:
@@ -82,7 +82,7 @@ async def query_index(
         vector: its vector, (dims,), with
         fingerprint: that of the encoder which made it.
         top_k: Most passages to return.
-        search: How a text is searched for; None is the server's default. A vector is ``dense``.
+        mode: How a text is searched for; None is the server's default. A vector is ``dense``.
         filter: Which documents' passages are searched, as ``read_filter`` reads it.
         filter_field: The filter's name in messages.
 
@@ -90,19 +90,19 @@ async def query_index(
         IndexNotFound: No such index.
         EncoderMismatch: The vector, or the index, is another encoder's.
         InputError: Neither or both of text and vector; a malformed one; ``top_k`` out of range; an
-            unknown ``search``, or one by BM25 beside a vector; a malformed ``filter``.
+            unknown ``mode``, or one by BM25 beside a vector; a malformed ``filter``.
     """
     info = services.indexes.info(name)
     check_range(top_k, "top_k", 1, services.limits.max_top_k)
     if (text is None) == (vector is None):
         got = "neither" if text is None else "both"
         raise InputError(f"query: give `query` or `vector`, one of them; got {got}.", field="query")
-    if search is not None:
-        check_choice(search, "search", SEARCH_MODES)
+    if mode is not None:
+        check_choice(mode, "mode", SEARCH_MODES)
     condition = read_filter(filter, filter_field)
     embedded_for = None
     if text is not None:
-        mode = search or services.search_mode
+        mode = mode or services.search_mode
         if mode == "bm25":
             check_text(text, "query", MAX_BM25_QUERY_CHARS)
             with services.metrics.stage(info.encoder, "index"):
@@ -120,11 +120,11 @@ async def query_index(
                 )
     else:
         assert vector is not None  # checked above
-        if search not in (None, "dense"):
+        if mode not in (None, "dense"):
             raise InputError(
-                f"search: {search!r} needs words, and a vector has none; give `query`.",
-                field="search",
-                value=search,
+                f"mode: {mode!r} needs words, and a vector has none; give `query`.",
+                field="mode",
+                value=mode,
             )
         fingerprint = check_vectors(info, vector[None], fingerprint, "vector")
     with services.metrics.stage(info.encoder, "index"):
@@ -185,7 +185,7 @@ def find_model_and_context(
     oscar = services.registry.pair(model)
     check_question(services.limits, oscar, question)
     if context is not None:
-        context.check(oscar.info, question.text)
+        context.check(oscar.info, question.query)
     return oscar, context
 
 
@@ -200,7 +200,7 @@ async def retrieve_context(
         Overloaded, Unavailable, DeadlineExceeded: Nothing is answered.
     """
     held = context.vectors if context is not None else 0
-    vectors = choose_vector_counts(oscar.traits, question.rate, held=held)
+    vectors = choose_vector_counts(oscar.traits, question.compression.ratio, held=held)
     if context is not None:
         return _reuse_context(question, context, vectors)
     started = time.perf_counter()
@@ -214,7 +214,7 @@ async def retrieve_context(
     ]
     blank = tuple(place for place, hit in enumerate(hits) if is_blank(hit.text))
     reasons = blank_reasons(blank)
-    if question.mode == "off" or not candidates:
+    if question.compression.mode == "off" or not candidates:
         return RetrievedContext(
             tuple(candidates), vectors, (), blank, reasons, retrieve_ms=retrieve_ms
         )
@@ -231,16 +231,16 @@ async def retrieve_context(
     outcomes = await compress_passages(
         services,
         oscar,
-        question.text,
+        question.query,
         texts,
-        timeout_ms=question.compress_timeout_ms,
-        afford=afford if question.target_ms is not None else None,
+        timeout_ms=question.compression.timeout_ms,
+        afford=afford if question.compression.target_ms is not None else None,
     )
     compress_ms = milliseconds_since(started)
     unread = tuple(candidate.place for candidate in candidates[affordable:])
     if unread:
         what = f"the last {len(unread)} of {len(candidates)} passages are not compressed"
-        reasons += (f"{what}, to keep to target_ms {question.target_ms:g}",)
+        reasons += (f"{what}, to keep to target_ms {question.compression.target_ms:g}",)
     return RetrievedContext(
         tuple(
             make_candidate(candidate.place, candidate.passage, candidate.score, outcome, question)
@@ -270,11 +270,14 @@ def count_affordable(
         sizes: Tokens of each text, in the order of retrieval.
         vectors: That each may become, at the coarsest.
     """
-    assert question.target_ms is not None
-    top_n = oscar.traits.top_n if question.top_n is None else question.top_n
+    assert question.compression.target_ms is not None
+    top_n = oscar.traits.top_n if question.rerank.top_n is None else question.rerank.top_n
     for count in range(len(sizes), 1, -1):
         kept = min(count, top_n or count)
-        if oscar.expected_ms(sum(sizes[:count]), vectors * kept, 0, kept) <= question.target_ms:
+        if (
+            oscar.expected_ms(sum(sizes[:count]), vectors * kept, 0, kept)
+            <= question.compression.target_ms
+        ):
             return count
     return 1
 
@@ -337,7 +340,7 @@ def make_candidate(
     if isinstance(outcome, CompressedPassage):
         score = relevance_score(outcome)
         return Candidate(place, passage, retrieval_score if score is None else score, outcome)
-    if question.mode == "required":
+    if question.compression.mode == "required":
         field = f"documents[{place}]" if question.index is None else "index"
         what = field if question.index is None else f"Passage {place} of those retrieved"
         raise CompressionFailed(
@@ -364,11 +367,11 @@ async def _find_passages(services: Services, question: Question) -> list[Hit]:
     if question.index is not None:
         return await query_index(
             services,
-            question.index,
-            question.text,
-            top_k=question.top_k,
-            search=question.search,
-            filter=question.filter,
+            question.index.name,
+            question.query,
+            top_k=question.index.top_k,
+            mode=question.index.mode,
+            filter=question.index.filter,
             filter_field=FILTER_FIELD,
         )
     return [
@@ -387,7 +390,7 @@ def _reuse_context(
         if outcome is None:
             continue
         passage = make_passage(document, document.id)
-        if question.mode == "off":
+        if question.compression.mode == "off":
             candidates.append(Candidate(place, passage))
         else:
             candidates.append(make_candidate(place, passage, None, outcome, question))

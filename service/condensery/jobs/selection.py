@@ -14,7 +14,7 @@ from typing import TypeVar
 from condensery.errors import ContextTooLong, InputError
 from condensery.jobs.contexts import Candidate, RetrievedContext, failure_reasons, passages_phrase
 from condensery.jobs.interfaces import CountedAnswer, GeneratorPrompt, OscarModel
-from condensery.question import CompressionMode, CompressionStatus, Question
+from condensery.question import AnswerCompression, CompressionMode, CompressionStatus, Question
 from condensery.values import Floats
 
 # About a millisecond of tokenising; under it, a thread costs others more than it spares them.
@@ -93,7 +93,7 @@ async def select_context(
         InputError: Not even one passage keeps to ``max_context_vectors``.
         ContextTooLong: Not even one fits the generator; or not all, and compression is required.
     """
-    texts = (question.text, *(candidate.text for candidate in retrieved.candidates))
+    texts = (question.query, *(candidate.text for candidate in retrieved.candidates))
     return await _time_tokenizing(texts, lambda: _select_context(oscar, question, retrieved))
 
 
@@ -105,7 +105,7 @@ async def select_plain_text(
     Raises:
         ContextTooLong: Not even one does.
     """
-    texts = (question.text, *selected.texts)
+    texts = (question.query, *selected.texts)
     return await _time_tokenizing(texts, lambda: _select_plain_text(oscar, question, selected))
 
 
@@ -120,8 +120,8 @@ async def _time_tokenizing(
 def _select_context(
     oscar: OscarModel, question: Question, retrieved: RetrievedContext
 ) -> SelectedContext:
-    mode, plain = question.mode, question.mode == "off"
-    top_n = oscar.traits.top_n if question.top_n is None else question.top_n
+    mode, plain = question.compression.mode, question.compression.mode == "off"
+    top_n = oscar.traits.top_n if question.rerank.top_n is None else question.rerank.top_n
     kept = rank_candidates(retrieved.candidates)[: top_n or None]
     reasons = ["asked for"] if plain else []
     if not kept:
@@ -144,7 +144,7 @@ def _select_context(
         left_out += [candidate.place for candidate in kept[fits:]]
         kept = [candidate.first(windows) for candidate in wanted[:fits]]
     else:
-        prompt = oscar.make_prompt(question.text, _generator_inputs(kept, vectors))
+        prompt = oscar.make_prompt(question.query, _generator_inputs(kept, vectors))
     if retrieved.failed:
         reasons.append(_failures_reason(retrieved, kept))
     return SelectedContext(
@@ -165,7 +165,9 @@ def _select_plain_text(
     oscar: OscarModel, question: Question, selected: SelectedContext
 ) -> SelectedContext:
     kept = selected.kept
-    prompt, fits, _ = fit_prompt(oscar, replace(question, mode="off"), kept, 0)
+    prompt, fits, _ = fit_prompt(
+        oscar, replace(question, compression=AnswerCompression("off")), kept, 0
+    )
     unfit = [_does_not_fit_reason(len(kept) - fits)] if fits < len(kept) else []
     return SelectedContext(
         retrieved=selected.retrieved,
@@ -208,7 +210,8 @@ def fit_budgets(
     Raises:
         InputError: One passage alone is over ``max_context_vectors``.
     """
-    max_vectors, target = question.max_context_vectors, question.target_ms
+    compression = question.compression
+    max_vectors, target = compression.max_context_vectors, compression.target_ms
     all_windows = max((len(candidate.memories) for candidate in kept), default=1)
     if not kept or (max_vectors is None and target is None):
         return BudgetAllowance(retrieved.vectors[0], all_windows, len(kept))
@@ -323,7 +326,7 @@ def fit_prompt(
         return [candidate.first(windows) for candidate in kept] if vectors else list(kept)
 
     def prompt_of(count: int, windows: int) -> GeneratorPrompt:
-        return oscar.make_prompt(question.text, _generator_inputs(shown(windows)[:count], vectors))
+        return oscar.make_prompt(question.query, _generator_inputs(shown(windows)[:count], vectors))
 
     def free_positions(prompt: GeneratorPrompt) -> int:
         return oscar.free_positions(prompt, question.max_tokens)
@@ -350,7 +353,7 @@ def fit_prompt(
     # Together they may take less than each by itself.
     while likely <= count < len(kept) and free_positions(longer := prompt_of(count + 1, 1)) >= 0:
         prompt, count = longer, count + 1
-    if count and (count == len(kept) or question.mode != "required"):
+    if count and (count == len(kept) or question.compression.mode != "required"):
         return prompt, count, 1
     named = len(kept) if count else min(1, len(kept))
     field, value = ("rerank.top_n", len(kept)) if count else ("max_tokens", question.max_tokens)
@@ -405,7 +408,7 @@ def _count_cost(
 ) -> CountedAnswer:
     """Count what an answer's cost is made of; texts that the prompt holds are not read again."""
     texts = [candidate.text for candidate in kept] if prompt.vectors else None
-    return oscar.count_answer(question.text, prompt, texts)
+    return oscar.count_answer(question.query, prompt, texts)
 
 
 def _does_not_fit_reason(count: int) -> str:

@@ -8,7 +8,14 @@ from condensery.errors import EmptyInput, InputError, PayloadTooLarge, shorten
 from condensery.index.filters import read_filter
 from condensery.jobs.interfaces import OscarModel
 from condensery.jobs.services import RequestLimits
-from condensery.question import MAX_STOP_CHARS, MAX_STOPS, CompressionMode, Question, SearchMode
+from condensery.question import (
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    AnswerIndex,
+    CompressionMode,
+    Question,
+    SearchMode,
+)
 from condensery.values import Document, ModelInfo, PairTraits
 
 COMPRESSION_MODES: tuple[CompressionMode, ...] = ("auto", "required", "off")
@@ -116,24 +123,24 @@ def check_question(limits: RequestLimits, oscar: OscarModel, question: Question)
     Raises:
         InputError: As the message says; EmptyInput and PayloadTooLarge among them.
     """
-    check_choice(question.mode, "compression.mode", COMPRESSION_MODES)
-    check_query(limits, oscar, question.text)
+    check_choice(question.compression.mode, "compression.mode", COMPRESSION_MODES)
+    check_query(limits, oscar, question.query)
     if question.documents is not None:
         check_documents(limits, oscar, question.documents)
-    if question.search is not None:
-        check_choice(question.search, "index.mode", SEARCH_MODES)
-    if question.filter is not None and question.index is None:
-        raise InputError(
-            f"{FILTER_FIELD}: there is no index to filter; give `index`, or no filter.",
-            field=FILTER_FIELD,
-        )
-    read_filter(question.filter, FILTER_FIELD)
-    check_range(question.top_k, "index.top_k", 1, limits.max_answer_documents)
-    if question.top_n is not None:
-        check_range(question.top_n, "rerank.top_n", 0, limits.max_answer_documents)
+    if question.index is not None:
+        _check_index(limits, question.index)
+    if question.rerank.top_n is not None:
+        check_range(question.rerank.top_n, "rerank.top_n", 0, limits.max_answer_documents)
     check_range(question.max_tokens, "max_tokens", 1, limits.max_answer_tokens)
     _check_stops(question.stop)
     _check_compression(oscar, question)
+
+
+def _check_index(limits: RequestLimits, index: AnswerIndex) -> None:
+    if index.mode is not None:
+        check_choice(index.mode, "index.mode", SEARCH_MODES)
+    read_filter(index.filter, FILTER_FIELD)
+    check_range(index.top_k, "index.top_k", 1, limits.max_answer_documents)
 
 
 def check_sources(question: Question) -> None:
@@ -187,15 +194,15 @@ def is_blank(text: str) -> bool:
 
 
 def choose_vector_counts(
-    traits: PairTraits, rate: int | None, *, field: str = "compression.ratio", held: int = 0
+    traits: PairTraits, ratio: int | None, *, field: str = "compression.ratio", held: int = 0
 ) -> tuple[int, ...]:
     """Return how many vectors a passage may become, the most first; of a rate asked for, its own.
 
     Args:
         traits: The OSCAR model's.
-        rate: Tokens a vector; None leaves it open.
+        ratio: Tokens a vector; None leaves it open.
         field: Its name in messages.
-        held: Vectors of each passage that a context holds, which bound the rate. 0 is no context.
+        held: Vectors of each passage that a context holds, which bound the ratio. 0 is no context.
 
     Raises:
         InputError: The model has no such rate, or the context none so fine.
@@ -205,34 +212,35 @@ def choose_vector_counts(
         for rate, count in zip(traits.rates, traits.vectors, strict=True)
         if not held or count <= held
     }
-    if rate is None:
+    if ratio is None:
         return tuple(offered.values())
-    if rate not in offered:
+    if ratio not in offered:
         rates = ", ".join(map(str, offered))
         what = "the context was compressed at" if held else "the pair has"
         verb = "are" if len(offered) > 1 else "is"
         raise InputError(
-            f"{field}: {rate} is not a rate that {what}; there {verb}: {rates} (tokens a vector).",
+            f"{field}: {ratio} is not a rate that {what}; there {verb}: {rates} (tokens a vector).",
             field=field,
-            value=rate,
+            value=ratio,
         )
-    return (offered[rate],)
+    return (offered[ratio],)
 
 
 def _check_compression(oscar: OscarModel, question: Question) -> None:
-    check_number(question.max_context_vectors, "compression.max_context_vectors", 1)
-    check_number(question.target_ms, "compression.target_ms", 1)
-    check_number(question.compress_timeout_ms, "compression.timeout_ms", 1)
+    compression = question.compression
+    check_number(compression.max_context_vectors, "compression.max_context_vectors", 1)
+    check_number(compression.target_ms, "compression.target_ms", 1)
+    check_number(compression.timeout_ms, "compression.timeout_ms", 1)
     check_number(question.min_relevance, "min_relevance", 0, 1)
-    choose_vector_counts(oscar.traits, question.rate)
+    choose_vector_counts(oscar.traits, compression.ratio)
     name = oscar.info.name
-    if question.mode == "off":
-        if question.rate is not None:
+    if compression.mode == "off":
+        if compression.ratio is not None:
             raise InputError(
-                f"compression.ratio: {question.rate} is asked for, but with compression.mode off "
-                "nothing is compressed.",
+                f"compression.ratio: {compression.ratio} is asked for, but with compression.mode "
+                "off nothing is compressed.",
                 field="compression.ratio",
-                value=question.rate,
+                value=compression.ratio,
             )
         if question.min_relevance:
             raise _unscored_error(

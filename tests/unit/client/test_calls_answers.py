@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import orjson
@@ -10,8 +10,9 @@ import pytest
 
 from condensery.api.grpc import convert as rpc
 from condensery.api.grpc.convert import parse_documents, write_model
-from condensery.api.rest.answers import finite, read_question
+from condensery.api.rest.answers import finite
 from condensery.api.rest.schemas.rag import AnswerRequest, CompareRequest, CompressRequest
+from condensery.api.rest.validation import validate_body
 from condensery.client import grpc_calls, grpc_replies, rest_calls, rest_replies
 from condensery.client.operations import make_question
 from condensery.client.rest import Client
@@ -115,8 +116,7 @@ COMPRESSED = Compressed(
 
 
 def over_rest(how: dict[str, Any]) -> Question:
-    body = rest_calls.answer("why?", **how).body
-    return read_question(AnswerRequest.model_validate_json(json.dumps(body)))
+    return validate_body(rest_calls.answer("why?", **how).body, AnswerRequest)
 
 
 def over_grpc(how: dict[str, Any]) -> Question:
@@ -128,7 +128,12 @@ def over_grpc(how: dict[str, Any]) -> Question:
 @pytest.mark.parametrize("over", [over_rest, over_grpc])
 @pytest.mark.parametrize("name", ASKED)
 def test_a_door_reads_the_question_that_was_asked(over: Any, name: str) -> None:
-    assert over(ASKED[name]) == make_question("why?", **ASKED[name])
+    read, asked = asdict(over(ASKED[name])), asdict(make_question("why?", **ASKED[name]))
+    assert [read.pop("stream", False), list(read.pop("documents") or ())] == [
+        False,
+        asked.pop("documents") or [],
+    ]
+    assert read == asked
 
 
 def test_a_stream_and_a_comparison_ask_the_same_question() -> None:
@@ -136,7 +141,7 @@ def test_a_stream_and_a_comparison_ask_the_same_question() -> None:
     assert rest_calls.answer_stream("why?", **ALL_SAID).body == {**(body or {}), "stream": True}
     compared = rest_calls.compare("why?", **ALL_SAID)
     assert (compared.path, compared.body) == ("/v1/rag/compare", body)
-    assert read_question(CompareRequest.model_validate_json(json.dumps(body)))
+    assert validate_body(body, CompareRequest)
     request = grpc_calls.answer("why?", **ALL_SAID).request
     assert grpc_calls.answer_stream("why?", **ALL_SAID).request == request
     assert grpc_calls.compare("why?", **ALL_SAID).request == request
@@ -210,10 +215,10 @@ def test_what_was_compressed_comes_back_as_it_was(context: str | None) -> None:
 def test_what_is_to_be_compressed_is_read_as_it_was_given(keep: bool) -> None:
     how: dict[str, Any] = {"model": "pair", "rate": 16, "ttl_seconds": 2.5, "keep": keep}
     body = rest_calls.compress("why?", ["one", Document("mine", "two")], **how).body
-    read = CompressRequest.model_validate_json(json.dumps(body))
+    read = validate_body(body, CompressRequest)
     assert [(item.id, item.text) for item in read.documents] == [("0", "one"), ("mine", "two")]
     assert (read.model, read.ratio, read.ttl_s) == ("pair", 16, 2.5)
-    assert read.returns == ("handle" if keep else "stats")
+    assert read.return_ == ("handle" if keep else "stats")
     request: Any = grpc_calls.compress("why?", ["one"], **how).request
     assert (request.model, request.ratio, request.ttl_s, request.keep) == ("pair", 16, 2.5, keep)
     bare: Any = grpc_calls.compress("why?", ["one"]).request

@@ -5,15 +5,19 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from condensery.client.operations import QuestionOptions, make_documents, make_question
+from condensery.client.operations import PATHS, QuestionOptions, make_documents, make_question
 from condensery.errors import InputError
-from condensery.question import Question, Sampling
+from condensery.question import AnswerCompression, AnswerIndex, AnswerRerank, Question
 from condensery.values import Document
 
 
 def test_its_keywords_are_what_can_be_said_of_a_question() -> None:
-    names = {entry.name for kind in (Question, Sampling) for entry in fields(kind)}
-    assert get_type_hints(QuestionOptions).keys() == names - {"text", "sampling"}
+    parts = {"index": AnswerIndex, "rerank": AnswerRerank, "compression": AnswerCompression}
+    paths = {entry.name for entry in fields(Question)} - {"query", *parts}
+    paths |= {f"{part}.{entry.name}" for part, kind in parts.items() for entry in fields(kind)}
+    keywords = get_type_hints(QuestionOptions)
+    assert {PATHS.get(keyword, keyword) for keyword in keywords} == paths
+    assert len(keywords) == len(paths)
 
 
 def test_what_is_not_said_is_as_a_question_has_it() -> None:
@@ -24,8 +28,14 @@ def test_what_is_said_is_in_the_question() -> None:
     question = make_question(
         "why?", index="kb", search="hybrid", top_n=0, seed=7, temperature=0.5, logprobs=0
     )
-    sampling = Sampling(temperature=0.5, seed=7, logprobs=0)
-    assert question == Question("why?", index="kb", search="hybrid", top_n=0, sampling=sampling)
+    assert question == Question(
+        "why?",
+        index=AnswerIndex("kb", mode="hybrid"),
+        rerank=AnswerRerank(0),
+        temperature=0.5,
+        seed=7,
+        logprobs=0,
+    )
 
 
 def test_a_text_among_the_documents_is_named_by_its_place() -> None:

@@ -17,7 +17,6 @@ from condensery.question import (
     Compression,
     Delta,
     Question,
-    Sampling,
     Timings,
     Usage,
 )
@@ -43,6 +42,10 @@ LINES = [
 ]
 
 
+def make_asked(**how: Any) -> Question:
+    return make_question("why?", **how)
+
+
 def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     assert main(["ask", "why?", *arguments]) == 0
     return capsys.readouterr().out.splitlines()
@@ -51,26 +54,28 @@ def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "asked"),
     [
-        ([], Question("why?", index="samples")),
-        (["--index", "kb"], Question("why?", index="kb")),
-        (["--context", "ctx_1"], Question("why?", context="ctx_1")),
+        ([], make_asked(index="samples")),
+        (["--index", "kb"], make_asked(index="kb")),
+        (["--context", "ctx_1"], make_asked(context="ctx_1")),
         (
             ["--search", "bm25", "--top-k", "7", "--top-n", "0", "--model", "m", "--rate", "16"],
-            Question("why?", index="samples", search="bm25", top_k=7, top_n=0, model="m", rate=16),
+            make_question(
+                "why?", index="samples", search="bm25", top_k=7, top_n=0, model="m", rate=16
+            ),
         ),
         (
             ["--filter", '{"must": [{"has_id": ["a"]}]}'],
-            Question("why?", index="samples", filter={"must": [{"has_id": ["a"]}]}),
+            make_asked(index="samples", filter={"must": [{"has_id": ["a"]}]}),
         ),
         (
             ["--min-relevance", "0", "--max-tokens", "9", "--stop", ".", "--stop", "\n"],
-            Question("why?", index="samples", min_relevance=0.0, max_tokens=9, stop=[".", "\n"]),
+            make_question(
+                "why?", index="samples", min_relevance=0.0, max_tokens=9, stop=[".", "\n"]
+            ),
         ),
         (
             ["--temperature", "0.5", "--seed", "7", "--no-compress"],
-            Question(
-                "why?", index="samples", mode="off", sampling=Sampling(temperature=0.5, seed=7)
-            ),
+            make_asked(index="samples", mode="off", temperature=0.5, seed=7),
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -153,9 +153,9 @@ class Chaos:
             name = self.known(name)
         text = f"number {self.draw.randrange(1 + self.next_id)} as of 0"
         works: list[Callable[[], Any]] = [
-            lambda: retrieval.query_index(self.services, name, text, search="dense"),
-            lambda: retrieval.query_index(self.services, name, text, search="bm25"),
-            lambda: retrieval.query_index(self.services, name, text, search="hybrid"),
+            lambda: retrieval.query_index(self.services, name, text, mode="dense"),
+            lambda: retrieval.query_index(self.services, name, text, mode="bm25"),
+            lambda: retrieval.query_index(self.services, name, text, mode="hybrid"),
             lambda: indexes.scroll_documents(self.services, name, limit=5),
             lambda: indexes.count_documents(self.services, name),
             lambda: indexes.get_documents(self.services, name, ["d1", "d2"]),

@@ -1,11 +1,13 @@
 import asyncio
+from dataclasses import asdict
 
 import pytest
+from tests.unit.questions import make_question
 
 from condensery.errors import EmptyInput, IndexNotFound, InputError, ModelNotFound
 from condensery.jobs import indexes
 from condensery.jobs.answer import answer, answer_whole
-from condensery.question import Answer, Delta, Likely, Question, Retrieved, Sampling, TokenLogprob
+from condensery.question import Answer, Delta, Likely, Retrieved, Sampling, TokenLogprob
 from condensery.request_context import RequestContext, current_request, serving_request
 from condensery.values import Document
 
@@ -22,7 +24,7 @@ def sample(services, name, **labels):
 
 async def test_events_come_in_order_and_the_deltas_join_to_the_answer(services):
     events = [
-        event async for event in answer(services, Question("where?", documents=DOCUMENTS, top_n=2))
+        event async for event in answer(services, make_question(documents=DOCUMENTS, top_n=2))
     ]
     assert isinstance(events[0], Retrieved)
     assert all(isinstance(event, Delta) for event in events[1:-1])
@@ -33,7 +35,7 @@ async def test_events_come_in_order_and_the_deltas_join_to_the_answer(services):
 
 
 async def test_the_generator_reads_the_most_relevant_best_first(services):
-    whole = await answer_whole(services, Question("where?", documents=DOCUMENTS, top_n=2))
+    whole = await answer_whole(services, make_question(documents=DOCUMENTS, top_n=2))
     assert [(citation.id, citation.index) for citation in whole.citations] == [
         ("best", 1),
         ("good", 2),
@@ -45,7 +47,7 @@ async def test_the_generator_reads_the_most_relevant_best_first(services):
 
 async def test_the_block_says_what_was_done_and_equals_the_metrics(services):
     for _ in range(2):
-        whole = await answer_whole(services, Question("where?", documents=DOCUMENTS, top_n=2))
+        whole = await answer_whole(services, make_question(documents=DOCUMENTS, top_n=2))
     block = whole.compression
     assert (block.status, block.mode, block.reason) == ("applied", "auto", None)
     assert (block.docs, block.tokens_in, block.vectors_out, block.ratio) == (2, 5, 4, 1.25)
@@ -63,7 +65,7 @@ async def test_the_block_says_what_was_done_and_equals_the_metrics(services):
 async def test_passages_come_from_an_index(services):
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(services, "kb", DOCUMENTS)
-    whole = await answer_whole(services, Question("where?", index="kb", top_k=3, top_n=1))
+    whole = await answer_whole(services, make_question(index="kb", top_k=3, top_n=1))
     assert [citation.document_id for citation in whole.citations] == ["best"]
     assert whole.citations[0].id == "best#0"
     stage = {"model": "words", "stage": "index"}
@@ -71,9 +73,7 @@ async def test_passages_come_from_an_index(services):
 
 
 async def test_without_compression_the_passages_are_read_as_they_were_found(services):
-    whole = await answer_whole(
-        services, Question("where?", documents=DOCUMENTS, top_n=2, mode="off")
-    )
+    whole = await answer_whole(services, make_question(documents=DOCUMENTS, top_n=2, mode="off"))
     assert whole.text == "where? some words here gold gold gold "
     assert [citation.id for citation in whole.citations] == ["plain", "best"]
     assert (whole.compression.status, whole.compression.reason) == ("off", "asked for")
@@ -83,18 +83,18 @@ async def test_without_compression_the_passages_are_read_as_they_were_found(serv
 
 async def test_an_index_without_passages_is_said_to_be_so(services):
     await indexes.create_index(services, "empty")
-    whole = await answer_whole(services, Question("where?", index="empty"))
+    whole = await answer_whole(services, make_question(index="empty"))
     assert whole.citations == ()
     assert (whole.compression.status, whole.compression.reason) == ("off", "no passages were found")
 
 
 async def test_a_question_that_was_cut_is_reported(services):
-    whole = await answer_whole(services, Question("why " * 30, documents=DOCUMENTS))
+    whole = await answer_whole(services, make_question("why " * 30, documents=DOCUMENTS))
     assert "the question was cut" in whole.compression.reason
 
 
 async def test_max_tokens_ends_an_answer(services):
-    whole = await answer_whole(services, Question("where?", documents=DOCUMENTS, max_tokens=1))
+    whole = await answer_whole(services, make_question(documents=DOCUMENTS, max_tokens=1))
     assert (whole.text, whole.finish_reason, whole.usage.completion_tokens) == (
         "where? ",
         "length",
@@ -104,14 +104,14 @@ async def test_max_tokens_ends_an_answer(services):
 
 async def test_sampling_and_stop_strings_reach_the_generator(services, pool):
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
-    asked = Question("where?", documents=DOCUMENTS, sampling=sampling, stop=("end", "."))
+    asked = make_question(documents=DOCUMENTS, **asdict(sampling), stop=("end", "."))
     whole = await answer_whole(services, asked)
     assert pool.readers["pair"].asked == [(sampling, ("end", "."))]
     assert whole.logprobs is None
 
 
 async def test_logprobs_come_with_their_deltas_and_joined_with_the_answer(services):
-    asked = Question("where?", documents=DOCUMENTS, sampling=Sampling(logprobs=1))
+    asked = make_question(documents=DOCUMENTS, logprobs=1)
     events = [event async for event in answer(services, asked)]
     deltas = [event for event in events if isinstance(event, Delta)]
     assert [delta.logprobs for delta in deltas] == [
@@ -124,7 +124,7 @@ async def test_logprobs_come_with_their_deltas_and_joined_with_the_answer(servic
 async def test_leaving_while_passages_are_compressed_ends_that(services, pool):
     oscar = pool.readers["pair"]
     oscar.delay = 60
-    task = asyncio.create_task(answer_whole(services, Question("where?", documents=DOCUMENTS)))
+    task = asyncio.create_task(answer_whole(services, make_question(documents=DOCUMENTS)))
     async with asyncio.timeout(20):
         while not oscar.passes:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
@@ -135,7 +135,7 @@ async def test_leaving_while_passages_are_compressed_ends_that(services, pool):
 
 
 async def test_times_add_up(services):
-    whole = await answer_whole(services, Question("where?", documents=DOCUMENTS))
+    whole = await answer_whole(services, make_question(documents=DOCUMENTS))
     times = whole.timings
     parts = times.retrieve_ms + times.compress_ms + times.generate_ms
     assert 0 < parts <= times.total_ms
@@ -143,7 +143,7 @@ async def test_times_add_up(services):
 
 
 async def test_leaving_early_stops_the_generator(services, pool):
-    stream = answer(services, Question("where?", documents=DOCUMENTS))
+    stream = answer(services, make_question(documents=DOCUMENTS))
     async for event in stream:
         if isinstance(event, Delta):
             break
@@ -160,15 +160,15 @@ async def test_leaving_early_stops_the_generator(services, pool):
         ({"documents": DOCUMENTS, "mode": "perhaps"}, InputError, "compression.mode: 'perhaps'"),
         ({"documents": DOCUMENTS, "max_tokens": 0}, InputError, "max_tokens: 0"),
         ({"documents": DOCUMENTS, "top_n": -1}, InputError, "rerank.top_n: -1"),
-        ({"documents": DOCUMENTS, "top_k": 1000}, InputError, "index.top_k: 1000"),
-        ({"documents": DOCUMENTS, "text": " "}, InputError, "query: the question is empty"),
+        ({"index": "kb", "top_k": 1000}, InputError, "index.top_k: 1000"),
+        ({"documents": DOCUMENTS, "query": " "}, InputError, "query: the question is empty"),
         ({"documents": [Document("a", "a" * 4001)]}, InputError, r"documents\[0\]\.text: 4001"),
         ({"documents": DOCUMENTS, "model": "nobody"}, ModelNotFound, "'nobody'"),
         ({"index": "nowhere"}, IndexNotFound, "'nowhere'"),
     ],
 )
 async def test_a_bad_request_fails_before_the_first_event(services, request_, error, message):
-    stream = answer(services, Question(**{"text": "where?", **request_}))
+    stream = answer(services, make_question(**{"query": "where?", **request_}))
     with pytest.raises(error, match=message):
         await anext(stream)
 
@@ -176,7 +176,7 @@ async def test_a_bad_request_fails_before_the_first_event(services, request_, er
 async def test_waiting_for_the_generators_room_is_told_apart_from_generating(services, pool):
     oscar = pool.readers["pair"]
     oscar.waited = 3600.0  # more than anything takes here: it is taken off, not measured
-    whole = await answer_whole(services, Question("where?", documents=DOCUMENTS))
+    whole = await answer_whole(services, make_question(documents=DOCUMENTS))
     assert whole.timings.queue_ms == 3_600_000
     assert whole.timings.generate_ms == 0
     stage = {"model": "pair", "stage": "generate"}
@@ -197,7 +197,7 @@ async def test_what_compression_waits_and_tokenises_is_told_apart_from_compressi
 
     oscar.compress = slowly
     with serving_request(RequestContext()):
-        whole = await answer_whole(services, Question("where?", documents=DOCUMENTS))
+        whole = await answer_whole(services, make_question(documents=DOCUMENTS))
     times = whole.timings
     assert times.queue_ms == pytest.approx(250)
     assert times.tokenize_ms >= 125
@@ -207,6 +207,8 @@ async def test_what_compression_waits_and_tokenises_is_told_apart_from_compressi
 
 
 async def test_a_long_question_is_not_said_to_be_cut_where_nothing_is_compressed(services):
-    whole = await answer_whole(services, Question("why " * 30, documents=DOCUMENTS, mode="off"))
+    whole = await answer_whole(
+        services, make_question("why " * 30, documents=DOCUMENTS, mode="off")
+    )
     assert whole.compression.reason == "asked for"
     assert whole.text.startswith("why " * 30)

@@ -1,11 +1,13 @@
 import math
+from dataclasses import asdict
 
 import pytest
 from tests.unit.conftest import vector_of
+from tests.unit.questions import make_question
 
 from condensery.errors import ContextTooLong, InputError, ModelFault
 from condensery.jobs.answer import compare_answers, compress_documents
-from condensery.question import Question, Sampling
+from condensery.question import Sampling
 from condensery.values import Document, PairTraits
 
 DOCUMENTS = [
@@ -21,7 +23,7 @@ def oscar(pool):
 
 
 def ask(**how):
-    return Question("where?", **{"documents": DOCUMENTS, "top_n": 2, **how})
+    return make_question(**{"documents": DOCUMENTS, "top_n": 2, **how})
 
 
 async def test_both_read_the_same_passages_in_the_same_order_compressed_once(services, oscar):
@@ -105,7 +107,7 @@ async def test_speedup_is_plains_time_over_compressions_and_generations(services
 
 async def test_a_context_is_compared_without_compressing_again(services, oscar):
     held = await compress_documents(services, "where?", DOCUMENTS)
-    comparison = await compare_answers(services, Question("where?", context=held.context))
+    comparison = await compare_answers(services, make_question(context=held.context))
     assert len(oscar.passes) == 1
     assert comparison.compressed.text == "where? 1 2 0 "
     assert comparison.plain.text == "where? gold gold gold gold again some words here "
@@ -149,7 +151,7 @@ async def test_an_answer_not_found_is_compared_with_what_plain_reading_says(serv
 
 async def test_both_are_generated_the_same_way(services, oscar):
     sampling = Sampling(temperature=0.5, seed=1)
-    await compare_answers(services, ask(sampling=sampling, stop=("x",), max_tokens=1))
+    await compare_answers(services, ask(**asdict(sampling), stop=("x",), max_tokens=1))
     assert oscar.asked == [(sampling, ("x",))] * 2
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.unit.questions import make_question
 from tiny_pair import pair_files, text_of, tiny_pair
 
 from condensery.errors import CompressionFailed
 from condensery.jobs.answer import answer_whole, compare_answers, compress_documents
 from condensery.jobs.services import Services
-from condensery.question import Question, Sampling
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import prepare_for_inference
 from condensery.runtime.workers import Workers
@@ -45,7 +45,7 @@ def real(services, pool, pair, tmp_path) -> Iterator[Services]:
 
 
 def ask(**how):
-    return Question(QUESTION, **{"documents": DOCUMENTS, "top_n": 0, "max_tokens": 8, **how})
+    return make_question(QUESTION, **{"documents": DOCUMENTS, "top_n": 0, "max_tokens": 8, **how})
 
 
 def sample(services, name, **labels):
@@ -62,7 +62,7 @@ async def test_relevance_and_memory_of_an_answer_are_one_forward_pass(real):
 
 
 async def test_an_answer_from_a_context_is_token_for_token_that_from_its_documents(real):
-    how = {"sampling": Sampling(logprobs=1)}
+    how = {"logprobs": 1}
     direct = await answer_whole(real, ask(**how))
     held = await compress_documents(real, QUESTION, DOCUMENTS)
     found = await answer_whole(real, ask(documents=None, context=held.context, **how))
@@ -77,9 +77,9 @@ async def test_an_answer_from_a_context_is_token_for_token_that_from_its_documen
 
 async def test_a_rate_reads_fewer_vectors_in_the_first_place_or_later(real):
     fine = await answer_whole(real, ask())
-    coarse = await answer_whole(real, ask(rate=24))
+    coarse = await answer_whole(real, ask(ratio=24))
     assert (fine.usage.context_vectors, coarse.usage.context_vectors) == (9, 3)
-    held = await compress_documents(real, QUESTION, DOCUMENTS, rate=24)
+    held = await compress_documents(real, QUESTION, DOCUMENTS, ratio=24)
     later = await answer_whole(real, ask(documents=None, context=held.context))
     assert later.text == coarse.text
     assert coarse.compression.flops_used < fine.compression.flops_used

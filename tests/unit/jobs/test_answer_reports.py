@@ -1,11 +1,12 @@
 """The metrics are the sums of the compression reports."""
 
 import pytest
+from tests.unit.questions import make_question
 
 from condensery.errors import ModelFault
 from condensery.jobs import indexes
 from condensery.jobs.answer import answer, answer_whole, compare_answers, compress_documents
-from condensery.question import Delta, Question, Retrieved
+from condensery.question import Delta, Retrieved
 from condensery.values import Document
 
 DOCUMENTS = [
@@ -51,21 +52,19 @@ async def test_over_answers_of_all_kinds_the_metrics_are_the_sums_of_the_blocks(
     await indexes.upsert_documents(services, "kb", DOCUMENTS)
 
     def ask(**how):
-        return Question("where?", **{"documents": DOCUMENTS, **how})
+        return make_question(**{"documents": DOCUMENTS, **how})
 
     reports = [(await answer_whole(services, ask())).compression]
-    reports.append(
-        (await answer_whole(services, Question("where?", index="kb", top_n=1))).compression
-    )
+    reports.append((await answer_whole(services, make_question(index="kb", top_n=1))).compression)
     others = (
         {"mode": "off"},
-        {"mode": "required", "rate": 8},
+        {"mode": "required", "ratio": 8},
         {"max_context_vectors": 2},
         {"min_relevance": 1.0},
         {"documents": [Document("blank", ""), *DOCUMENTS]},
     )
     reports += [(await answer_whole(services, ask(**how))).compression for how in others]
-    streamed = [event async for event in answer(services, ask(rate=8))]
+    streamed = [event async for event in answer(services, ask(ratio=8))]
     reports.append(streamed[-1].compression)
     held = await compress_documents(services, "where?", DOCUMENTS)
     reports.append(held.compression)
@@ -73,7 +72,7 @@ async def test_over_answers_of_all_kinds_the_metrics_are_the_sums_of_the_blocks(
         (await compress_documents(services, "where?", DOCUMENTS, keep=False)).compression
     )
     for _ in range(2):
-        whole = await answer_whole(services, Question("where?", context=held.context))
+        whole = await answer_whole(services, make_question(context=held.context))
         reports.append(whole.compression)
     both = await compare_answers(services, ask())
     reports += [both.compressed.compression, both.plain.compression]
@@ -83,7 +82,7 @@ async def test_over_answers_of_all_kinds_the_metrics_are_the_sums_of_the_blocks(
     oscar.faults["gold again"] = ModelFault("broken")
     reports.append((await answer_whole(services, ask())).compression)
     oscar.delay = 60
-    reports.append((await answer_whole(services, ask(compress_timeout_ms=1))).compression)
+    reports.append((await answer_whole(services, ask(timeout_ms=1))).compression)
 
     wanted = summed(reports)
     assert all(wanted.values())  # else it shows nothing
@@ -95,7 +94,7 @@ async def test_over_answers_of_all_kinds_the_metrics_are_the_sums_of_the_blocks(
 
 
 async def test_an_answer_that_its_caller_leaves_is_counted_as_far_as_it_came(services):
-    stream = answer(services, Question("where?", documents=DOCUMENTS))
+    stream = answer(services, make_question(documents=DOCUMENTS))
     retrieved = await anext(stream)
     assert isinstance(retrieved, Retrieved)
     assert isinstance(await anext(stream), Delta)
@@ -108,7 +107,7 @@ async def test_an_answer_that_its_caller_leaves_is_counted_as_far_as_it_came(ser
 async def test_an_answer_that_breaks_is_counted_as_far_as_it_came(services, oscar):
     oscar.fails_after = 1
     with pytest.raises(RuntimeError):
-        await answer_whole(services, Question("where?", documents=DOCUMENTS))
+        await answer_whole(services, make_question(documents=DOCUMENTS))
     assert counted(services)["compressed_docs.applied"] == 3
 
 

@@ -226,7 +226,7 @@ async def test_what_is_embedded_while_a_rebuild_takes_the_prompts_never_mixes(en
             else:
                 encoder.holds = QUERY
                 job = asyncio.create_task(
-                    retrieval.query_index(services, "nomic", QUERY, search=what)
+                    retrieval.query_index(services, "nomic", QUERY, mode=what)
                 )
             await encoder.entered.wait()  # embedded without a prompt, and not yet used
             await maintenance.rebuild_index(services, "nomic")
@@ -241,7 +241,7 @@ async def test_what_is_embedded_while_a_rebuild_takes_the_prompts_never_mixes(en
             if what == "upsert":
                 assert len(held(services, "nomic")) == len(DOCUMENTS) + 1
             else:
-                again = await retrieval.query_index(services, "nomic", QUERY, search=what)
+                again = await retrieval.query_index(services, "nomic", QUERY, mode=what)
                 assert [(hit.passage.id, hit.score) for hit in found] == [
                     (hit.passage.id, hit.score) for hit in again
                 ]

@@ -269,9 +269,7 @@ async def test_a_hybrid_query_never_mixes_passages_of_an_index_and_of_its_rebuil
         return (query_words if isinstance(asked, str) else query)(store, name, asked, **options)
 
     monkeypatch.setattr(IndexStore, "query", query_gated)
-    asked = asyncio.create_task(
-        retrieval.query_index(services, "kb", "Sentence 3", search="hybrid")
-    )
+    asked = asyncio.create_task(retrieval.query_index(services, "kb", "Sentence 3", mode="hybrid"))
     await until(gate.reached.is_set)
     await maintenance.rebuild_index(services, "kb", encoder="other")
     assert (await until_over(services)).state == "done"

@@ -1,13 +1,13 @@
 from typing import Any
 
 import pytest
+from tests.unit.questions import make_question
 
 from condensery.errors import ContextLost, ContextNotFound, EncoderMismatch, ModelInUse
 from condensery.jobs import models
 from condensery.jobs.answer import answer_whole, compress_documents
 from condensery.jobs.indexes import create_index, upsert_documents
 from condensery.jobs.services import Services
-from condensery.question import Question
 from condensery.request_context import RequestContext, serving_request
 from condensery.values import Document
 
@@ -88,7 +88,7 @@ async def test_contexts_of_a_pair_that_went_are_lost_and_say_so_to_their_caller_
             services, question, [Document("a", "gold"), Document("b", "tin")]
         )
         assert made.context is not None
-        asked = Question(question, context=made.context)
+        asked = make_question(question, context=made.context)
         assert (await answer_whole(services, asked)).text
         tell(pool)  # others came or went: this pair still serves
         assert (await answer_whole(services, asked)).text

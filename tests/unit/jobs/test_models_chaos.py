@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.unit.questions import make_question
 from tests.unit.runtime.test_lifecycle import ENCODER, OTHER, PAIR, encoder, pair
 from tiny_classifier import write_classifier
 
@@ -34,7 +35,6 @@ from condensery.jobs.embed import embed
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
 from condensery.metrics import Metrics
-from condensery.question import Question
 from condensery.request_context import RequestContext, serving_request
 from condensery.runtime import lifecycle
 from condensery.runtime.classifier import Classifier
@@ -162,7 +162,7 @@ class Chaos:
         source: dict[str, Any] = (
             {"index": CALM} if self.draw.random() < 0.5 else {"documents": some}
         )
-        asked = Question("who is in the mill?", model=PAIR, max_tokens=4, top_k=2, **source)
+        asked = make_question("who is in the mill?", model=PAIR, max_tokens=4, top_k=2, **source)
         assert (await answer_whole(self.services, asked)).usage.completion_tokens
 
     async def query_calm(self) -> None:

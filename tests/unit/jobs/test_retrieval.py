@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import pytest
+from tests.unit.questions import make_question
 
 from condensery.errors import (
     CompressionFailed,
@@ -15,7 +16,7 @@ from condensery.errors import (
 )
 from condensery.jobs import indexes, retrieval
 from condensery.jobs.answer import answer, answer_whole, compress_documents
-from condensery.question import Question, Retrieved
+from condensery.question import Retrieved
 from condensery.values import Document, PairTraits
 
 DOCUMENTS = [
@@ -32,7 +33,7 @@ def oscar(pool):
 
 
 def ask(**how):
-    return Question("where?", **{"documents": DOCUMENTS, **how})
+    return make_question(**{"documents": DOCUMENTS, **how})
 
 
 async def test_relevance_and_memory_cost_one_forward_pass(services, oscar):
@@ -90,7 +91,7 @@ async def test_where_all_fail_an_indexs_passages_keep_retrievals_scores(services
     await indexes.upsert_documents(services, "kb", DOCUMENTS)
     found = await retrieval.query_index(services, "kb", "where?", top_k=3)
     oscar.breaks = ModelFault(SECRET)
-    whole = await answer_whole(services, Question("where?", index="kb", top_k=3))
+    whole = await answer_whole(services, make_question(index="kb", top_k=3))
     assert [(citation.id, citation.relevance_score) for citation in whole.citations] == [
         (hit.passage.id, hit.score) for hit in found
     ]
@@ -100,7 +101,7 @@ async def test_a_passage_that_fails_alone_does_not_keep_retrievals_score(service
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(services, "kb", DOCUMENTS)
     oscar.faults["gold gold gold"] = ModelFault(SECRET)
-    whole = await answer_whole(services, Question("where?", index="kb", top_k=3))
+    whole = await answer_whole(services, make_question(index="kb", top_k=3))
     assert [citation.relevance_score for citation in whole.citations][-1] is None
 
 
@@ -117,20 +118,20 @@ async def test_a_bug_in_the_compressor_is_a_fault_of_it_and_is_logged(services, 
 async def test_compression_over_its_time_is_given_up(services, oscar):
     oscar.delay = 60
     async with asyncio.timeout(20):
-        block = (await answer_whole(services, ask(compress_timeout_ms=20))).compression
+        block = (await answer_whole(services, ask(timeout_ms=20))).compression
     assert (block.status, block.fallback) == ("fallback", (0, 1, 2))
     assert "(longer than 20 ms)" in block.reason
 
 
 async def test_compression_within_its_time_is_not(services):
-    block = (await answer_whole(services, ask(compress_timeout_ms=60_000))).compression
+    block = (await answer_whole(services, ask(timeout_ms=60_000))).compression
     assert (block.status, block.reason) == ("applied", None)
 
 
 @pytest.mark.parametrize("seconds", [None, 60_000])
 async def test_a_timeout_inside_the_compressor_is_a_fault_like_others(services, oscar, seconds):
     oscar.breaks = TimeoutError()
-    block = (await answer_whole(services, ask(compress_timeout_ms=seconds))).compression
+    block = (await answer_whole(services, ask(timeout_ms=seconds))).compression
     assert (block.status, "(TimeoutError)" in block.reason) == ("fallback", True)
 
 
@@ -166,7 +167,7 @@ async def test_required_fails_before_the_first_event_where_auto_would_read_text(
     else:
         oscar.delay = 60
     milliseconds = 50 if where == "late" else 60_000
-    stream = answer(services, ask(mode="required", compress_timeout_ms=milliseconds))
+    stream = answer(services, ask(mode="required", timeout_ms=milliseconds))
     with pytest.raises(CompressionFailed, match="mode is required") as caught:
         await anext(stream)
     assert caught.value.field == ("documents[1]" if where == "one" else "documents[0]")
@@ -234,7 +235,7 @@ async def test_a_citation_is_placed_in_its_document_not_in_the_passage_that_hold
     within = passage.text.index("gold gold")
     assert passage.start > 0
     assert within > 0
-    whole = await answer_whole(services, Question("where?", index="kb", top_k=5, top_n=1))
+    whole = await answer_whole(services, make_question(index="kb", top_k=5, top_n=1))
     (cited,) = whole.citations
     assert cited.start == passage.start + within
     assert (cited.text, text[cited.start : cited.end]) == ("gold gold", "gold gold")
@@ -312,11 +313,11 @@ async def test_a_context_holds_every_window_of_a_long_passage(services, unscored
         (2, 1),
     ]
     assert (held.compression.vectors_out, held.compression.tokens_in) == (16, 13)
-    found = await answer_whole(services, Question("where?", context=held.context))
+    found = await answer_whole(services, make_question(context=held.context))
     assert (found.text, found.citations) == (direct.text, direct.citations)
-    coarse = await compress_documents(services, "where?", LONG, rate=8)
+    coarse = await compress_documents(services, "where?", LONG, ratio=8)
     assert [document.vectors_out for document in coarse.documents] == [3, 4, 1]
-    found = await answer_whole(services, Question("where?", context=coarse.context))
+    found = await answer_whole(services, make_question(context=coarse.context))
     assert found.usage.context_vectors == 8
 
 

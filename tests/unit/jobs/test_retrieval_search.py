@@ -129,7 +129,7 @@ async def test_hybrid_mixes_no_passages_of_two_indexes_that_took_turns_meanwhile
         return hits
 
     monkeypatch.setattr(services.indexes, "query", swapped)
-    hits = await retrieval.query_index(services, index, "alpha one", search="hybrid")
+    hits = await retrieval.query_index(services, index, "alpha one", mode="hybrid")
     assert swaps == [index]
     assert [hit.passage.document_id for hit in hits] == ["new"]
 
@@ -170,14 +170,14 @@ def places(hits):
 
 async def test_words_are_looked_for_without_a_forward_pass(services, index, pool):
     pool.encoders["words"].asked.clear()
-    hits = await retrieval.query_index(services, index, "TWO alpha two", search="bm25")
+    hits = await retrieval.query_index(services, index, "TWO alpha two", mode="bm25")
     assert places(hits) == places(services.indexes.query(index, "two alpha", top_k=10))
     assert pool.encoders["words"].asked == []
     # so that an index may outlive its encoder
     del pool.encoders["words"]
-    assert places(await retrieval.query_index(services, index, "two", search="bm25")) == ["b"]
+    assert places(await retrieval.query_index(services, index, "two", mode="bm25")) == ["b"]
     with pytest.raises(EncoderMismatch):
-        await retrieval.query_index(services, index, "two", search="hybrid")
+        await retrieval.query_index(services, index, "two", mode="hybrid")
 
 
 @pytest.fixture
@@ -197,22 +197,22 @@ async def many(services):
 async def test_hybrid_fuses_the_places_in_both_rankings(services, many, pool, top_k):
     text = "rare odd 7"
     pool.encoders["words"].asked.clear()
-    hits = await retrieval.query_index(services, many, text, top_k=top_k, search="hybrid")
+    hits = await retrieval.query_index(services, many, text, top_k=top_k, mode="hybrid")
     assert [prompt for _, prompt, _ in pool.encoders["words"].asked] == ["query: "]
     depth = max(top_k, retrieval.LEAST_CANDIDATES)
-    near = await retrieval.query_index(services, many, text, top_k=depth, search="dense")
-    alike = await retrieval.query_index(services, many, text, top_k=depth, search="bm25")
+    near = await retrieval.query_index(services, many, text, top_k=depth, mode="dense")
+    alike = await retrieval.query_index(services, many, text, top_k=depth, mode="bm25")
     assert len(near) == depth
     assert hits == fuse([near, alike], top_k)
     assert len(hits) == top_k
-    assert hits == await retrieval.query_index(services, many, text, top_k=top_k, search="hybrid")
+    assert hits == await retrieval.query_index(services, many, text, top_k=top_k, mode="hybrid")
 
 
 async def test_a_request_that_names_no_mode_takes_the_servers(services, many):
     best = {}
     for mode in retrieval.SEARCH_MODES:
         hits = await retrieval.query_index(replace(services, search_mode=mode), many, "rare 7")
-        assert hits == await retrieval.query_index(services, many, "rare 7", search=mode)
+        assert hits == await retrieval.query_index(services, many, "rare 7", mode=mode)
         best[mode] = hits[0].score
     assert len(set(best.values())) == 3
     assert (await retrieval.query_index(services, many, "rare 7"))[0].score == best["dense"]
@@ -220,15 +220,15 @@ async def test_a_request_that_names_no_mode_takes_the_servers(services, many):
     by_words = replace(services, search_mode="bm25")
     asked = {"vector": np.ones(8, np.float32), "fingerprint": "sha256:words"}
     assert len(await retrieval.query_index(by_words, many, **asked)) == 10
-    assert len(await retrieval.query_index(by_words, many, **asked, search="dense")) == 10
+    assert len(await retrieval.query_index(by_words, many, **asked, mode="dense")) == 10
 
 
 @pytest.mark.parametrize("mode", ["bm25", "hybrid"])
 async def test_a_vector_beside_a_search_by_words_is_refused(services, index, mode):
     asked = {"vector": np.ones(8, np.float32), "fingerprint": "sha256:words"}
-    with pytest.raises(InputError, match=f"search: '{mode}' needs words") as caught:
-        await retrieval.query_index(services, index, **asked, search=mode)
-    assert caught.value.field == "search"
+    with pytest.raises(InputError, match=f"mode: '{mode}' needs words") as caught:
+        await retrieval.query_index(services, index, **asked, mode=mode)
+    assert caught.value.field == "mode"
 
 
 @pytest.fixture
@@ -243,28 +243,28 @@ async def dated(services):
 @pytest.mark.parametrize("mode", retrieval.SEARCH_MODES)
 async def test_a_filter_chooses_before_the_search_in_every_mode(services, dated, mode):
     late = {"must": [{"key": "year", "range": {"gte": 1935}}]}
-    hits = await retrieval.query_index(services, dated, "rare 1", top_k=5, search=mode, filter=late)
+    hits = await retrieval.query_index(services, dated, "rare 1", top_k=5, mode=mode, filter=late)
     assert set(places(hits)) == ({"d35"} if mode == "bm25" else {f"d{n}" for n in range(35, 40)})
     nothing = {"must": {"key": "year", "match": {"any": []}}}
-    assert await retrieval.query_index(services, dated, "rare", search=mode, filter=nothing) == []
-    every = await retrieval.query_index(services, dated, "rare 7", search=mode)
-    assert every == await retrieval.query_index(services, dated, "rare 7", search=mode, filter={})
+    assert await retrieval.query_index(services, dated, "rare", mode=mode, filter=nothing) == []
+    every = await retrieval.query_index(services, dated, "rare 7", mode=mode)
+    assert every == await retrieval.query_index(services, dated, "rare 7", mode=mode, filter={})
     bad = {"must": [{"key": "year", "range": {"gt": "5"}}]}
     with pytest.raises(InputError, match=r"filter\.must\[0\]\.range\.gt: '5' is not a number"):
-        await retrieval.query_index(services, dated, "rare", search=mode, filter=bad)
+        await retrieval.query_index(services, dated, "rare", mode=mode, filter=bad)
 
 
 async def test_hybrid_fuses_what_both_find_under_the_filter_and_after_deletes(services, dated):
     early = {"must_not": {"key": "year", "range": {"gte": 1930}}}
     await indexes.delete_documents(services, dated, [f"d{n}" for n in range(0, 30, 10)])
     hits = await retrieval.query_index(
-        services, dated, "rare 7", top_k=50, search="hybrid", filter=early
+        services, dated, "rare 7", top_k=50, mode="hybrid", filter=early
     )
     near = await retrieval.query_index(
-        services, dated, "rare 7", top_k=50, search="dense", filter=early
+        services, dated, "rare 7", top_k=50, mode="dense", filter=early
     )
     alike = await retrieval.query_index(
-        services, dated, "rare 7", top_k=50, search="bm25", filter=early
+        services, dated, "rare 7", top_k=50, mode="bm25", filter=early
     )
     assert hits == fuse([near, alike], 50)
     assert set(places(hits)) == {f"d{n}" for n in range(30) if n % 10}
@@ -275,19 +275,19 @@ async def test_hybrid_fuses_what_both_find_under_the_filter_and_after_deletes(se
 @pytest.mark.parametrize("mode", ["sparse", "", "BM25"])
 async def test_a_mode_that_does_not_exist_is_named_beside_those_that_do(services, index, mode):
     with pytest.raises(InputError, match="is not one of dense, bm25, hybrid") as caught:
-        await retrieval.query_index(services, index, "a", search=mode)
-    assert (caught.value.field, caught.value.value) == ("search", mode)
+        await retrieval.query_index(services, index, "a", mode=mode)
+    assert (caught.value.field, caught.value.value) == ("mode", mode)
 
 
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid"])
 async def test_every_mode_refuses_what_is_out_of_its_limits(services, index, mode):
     with pytest.raises(InputError, match="top_k: 101"):
-        await retrieval.query_index(services, index, "a", top_k=101, search=mode)
+        await retrieval.query_index(services, index, "a", top_k=101, mode=mode)
     with pytest.raises(InputError, match=r"query: 100001 characters, over the limit"):
-        await retrieval.query_index(services, index, "a" * 100_001, search=mode)
+        await retrieval.query_index(services, index, "a" * 100_001, mode=mode)
     with pytest.raises(InputError, match="surrogate"):
-        await retrieval.query_index(services, index, "a\ud800", search=mode)
+        await retrieval.query_index(services, index, "a\ud800", mode=mode)
     with pytest.raises(IndexNotFound):
-        await retrieval.query_index(services, "nobody", "a", search=mode)
-    assert await retrieval.query_index(services, index, "?!", search="bm25") == []
-    assert len(await retrieval.query_index(services, index, "?!", search="hybrid")) == 2
+        await retrieval.query_index(services, "nobody", "a", mode=mode)
+    assert await retrieval.query_index(services, index, "?!", mode="bm25") == []
+    assert len(await retrieval.query_index(services, index, "?!", mode="hybrid")) == 2

@@ -4,11 +4,11 @@ import math
 import threading
 
 import pytest
+from tests.unit.questions import make_question
 
 from condensery.errors import ContextTooLong, InputError, ModelFault
 from condensery.jobs import indexes
 from condensery.jobs.answer import NOT_FOUND, answer_whole, compare_answers
-from condensery.question import Question
 from condensery.values import Document, PairTraits
 
 # Their relevance falls, so that a passage's place is its rank.
@@ -23,7 +23,7 @@ def oscar(pool):
 
 
 def ask(**how):
-    return Question("where?", **{"documents": DOCUMENTS, **how})
+    return make_question(**{"documents": DOCUMENTS, **how})
 
 
 async def sizes(services, oscar, **how):
@@ -34,8 +34,8 @@ async def sizes(services, oscar, **how):
 
 async def test_the_finest_rate_is_the_default_and_another_takes_the_first_vectors(services, oscar):
     assert await sizes(services, oscar) == ([2] * 6, (), None)
-    assert await sizes(services, oscar, rate=4) == ([2] * 6, (), None)
-    whole = await answer_whole(services, ask(rate=8))
+    assert await sizes(services, oscar, ratio=4) == ([2] * 6, (), None)
+    whole = await answer_whole(services, ask(ratio=8))
     assert [len(memory) for memory in oscar.contexts[-1]] == [1] * 6
     block = whole.compression
     assert (block.vectors_out, block.tokens_in, block.ratio) == (6, 21, 3.5)
@@ -75,7 +75,7 @@ async def test_a_budget_of_vectors_is_kept_by_the_finest_rate_and_then_by_fewer_
 
 
 async def test_a_rate_that_is_asked_for_is_kept_under_a_budget(services, oscar):
-    found = await sizes(services, oscar, rate=4, max_context_vectors=5)
+    found = await sizes(services, oscar, ratio=4, max_context_vectors=5)
     assert found[:2] == ([2, 2], (2, 3, 4, 5))
 
 
@@ -238,7 +238,7 @@ async def test_an_answer_that_does_not_fit_without_passages_is_refused(services,
     await indexes.create_index(services, "empty")
     oscar.positions = 10
     with pytest.raises(ContextTooLong):
-        await answer_whole(services, Question("where?", index="empty", max_tokens=10))
+        await answer_whole(services, make_question(index="empty", max_tokens=10))
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -300,7 +300,7 @@ async def test_a_passage_without_a_score_ranks_last_and_has_none_of_retrievals(s
     documents = [Document("a", "where unreadable"), Document("b", "gold"), Document("c", "no")]
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(services, "kb", documents)
-    asked = Question("where?", index="kb", top_k=3)
+    asked = make_question(index="kb", top_k=3)
     found = (await answer_whole(services, asked)).citations
     assert {one.document_id for one in found} == {"a", "b", "c"}
     oscar.faults["where unreadable"] = ModelFault("broken")
@@ -318,7 +318,7 @@ async def test_a_passage_without_a_score_ranks_last_and_has_none_of_retrievals(s
 
 async def test_an_index_without_passages_does_not_hold_the_answer(services, oscar):
     await indexes.create_index(services, "empty")
-    whole = await answer_whole(services, Question("where?", index="empty", min_relevance=0.1))
+    whole = await answer_whole(services, make_question(index="empty", min_relevance=0.1))
     assert (whole.finish_reason, whole.citations) == ("not_found", ())
     assert "no passages were found" in whole.compression.reason
 

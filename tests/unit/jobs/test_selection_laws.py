@@ -6,11 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.conftest import StandInReader, info
+from tests.unit.questions import make_question
 
 from condensery.errors import ContextTooLong, InputError
 from condensery.jobs.contexts import Candidate, PassageFailure, RetrievedContext
 from condensery.jobs.selection import select_context
-from condensery.question import CompressedPassage, Question
+from condensery.question import CompressedPassage
 from condensery.values import PairTraits, Passage
 
 VECTORS = (8, 4, 1)
@@ -39,8 +40,7 @@ def candidates(draw):
 @given(
     candidates(),
     st.builds(
-        Question,
-        st.just("where?"),
+        make_question,
         mode=st.sampled_from(["auto", "required"]),
         top_n=st.integers(0, 9),
         max_context_vectors=st.none() | st.integers(1, 40),
@@ -63,18 +63,19 @@ def test_a_choice_keeps_to_what_was_asked_and_accounts_for_every_passage(
         )
     except ContextTooLong:
         assert (
-            question.mode == "required" or positions < 1 + largest(candidates) + question.max_tokens
+            question.compression.mode == "required"
+            or positions < 1 + largest(candidates) + question.max_tokens
         )
         return
     except InputError:
-        assert question.max_context_vectors < VECTORS[-1]
+        assert question.compression.max_context_vectors < VECTORS[-1]
         return
 
     kept = [candidate.place for candidate in selected.kept]
     assert len(set(kept)) == len(kept)
     assert not set(kept) & set(selected.left_out)
     assert len(kept) + len(selected.left_out) == min(
-        len(candidates), question.top_n or len(candidates)
+        len(candidates), question.rerank.top_n or len(candidates)
     )
 
     # Best first, those without a score last and in the order of retrieval.
@@ -93,8 +94,8 @@ def test_a_choice_keeps_to_what_was_asked_and_accounts_for_every_passage(
         for one, content in zip(selected.kept, selected.prompt.context, strict=True):
             assert isinstance(content, str) == (one.failure is not None)
         vectors = sum(len(one) for one in selected.prompt.context if not isinstance(one, str))
-        if question.max_context_vectors is not None:
-            assert vectors <= question.max_context_vectors
+        if question.compression.max_context_vectors is not None:
+            assert vectors <= question.compression.max_context_vectors
         assert oscar.free_positions(selected.prompt, question.max_tokens) >= 0
     else:
         assert (

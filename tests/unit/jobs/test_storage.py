@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.jobs.toy_store import ToyStore
+from tests.unit.questions import make_question
 
 from condensery.api.rest.http import RestServer
 from condensery.client.rest import AsyncClient
@@ -16,7 +17,6 @@ from condensery.jobs import indexes, maintenance, retrieval
 from condensery.jobs.answer import answer_whole
 from condensery.jobs.interfaces import VectorStore
 from condensery.jobs.services import Services
-from condensery.question import Question
 from condensery.values import Document
 
 DOCUMENTS = [
@@ -62,14 +62,14 @@ async def test_an_index_is_made_once_listed_and_dropped(stored: Services, kb: st
 
 @pytest.mark.parametrize("search", ["dense", "bm25", "hybrid"])
 async def test_what_is_like_a_query_is_found_first(stored: Services, kb: str, search: Any) -> None:
-    hits = await retrieval.query_index(stored, kb, "bread and grain", top_k=2, search=search)
+    hits = await retrieval.query_index(stored, kb, "bread and grain", top_k=2, mode=search)
     assert (hits[0].document_id, hits[0].id, hits[0].text) == ("b", "b#0", "bread and grain")
     assert hits[0].score >= hits[-1].score
 
 
 @pytest.mark.parametrize("search", ["dense", "bm25", "hybrid"])
 async def test_a_filter_limits_a_query(stored: Services, kb: str, search: Any) -> None:
-    hits = await retrieval.query_index(stored, kb, "gold in", search=search, filter=RECENT)
+    hits = await retrieval.query_index(stored, kb, "gold in", mode=search, filter=RECENT)
     assert set(documents_of(hits)) == ({"c"} if search == "bm25" else {"b", "c"})
 
 
@@ -135,7 +135,7 @@ async def test_vectors_of_another_encoder_are_refused(stored: Services, kb: str)
 
 
 async def test_an_answer_is_read_from_what_is_retrieved(stored: Services, kb: str) -> None:
-    question = Question("where is gold?", index=kb, top_k=3, top_n=1, filter=RECENT)
+    question = make_question("where is gold?", index=kb, top_k=3, top_n=1, filter=RECENT)
     answer = await answer_whole(stored, question)
     assert [citation.document_id for citation in answer.citations] == ["c"]
 

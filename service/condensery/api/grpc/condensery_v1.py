@@ -14,7 +14,7 @@ from condensery.api.grpc import convert
 from condensery.api.grpc.errors import Family
 from condensery.auth import KeyScope
 from condensery.encodings import ENCODINGS, Encoding
-from condensery.errors import InputError, rename_field
+from condensery.errors import InputError
 from condensery.jobs import answer, indexes, maintenance, models, retrieval
 from condensery.jobs.embed import check_scaled, embed, encode_vectors
 from condensery.jobs.rerank import rerank
@@ -197,17 +197,16 @@ async def query_index(services: Services, request: pb.QueryRequest, model: str |
     """Find the nearest passages."""
     by = request.WhichOneof("by")
     vector = convert.read_vectors(request.vector, "vector", rows=1)[0] if by == "vector" else None
-    with rename_field("search", "mode"):
-        hits = await retrieval.query_index(
-            services,
-            request.index,
-            request.query if by == "query" else None,
-            vector=vector,
-            fingerprint=request.fingerprint or None,
-            top_k=request.top_k or 10,
-            search=cast(SearchMode | None, request.mode or None),  # the job checks it
-            filter=convert.read_filter(request),
-        )
+    hits = await retrieval.query_index(
+        services,
+        request.index,
+        request.query if by == "query" else None,
+        vector=vector,
+        fingerprint=request.fingerprint or None,
+        top_k=request.top_k or 10,
+        mode=cast(SearchMode | None, request.mode or None),  # the job checks it
+        filter=convert.read_filter(request),
+    )
     return pb.QueryResponse(hits=[convert.write_hit(hit) for hit in hits]).SerializeToString()
 
 
@@ -400,9 +399,9 @@ async def compress_documents(
         request.query,
         await _read_documents(services, request.documents),
         model=model,
-        rate=convert.read_optional(request, "ratio"),
+        ratio=convert.read_optional(request, "ratio"),
         keep=request.keep if request.HasField("keep") else True,
-        ttl_seconds=DEFAULT_CONTEXT_SECONDS if seconds is None else seconds,
+        ttl_s=DEFAULT_CONTEXT_SECONDS if seconds is None else seconds,
     )
     return convert.serialize_timed(services, result, convert.write_compressed)
 

@@ -15,7 +15,7 @@ from condensery.encodings import Encoded, Encoding
 from condensery.errors import InputError
 from condensery.jobs.services import Services
 from condensery.jobs.validation import check_count
-from condensery.question import Question, Sampling, SearchMode
+from condensery.question import Question, SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
 from condensery.values import Document
 
@@ -296,29 +296,39 @@ def read_question(
     return Question(
         request.query,
         documents=documents or (None if request.index or request.context else []),
-        index=request.index or None,
+        index=_read_answer_index(request),
         context=request.context or None,
-        model=model,
-        top_k=request.top_k or 20,
-        # The job checks the search mode, and the mode of compression.
-        search=cast(SearchMode | None, request.search_mode or None),
-        filter=read_filter(request, "index.filter"),
-        top_n=read_optional(request, "top_n"),
-        mode=cast(question.CompressionMode, request.compression_mode or "auto"),
-        rate=read_optional(request, "ratio"),
-        max_context_vectors=read_optional(request, "max_context_vectors"),
-        target_ms=read_optional(request, "target_ms"),
-        compress_timeout_ms=read_optional(request, "compress_timeout_ms"),
-        min_relevance=read_optional(request, "min_relevance"),
-        max_tokens=request.max_tokens or 64,
-        stop=tuple(request.stop),
-        sampling=Sampling(
-            temperature=request.temperature,
-            top_p=1.0 if top_p is None else top_p,
-            seed=read_optional(request, "seed"),
-            logprobs=read_optional(request, "logprobs"),
+        rerank=question.AnswerRerank(read_optional(request, "top_n")),
+        compression=question.AnswerCompression(
+            # The job checks the search mode, and the mode of compression.
+            mode=cast(question.CompressionMode, request.compression_mode or "auto"),
+            ratio=read_optional(request, "ratio"),
+            max_context_vectors=read_optional(request, "max_context_vectors"),
+            target_ms=read_optional(request, "target_ms"),
+            timeout_ms=read_optional(request, "compress_timeout_ms"),
         ),
+        min_relevance=read_optional(request, "min_relevance"),
+        model=model,
+        max_tokens=request.max_tokens or question.ANSWER_TOKENS,
+        temperature=request.temperature,
+        top_p=1.0 if top_p is None else top_p,
+        seed=read_optional(request, "seed"),
+        stop=tuple(request.stop),
+        logprobs=read_optional(request, "logprobs"),
     )
+
+
+def _read_answer_index(request: pb.AnswerRequest) -> question.AnswerIndex | None:
+    filter = read_filter(request, "index.filter")
+    if request.index:
+        mode = cast(SearchMode | None, request.search_mode or None)
+        return question.AnswerIndex(request.index, request.top_k or 20, mode, filter)
+    if filter is not None:
+        raise InputError(
+            "index.filter: there is no index to filter; give `index`, or no filter.",
+            field="index.filter",
+        )
+    return None
 
 
 def read_optional(message: Message, field: str) -> Any:

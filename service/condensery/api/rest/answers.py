@@ -3,7 +3,7 @@
 Memory vectors neither leave the server nor come in: a handle stands for them.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,14 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from condensery.api.rest.io import END_OF_EVENTS, read_body, stream_events, write_json
-from condensery.api.rest.schemas.rag import (
-    AnswerDocument,
-    AnswerIndex,
-    AnswerRequest,
-    ChatRequest,
-    CompareRequest,
-    CompressRequest,
-)
+from condensery.api.rest.schemas.rag import AnswerRequest, CompareRequest, CompressRequest
 from condensery.jobs import answer as job
 from condensery.jobs.accounting import count_request
 from condensery.jobs.answer import answer, answer_whole
@@ -32,24 +25,19 @@ from condensery.question import (
     Likely,
     Question,
     Retrieved,
-    Sampling,
     TokenLogprob,
 )
-from condensery.values import Document
 
 T = TypeVar("T", Answer, Delta)
 
 # OpenAI's value for minus infinity, which JSON lacks.
 MIN_LOGPROB = -9999.0
 
-_NO_INDEX = AnswerIndex(name="")  # whose fields are the defaults
-
 
 async def answer_question(request: Request, services: Services) -> Response:
     """Answer a question from documents, an index or a context."""
-    body = await read_body(request, services, AnswerRequest)
-    question = read_question(body)
-    if body.stream:
+    question = await read_body(request, services, AnswerRequest)
+    if question.stream:
         return await stream_events(
             request, answer_events(services, question), _AnswerWriter(request.state.request_id)
         )
@@ -75,9 +63,9 @@ async def answer_events(
 
 async def compare_answers(request: Request, services: Services) -> Response:
     """Answer a question from vectors and from the passages' own text, and compare."""
-    body = await read_body(request, services, CompareRequest)
-    with count_request(services, body.model, "compare", "rest") as counted:
-        comparison = await job.compare_answers(services, read_question(body))
+    question = await read_body(request, services, CompareRequest)
+    with count_request(services, question.model, "compare", "rest") as counted:
+        comparison = await job.compare_answers(services, question)
         model = counted.model = comparison.compressed.model  # of a context it is known only now
         with services.metrics.stage(model, "serialize"):
             whole = replace(
@@ -95,11 +83,11 @@ async def compress_documents(request: Request, services: Services) -> Response:
         result = await job.compress_documents(
             services,
             body.query,
-            read_documents(body.documents),
+            body.documents,
             model=body.model,
-            rate=body.ratio,
-            keep=body.returns == "handle",
-            ttl_seconds=body.ttl_s,
+            ratio=body.ratio,
+            keep=body.return_ == "handle",
+            ttl_s=body.ttl_s,
         )
         with services.metrics.stage(result.model, "serialize"):
             headers = {"x-model": result.model, "x-model-revision": result.fingerprint}
@@ -112,51 +100,6 @@ async def release_context(request: Request, services: Services) -> Response:
     with count_request(services, None, "compress", "rest"):
         job.release_context(services, context)
         return write_json({"id": context, "object": "context", "deleted": True})
-
-
-# Bodies as questions
-
-
-def read_question(body: AnswerRequest) -> Question:
-    """Return the question of a body."""
-    sampling = Sampling(body.temperature, body.top_p, body.seed, body.logprobs)
-    return make_question(body, body.query, body.max_tokens, sampling)
-
-
-def make_question(
-    body: AnswerRequest | ChatRequest, text: str, max_tokens: int, sampling: Sampling
-) -> Question:
-    """Return a question with a body's passages and options."""
-    index = body.index or _NO_INDEX
-    compression = body.compression
-    return Question(
-        text,
-        documents=None if body.documents is None else read_documents(body.documents),
-        index=body.index.name if body.index else None,
-        context=body.context,
-        model=body.model,
-        top_k=index.top_k,
-        search=index.mode,
-        filter=index.filter,
-        top_n=body.rerank.top_n,
-        mode=compression.mode,
-        rate=compression.ratio,
-        max_context_vectors=compression.max_context_vectors,
-        target_ms=compression.target_ms,
-        compress_timeout_ms=compression.timeout_ms,
-        min_relevance=body.min_relevance,
-        max_tokens=max_tokens,
-        stop=tuple(body.stop or ()),
-        sampling=sampling,
-    )
-
-
-def read_documents(documents: Sequence[AnswerDocument]) -> list[Document]:
-    """Return documents as the jobs take them; the default id is the place."""
-    return [
-        Document(item.id if item.id is not None else str(place), item.text, item.metadata)
-        for place, item in enumerate(documents)
-    ]
 
 
 # Answers as JSON

@@ -13,24 +13,21 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from condensery.api.rest.answers import (
-    answer_events,
-    clamp_logprob,
-    make_question,
-)
-from condensery.api.rest.io import END_OF_EVENTS, read_as, stream_events, validate_body, write_json
-from condensery.api.rest.schemas.rag import ANSWER_TOKENS, ChatMessage, ChatRequest
+from condensery.api.rest.answers import answer_events, clamp_logprob
+from condensery.api.rest.io import END_OF_EVENTS, read_as, stream_events, write_json
+from condensery.api.rest.schemas.rag import ChatMessage, ChatRequest
+from condensery.api.rest.validation import validate_body
 from condensery.errors import InputError, rename_field, shorten
 from condensery.jobs.accounting import count_request
 from condensery.jobs.answer import answer_whole
 from condensery.jobs.services import Services
 from condensery.question import (
+    ANSWER_TOKENS,
     Answer,
     AnswerEvent,
     Delta,
     Question,
     Retrieved,
-    Sampling,
     TokenLogprob,
     Usage,
 )
@@ -127,11 +124,9 @@ def read_chat(data: Any) -> ChatQuestion:
             field="messages",
             value=last + 1,
         )
-    field = f"messages[{last}].content"
-    text = _question_text(body.messages[last], last)
     return ChatQuestion(
-        question=make_question(body, text, _max_tokens(body), _sampling(body)),
-        field=field,
+        question=_make_question(body),
+        field=f"messages[{last}].content",
         ignored=last,
         stream=bool(body.stream),
         usage=_wants_usage(body),
@@ -144,6 +139,26 @@ def _refuse_fields(data: Mapping[str, Any]) -> None:
         if value not in allowed:
             message = f"{name}: {shorten(value)}: {why}; leave this field out."
             raise InputError(message, field=name, value=value)
+
+
+def _make_question(body: ChatRequest) -> Question:
+    last = len(body.messages) - 1
+    return Question(
+        _question_text(body.messages[last], last),
+        documents=body.documents,
+        index=body.index,
+        context=body.context,
+        rerank=body.rerank,
+        compression=body.compression,
+        min_relevance=body.min_relevance,
+        model=body.model,
+        max_tokens=_max_tokens(body),
+        temperature=body.temperature or 0.0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        seed=body.seed,
+        stop=body.stop,
+        logprobs=_count_logprobs(body),
+    )
 
 
 def _question_text(message: ChatMessage, place: int) -> str:
@@ -201,19 +216,14 @@ def _max_tokens(body: ChatRequest) -> int:
     return ANSWER_TOKENS if limit is None else limit
 
 
-def _sampling(body: ChatRequest) -> Sampling:
+def _count_logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise InputError(
             f"top_logprobs: {body.top_logprobs}, but only with `logprobs` true.",
             field="top_logprobs",
             value=body.top_logprobs,
         )
-    return Sampling(
-        temperature=body.temperature or 0.0,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        seed=body.seed,
-        logprobs=body.top_logprobs or 0 if body.logprobs else None,
-    )
+    return body.top_logprobs or 0 if body.logprobs else None
 
 
 def _wants_usage(body: ChatRequest) -> bool:

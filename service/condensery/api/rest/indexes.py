@@ -10,7 +10,6 @@ from condensery.api.rest.io import (
     PIECE_TEXTS,
     read_as,
     read_body,
-    validate_body,
     write_json,
     write_list,
 )
@@ -28,7 +27,8 @@ from condensery.api.rest.schemas.index import (
     ScrollRequest,
     UpsertRequest,
 )
-from condensery.errors import InputError, rename_field
+from condensery.api.rest.validation import validate_body
+from condensery.errors import InputError
 from condensery.jobs import indexes, maintenance, retrieval
 from condensery.jobs.accounting import count_request
 from condensery.jobs.services import Services
@@ -139,7 +139,7 @@ async def query_index(request: Request, services: Services) -> Response:
     """Find passages by a text, by its words or its meaning, or by a vector; the best first."""
     name = request.path_params["name"]
     body = await read_body(request, services, QueryRequest)
-    with count_request(services, None, "index", "rest", index=name), rename_field("search", "mode"):
+    with count_request(services, None, "index", "rest", index=name):
         vector = None if body.vector is None else make_vectors([body.vector], ["vector"])[0]
         hits = await retrieval.query_index(
             services,
@@ -148,7 +148,7 @@ async def query_index(request: Request, services: Services) -> Response:
             vector=vector,
             fingerprint=body.fingerprint,
             top_k=body.top_k,
-            search=body.mode,
+            mode=body.mode,
             filter=body.filter,
         )
         return write_json({"index": name, "results": hits})

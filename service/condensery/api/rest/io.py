@@ -1,6 +1,6 @@
 """Request bodies in, replies out.
 
-Parsing: JSON, then the schema; an error names the field's path and its value. The depth of JSON and
+Parsing: JSON, then the schema (``validation``). The depth of JSON and
 the number of its objects and lists are limited before it is parsed.
 
 Writing: long lists are written and sent piece by piece. orjson holds the GIL while it writes, in a
@@ -17,17 +17,19 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Protocol, TypeVar, cast
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from condensery.api.rest.endpoint import run_in_time
 from condensery.api.rest.errors import make_error_body
+from condensery.api.rest.validation import validate_body
 from condensery.errors import CondenseryError, InputError, Unavailable, code_of, shorten
 from condensery.jobs.accounting import count_refusals
 from condensery.jobs.embed import TextSimilarities
@@ -64,7 +66,7 @@ PIECE_TEXTS = 64
 END_OF_EVENTS = b"[DONE]"
 
 AnswerEvents = AsyncGenerator[AnswerEvent, None]
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -101,9 +103,11 @@ async def read_as(
         else:
             body = validate({} if optional and not data.strip() else parse_json(data, depth))
     model = request.headers.get("x-model")
-    if model and isinstance(body, BaseModel) and getattr(body, "model", model) is None:
+    if not model or getattr(body, "model", model) is not None:
+        return body
+    if isinstance(body, BaseModel):
         return cast(T, body.model_copy(update={"model": model}))
-    return body
+    return cast(T, replace(cast(Any, body), model=model))
 
 
 async def read_bytes(receive: Receive) -> bytes:
@@ -136,21 +140,6 @@ def parse_json(data: bytes, max_depth: int) -> Any:
     return parsed
 
 
-def validate_body(data: Any, schema: type[Body]) -> Body:
-    """Check parsed JSON against a schema.
-
-    Raises:
-        InputError: A field is missing, of a wrong type or value, or (in our own bodies) unknown.
-    """
-    if not isinstance(data, dict):
-        raise InputError(f"body: {shorten(data)} is not a JSON object.", field="body", value=data)
-    try:
-        return schema.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise _explain_validation_error(first, schema) from error
-
-
 def _explain_json_error(data: bytes, error: orjson.JSONDecodeError) -> InputError:
     try:
         text = data.decode()
@@ -174,26 +163,6 @@ def _explain_json_error(data: bytes, error: orjson.JSONDecodeError) -> InputErro
         field="body",
         value=excerpt,
     )
-
-
-def _explain_validation_error(first: Any, schema: type[BaseModel]) -> InputError:
-    field, value = _dotted_path(first["loc"]), first["input"]
-    if first["type"] == "missing":
-        return InputError(f"{field}: this field is missing.", field=field)
-    if first["type"] == "extra_forbidden":
-        names = (info.alias or name for name, info in schema.model_fields.items())
-        known = f"; known: {', '.join(names)}" if len(first["loc"]) == 1 else ""
-        return InputError(
-            f"{field}: unknown field, with value {shorten(value)}{known}.", field=field, value=value
-        )
-    return InputError(f"{field}: {shorten(value)}: {first['msg']}.", field=field, value=value)
-
-
-def _dotted_path(path: tuple[int | str, ...]) -> str:
-    dotted = ""
-    for step in path:
-        dotted += f"[{step}]" if isinstance(step, int) else f".{step}"
-    return dotted.removeprefix(".") or "body"
 
 
 def check_nesting(data: bytes, max_depth: int) -> None:

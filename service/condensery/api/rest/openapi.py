@@ -3,7 +3,10 @@
 Both have the bodies, the replies and every status of each route.
 """
 
+import ast
 import http
+import inspect
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +15,7 @@ from typing import Any, Literal
 
 import orjson
 from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -176,6 +180,34 @@ def describe_routes(table: Mapping[str, Sequence[Route]], limits: RequestLimits)
     return markdown
 
 
+class BodySchema(GenerateJsonSchema):
+    """Describes dataclasses as bodies: what stands below a field is its description."""
+
+    def dataclass_schema(self, schema: Any) -> Schema:
+        """Describe a dataclass; it takes no unknown fields, unless it says that it does."""
+        described = {"additionalProperties": False, **super().dataclass_schema(schema)}
+        kind = schema["cls"]
+        if getattr(kind, "__pydantic_config__", {}).get("extra") == "ignore":
+            del described["additionalProperties"]
+        for field, text in field_docstrings(kind).items():
+            described["properties"].get(field.rstrip("_"), {})["description"] = text
+        return described
+
+
+def field_docstrings(kind: type) -> dict[str, str]:
+    """Return what stands below the fields of a class, and of those that it inherits from."""
+    docstrings = {}
+    for base in reversed(kind.__mro__[:-1]):
+        (definition,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in itertools.pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                match below:
+                    case ast.Expr(ast.Constant(str(text))):
+                        docstrings[field.target.id] = " ".join(text.split())
+    return docstrings
+
+
 class _Schemas:
     """The schemas of bodies and replies, each once.
 
@@ -185,16 +217,23 @@ class _Schemas:
     """
 
     def __init__(self, routes: Sequence[Route], limits: RequestLimits) -> None:
-        kinds = [route.body for route in routes if route.body is not None]
-        kinds += [route.reply for route in routes if route.reply is not None]
-        kinds += ERROR_SCHEMAS.values()
-        mode: Literal["validation"] = "validation"
-        schemas, defs = TypeAdapter.json_schemas(
-            [(place, mode, TypeAdapter(kind)) for place, kind in enumerate(kinds)],
-            ref_template=COMPONENTS,
-        )
-        self._schemas = {kind: schemas[place, mode] for place, kind in enumerate(kinds)}
-        self.components: Schema = dict(sorted(defs["$defs"].items()))
+        bodies = [route.body for route in routes if route.body is not None]
+        replies = [route.reply for route in routes if route.reply is not None]
+        self._schemas: dict[Any, Schema] = {}
+        components: Schema = {}
+        for kinds, generator in (
+            (bodies, BodySchema),
+            ([*replies, *ERROR_SCHEMAS.values()], GenerateJsonSchema),
+        ):
+            mode: Literal["validation"] = "validation"
+            schemas, definitions = TypeAdapter.json_schemas(
+                [(place, mode, TypeAdapter(kind)) for place, kind in enumerate(kinds)],
+                ref_template=COMPONENTS,
+                schema_generator=generator,
+            )
+            self._schemas |= {kind: schemas[place, mode] for place, kind in enumerate(kinds)}
+            components |= definitions["$defs"]
+        self.components: Schema = dict(sorted(components.items()))
         for model, fields in _setting_bounds(limits).items():
             for field, bound in fields.items():
                 _bound_schema(self.components[model]["properties"][field], bound)

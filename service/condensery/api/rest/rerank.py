@@ -12,10 +12,10 @@ from condensery.api.rest.io import (
     read_as,
     read_body,
     result_headers,
-    validate_body,
     write_list,
 )
 from condensery.api.rest.schemas.inference import NimRankingRequest, RerankRequest, TeiRerankRequest
+from condensery.api.rest.validation import validate_body
 from condensery.errors import InputError
 from condensery.jobs.accounting import count_request
 from condensery.jobs.rerank import rerank

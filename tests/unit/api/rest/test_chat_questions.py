@@ -3,13 +3,14 @@
 import pytest
 
 from condensery.api.rest.chat import REFUSED_FIELDS, read_chat
+from condensery.api.rest.schemas.rag import AnswerIndex
 from condensery.errors import InputError
-from condensery.question import Question, Sampling
+from condensery.question import AnswerRerank, Question, Sampling
 from condensery.values import Document
 
 USER = {"role": "user", "content": "where?"}
 CHAT = {"messages": [USER], "documents": ["gold"]}
-READ = Question("where?", documents=[Document("0", "gold")])
+READ = Question("where?", documents=(Document("0", "gold"),))
 
 
 def test_the_last_message_is_the_question():
@@ -19,7 +20,7 @@ def test_the_last_message_is_the_question():
 def test_parts_of_text_are_joined():
     parts = [{"type": "text", "text": "where"}, {"type": "text", "text": "is it?"}]
     chat = read_chat({**CHAT, "messages": [{"role": "user", "content": parts}]})
-    assert chat.question.text == "where\nis it?"
+    assert chat.question.query == "where\nis it?"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,13 @@ def test_passages_are_named_as_for_an_answer_and_an_index_by_its_name_too():
     body = {"messages": [USER], "rerank": {"top_n": 2}, "min_relevance": 0.5, "stop": "x"}
     for index in ("kb", {"name": "kb"}):
         asked = read_chat({**body, "index": index}).question
-        assert asked == Question("where?", index="kb", top_n=2, min_relevance=0.5, stop=("x",))
+        assert asked == Question(
+            "where?",
+            index=AnswerIndex("kb"),
+            rerank=AnswerRerank(2),
+            min_relevance=0.5,
+            stop=("x",),
+        )
     asked = read_chat({"messages": [USER], "context": "ctx_a", "model": "pair"}).question
     assert asked == Question("where?", context="ctx_a", model="pair")
 

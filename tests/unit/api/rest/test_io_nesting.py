@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from condensery.api.rest import io
-from condensery.api.rest.io import MAX_CONTAINERS, check_nesting
+from condensery.api.rest.io import MAX_CONTAINERS, check_nesting, parse_json
 from condensery.errors import InputError
 
 texts = st.text(alphabet='[]{}"\\,: aé\n', max_size=8)
@@ -80,3 +80,24 @@ def test_nothing_takes_long(data):
     started = time.thread_time()
     is_deeper(data, 64)
     assert time.thread_time() - started < 2  # 0.2 s; bracket by bracket it would be 3 s
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not JSON"),
+        (b'{"input": "a"', "not JSON at line 1 column 1[345]"),
+        (b'{"input": "\xff"}', "the byte 0xff at 11 is not UTF-8"),
+        (b'{"input": "\\ud800"}', "not JSON at line 1 column 1[12]: .*surrogate"),
+        (b'{"vector": [1, NaN]}', "NaN at character 15 .line 1. is not JSON; numbers must be fin"),
+        (b'{"vector": [-Infinity]}', "-Infinity at character 1[23]"),
+        (b'{"vector": [1e999]}', "not JSON at line 1"),
+        (b"[" * 5000, "not JSON at line 1"),
+        (b"[" * 65 + b"]" * 65, r"body: nested deeper than 64 \(max_json_depth\)"),
+        (b'{"a":' * 2000 + b"1" + b"}" * 2000, "body: nested deeper than 64"),
+    ],
+)
+def test_what_is_no_json_is_told_where(data, message):
+    with pytest.raises(InputError, match=message) as caught:
+        parse_json(data, 64)
+    assert caught.value.field == "body"

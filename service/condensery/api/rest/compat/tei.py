@@ -11,7 +11,6 @@ from condensery.api.rest.io import (
     read_as,
     read_body,
     result_headers,
-    validate_body,
     write_json,
     write_list,
 )
@@ -26,6 +25,7 @@ from condensery.api.rest.schemas.inference import (
     TeiSimilarityRequest,
     TeiTokenizeRequest,
 )
+from condensery.api.rest.validation import validate_body
 from condensery.jobs.accounting import count_request
 from condensery.jobs.embed import compare_texts, decode_tokens, embed_tokens, tokenize
 from condensery.jobs.models import is_classifier

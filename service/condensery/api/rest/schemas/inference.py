@@ -66,6 +66,21 @@ def _is_token_ids(item: Any) -> bool:
     return type(item) is int
 
 
+def refuse_many_fields(data: Any) -> Any:
+    """Return an object that has no more fields than any of ours.
+
+    Raises:
+        InputError: It has.
+    """
+    if isinstance(data, dict) and len(data) > MAX_FIELDS:
+        raise InputError(
+            f"body: an object of {len(data)} fields; none here has more than {MAX_FIELDS}.",
+            field="body",
+            value=len(data),
+        )
+    return data
+
+
 def as_document(value: Any) -> Any:
     """Wrap a document that is only its text."""
     return {"text": value} if isinstance(value, str) else value
@@ -85,13 +100,7 @@ class Ours(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _is_small(cls, data: Any) -> Any:
-        if isinstance(data, dict) and len(data) > MAX_FIELDS:
-            raise InputError(
-                f"body: an object of {len(data)} fields; none here has more than {MAX_FIELDS}.",
-                field="body",
-                value=len(data),
-            )
-        return data
+        return refuse_many_fields(data)
 
 
 def lower_case(value: Any) -> Any:
