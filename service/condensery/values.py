@@ -315,7 +315,7 @@ class Ranked:
 
     index: int
     relevance_score: float
-    text: str
+    text: str = ""  # where the reply holds it
 
     @property
     def score(self) -> float:

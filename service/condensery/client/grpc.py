@@ -13,17 +13,44 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from types import NoneType
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, get_type_hints
 
 import grpc
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
-from condensery import errors
-from condensery.client import grpc_calls as calls
-from condensery.client.grpc_calls import RpcCall
-from condensery.client.operations import awaiting, blocking, streaming, streaming_async
-from condensery.client.transports import Refusal, Retries, make_auth_headers, make_refusal, read_ca
-from condensery.errors import CondenseryError, Unavailable
+from condensery import errors, protobuf
+from condensery.client.operations import Operations
+from condensery.client.transports import (
+    Call,
+    Operation,
+    Refusal,
+    Retries,
+    Row,
+    Stream,
+    make_auth_headers,
+    make_refusal,
+    read_ca,
+)
+from condensery.errors import CondenseryError, InputError, Unavailable
+from condensery.question import Answer, AnswerEvent, Delta, Retrieved
+from condensery.stubs import condensery_v1_pb2 as pb
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# The health service's own messages are in a package that the client does without: the request for
+# the whole server is empty, and the reply has one field, number 1, whose value 1 is SERVING.
+HEALTH = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"
+
+# Fields of requests that are refused where they are 0 or empty: in a message they look unset, and
+# the server would take its default.
+NEVER_EMPTY = {
+    "AnswerRequest": ("index", "context", "top_k", "max_tokens"),
+    "ScrollRequest": ("limit",),
+}
 
 # Where a reply names no class of ours, its code is all there is to go by.
 ERRORS_BY_STATUS: dict[grpc.StatusCode, type[CondenseryError]] = {
@@ -65,8 +92,71 @@ def _text_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str
     return {name: value for name, value in metadata if isinstance(value, str)}
 
 
-T = TypeVar("T")
+class RpcRequest(NamedTuple):
+    """What is sent to which method, and what its replies are parsed by."""
 
+    method: str
+    message: Message
+    parse: Any
+
+
+def write_request(operation: Row[Any, T], call: Call[T]) -> RpcRequest:
+    """Write a call as a message.
+
+    Raises:
+        InputError: No message can hold it (a number too big, a lone surrogate), or it would look as
+            if nothing was said.
+    """
+    service, _, method = operation.rpc.partition("/")
+    described = pb.DESCRIPTOR.services_by_name[service].methods_by_name[method]
+    kind = GetMessageClass(described.input_type)
+    try:
+        fields = protobuf.list_fields(
+            kind, {**call.fields, **call.rpc} if call.rpc else call.fields
+        )
+        for name in NEVER_EMPTY.get(described.input_type.name, ()):
+            value = fields.get(name)
+            if value is not None and not value:
+                raise InputError(f"{name}: {value!r} is not allowed.", field=name, value=value)
+        message = kind(**fields)
+    except ValueError as error:
+        raise InputError(f"the request can't be written as a message: {error}") from error
+    return RpcRequest(
+        f"/condensery.v1.{operation.rpc}",
+        message,
+        GetMessageClass(described.output_type).FromString,
+    )
+
+
+def read_reply(operation: Row[Any, T], call: Call[T], reply: Any) -> T:
+    """Read the result of a call out of its reply."""
+    hint, within = operation.result_type, operation.within
+    result: Any = None
+    if call.read_rpc is not None:
+        return call.read_rpc(reply)
+    if isinstance(within, tuple):
+        result = tuple(getattr(reply, name) for name in within)
+    elif within is not None:
+        result = protobuf.read_field(hint, reply, within)
+    elif hint is not NoneType:
+        result = protobuf.read(hint, reply, **call.known)
+    return call.complete(result)
+
+
+def read_event(reply: pb.AnswerEvent) -> list[AnswerEvent]:
+    """Return what one message of a streamed answer says that is new."""
+    match reply.WhichOneof("event"):
+        case "retrieved":
+            return [protobuf.read(Retrieved, reply.retrieved)]
+        case "delta":
+            return [Delta(reply.delta, protobuf.read_field(LOGPROBS, reply, "logprobs"))]
+        case "final":
+            return [protobuf.read(Answer, reply.final)]
+        case _:
+            return []  # what a newer server may add
+
+
+LOGPROBS = get_type_hints(Delta)["logprobs"]
 DEFAULT_ADDRESS = "127.0.0.1:8081"
 
 # The server has limits of its own, and names them where they are passed.
@@ -81,7 +171,7 @@ def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-class GrpcClient:
+class GrpcClient(Operations):
     """Blocking gRPC client, usable from several threads; ``close`` it, or use ``with``.
 
     Args:
@@ -118,73 +208,47 @@ class GrpcClient:
         else:
             self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
 
-    embed = blocking(calls.embed)
-    rerank = blocking(calls.rerank)
-    answer = blocking(calls.answer)
-    answer_stream = streaming(calls.answer_stream)
-    compare = blocking(calls.compare)
-    compress = blocking(calls.compress)
-    release = blocking(calls.release)
-    create_index = blocking(calls.create_index)
-    list_indexes = blocking(calls.list_indexes)
-    drop_index = blocking(calls.drop_index)
-    aliases = blocking(calls.aliases)
-    update_aliases = blocking(calls.update_aliases)
-    create_snapshot = blocking(calls.create_snapshot)
-    list_snapshots = blocking(calls.list_snapshots)
-    delete_snapshot = blocking(calls.delete_snapshot)
-    restore_snapshot = blocking(calls.restore_snapshot)
-    rebuild_index = blocking(calls.rebuild_index)
-    rebuild_status = blocking(calls.rebuild_status)
-    cancel_rebuild = blocking(calls.cancel_rebuild)
-    upsert = blocking(calls.upsert)
-    delete = blocking(calls.delete)
-    query = blocking(calls.query)
-    count = blocking(calls.count)
-    get = blocking(calls.get)
-    scroll = blocking(calls.scroll)
-    models = blocking(calls.models)
-    report = blocking(calls.report)
-    report_card = blocking(calls.report_card)
-    report_plot = blocking(calls.report_plot)
-    load_model = blocking(calls.load_model)
-    unload_model = blocking(calls.unload_model)
-    stored_models = blocking(calls.stored_models)
-    set_aliases = blocking(calls.set_aliases)
-
     def ready(self) -> bool:
         """Return whether the service is there and ready to serve."""
         try:
-            check = self._channel.unary_unary(calls.HEALTH, bytes, bytes)
-            return bool(check(b"", timeout=self._timeout, metadata=self._metadata) == calls.SERVING)
+            check = self._channel.unary_unary(HEALTH, bytes, bytes)
+            return bool(check(b"", timeout=self._timeout, metadata=self._metadata) == SERVING)
         except grpc.RpcError as error:
             refusal = read_refusal(error, self.address)
         if isinstance(refusal.error, Unavailable):
             return False
         raise refusal.error
 
-    def send(self, call: RpcCall[T]) -> T:
-        """Send ``call`` and read its reply."""
-        method = self._channel.unary_unary(call.method, _serialize, call.reply_type.FromString)
+    def send(self, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call an operation and read its reply."""
+        call = operation.make(self, *args, **kwargs)
+        path, message, parse = write_request(operation, call)
+        method = self._channel.unary_unary(path, _serialize, parse)
         for attempt in itertools.count(1):
             try:
-                reply = method(call.request, timeout=self._timeout, metadata=self._metadata)
+                reply = method(message, timeout=self._timeout, metadata=self._metadata)
                 break
             except grpc.RpcError as error:
                 refusal = read_refusal(error, self.address)
             time.sleep(self._retries.pause(attempt, refusal))
-        return call.read(reply)
+        return read_reply(operation, call, reply)
 
-    def stream(self, call: RpcCall[Iterable[T]]) -> Iterator[T]:
-        """Send ``call`` and read each message of its reply as it comes."""
-        method = self._channel.unary_stream(call.method, _serialize, call.reply_type.FromString)
+    def stream(
+        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[AnswerEvent]:
+        """Call an operation and read each message of its reply as it comes."""
+        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
+
+    def _read_events(self, request: RpcRequest) -> Iterator[AnswerEvent]:
+        path, message, parse = request
+        method = self._channel.unary_stream(path, _serialize, parse)
         for attempt in itertools.count(1):
-            replies = method(call.request, timeout=self._timeout, metadata=self._metadata)
+            replies = method(message, timeout=self._timeout, metadata=self._metadata)
             begun = False
             try:
                 for reply in replies:
                     begun = True
-                    yield from call.read(reply)
+                    yield from read_event(reply)
                 return
             except grpc.RpcError as error:
                 refusal = read_refusal(error, self.address)
@@ -205,7 +269,7 @@ class GrpcClient:
         self.close()
 
 
-class AsyncGrpcClient:
+class AsyncGrpcClient(Operations):
     """Async gRPC client; otherwise as ``GrpcClient``. Make it where the event loop runs."""
 
     def __init__(
@@ -229,75 +293,47 @@ class AsyncGrpcClient:
         else:
             self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
-    embed = awaiting(calls.embed)
-    rerank = awaiting(calls.rerank)
-    answer = awaiting(calls.answer)
-    answer_stream = streaming_async(calls.answer_stream)
-    compare = awaiting(calls.compare)
-    compress = awaiting(calls.compress)
-    release = awaiting(calls.release)
-    create_index = awaiting(calls.create_index)
-    list_indexes = awaiting(calls.list_indexes)
-    drop_index = awaiting(calls.drop_index)
-    aliases = awaiting(calls.aliases)
-    update_aliases = awaiting(calls.update_aliases)
-    create_snapshot = awaiting(calls.create_snapshot)
-    list_snapshots = awaiting(calls.list_snapshots)
-    delete_snapshot = awaiting(calls.delete_snapshot)
-    restore_snapshot = awaiting(calls.restore_snapshot)
-    rebuild_index = awaiting(calls.rebuild_index)
-    rebuild_status = awaiting(calls.rebuild_status)
-    cancel_rebuild = awaiting(calls.cancel_rebuild)
-    upsert = awaiting(calls.upsert)
-    delete = awaiting(calls.delete)
-    query = awaiting(calls.query)
-    count = awaiting(calls.count)
-    get = awaiting(calls.get)
-    scroll = awaiting(calls.scroll)
-    models = awaiting(calls.models)
-    report = awaiting(calls.report)
-    report_card = awaiting(calls.report_card)
-    report_plot = awaiting(calls.report_plot)
-    load_model = awaiting(calls.load_model)
-    unload_model = awaiting(calls.unload_model)
-    stored_models = awaiting(calls.stored_models)
-    set_aliases = awaiting(calls.set_aliases)
-
     async def ready(self) -> bool:
         """Return whether the service is there and ready to serve."""
         try:
-            check = self._channel.unary_unary(calls.HEALTH, bytes, bytes)
-            return bool(
-                await check(b"", timeout=self._timeout, metadata=self._metadata) == calls.SERVING
-            )
+            check = self._channel.unary_unary(HEALTH, bytes, bytes)
+            return bool(await check(b"", timeout=self._timeout, metadata=self._metadata) == SERVING)
         except grpc.aio.AioRpcError as error:
             refusal = read_refusal(error, self.address)
         if isinstance(refusal.error, Unavailable):
             return False
         raise refusal.error
 
-    async def send(self, call: RpcCall[T]) -> T:
-        """Send ``call`` and read its reply."""
-        method = self._channel.unary_unary(call.method, _serialize, call.reply_type.FromString)
+    async def send(self, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call an operation and read its reply."""
+        call = operation.make(self, *args, **kwargs)
+        path, message, parse = write_request(operation, call)
+        method = self._channel.unary_unary(path, _serialize, parse)
         for attempt in itertools.count(1):
             try:
-                reply = await method(call.request, timeout=self._timeout, metadata=self._metadata)
+                reply = await method(message, timeout=self._timeout, metadata=self._metadata)
                 break
             except grpc.aio.AioRpcError as error:
                 refusal = read_refusal(error, self.address)
             await asyncio.sleep(self._retries.pause(attempt, refusal))
-        return call.read(reply)
+        return read_reply(operation, call, reply)
 
-    async def stream(self, call: RpcCall[Iterable[T]]) -> AsyncIterator[T]:
-        """Send ``call`` and read each message of its reply as it comes."""
-        method = self._channel.unary_stream(call.method, _serialize, call.reply_type.FromString)
+    def stream(
+        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncIterator[AnswerEvent]:
+        """Call an operation and read each message of its reply as it comes."""
+        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
+
+    async def _read_events(self, request: RpcRequest) -> AsyncIterator[AnswerEvent]:
+        path, message, parse = request
+        method = self._channel.unary_stream(path, _serialize, parse)
         for attempt in itertools.count(1):
-            replies = method(call.request, timeout=self._timeout, metadata=self._metadata)
+            replies = method(message, timeout=self._timeout, metadata=self._metadata)
             begun = False
             try:
                 async for reply in replies:
                     begun = True
-                    for event in call.read(reply):
+                    for event in read_event(reply):
                         yield event
                 return
             except grpc.aio.AioRpcError as error:

@@ -11,21 +11,25 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from types import NoneType
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from urllib.parse import quote
 
 import httpx
 
-from condensery import errors
-from condensery.client import rest_calls as calls
-from condensery.client.operations import awaiting, blocking, streaming, streaming_async
-from condensery.client.rest_calls import RestCall
+from condensery import errors, wire
+from condensery.client.operations import Operations
 from condensery.client.transports import (
     TIMEOUT_HEADER,
+    Call,
+    Operation,
     Refusal,
     Retries,
+    Row,
+    Stream,
     format_milliseconds,
     make_auth_headers,
     make_refusal,
@@ -33,6 +37,10 @@ from condensery.client.transports import (
     read_ca,
 )
 from condensery.errors import CondenseryError, DeadlineExceeded, InputError, Unavailable
+from condensery.question import Answer, AnswerEvent, Delta, Retrieved
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Where a reply names no class of ours, its status is all there is to go by.
 ERRORS_BY_STATUS: dict[int, type[CondenseryError]] = {
@@ -74,14 +82,72 @@ def read_refusal(reply: httpx.Response) -> Refusal:
     return make_refusal(None, nearest, text, retry_after_seconds=after)
 
 
-def write_body(body: Any) -> bytes | None:
-    """Write a request's body; raises InputError for what JSON can't hold (NaN, lone surrogates)."""
-    if body is None:
-        return None
+class HttpRequest(NamedTuple):
+    """What is sent, its body already JSON."""
+
+    method: str
+    path: str
+    content: bytes | None = None
+
+
+READINESS = HttpRequest("GET", "/readyz")
+
+
+def write_request(operation: Row[Any, T], call: Call[T]) -> HttpRequest:
+    """Write a call as a request.
+
+    Raises:
+        InputError: JSON can't hold a value: NaN, a lone surrogate.
+    """
+    fields = call.fields if isinstance(call.fields, Mapping) else wire.write(call.fields)
+    body = {**fields, **call.rest}
+    places = {name: quote(body.pop(name), safe="") for name in operation.path_fields}
+    path = operation.path.format(**places)
+    if operation.verb in ("GET", "DELETE"):
+        return HttpRequest(operation.verb, path)
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        content = json.dumps(body, default=wire.write, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
         raise InputError(f"the request can't be written as JSON: {error}") from error
+    return HttpRequest(operation.verb, path, content)
+
+
+def read_reply(operation: Row[Any, T], call: Call[T], content: bytes) -> T:
+    """Read the result of a call out of its reply's body.
+
+    Raises:
+        ValueError: It is none of this service's; as are LookupError, TypeError, AttributeError.
+    """
+    hint, within = operation.result_type, operation.within
+    if call.read_rest is not None:
+        return call.read_rest(content)
+    reply = json.loads(content)
+    if isinstance(within, tuple):
+        reply = tuple(reply[name] for name in within)
+    elif within is not None and isinstance(reply, dict):  # some are the bare list
+        reply = reply[within]
+    elif call.known:
+        reply = {**call.known, **reply}
+    result: Any = None if hint is NoneType else wire.read(hint, reply)
+    return call.complete(result)
+
+
+def read_event(event: tuple[str, Any]) -> list[AnswerEvent]:
+    """Read one event of a streamed answer; raises the error that it may be."""
+    name, data = event
+    if name == "search_results":
+        return [wire.read(Retrieved, {**data, **data["data"]})]
+    if name == "message":
+        payloads = [part["payload"] for part in data["delta"]["content"]]
+        return [wire.read(Delta, {**payload, "text": payload["value"]}) for payload in payloads]
+    if name == "final_answer":
+        return [wire.read(Answer, {**data, "answer": data["generated_answer"]})]
+    if name == "error":
+        content = data["error"]
+        raise make_refusal(
+            content.get("code"), CondenseryError, content["message"], field=content.get("param")
+        ).error
+    return []  # what a newer server may add; the compression block comes with the answer too
 
 
 @contextmanager
@@ -118,7 +184,6 @@ def _retry_after(headers: httpx.Headers) -> float | None:
     return None
 
 
-T = TypeVar("T")
 END_OF_EVENTS = "[DONE]"
 
 
@@ -135,13 +200,13 @@ class EventReader:
         self._data: list[str] = []
         self._done = False
 
-    def feed(self, chunk: bytes, read: Callable[[Any], Iterable[T]]) -> Iterator[T]:
-        """Yield what ``read`` makes of each (name, parsed data) that ``chunk`` completes."""
+    def feed(self, chunk: bytes) -> Iterator[AnswerEvent]:
+        """Yield the events that ``chunk`` completes."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             with raise_reply_errors(self._url):
                 event = self._end_line(line.rstrip(b"\r").decode())
-                events = [] if event is None else list(read(event))
+                events = [] if event is None else read_event(event)
             yield from events
 
     def finish(self) -> None:
@@ -180,7 +245,7 @@ def _httpx_options(timeout: float, api_key: str | None, ca: str | Path | None) -
     return {"timeout": timeout, "headers": headers, "verify": verify}
 
 
-class Client:
+class Client(Operations):
     """Blocking REST client, usable from several threads; ``close`` it, or use ``with``.
 
     Args:
@@ -209,60 +274,26 @@ class Client:
         with raise_transport_errors(url):
             self._http = httpx.Client(base_url=url, **_httpx_options(timeout, api_key, ca))
 
-    embed = blocking(calls.embed)
-    rerank = blocking(calls.rerank)
-    answer = blocking(calls.answer)
-    answer_stream = streaming(calls.answer_stream)
-    compare = blocking(calls.compare)
-    compress = blocking(calls.compress)
-    release = blocking(calls.release)
-    create_index = blocking(calls.create_index)
-    list_indexes = blocking(calls.list_indexes)
-    drop_index = blocking(calls.drop_index)
-    aliases = blocking(calls.aliases)
-    update_aliases = blocking(calls.update_aliases)
-    create_snapshot = blocking(calls.create_snapshot)
-    list_snapshots = blocking(calls.list_snapshots)
-    delete_snapshot = blocking(calls.delete_snapshot)
-    restore_snapshot = blocking(calls.restore_snapshot)
-    rebuild_index = blocking(calls.rebuild_index)
-    rebuild_status = blocking(calls.rebuild_status)
-    cancel_rebuild = blocking(calls.cancel_rebuild)
-    upsert = blocking(calls.upsert)
-    delete = blocking(calls.delete)
-    query = blocking(calls.query)
-    count = blocking(calls.count)
-    get = blocking(calls.get)
-    scroll = blocking(calls.scroll)
-    models = blocking(calls.models)
-    report = blocking(calls.report)
-    report_card = blocking(calls.report_card)
-    report_plot = blocking(calls.report_plot)
-    load_model = blocking(calls.load_model)
-    unload_model = blocking(calls.unload_model)
-    stored_models = blocking(calls.stored_models)
-    set_aliases = blocking(calls.set_aliases)
-
     def ready(self) -> bool:
         """Return whether the service is there and ready to serve."""
         try:
-            with self._open(calls.ready(), NO_RETRIES):
+            with self._open(READINESS, NO_RETRIES):
                 return True
         except Unavailable:
             return False
 
-    def send(self, call: RestCall[T]) -> T:
-        """Send ``call`` and read its reply."""
-        with self._open(call, self._retries) as reply, raise_reply_errors(self.url):
-            return call.read(call.decode(reply.read()))
+    def send(self, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call an operation and read its reply."""
+        call = operation.make(self, *args, **kwargs)
+        request = write_request(operation, call)
+        with self._open(request, self._retries) as reply, raise_reply_errors(self.url):
+            return read_reply(operation, call, reply.read())
 
-    def stream(self, call: RestCall[Iterable[T]]) -> Iterator[T]:
-        """Send ``call`` and read each event of its reply as it comes."""
-        events = EventReader(self.url)
-        with self._open(call, self._retries) as reply:
-            for chunk in reply.iter_bytes():
-                yield from events.feed(chunk, call.read)
-        events.finish()
+    def stream(
+        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[AnswerEvent]:
+        """Call an operation and read each event of its reply as it comes."""
+        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
 
     def close(self) -> None:
         """Close the connections."""
@@ -274,13 +305,20 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _read_events(self, request: HttpRequest) -> Iterator[AnswerEvent]:
+        events = EventReader(self.url)
+        with self._open(request, self._retries) as reply:
+            for chunk in reply.iter_bytes():
+                yield from events.feed(chunk)
+        events.finish()
+
     @contextmanager
-    def _open(self, call: RestCall[Any], retries: Retries) -> Iterator[httpx.Response]:
-        """Send ``call`` until it is taken, and hold the reply open."""
-        content = write_body(call.body)
+    def _open(self, request: HttpRequest, retries: Retries) -> Iterator[httpx.Response]:
+        """Send ``request`` until it is taken, and hold the reply open."""
+        method, path, content = request
         with raise_transport_errors(self.url):
             for attempt in itertools.count(1):
-                with self._http.stream(call.method, call.path, content=content) as reply:
+                with self._http.stream(method, path, content=content) as reply:
                     if reply.is_success:
                         yield reply
                         return
@@ -288,7 +326,7 @@ class Client:
                 time.sleep(retries.pause(attempt, read_refusal(reply)))
 
 
-class AsyncClient:
+class AsyncClient(Operations):
     """Async REST client; otherwise as ``Client``. ``await close()`` it, or use ``async with``."""
 
     def __init__(
@@ -305,63 +343,27 @@ class AsyncClient:
         with raise_transport_errors(url):
             self._http = httpx.AsyncClient(base_url=url, **_httpx_options(timeout, api_key, ca))
 
-    embed = awaiting(calls.embed)
-    rerank = awaiting(calls.rerank)
-    answer = awaiting(calls.answer)
-    answer_stream = streaming_async(calls.answer_stream)
-    compare = awaiting(calls.compare)
-    compress = awaiting(calls.compress)
-    release = awaiting(calls.release)
-    create_index = awaiting(calls.create_index)
-    list_indexes = awaiting(calls.list_indexes)
-    drop_index = awaiting(calls.drop_index)
-    aliases = awaiting(calls.aliases)
-    update_aliases = awaiting(calls.update_aliases)
-    create_snapshot = awaiting(calls.create_snapshot)
-    list_snapshots = awaiting(calls.list_snapshots)
-    delete_snapshot = awaiting(calls.delete_snapshot)
-    restore_snapshot = awaiting(calls.restore_snapshot)
-    rebuild_index = awaiting(calls.rebuild_index)
-    rebuild_status = awaiting(calls.rebuild_status)
-    cancel_rebuild = awaiting(calls.cancel_rebuild)
-    upsert = awaiting(calls.upsert)
-    delete = awaiting(calls.delete)
-    query = awaiting(calls.query)
-    count = awaiting(calls.count)
-    get = awaiting(calls.get)
-    scroll = awaiting(calls.scroll)
-    models = awaiting(calls.models)
-    report = awaiting(calls.report)
-    report_card = awaiting(calls.report_card)
-    report_plot = awaiting(calls.report_plot)
-    load_model = awaiting(calls.load_model)
-    unload_model = awaiting(calls.unload_model)
-    stored_models = awaiting(calls.stored_models)
-    set_aliases = awaiting(calls.set_aliases)
-
     async def ready(self) -> bool:
         """Return whether the service is there and ready to serve."""
         try:
-            async with self._open(calls.ready(), NO_RETRIES):
+            async with self._open(READINESS, NO_RETRIES):
                 return True
         except Unavailable:
             return False
 
-    async def send(self, call: RestCall[T]) -> T:
-        """Send ``call`` and read its reply."""
-        async with self._open(call, self._retries) as reply:
+    async def send(self, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call an operation and read its reply."""
+        call = operation.make(self, *args, **kwargs)
+        async with self._open(write_request(operation, call), self._retries) as reply:
             content = await reply.aread()
         with raise_reply_errors(self.url):
-            return call.read(call.decode(content))
+            return read_reply(operation, call, content)
 
-    async def stream(self, call: RestCall[Iterable[T]]) -> AsyncIterator[T]:
-        """Send ``call`` and read each event of its reply as it comes."""
-        events = EventReader(self.url)
-        async with self._open(call, self._retries) as reply:
-            async for chunk in reply.aiter_bytes():
-                for event in events.feed(chunk, call.read):
-                    yield event
-        events.finish()
+    def stream(
+        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncIterator[AnswerEvent]:
+        """Call an operation and read each event of its reply as it comes."""
+        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -373,13 +375,21 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _read_events(self, request: HttpRequest) -> AsyncIterator[AnswerEvent]:
+        events = EventReader(self.url)
+        async with self._open(request, self._retries) as reply:
+            async for chunk in reply.aiter_bytes():
+                for event in events.feed(chunk):
+                    yield event
+        events.finish()
+
     @asynccontextmanager
-    async def _open(self, call: RestCall[Any], retries: Retries) -> AsyncIterator[httpx.Response]:
-        """Send ``call`` until it is taken, and hold the reply open."""
-        content = write_body(call.body)
+    async def _open(self, request: HttpRequest, retries: Retries) -> AsyncIterator[httpx.Response]:
+        """Send ``request`` until it is taken, and hold the reply open."""
+        method, path, content = request
         with raise_transport_errors(self.url):
             for attempt in itertools.count(1):
-                async with self._http.stream(call.method, call.path, content=content) as reply:
+                async with self._http.stream(method, path, content=content) as reply:
                     if reply.is_success:
                         yield reply
                         return

@@ -1,15 +1,210 @@
-"""What both transports share: the key, trusted certificates, the timeout, refusals and retries.
+"""What both transports share: how an operation becomes a method, the key, certificates, retries.
 
-A refusal becomes the error that the server raised, or another try.
+An operation is described once, by a method that makes a ``Call`` and does nothing else. Its row
+(``Operation`` or ``Stream``) is a descriptor: on a client whose methods block it is a method that
+returns the result, on an asynchronous one a method to await, with the same signature and docstring.
+A client's ``send`` and ``stream`` do the rest. A refusal becomes the error that the server raised,
+or another try.
 """
 
+import functools
+import inspect
+import re
 import ssl
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from types import MethodType
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from condensery import errors
 from condensery.errors import CondenseryError, InputError, Overloaded, Unavailable, code_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """What an operation sends, made of its arguments, and how its reply is read.
+
+    Attributes:
+        fields: By REST's names; or a dataclass of them.
+        rest: Over REST beside them, or in their place.
+        rpc: Over gRPC likewise, where ``fields`` is a mapping.
+        known: Fields of the reply that a transport may leave out.
+        read_rest: Reads the reply's bytes, where its JSON is not a value by its fields' names.
+        read_rpc: Reads the message, where it is not.
+        finish: Makes of what was read what the caller gets.
+    """
+
+    fields: Any
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    rpc: Mapping[str, Any] = field(default_factory=dict)
+    known: Mapping[str, Any] = field(default_factory=dict)
+    read_rest: Callable[[bytes], T] | None = None
+    read_rpc: Callable[[Any], T] | None = None
+    finish: Callable[[T], T] | None = None
+
+    def over_rest(self, **fields: Any) -> "Call[T]":
+        """Return a copy that sends these too, over REST alone."""
+        return replace(self, rest=fields)
+
+    def over_rpc(self, **fields: Any) -> "Call[T]":
+        """Return a copy that sends these too, over gRPC alone."""
+        return replace(self, rpc=fields)
+
+    def read_by(self, *, rest: Callable[[bytes], T], rpc: Callable[[Any], T]) -> "Call[T]":
+        """Return a copy whose reply these read."""
+        return replace(self, read_rest=rest, read_rpc=rpc)
+
+    def then(self, finish: Callable[[T], T]) -> "Call[T]":
+        """Return a copy whose result ``finish`` completes."""
+        return replace(self, finish=finish)
+
+    def complete(self, result: T) -> T:
+        """Return what the caller gets, of what was read."""
+        return result if self.finish is None else self.finish(result)
+
+
+def call(**fields: Any) -> Call[Any]:
+    """Make a call that sends what is not None, so that the server's defaults hold."""
+    return Call({name: value for name, value in fields.items() if value is not None})
+
+
+class Blocking(Protocol):
+    """A client whose methods block, as its ``close`` does."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class Asynchronous(Protocol):
+    """A client whose methods are awaited, as its ``close`` is."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+class Row(Generic[P, T]):
+    """An operation: where it is, and what makes a call of its arguments.
+
+    Attributes:
+        make: The method that describes it.
+        verb: Of its REST route.
+        path: Of its REST route; names in braces are fields.
+        path_fields: These.
+        rpc: ``Service/Method`` of condensery.v1.
+        within: The reply's field, by REST's name, that holds the result, or the fields of a tuple;
+            None is the reply itself.
+    """
+
+    sent_by = "send"  # which of a client's methods sends it
+
+    def __init__(
+        self,
+        make: Callable[Concatenate[Any, P], Call[T]],
+        rest: str,
+        rpc: str,
+        within: str | tuple[str, ...] | None,
+    ) -> None:
+        self.make, self.rpc, self.within = make, rpc, within
+        self.verb, _, self.path = rest.partition(" ")
+        self.path_fields = tuple(re.findall(r"{(\w+)}", self.path))
+        self._method = self._make_method()
+
+    @functools.cached_property
+    def result_type(self) -> Any:
+        """What a reply is read as: ``T`` of the ``Call[T]`` that the operation makes."""
+        return get_args(get_type_hints(self.make)["return"])[0]
+
+    def _bind(self, client: Any) -> Any:
+        return self._method if client is None else MethodType(self._method, client)
+
+    def _make_method(self) -> Callable[..., Any]:
+        def method(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+            return getattr(client, self.sent_by)(self, *args, **kwargs)
+
+        functools.update_wrapper(method, self.make)
+        vars(method)["__signature__"] = inspect.Signature([*_list_parameters(self.make)])
+        return method
+
+
+class Operation(Row[P, T]):
+    """An operation of one reply."""
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], Any]: ...
+    @overload
+    def __get__(self, client: Blocking, owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: Asynchronous, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Any, owner: type) -> Any:
+        return self._bind(client)
+
+
+class Stream(Row[P, T]):
+    """An operation whose reply comes as events."""
+
+    sent_by = "stream"
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], Any]: ...
+    @overload
+    def __get__(self, client: Blocking, owner: type) -> Callable[P, Iterator[T]]: ...
+    @overload
+    def __get__(self, client: Asynchronous, owner: type) -> Callable[P, AsyncIterator[T]]: ...
+    def __get__(self, client: Any, owner: type) -> Any:
+        return self._bind(client)
+
+
+def operation(
+    rest: str, rpc: str, *, within: str | tuple[str, ...] | None = None
+) -> Callable[[Callable[Concatenate[Any, P], Call[T]]], Operation[P, T]]:
+    """Make a method that describes an operation its row; arguments as ``Row`` has them.
+
+    Args:
+        rest: Verb and path, a space between them.
+        rpc: Service and method.
+        within: Where the result is in the reply.
+    """
+    return lambda make: Operation(make, rest, rpc, within)
+
+
+def stream(rest: str, rpc: str) -> Callable[[Callable[Concatenate[Any, P], Call[T]]], Stream[P, T]]:
+    """Make a method that describes an operation its row, where the reply comes as events."""
+    return lambda make: Stream(make, rest, rpc, None)
+
+
+def _list_parameters(make: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    """Yield an operation's parameters, those that a ``TypedDict`` holds one by one."""
+    client, *parameters = inspect.signature(make).parameters.values()
+    yield client.replace(kind=inspect.Parameter.POSITIONAL_ONLY)
+    for parameter in parameters:
+        if get_origin(parameter.annotation) is not Unpack:
+            yield parameter
+            continue
+        (keywords,) = get_args(parameter.annotation)
+        for name, kind in get_type_hints(keywords).items():
+            yield inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=kind
+            )
+
+
+# The key, trusted certificates, the timeout, refusals and retries
 
 # How long the caller waits, in whole milliseconds: the server drops requests after that.
 TIMEOUT_HEADER = "x-request-timeout-ms"

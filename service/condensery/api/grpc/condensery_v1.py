@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from condensery import values
+from condensery import protobuf, values
 from condensery.api.grpc import convert
+from condensery.api.grpc.convert import read_optional
 from condensery.api.grpc.errors import Family
 from condensery.auth import KeyScope
 from condensery.encodings import ENCODINGS, Encoding
@@ -23,7 +24,7 @@ from condensery.jobs.validation import check_choice, check_count
 from condensery.metrics import Task
 from condensery.question import Question, SearchMode
 from condensery.stubs import condensery_v1_pb2 as pb
-from condensery.values import Document, Revision
+from condensery.values import Document
 
 Request = TypeVar("Request", bound=Message)
 
@@ -86,23 +87,23 @@ async def embed_batch(
     services: Services, request: pb.EmbedBatchRequest, model: str | None
 ) -> bytes:
     """Embed texts."""
-    normalize = request.normalize if request.HasField("normalize") else None
+    normalize = read_optional(request, "normalize")
     encoding = cast(Encoding, request.dtype or "float32")
-    check_choice(encoding, "dtype", ENCODINGS)
-    check_scaled(normalize, encoding, field="dtype")
-    result = await embed(
-        services,
-        list(request.texts),
-        model=model,
-        prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
-        input_type=request.input_type or None,
-        normalize=normalize,
-        truncate=request.truncate if request.HasField("truncate") else True,
-        side="left" if request.truncate_left else "right",
-        dimensions=request.dimensions if request.HasField("dimensions") else None,
-        field="texts",
-    )
-    packed = await encode_vectors(result, encoding, field="dtype")
+    with convert.rename_fields(request):
+        check_choice(encoding, "embed_dtype", ENCODINGS)
+        check_scaled(normalize, encoding)
+        result = await embed(
+            services,
+            list(request.texts),
+            model=model,
+            prompt_name=read_optional(request, "prompt_name"),
+            input_type=request.input_type or None,
+            normalize=normalize,
+            truncate=read_optional(request, "truncate", True),
+            side="left" if request.truncate_left else "right",
+            dimensions=read_optional(request, "dimensions"),
+        )
+        packed = await encode_vectors(result, encoding)
     return convert.serialize_timed(
         services, result, partial(convert.write_embeddings, encoded=packed, encoding=encoding)
     )
@@ -112,16 +113,16 @@ async def rerank_passages(
     services: Services, request: pb.RerankRequest, model: str | None
 ) -> bytes:
     """Order passages."""
-    result = await rerank(
-        services,
-        request.query,
-        list(request.passages),
-        model=model,
-        truncate=request.truncate if request.HasField("truncate") else True,
-        raw_scores=request.raw_scores,
-        top_n=request.top_n or None,
-        field="passages",
-    )
+    with convert.rename_fields(request):
+        result = await rerank(
+            services,
+            request.query,
+            list(request.passages),
+            model=model,
+            truncate=read_optional(request, "truncate", True),
+            raw_scores=request.raw_scores,
+            top_n=request.top_n or None,
+        )
     return convert.serialize_timed(
         services, result, partial(convert.write_ranking, with_text=request.return_text)
     )
@@ -137,10 +138,10 @@ async def create_index(
         encoder=model,
         metric=request.metric or "ip",
         kind=request.kind or "flat",
-        dims=request.dims if request.HasField("dims") else None,
+        dims=read_optional(request, "dims"),
         options=dict(request.options),
     )
-    return convert.write_index(info).SerializeToString()
+    return protobuf.write(pb.IndexInfo, info).SerializeToString()
 
 
 async def list_indexes(
@@ -148,14 +149,13 @@ async def list_indexes(
 ) -> bytes:
     """List indexes."""
     infos = await indexes.list_indexes(services)
-    reply = pb.ListIndexesResponse(indexes=[convert.write_index(info) for info in infos])
-    return reply.SerializeToString()
+    return protobuf.write(pb.ListIndexesResponse, {"data": infos}).SerializeToString()
 
 
 async def get_index(services: Services, request: pb.GetIndexRequest, model: str | None) -> bytes:
     """Describe an index."""
     info = await indexes.get_index(services, request.name)
-    return convert.write_index(info).SerializeToString()
+    return protobuf.write(pb.IndexInfo, info).SerializeToString()
 
 
 async def drop_index(services: Services, request: pb.DropIndexRequest, model: str | None) -> bytes:
@@ -179,7 +179,7 @@ async def upsert_documents(
         vectors=vectors,
         fingerprint=request.fingerprint or None,
     )
-    return pb.UpsertResponse(**asdict(written)).SerializeToString()
+    return protobuf.write(pb.UpsertResponse, written).SerializeToString()
 
 
 async def delete_documents(
@@ -207,7 +207,7 @@ async def query_index(services: Services, request: pb.QueryRequest, model: str |
         mode=cast(SearchMode | None, request.mode or None),  # the job checks it
         filter=convert.read_filter(request),
     )
-    return pb.QueryResponse(hits=[convert.write_hit(hit) for hit in hits]).SerializeToString()
+    return protobuf.write(pb.QueryResponse, {"results": hits}).SerializeToString()
 
 
 async def count_documents(services: Services, request: pb.CountRequest, model: str | None) -> bytes:
@@ -222,8 +222,10 @@ async def get_documents(
 ) -> bytes:
     """Return documents by id."""
     documents = await indexes.get_documents(services, request.index, list(request.ids))
-    messages = await asyncio.to_thread(lambda: [convert.write_document(d) for d in documents])
-    return pb.GetDocumentsResponse(documents=messages).SerializeToString()
+    reply = await asyncio.to_thread(
+        protobuf.write, pb.GetDocumentsResponse, {"documents": documents}
+    )
+    return reply.SerializeToString()
 
 
 async def scroll_documents(
@@ -236,11 +238,11 @@ async def scroll_documents(
         filter=convert.read_filter(request),
         limit=request.limit or None,
         after=request.after or None,
-        with_text=request.with_text if request.HasField("with_text") else True,
-        with_metadata=request.with_metadata if request.HasField("with_metadata") else True,
+        with_text=read_optional(request, "with_text", True),
+        with_metadata=read_optional(request, "with_metadata", True),
         with_vectors=request.with_vectors,
     )
-    reply = await asyncio.to_thread(convert.write_page, page)
+    reply = await asyncio.to_thread(protobuf.write, pb.ScrollResponse, page)
     return reply.SerializeToString()
 
 
@@ -266,21 +268,16 @@ async def create_snapshot(
     services: Services, request: pb.CreateSnapshotRequest, model: str | None
 ) -> bytes:
     """Make a snapshot."""
-    return _write_snapshot(
-        await maintenance.create_snapshot(services, request.index)
-    ).SerializeToString()
+    snapshot = await maintenance.create_snapshot(services, request.index)
+    return protobuf.write(pb.Snapshot, snapshot).SerializeToString()
 
 
 async def list_snapshots(
     services: Services, request: pb.ListSnapshotsRequest, model: str | None
 ) -> bytes:
     """List snapshots."""
-    listing = await maintenance.list_snapshots(services, request.index)
-    reply = pb.ListSnapshotsResponse(
-        snapshots=[_write_snapshot(snapshot) for snapshot in listing.found],
-        refused=listing.refused,
-    )
-    return reply.SerializeToString()
+    snapshots = await maintenance.list_snapshots(services, request.index)
+    return protobuf.write(pb.ListSnapshotsResponse, snapshots).SerializeToString()
 
 
 async def delete_snapshot(
@@ -298,7 +295,7 @@ async def restore_snapshot(
     info = await maintenance.restore_snapshot(
         services, request.index, request.snapshot, into=request.into or None
     )
-    return convert.write_index(info).SerializeToString()
+    return protobuf.write(pb.IndexInfo, info).SerializeToString()
 
 
 async def rebuild_index(
@@ -313,14 +310,15 @@ async def rebuild_index(
         kind=request.kind or None,
         options=dict(request.options.values) if request.HasField("options") else None,
     )
-    return _write_rebuild(rebuild)
+    return protobuf.write(pb.Rebuild, rebuild).SerializeToString()
 
 
 async def get_rebuild(
     services: Services, request: pb.GetRebuildRequest, model: str | None
 ) -> bytes:
     """Return how far a rebuild has come."""
-    return _write_rebuild(await maintenance.get_rebuild(services, request.index))
+    rebuild = await maintenance.get_rebuild(services, request.index)
+    return protobuf.write(pb.Rebuild, rebuild).SerializeToString()
 
 
 async def cancel_rebuild(
@@ -329,14 +327,6 @@ async def cancel_rebuild(
     """Cancel a rebuild."""
     await maintenance.cancel_rebuild(services, request.index)
     return pb.CancelRebuildResponse().SerializeToString()
-
-
-def _write_rebuild(rebuild: values.Rebuild) -> bytes:
-    return pb.Rebuild(**asdict(rebuild)).SerializeToString()
-
-
-def _write_snapshot(snapshot: values.Snapshot) -> pb.Snapshot:
-    return pb.Snapshot(**asdict(snapshot))
 
 
 def _read_action(action: pb.AliasAction, field: str) -> values.AliasAction:
@@ -354,10 +344,7 @@ def _read_action(action: pb.AliasAction, field: str) -> values.AliasAction:
 
 
 def _write_aliases(aliases: Iterable[values.Alias]) -> bytes:
-    reply = pb.AliasesResponse(
-        aliases=[pb.Alias(alias=a.alias, target=a.target, index=a.index or "") for a in aliases]
-    )
-    return reply.SerializeToString()
+    return protobuf.write(pb.AliasesResponse, {"data": aliases}).SerializeToString()
 
 
 async def answer_question(
@@ -365,7 +352,7 @@ async def answer_question(
 ) -> bytes:
     """Answer a question."""
     result = await answer.answer_whole(services, await _read_question(services, request, model))
-    return convert.serialize_timed(services, result, convert.write_answer)
+    return convert.serialize_timed(services, result, partial(protobuf.write, pb.AnswerResponse))
 
 
 async def answer_events(
@@ -386,24 +373,23 @@ async def compare_answers(
         services, await _read_question(services, request, model)
     )
     with services.metrics.stage(comparison.compressed.model, "serialize"):
-        return convert.write_comparison(comparison).SerializeToString()
+        return protobuf.write(pb.CompareResponse, comparison).SerializeToString()
 
 
 async def compress_documents(
     services: Services, request: pb.CompressRequest, model: str | None
 ) -> bytes:
     """Compress documents for a question."""
-    seconds = convert.read_optional(request, "ttl_s")
     result = await answer.compress_documents(
         services,
         request.query,
         await _read_documents(services, request.documents),
         model=model,
-        ratio=convert.read_optional(request, "ratio"),
-        keep=request.keep if request.HasField("keep") else True,
-        ttl_s=DEFAULT_CONTEXT_SECONDS if seconds is None else seconds,
+        ratio=read_optional(request, "ratio"),
+        keep=read_optional(request, "keep", True),
+        ttl_s=read_optional(request, "ttl_s", DEFAULT_CONTEXT_SECONDS),
     )
-    return convert.serialize_timed(services, result, convert.write_compressed)
+    return convert.serialize_timed(services, result, partial(protobuf.write, pb.CompressResponse))
 
 
 async def release_context(
@@ -435,17 +421,14 @@ async def list_models(
     services: Services, request: pb.ListModelsRequest, model: str | None
 ) -> bytes:
     """List the models that serve, aliases too, and those that could not be loaded."""
-    reply = pb.ListModelsResponse(
-        models=[convert.write_model(info) for info in models.list_models(services)],
-        refused=services.registry.refusals(),
-    )
-    return reply.SerializeToString()
+    listing = {"data": models.list_models(services), "refused": services.registry.refusals()}
+    return protobuf.write(pb.ListModelsResponse, listing).SerializeToString()
 
 
 async def get_report(services: Services, request: pb.GetReportRequest, model: str | None) -> bytes:
     """Return what a model was measured at."""
     name = model or ""
-    reply = convert.write_report(await models.read_model_report(services, name))
+    reply = protobuf.write(pb.GetReportResponse, await models.read_model_report(services, name))
     if request.with_card:
         reply.card = await models.read_model_card(services, name)
     for plot in dict.fromkeys(request.with_plots):
@@ -458,8 +441,7 @@ async def list_stored_models(
 ) -> bytes:
     """List every stored version of every model, and which of them serve."""
     versions = await models.list_versions(services)
-    rows = [pb.StoredModel(**asdict(version)) for version in versions]
-    return pb.StoredModelsResponse(models=rows).SerializeToString()
+    return protobuf.write(pb.StoredModelsResponse, {"data": versions}).SerializeToString()
 
 
 async def load_model(services: Services, request: pb.LoadModelRequest, model: str | None) -> bytes:
@@ -467,16 +449,7 @@ async def load_model(services: Services, request: pb.LoadModelRequest, model: st
     loaded = await models.load_model(
         services, _check_model_named(model), request.version or None, again=request.again
     )
-    previous = loaded.previous
-    reply = pb.LoadModelResponse(
-        model=convert.write_model(loaded.info),
-        previous=None if previous is None else _write_revision(previous),
-        changed=loaded.changed,
-        seconds=loaded.seconds,
-        memory_bytes=loaded.memory_bytes,
-        stranded_indexes=loaded.stranded_indexes,
-    )
-    return reply.SerializeToString()
+    return protobuf.write(pb.LoadModelResponse, loaded).SerializeToString()
 
 
 async def unload_model(
@@ -484,12 +457,7 @@ async def unload_model(
 ) -> bytes:
     """Unload a model."""
     unloaded = await models.unload_model(services, _check_model_named(model), force=request.force)
-    reply = pb.UnloadModelResponse(
-        revision=_write_revision(unloaded.revision),
-        seconds=unloaded.seconds,
-        stranded_indexes=unloaded.stranded_indexes,
-    )
-    return reply.SerializeToString()
+    return protobuf.write(pb.UnloadModelResponse, unloaded).SerializeToString()
 
 
 async def set_model_aliases(
@@ -499,10 +467,6 @@ async def set_model_aliases(
     changes = {alias: target or None for alias, target in request.aliases.items()}
     aliases = await models.set_model_aliases(services, changes)
     return pb.SetAliasResponse(aliases=aliases).SerializeToString()
-
-
-def _write_revision(revision: Revision) -> pb.Revision:
-    return pb.Revision(version=revision.version, fingerprint=revision.fingerprint)
 
 
 def _check_model_named(model: str | None) -> str:

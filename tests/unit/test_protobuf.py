@@ -1,4 +1,4 @@
-"""Metadata there and back."""
+"""Metadata there and back; the tests of the clients send all else."""
 
 import math
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from google.protobuf.struct_pb2 import Struct
 
-from condensery.api.grpc.convert import read_struct, write_struct
 from condensery.errors import InputError
+from condensery.protobuf import read_struct, write_struct
 
 
 def nested(levels: int) -> dict[str, Any]:
