@@ -247,21 +247,17 @@ class EmbeddedTokens:
 
 @dataclass(frozen=True, slots=True)
 class TextToken:
-    """A token of a text.
-
-    Attributes:
-        id: Its number.
-        text: The text's own characters; of a special token its name.
-        special: Whether the tokenizer put it there.
-        start: First of the text's characters; None of a special token.
-        end: After the last.
-    """
+    """A token of a text."""
 
     id: int
     text: str
+    """The text's own characters; of a special token its name."""
     special: bool
+    """Whether the tokenizer put it there."""
     start: int | None
-    end: int | None
+    """First of the text's characters; null of a special token."""
+    stop: int | None
+    """After the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +288,10 @@ class Classified:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A label, and how likely it is (or its raw logit)."""
+    """A label, and how likely it is."""
 
+    score: float  # or its raw logit
     label: str
-    score: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ async def classify(
     return Predicted(
         model=classified.model,
         items=tuple(
-            tuple(Prediction(info.labels[i], float(row[i])) for i in order)
+            tuple(Prediction(float(row[i]), info.labels[i]) for i in order)
             for row, order in zip(scores, orders.tolist(), strict=True)
         ),
         tokens=classified.tokens,

@@ -97,7 +97,7 @@ def write_tokens(tokens: list[values.TextToken]) -> pb.EncodeResponse:
                 text=token.text,
                 special=token.special,
                 start=token.start,
-                stop=token.end,
+                stop=token.stop,
             )
             for token in tokens
         ]

@@ -5,13 +5,14 @@ Memory vectors neither leave the server nor come in: a handle stands for them.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from condensery.api.rest.errors import ErrorDetail
 from condensery.api.rest.io import END_OF_EVENTS, read_body, stream_events, write_json
 from condensery.api.rest.schemas.rag import AnswerRequest, CompareRequest, CompressRequest
 from condensery.jobs import answer as job
@@ -32,6 +33,15 @@ T = TypeVar("T", Answer, Delta)
 
 # OpenAI's value for minus infinity, which JSON lacks.
 MIN_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A context that is no more."""
+
+    id: str
+    object: Literal["context"] = field(init=False, default="context")
+    deleted: Literal[True] = field(init=False, default=True)
 
 
 async def answer_question(request: Request, services: Services) -> Response:
@@ -99,7 +109,7 @@ async def release_context(request: Request, services: Services) -> Response:
     context: str = request.path_params["name"]
     with count_request(services, None, "compress", "rest"):
         job.release_context(services, context)
-        return write_json({"id": context, "object": "context", "deleted": True})
+        return write_json(Released(context))
 
 
 # Answers as JSON
@@ -163,11 +173,10 @@ class _AnswerWriter:
         }
         return _event_line("compression", event.compression) + _event_line("final_answer", final)
 
-    def failure(self, body: dict[str, Any]) -> bytes:
+    def failure(self, error: ErrorDetail) -> bytes:
         """Write a failure."""
-        return _event_line(
-            "error", {"id": f"err_{self._request_id}", "object": "agent.error", **body}
-        )
+        failure = {"id": f"err_{self._request_id}", "object": "agent.error", "error": error}
+        return _event_line("error", failure)
 
     def end(self) -> bytes:
         """Write the last event."""

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 import condensery
-from condensery import errors
+from condensery import errors, question, values
 from condensery.api.rest import answers, chat, embeddings, indexes, models, openapi, rerank
 from condensery.api.rest.compat import cohere, infinity, kserve, tei
 from condensery.api.rest.endpoint import (
@@ -29,7 +29,7 @@ from condensery.api.rest.endpoint import (
 from condensery.api.rest.errors import Family
 from condensery.api.rest.middleware import Middleware
 from condensery.api.rest.openapi import describe_routes
-from condensery.api.rest.schemas import index, inference, rag, replies, service
+from condensery.api.rest.schemas import index, inference, rag, service
 from condensery.jobs.services import RequestLimits, Services
 from condensery.origins import Origins
 
@@ -63,17 +63,15 @@ INFERENCE_ROUTES = (
             "embed",
             family="openai",
             body=inference.OpenAIEmbedRequest,
-            reply=replies.Embeddings,
+            reply=embeddings.Embeddings,
             other_media=embeddings.OCTET_STREAM,
             hot=True,
         )
         for path in OPENAI_EMBEDDINGS
     ),
+    _inference_route("/", tei.tei_any, "embed", family="tei", body=_TEI_ANY, reply=tei.Anything),
     _inference_route(
-        "/", tei.tei_any, "embed", family="tei", body=_TEI_ANY, reply=replies.Anything
-    ),
-    _inference_route(
-        "/invocations", tei.tei_any, "embed", family="tei", body=_TEI_ANY, reply=replies.Anything
+        "/invocations", tei.tei_any, "embed", family="tei", body=_TEI_ANY, reply=tei.Anything
     ),
     _inference_route(
         "/embed_all",
@@ -81,7 +79,7 @@ INFERENCE_ROUTES = (
         "embed",
         family="tei",
         body=inference.TeiEmbedAllRequest,
-        reply=replies.TokenVectors,
+        reply=tei.TokenVectors,
     ),
     _inference_route(
         "/similarity",
@@ -89,7 +87,7 @@ INFERENCE_ROUTES = (
         "embed",
         family="tei",
         body=inference.TeiSimilarityRequest,
-        reply=replies.Cosines,
+        reply=tei.Cosines,
     ),
     _inference_route(
         "/tokenize",
@@ -97,7 +95,7 @@ INFERENCE_ROUTES = (
         "embed",
         family="tei",
         body=inference.TeiTokenizeRequest,
-        reply=replies.Tokenized,
+        reply=tei.Tokenized,
     ),
     _inference_route(
         "/decode",
@@ -105,15 +103,15 @@ INFERENCE_ROUTES = (
         "embed",
         family="tei",
         body=inference.TeiDecodeRequest,
-        reply=replies.Decoded,
+        reply=tei.Decoded,
     ),
     _inference_route(
         "/embed",
-        embeddings.tei_embed,
+        tei.tei_embed,
         "embed",
         family="tei",
         body=inference.TeiEmbedRequest,
-        reply=replies.Vectors,
+        reply=embeddings.Vectors,
         hot=True,
     ),
     _inference_route(
@@ -122,7 +120,7 @@ INFERENCE_ROUTES = (
         "rerank",
         family="tei",
         body=inference.TeiRerankRequest | inference.RerankRequest,
-        reply=replies.AnyRanking,
+        reply=rerank.AnyRanking,
         other_family="rerank",
         hot=True,
     ),
@@ -132,7 +130,7 @@ INFERENCE_ROUTES = (
         "classify",
         family="tei",
         body=inference.TeiPredictRequest,
-        reply=replies.Predictions,
+        reply=tei.Predictions,
         fails=(*ENCODE_ERRORS, errors.ModelCannot),
         hot=True,
     ),
@@ -142,7 +140,7 @@ INFERENCE_ROUTES = (
         "embed",
         family="rerank",
         body=cohere.CohereEmbedRequest,
-        reply=replies.CohereEmbeddings,
+        reply=cohere.CohereEmbeddings,
     ),
     _inference_route(
         "/v2/embed",
@@ -150,7 +148,7 @@ INFERENCE_ROUTES = (
         "embed",
         family="rerank",
         body=cohere.CohereEmbedRequest,
-        reply=replies.CohereByType,
+        reply=cohere.CohereByType,
         hot=True,
     ),
     _inference_route(
@@ -159,7 +157,7 @@ INFERENCE_ROUTES = (
         "rerank",
         family="rerank",
         body=inference.RerankRequest,
-        reply=replies.Ranking,
+        reply=rerank.Ranking,
         hot=True,
     ),
     _inference_route(
@@ -168,7 +166,7 @@ INFERENCE_ROUTES = (
         "rerank",
         family="rerank",
         body=inference.RerankRequest,
-        reply=replies.Ranking,
+        reply=rerank.Ranking,
     ),
     _inference_route(
         "/v1/ranking",
@@ -176,7 +174,7 @@ INFERENCE_ROUTES = (
         "rerank",
         family="rerank",
         body=inference.NimRankingRequest,
-        reply=replies.NimRanking,
+        reply=rerank.NimRanking,
     ),
 )
 
@@ -186,7 +184,7 @@ ANSWER_ROUTES = (
         answers.answer_question,
         "answer",
         body=rag.AnswerRequest,
-        reply=rag.WholeAnswer,
+        reply=question.Answer,
         streams="events",
     ),
     _answer_route(
@@ -194,14 +192,14 @@ ANSWER_ROUTES = (
         answers.compare_answers,
         "compare",
         body=rag.CompareRequest,
-        reply=rag.Comparison,
+        reply=question.Comparison,
     ),
     _answer_route(
         "/v1/chat/completions",
         chat.chat_completions,
         "answer",
         body=rag.ChatRequest,
-        reply=rag.ChatCompletion,
+        reply=chat.ChatCompletion,
         streams="chunks",
     ),
     _answer_route(
@@ -209,7 +207,7 @@ ANSWER_ROUTES = (
         answers.compress_documents,
         "compress",
         body=rag.CompressRequest,
-        reply=rag.Compressed,
+        reply=question.Compressed,
         fails=ENCODE_ERRORS,
     ),
     Route(
@@ -217,7 +215,7 @@ ANSWER_ROUTES = (
         "/v1/contexts/{name}",
         answers.release_context,
         "compress",
-        reply=rag.Released,
+        reply=answers.Released,
         fails=(errors.ContextNotFound, errors.ContextExpired),
     ),
 )
@@ -263,12 +261,12 @@ def _index_route(
 
 
 MAINTENANCE_ROUTES = (  # before the paths with an index's name, which would match `aliases`
-    _index_route("GET", "/v1/indexes/aliases", indexes.list_aliases, index.Aliases),
+    _index_route("GET", "/v1/indexes/aliases", indexes.list_aliases, indexes.Aliases),
     _index_route(
         "POST",
         "/v1/indexes/aliases",
         indexes.update_aliases,
-        index.Aliases,
+        indexes.Aliases,
         (*WRITE_ERRORS, errors.EmptyInput, errors.AliasNotFound, errors.AliasCircle),
         writes=True,
         body=index.AliasesRequest,
@@ -277,17 +275,17 @@ MAINTENANCE_ROUTES = (  # before the paths with an index's name, which would mat
         "POST",
         SNAPSHOTS_PATH,
         indexes.create_snapshot,
-        index.Snapshot,
+        values.Snapshot,
         (*WRITE_ERRORS, errors.LimitReached),
         writes=True,
     ),
-    _index_route("GET", SNAPSHOTS_PATH, indexes.list_snapshots, index.Snapshots, FIND_ERRORS),
-    _index_route("GET", SNAPSHOT_PATH, indexes.show_snapshot, index.Snapshot, SNAPSHOT_ERRORS),
+    _index_route("GET", SNAPSHOTS_PATH, indexes.list_snapshots, values.SnapshotList, FIND_ERRORS),
+    _index_route("GET", SNAPSHOT_PATH, indexes.show_snapshot, values.Snapshot, SNAPSHOT_ERRORS),
     _index_route(
         "DELETE",
         SNAPSHOT_PATH,
         indexes.delete_snapshot,
-        index.SnapshotDeleted,
+        indexes.SnapshotDeleted,
         (*WRITE_ERRORS, errors.SnapshotNotFound),
         writes=True,
     ),
@@ -295,7 +293,7 @@ MAINTENANCE_ROUTES = (  # before the paths with an index's name, which would mat
         "POST",
         f"{SNAPSHOT_PATH}/restore",
         indexes.restore_snapshot,
-        replies.Index,
+        values.IndexInfo,
         SNAPSHOT_ERRORS,
         writes=True,
         body=index.RestoreRequest,
@@ -305,7 +303,7 @@ MAINTENANCE_ROUTES = (  # before the paths with an index's name, which would mat
         "POST",
         f"{INDEX_PATH}/rebuild",
         indexes.rebuild_index,
-        index.Rebuild,
+        values.Rebuild,
         (*WRITE_ERRORS, errors.ModelNotFound, errors.TextsMissing, errors.RebuildRunning),
         writes=True,
         body=index.RebuildRequest,
@@ -315,37 +313,37 @@ MAINTENANCE_ROUTES = (  # before the paths with an index's name, which would mat
         "GET",
         f"{INDEX_PATH}/rebuild",
         indexes.show_rebuild,
-        index.Rebuild,
+        values.Rebuild,
         (*FIND_ERRORS, errors.RebuildNotFound),
     ),
     _index_route(
         "DELETE",
         f"{INDEX_PATH}/rebuild",
         indexes.cancel_rebuild,
-        index.RebuildCancelled,
+        indexes.RebuildCancelled,
         (*WRITE_ERRORS, errors.RebuildNotFound),
         writes=True,
     ),
 )
 
 INDEX_ROUTES = (
-    _index_route("GET", "/v1/indexes", indexes.list_indexes, replies.Indexes),
+    _index_route("GET", "/v1/indexes", indexes.list_indexes, indexes.Indexes),
     _index_route(
         "PUT",
         INDEX_PATH,
         indexes.create_index,
-        replies.Index,
+        values.IndexInfo,
         (errors.ModelNotFound, errors.IndexExists, errors.StorageError, errors.StorageFull),
         writes=True,
         body=index.CreateIndexRequest,
         optional=True,
     ),
-    _index_route("GET", INDEX_PATH, indexes.show_index, replies.Index, FIND_ERRORS),
+    _index_route("GET", INDEX_PATH, indexes.show_index, values.IndexInfo, FIND_ERRORS),
     _index_route(
         "DELETE",
         INDEX_PATH,
         indexes.drop_index,
-        replies.Dropped,
+        indexes.Dropped,
         (*WRITE_ERRORS, errors.IndexAliased),
         writes=True,
     ),
@@ -353,7 +351,7 @@ INDEX_ROUTES = (
         "POST",
         DOCUMENTS_PATH,
         indexes.upsert_documents,
-        replies.Written,
+        values.Upserted,
         (*WRITE_ERRORS, errors.EmptyInput, errors.EncoderMismatch, errors.ModelFault),
         writes=True,
         body=index.UpsertRequest,
@@ -362,7 +360,7 @@ INDEX_ROUTES = (
         "POST",
         f"{DOCUMENTS_PATH}/get",
         indexes.get_documents,
-        replies.Documents,
+        indexes.Documents,
         (*FIND_ERRORS, errors.EmptyInput),
         body=index.IdsRequest,
     ),
@@ -370,7 +368,7 @@ INDEX_ROUTES = (
         "POST",
         f"{DOCUMENTS_PATH}/delete",
         indexes.delete_documents,
-        replies.Deleted,
+        indexes.Deleted,
         (*WRITE_ERRORS, errors.EmptyInput),
         writes=True,
         body=index.DeleteRequest,
@@ -379,7 +377,7 @@ INDEX_ROUTES = (
         "POST",
         f"{DOCUMENTS_PATH}/count",
         indexes.count_documents,
-        replies.Counts,
+        indexes.Counts,
         FIND_ERRORS,
         body=index.CountRequest,
         optional=True,
@@ -388,7 +386,7 @@ INDEX_ROUTES = (
         "POST",
         f"{DOCUMENTS_PATH}/scroll",
         indexes.scroll_documents,
-        replies.Page,
+        values.Page,
         FIND_ERRORS,
         body=index.ScrollRequest,
         optional=True,
@@ -397,7 +395,7 @@ INDEX_ROUTES = (
         "POST",
         f"{INDEX_PATH}/query",
         indexes.query_index,
-        replies.Hits,
+        indexes.Hits,
         SEARCH_ERRORS,
         body=index.QueryRequest,
     ),
@@ -458,14 +456,14 @@ def _admin_route(
 _LOAD, _UNLOAD = service.LoadModelRequest, service.UnloadModelRequest
 
 MODEL_ADMIN_ROUTES = (
-    Route("GET", MODEL_ALIASES_PATH, models.list_model_aliases, reply=service.ModelAliases),
+    Route("GET", MODEL_ALIASES_PATH, models.list_model_aliases, reply=models.ModelAliases),
     Route(
         "POST",
         MODEL_ALIASES_PATH,
         models.set_model_aliases,
         access="admin",
         body=service.ModelAliasesRequest,
-        reply=service.ModelAliases,
+        reply=models.ModelAliases,
         fails=(
             errors.ModelNotFound,
             errors.ModelAliasToNothing,
@@ -474,25 +472,25 @@ MODEL_ADMIN_ROUTES = (
             errors.StoreError,
         ),
     ),
-    _admin_route("/v1/models/{name}/load", models.load_model, _LOAD, service.Loaded, LOAD_ERRORS),
+    _admin_route("/v1/models/{name}/load", models.load_model, _LOAD, values.ModelLoad, LOAD_ERRORS),
     _admin_route(
-        "/v1/models/{name}/reload", models.reload_model, _LOAD, service.Loaded, LOAD_ERRORS
+        "/v1/models/{name}/reload", models.reload_model, _LOAD, values.ModelLoad, LOAD_ERRORS
     ),
     _admin_route(
-        "/v1/models/{name}/unload", models.unload_model, _UNLOAD, service.Unloaded, UNLOAD_ERRORS
+        "/v1/models/{name}/unload", models.unload_model, _UNLOAD, values.ModelUnload, UNLOAD_ERRORS
     ),
 )
 
 ABOUT_ROUTES = (
-    Route("GET", "/v1/models", models.list_models, reply=service.Models),
-    Route("GET", "/models", infinity.list_infinity_models, reply=service.InfinityModels),
+    Route("GET", "/v1/models", models.list_models, reply=models.Models),
+    Route("GET", "/models", infinity.list_infinity_models, reply=infinity.InfinityModels),
     # Before the path whose names may hold slashes, which would match these too.
     *MODEL_ADMIN_ROUTES,
     Route(
         "GET",
         REPORT_PATH,
         models.show_report,
-        reply=service.Report,
+        reply=values.ModelReport,
         other_media=models.MARKDOWN,
         parameters=(FORMAT_PARAMETER,),
         fails=(errors.InputError, *REPORT_ERRORS),
@@ -509,22 +507,20 @@ ABOUT_ROUTES = (
         "GET",
         "/v1/models/{name:path}",
         models.show_model,
-        reply=service.Model,
+        reply=values.ModelInfo,
         fails=(errors.ModelNotFound,),
     ),
-    Route(
-        "GET", "/info", models.tei_info, family="tei", reply=service.TeiInfo, fails=UNREADY_ERRORS
-    ),
-    Route("GET", "/version", models.show_version, reply=service.Version),
+    Route("GET", "/info", tei.tei_info, family="tei", reply=tei.TeiInfo, fails=UNREADY_ERRORS),
+    Route("GET", "/version", models.show_version, reply=models.Version),
     Route("GET", "/docs", openapi.show_docs, media="text/html"),
     Route("GET", "/openapi.json", openapi.show_openapi, reply=dict[str, Any]),
-    Route("GET", "/v2", kserve.kserve_server, family="kserve", reply=service.KServeServer),
+    Route("GET", "/v2", kserve.kserve_server, family="kserve", reply=kserve.KServeServer),
     Route(
         "GET",
         KSERVE_MODEL_PATH,
         kserve.kserve_model,
         family="kserve",
-        reply=service.KServeModel,
+        reply=kserve.KServeModel,
         fails=(errors.ModelNotFound,),
     ),
     Route(
@@ -532,7 +528,7 @@ ABOUT_ROUTES = (
         f"{KSERVE_MODEL_PATH}/ready",
         kserve.kserve_model_ready,
         family="kserve",
-        reply=service.KServeModelReady,
+        reply=kserve.KServeModelReady,
         fails=(errors.ModelNotFound, *UNREADY_ERRORS),
     ),
 )
@@ -541,25 +537,25 @@ ABOUT_ROUTES = (
 KSERVE_REPOSITORY_ROUTES = (
     _admin_route(
         "/v2/repository/index",
-        models.kserve_index,
+        kserve.kserve_index,
         service.KServeIndexRequest,
-        reply=list[service.KServeVersion],
+        reply=list[values.ModelVersion],
         fails=(errors.StoreError,),
         family="kserve",
     ),
     _admin_route(
         "/v2/repository/models/{name}/load",
-        models.kserve_load,
+        kserve.kserve_load,
         service.KServeLoadRequest,
-        reply=service.KServeVersion,
+        reply=values.ModelVersion,
         fails=LOAD_ERRORS,
         family="kserve",
     ),
     _admin_route(
         "/v2/repository/models/{name}/unload",
-        models.kserve_unload,
+        kserve.kserve_unload,
         service.KServeUnloadRequest,
-        reply=service.KServeVersion,
+        reply=values.ModelVersion,
         fails=UNLOAD_ERRORS,
         family="kserve",
     ),
@@ -580,13 +576,13 @@ def _health_route(path: str, endpoint: Endpoint, family: Family, reply: Any) -> 
 
 
 HEALTH_ROUTES = (
-    _health_route("/livez", models.livez, "openai", service.Status),
-    _health_route("/readyz", models.readyz, "openai", service.Status),
-    _health_route("/startupz", models.startupz, "openai", service.Status),
-    _health_route("/health", models.readyz, "tei", service.Status),
-    _health_route("/ping", models.readyz, "tei", service.Status),
-    _health_route("/v2/health/live", kserve.kserve_live, "kserve", service.KServeLive),
-    _health_route("/v2/health/ready", kserve.kserve_ready, "kserve", service.KServeReady),
+    _health_route("/livez", models.livez, "openai", models.Status),
+    _health_route("/readyz", models.readyz, "openai", models.Status),
+    _health_route("/startupz", models.startupz, "openai", models.Status),
+    _health_route("/health", models.readyz, "tei", models.Status),
+    _health_route("/ping", models.readyz, "tei", models.Status),
+    _health_route("/v2/health/live", kserve.kserve_live, "kserve", kserve.KServeLive),
+    _health_route("/v2/health/ready", kserve.kserve_ready, "kserve", kserve.KServeReady),
 )
 
 

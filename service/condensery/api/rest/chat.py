@@ -6,14 +6,15 @@ Fields that would have no effect are refused by name.
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from condensery.api.rest.answers import answer_events, clamp_logprob
+from condensery.api.rest.errors import ErrorDetail
 from condensery.api.rest.io import END_OF_EVENTS, read_as, stream_events, write_json
 from condensery.api.rest.schemas.rag import ChatMessage, ChatRequest
 from condensery.api.rest.validation import validate_body
@@ -25,9 +26,14 @@ from condensery.question import (
     ANSWER_TOKENS,
     Answer,
     AnswerEvent,
+    Citation,
+    Compression,
     Delta,
+    FinishReason,
+    Likely,
     Question,
     Retrieved,
+    Timings,
     TokenLogprob,
     Usage,
 )
@@ -63,17 +69,95 @@ class ChatQuestion:
 
     Attributes:
         question: The last message, with its passages and options.
-        field: The question's path in the body.
+        path: The question's, in the body.
         ignored: Number of messages before it.
         stream: Whether the answer is sent in chunks.
         usage: Whether another chunk has the usage.
     """
 
     question: Question
-    field: str
+    path: str
     ignored: int
     stream: bool
     usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTop:
+    """A token that could have stood in another's place, as OpenAI gives it."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatToken(ChatTop):
+    """A token of an answer, as OpenAI gives it."""
+
+    top_logprobs: list[ChatTop]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatLogprobs:
+    """An answer's tokens, as OpenAI gives them."""
+
+    content: list[ChatToken]
+    refusal: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """The answer's text, as OpenAI gives it."""
+
+    role: Literal["assistant"] = field(init=False, default="assistant")
+    content: str
+    refusal: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatChoice:
+    """The answer; there is one."""
+
+    index: Literal[0] = field(init=False, default=0)
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatUsage:
+    """Tokens that one answer took, as OpenAI counts them."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatExtras:
+    """What OpenAI's reply has no place for."""
+
+    citations: tuple[Citation, ...]
+    compression: Compression
+    timings: Timings
+    finish_reason: FinishReason
+    ignored_messages: int
+    """Earlier messages that `history` let pass unread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """An answer, as OpenAI gives it, and what it was read from."""
+
+    id: str
+    object: Literal["chat.completion"] = field(init=False, default="chat.completion")
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: ChatUsage
+    condensery: ChatExtras
 
 
 async def chat_completions(request: Request, services: Services) -> Response:
@@ -85,7 +169,7 @@ async def chat_completions(request: Request, services: Services) -> Response:
     model = chat.question.model
     with (
         count_request(services, model, "answer", "rest") as counted,
-        rename_field("query", chat.field),
+        rename_field("query", chat.path),
     ):
         answer = await answer_whole(services, chat.question)
         counted.model = answer.model  # of a context it is known only now
@@ -94,7 +178,7 @@ async def chat_completions(request: Request, services: Services) -> Response:
 
 
 async def _chat_events(services: Services, chat: ChatQuestion) -> AsyncGenerator[AnswerEvent, None]:
-    with rename_field("query", chat.field):
+    with rename_field("query", chat.path):
         async with aclosing(answer_events(services, chat.question)) as events:
             async for event in events:
                 yield event
@@ -126,7 +210,7 @@ def read_chat(data: Any) -> ChatQuestion:
         )
     return ChatQuestion(
         question=_make_question(body),
-        field=f"messages[{last}].content",
+        path=f"messages[{last}].content",
         ignored=last,
         stream=bool(body.stream),
         usage=_wants_usage(body),
@@ -250,23 +334,20 @@ class _ChatWriter:
         self._chat = chat
         self._common: dict[str, Any] = {}
 
-    def completion(self, answer: Answer) -> dict[str, Any]:
+    def completion(self, answer: Answer) -> ChatCompletion:
         """Return a whole answer."""
         self._begin(answer)
-        message = {"role": "assistant", "content": answer.answer, "refusal": None}
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": _write_logprobs(answer.logprobs),
-            "finish_reason": _finish_reason(answer),
-        }
-        return {
-            "object": "chat.completion",
+        choice = ChatChoice(
+            message=ChatAnswer(answer.answer),
+            logprobs=_chat_logprobs(answer.logprobs),
+            finish_reason=_finish_reason(answer),
+        )
+        return ChatCompletion(
             **self._common,
-            "choices": [choice],
-            "usage": _write_usage(answer.usage),
-            "condensery": self._extras(answer),
-        }
+            choices=[choice],
+            usage=_chat_usage(answer.usage),
+            condensery=self._extras(answer),
+        )
 
     def event(self, event: AnswerEvent) -> bytes:
         """Write one event; after the last one comes the usage, where it is asked for."""
@@ -279,11 +360,11 @@ class _ChatWriter:
         last = self._chunk({}, finish=_finish_reason(event), extras=extras)
         if not self._chat.usage:
             return last
-        return last + self._line([], {"usage": _write_usage(event.usage)})
+        return last + self._line([], {"usage": _chat_usage(event.usage)})
 
-    def failure(self, body: dict[str, Any]) -> bytes:
+    def failure(self, error: ErrorDetail) -> bytes:
         """Write a failure."""
-        return b"data: %b\n\n" % orjson.dumps(body)
+        return b"data: %b\n\n" % orjson.dumps({"error": error})
 
     def end(self) -> bytes:
         """Write the last event."""
@@ -308,7 +389,7 @@ class _ChatWriter:
         choice = {
             "index": 0,
             "delta": delta,
-            "logprobs": _write_logprobs(logprobs),
+            "logprobs": _chat_logprobs(logprobs),
             "finish_reason": finish,
         }
         usage = {"usage": None} if self._chat.usage else {}
@@ -323,42 +404,37 @@ class _ChatWriter:
         }
         return b"data: %b\n\n" % orjson.dumps(chunk)
 
-    def _extras(self, answer: Answer) -> dict[str, Any]:
-        return {
-            "citations": answer.citations,
-            "compression": answer.compression,
-            "timings": answer.timings,
-            "finish_reason": answer.finish_reason,
-            "ignored_messages": self._chat.ignored,
-        }
+    def _extras(self, answer: Answer) -> ChatExtras:
+        return ChatExtras(
+            citations=answer.citations,
+            compression=answer.compression,
+            timings=answer.timings,
+            finish_reason=answer.finish_reason,
+            ignored_messages=self._chat.ignored,
+        )
 
 
-def _finish_reason(answer: Answer) -> str:
+def _finish_reason(answer: Answer) -> Literal["stop", "length"]:
     """Return OpenAI's word for why the answer ended; our own is in the extras."""
     return "stop" if answer.finish_reason in ("stop", "not_found") else "length"
 
 
-def _write_usage(usage: Usage) -> dict[str, int]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-    }
+def _chat_usage(usage: Usage) -> ChatUsage:
+    return ChatUsage(usage.prompt_tokens, usage.total_tokens, usage.completion_tokens)
 
 
-def _write_logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+def _chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
     if tokens is None:
         return None
-    content = [
-        {
-            **_write_token(token.text, token.logprob),
-            "top_logprobs": [_write_token(other.text, other.logprob) for other in token.top],
-        }
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+    return ChatLogprobs(
+        [
+            ChatToken(*_token_parts(token), [ChatTop(*_token_parts(other)) for other in token.top])
+            for token in tokens
+        ]
+    )
 
 
-def _write_token(text: str, logprob: float) -> dict[str, Any]:
-    content = None if REPLACEMENT_CHARACTER in text else list(text.encode())
-    return {"token": text, "logprob": clamp_logprob(logprob), "bytes": content}
+def _token_parts(token: TokenLogprob | Likely) -> tuple[str, float, list[int] | None]:
+    """Return a token's text, log-probability and bytes."""
+    content = None if REPLACEMENT_CHARACTER in token.text else list(token.text.encode())
+    return token.text, clamp_logprob(token.logprob), content

@@ -7,7 +7,7 @@ body in which Cohere's, Jina's and OpenAI's clients each find their field) and `
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import orjson
 from starlette.responses import Response
@@ -87,6 +87,50 @@ MALFORMED = ErrorRow((400, "Validation"), (400, _INVALID), 400, 400)
 _NOT_RETRIED = (errors.Conflict, errors.ModelFault, errors.StoreError, errors.StorageError)
 
 
+@dataclass(frozen=True, slots=True)
+class TeiError:
+    """What is wrong, as TEI says it."""
+
+    error: str
+    error_type: TeiType
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDetail:
+    """What is wrong, and where."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIError:
+    """What is wrong, as OpenAI says it, and as we do."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class RerankError:
+    """What is wrong, where Cohere's, Jina's and OpenAI's clients each look for it."""
+
+    message: str
+    detail: str
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class KServeError:
+    """What is wrong, as KServe says it."""
+
+    error: str
+
+
+ErrorBody = TeiError | OpenAIError | RerankError | KServeError
+
+
 def render_error(error: CondenseryError, family: Family) -> Response:
     """Return the reply for ``error``, as a family's clients expect it."""
     body = make_error_body(error, family)
@@ -98,8 +142,8 @@ def render_row(row: ErrorRow, family: Family, code: str, message: str) -> Respon
     return _reply(ERROR_BODIES[family](row, message, code, None), row.status(family))
 
 
-def make_error_body(error: CondenseryError, family: Family) -> dict[str, Any]:
-    """Return the JSON of an error."""
+def make_error_body(error: CondenseryError, family: Family) -> ErrorBody:
+    """Return the body of an error."""
     kind = type(error)
     return ERROR_BODIES[family](find_row(kind), error.message, code_of(kind), error.field)
 
@@ -109,23 +153,23 @@ def find_row(kind: type[CondenseryError]) -> ErrorRow:
     return next(ERROR_ROWS[base] for base in kind.__mro__ if base in ERROR_ROWS)
 
 
-def _tei(row: ErrorRow, message: str, _code: str, _field: str | None) -> dict[str, Any]:
-    return {"error": message, "error_type": row.tei[1]}
+def _tei(row: ErrorRow, message: str, _code: str, _field: str | None) -> TeiError:
+    return TeiError(message, row.tei[1])
 
 
-def _openai(row: ErrorRow, message: str, code: str, field: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": row.openai[1], "param": field, "code": code}}
+def _openai(row: ErrorRow, message: str, code: str, field: str | None) -> OpenAIError:
+    return OpenAIError(ErrorDetail(message, row.openai[1], field, code))
 
 
-def _rerank(row: ErrorRow, message: str, code: str, field: str | None) -> dict[str, Any]:
-    return {"message": message, "detail": message, **_openai(row, message, code, field)}
+def _rerank(row: ErrorRow, message: str, code: str, field: str | None) -> RerankError:
+    return RerankError(message, message, ErrorDetail(message, row.openai[1], field, code))
 
 
-def _kserve(_row: ErrorRow, message: str, _code: str, _field: str | None) -> dict[str, Any]:
-    return {"error": message}
+def _kserve(_row: ErrorRow, message: str, _code: str, _field: str | None) -> KServeError:
+    return KServeError(message)
 
 
-ERROR_BODIES: dict[Family, Callable[[ErrorRow, str, str, str | None], dict[str, Any]]] = {
+ERROR_BODIES: dict[Family, Callable[[ErrorRow, str, str, str | None], ErrorBody]] = {
     "tei": _tei,
     "openai": _openai,
     "rerank": _rerank,
@@ -133,7 +177,7 @@ ERROR_BODIES: dict[Family, Callable[[ErrorRow, str, str, str | None], dict[str, 
 }
 
 
-def _reply(body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> Response:
+def _reply(body: ErrorBody, status: int, headers: dict[str, str] | None = None) -> Response:
     return Response(orjson.dumps(body), status, headers=headers, media_type="application/json")
 
 

@@ -1,6 +1,7 @@
 """Indexes, and their aliases, snapshots and rebuilds: `/v1/indexes/**`."""
 
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 from starlette.requests import Request
@@ -32,7 +33,77 @@ from condensery.errors import InputError
 from condensery.jobs import indexes, maintenance, retrieval
 from condensery.jobs.accounting import count_request
 from condensery.jobs.services import Services
-from condensery.values import AliasAction, Document, Floats
+from condensery.values import Alias, AliasAction, Document, Floats, Hit, IndexInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Indexes:
+    """Every index."""
+
+    object: Literal["list"] = field(init=False, default="list")
+    data: list[IndexInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """An index that is no more."""
+
+    name: str
+    deleted: Literal[True] = field(init=False, default=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Those found, in the order asked."""
+
+    documents: list[Document] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """How many documents there were."""
+
+    deleted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What an index holds."""
+
+    documents: int
+    passages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Passages, the nearest first."""
+
+    index: str
+    results: list[Hit]
+
+
+@dataclass(frozen=True, slots=True)
+class Aliases:
+    """Every alias, by name."""
+
+    object: Literal["list"] = field(init=False, default="list")
+    data: list[Alias]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDeleted:
+    """A snapshot that is no more."""
+
+    id: str
+    deleted: Literal[True] = field(init=False, default=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildCancelled:
+    """A rebuild that was given up."""
+
+    index: str
+    cancelled: Literal[True] = field(init=False, default=True)
 
 
 async def create_index(request: Request, services: Services) -> Response:
@@ -54,7 +125,7 @@ async def create_index(request: Request, services: Services) -> Response:
 async def list_indexes(_request: Request, services: Services) -> Response:
     """List the indexes and what they hold."""
     with count_request(services, None, "index", "rest"):
-        return write_json({"object": "list", "data": await indexes.list_indexes(services)})
+        return write_json(Indexes(await indexes.list_indexes(services)))
 
 
 async def show_index(request: Request, services: Services) -> Response:
@@ -69,7 +140,7 @@ async def drop_index(request: Request, services: Services) -> Response:
     name = request.path_params["name"]
     with count_request(services, None, "index", "rest", index=name):
         await indexes.drop_index(services, name)
-        return write_json({"name": name, "deleted": True})
+        return write_json(Dropped(name))
 
 
 async def upsert_documents(request: Request, services: Services) -> Response:
@@ -93,9 +164,7 @@ async def get_documents(request: Request, services: Services) -> Response:
     body = await read_body(request, services, IdsRequest)
     with count_request(services, None, "index", "rest", index=name):
         documents = await indexes.get_documents(services, name, body.ids)
-        return await write_list(
-            documents, PIECE_TEXTS, within={"documents": None}, field="documents"
-        )
+        return await write_list(documents, PIECE_TEXTS, within=Documents(), field="documents")
 
 
 async def delete_documents(request: Request, services: Services) -> Response:
@@ -104,7 +173,7 @@ async def delete_documents(request: Request, services: Services) -> Response:
     body = await read_body(request, services, DeleteRequest)
     with count_request(services, None, "index", "rest", index=name):
         deleted = await indexes.delete_documents(services, name, body.ids, filter=body.filter)
-        return write_json({"deleted": deleted})
+        return write_json(Deleted(deleted))
 
 
 async def count_documents(request: Request, services: Services) -> Response:
@@ -112,8 +181,8 @@ async def count_documents(request: Request, services: Services) -> Response:
     name = request.path_params["name"]
     body = await read_body(request, services, CountRequest, optional=True)
     with count_request(services, None, "index", "rest", index=name):
-        documents, passages = await indexes.count_documents(services, name, filter=body.filter)
-        return write_json({"documents": documents, "passages": passages})
+        counts = await indexes.count_documents(services, name, filter=body.filter)
+        return write_json(Counts(*counts))
 
 
 async def scroll_documents(request: Request, services: Services) -> Response:
@@ -131,7 +200,7 @@ async def scroll_documents(request: Request, services: Services) -> Response:
             with_metadata=body.with_metadata,
             with_vectors=body.with_vectors,
         )
-        within = {"next": page.next, "documents": None}
+        within = replace(page, documents=())
         return await write_list(page.documents, PIECE_TEXTS, within=within, field="documents")
 
 
@@ -151,7 +220,7 @@ async def query_index(request: Request, services: Services) -> Response:
             mode=body.mode,
             filter=body.filter,
         )
-        return write_json({"index": name, "results": hits})
+        return write_json(Hits(name, hits))
 
 
 # Aliases, snapshots and rebuilds
@@ -160,9 +229,7 @@ async def query_index(request: Request, services: Services) -> Response:
 async def list_aliases(_request: Request, services: Services) -> Response:
     """List the aliases, and where they lead."""
     with count_request(services, None, "index", "rest"):
-        return write_json(
-            {"object": "list", "data": await maintenance.list_index_aliases(services)}
-        )
+        return write_json(Aliases(await maintenance.list_index_aliases(services)))
 
 
 async def update_aliases(request: Request, services: Services) -> Response:
@@ -171,7 +238,7 @@ async def update_aliases(request: Request, services: Services) -> Response:
     with count_request(services, None, "index", "rest"):
         actions = [_read_action(item, f"actions[{i}]") for i, item in enumerate(body.actions)]
         aliases = await maintenance.update_index_aliases(services, actions)
-        return write_json({"object": "list", "data": aliases})
+        return write_json(Aliases(aliases))
 
 
 async def create_snapshot(request: Request, services: Services) -> Response:
@@ -202,7 +269,7 @@ async def delete_snapshot(request: Request, services: Services) -> Response:
     name, snapshot = request.path_params["name"], request.path_params["snapshot"]
     with count_request(services, None, "index", "rest", index=name):
         await maintenance.delete_snapshot(services, name, snapshot)
-        return write_json({"id": snapshot, "deleted": True})
+        return write_json(SnapshotDeleted(snapshot))
 
 
 async def restore_snapshot(request: Request, services: Services) -> Response:
@@ -246,7 +313,7 @@ async def cancel_rebuild(request: Request, services: Services) -> Response:
     name = request.path_params["name"]
     with count_request(services, None, "index", "rest", index=name):
         await maintenance.cancel_rebuild(services, name)
-        return write_json({"index": name, "cancelled": True})
+        return write_json(RebuildCancelled(name))
 
 
 def make_vectors(rows: list[list[float]], names: list[str]) -> Floats:

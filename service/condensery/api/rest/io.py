@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 import orjson
@@ -28,7 +28,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from condensery.api.rest.endpoint import run_in_time
-from condensery.api.rest.errors import make_error_body
+from condensery.api.rest.errors import ErrorDetail, find_row
 from condensery.api.rest.validation import validate_body
 from condensery.errors import CondenseryError, InputError, Unavailable, code_of, shorten
 from condensery.jobs.accounting import count_refusals
@@ -290,7 +290,7 @@ async def write_list(
     items: Iterable[Any],
     piece_items: int,
     *,
-    within: Mapping[str, Any] | None = None,
+    within: Any = None,
     field: str = "",
     headers: dict[str, str] | None = None,
 ) -> Response:
@@ -299,53 +299,41 @@ async def write_list(
     Args:
         items: Consumed as they are written.
         piece_items: Items in one piece.
-        within: An object that the list is a field of; None returns the list alone.
-        field: The field's name, which stands in ``within`` already, for the order of fields.
+        within: An object that the list is a field of, empty; None returns the list alone.
+        field: The field's name in ``within``.
         headers: The reply's.
     """
-    source = iter(items)
-    part = list(islice(source, piece_items))
-    if len(part) < piece_items:  # most replies are one piece
-        return write_json(part if within is None else {**within, field: part}, headers=headers)
-    before, after = b"[", b"]"
     if within is not None:
-        empty = orjson.dumps({field: []})[1:-1]
-        before, _, after = orjson.dumps({**within, field: []}).partition(empty)
-        before, after = before + empty[:-1], b"]" + after
-    pieces = await _write_pieces(chain(part, source), piece_items)
-    return PiecewiseReply([before, *pieces, after], headers or {})
+        return await write_lists(within, {field: (items, piece_items)}, headers=headers)
+    return _join_pieces([b"[", *await _write_pieces(items, piece_items), b"]"], headers)
 
 
 async def write_lists(
-    within: Mapping[str, Any],
-    lists: Mapping[tuple[str, ...], tuple[Iterable[Any], int]],
+    within: Any,
+    lists: Mapping[str, tuple[Iterable[Any], int]],
     *,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Return an object with several lists as JSON, written piece by piece.
+    """Return an object with several lists as JSON.
 
     Args:
-        within: The object's other fields; at least one.
-        lists: Items and how many make a piece, by path: a field, or a field and a field of the
-            object in it. Lists of the same inner object follow each other.
+        within: The object, the lists in it empty.
+        lists: Items and how many make a piece, by the list's field, in the order of ``within``.
         headers: The reply's.
     """
-    pieces = [orjson.dumps(within)[:-1]]
-    inside = ""
-    for (field, *rest), (items, piece_items) in lists.items():
-        opening = b""
-        if inside and (not rest or field != inside):
-            opening, inside = b"}", ""
-        if rest:
-            opening += b"," if inside else b"," + orjson.dumps(field) + b":{"
-            opening += orjson.dumps(rest[0]) + b":["
-            inside = field
-        else:
-            opening += b"," + orjson.dumps(field) + b":["
-        pieces.append(opening)
-        pieces += await _write_pieces(items, piece_items)
-        pieces.append(b"]")
-    return PiecewiseReply([*pieces, b"}}" if inside else b"}"], headers or {})
+    pieces: list[bytes] = []
+    after = orjson.dumps(within)
+    for field, (items, piece_items) in lists.items():
+        before, opening, after = after.partition(orjson.dumps({field: []})[1:-2])
+        assert opening, f"no empty list {field}"
+        pieces += [before + opening, *await _write_pieces(items, piece_items)]
+    return _join_pieces([*pieces, after], headers)
+
+
+def _join_pieces(pieces: list[bytes], headers: dict[str, str] | None) -> Response:
+    if len(pieces) <= 3:  # one of a list, with what is around it, as in most replies
+        return Response(b"".join(pieces), headers=headers, media_type="application/json")
+    return PiecewiseReply(pieces, headers or {})
 
 
 async def _write_pieces(items: Iterable[Any], piece_items: int) -> list[bytes]:
@@ -370,8 +358,8 @@ class EventWriter(Protocol):
         """Write one event; it may become several, or none."""
         ...
 
-    def failure(self, body: dict[str, Any]) -> bytes:
-        """Write a failure after the stream has begun; ``body`` is OpenAI's error."""
+    def failure(self, error: ErrorDetail) -> bytes:
+        """Write a failure after the stream has begun."""
         ...
 
     def end(self) -> bytes:
@@ -421,25 +409,22 @@ async def _write_events(
             while (event := await run_in_time(anext(events, None))) is not None:
                 yield writer.event(event)
         except CondenseryError as error:
-            yield writer.failure(_failure_body(request, error))
+            yield writer.failure(_failure(request, error))
         except (
             asyncio.CancelledError
         ):  # the client has left, or the server ends after its grace time
             ended = Unavailable("The server ended before this was done.")
-            yield writer.failure(_failure_body(request, ended))
+            yield writer.failure(_failure(request, ended))
         # The status is sent already: a bug too can be reported only as an event.
         except Exception:
             request_id = request.state.request_id
             _log.exception("internal_error", extra={"request_id": request_id})
             message = f"Internal error; the server's log has it under request id {request_id}."
-            yield writer.failure(_failure_body(request, CondenseryError(message), "internal_error"))
+            yield writer.failure(_failure(request, CondenseryError(message), "internal_error"))
         yield writer.end()
 
 
-def _failure_body(
-    request: Request, error: CondenseryError, code: str | None = None
-) -> dict[str, Any]:
-    request.state.code = code = code or code_of(type(error))
-    body = make_error_body(error, "openai")
-    body["error"]["code"] = code
-    return body
+def _failure(request: Request, error: CondenseryError, code: str | None = None) -> ErrorDetail:
+    kind = type(error)
+    request.state.code = code = code or code_of(kind)
+    return ErrorDetail(error.message, find_row(kind).openai[1], error.field, code)

@@ -1,6 +1,7 @@
 """Health, metrics and version; the models that serve, loading them, and their reports."""
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
@@ -9,9 +10,6 @@ from starlette.responses import Response
 import condensery
 from condensery.api.rest.io import read_body, write_json
 from condensery.api.rest.schemas.service import (
-    KServeIndexRequest,
-    KServeLoadRequest,
-    KServeUnloadRequest,
     LoadModelRequest,
     ModelAliasesRequest,
     UnloadModelRequest,
@@ -19,9 +17,6 @@ from condensery.api.rest.schemas.service import (
 from condensery.errors import InputError, ModelNotFound, Unavailable, shorten
 from condensery.jobs import models
 from condensery.jobs.models import (
-    ModelDescription,
-    describe_model,
-    list_capabilities,
     read_model_card,
     read_model_plot,
     read_model_report,
@@ -35,23 +30,52 @@ MARKDOWN = "text/markdown"
 NO_SNIFF = {"x-content-type-options": "nosniff"}
 
 
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Every running model, defaults first."""
+
+    object: Literal["list"] = field(init=False, default="list")
+    data: list[ModelInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAliases:
+    """Every alias of a model, and what it leads to."""
+
+    aliases: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """This service's version."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """All is well."""
+
+    status: Literal["live", "ready", "started"]
+
+
 async def livez(_request: Request, services: Services) -> Response:
     """Say whether the process is worth keeping; 503 with the reason once only a new one helps."""
     check_live(services)
-    return write_json({"status": "live"})
+    return write_json(Status("live"))
 
 
 async def readyz(_request: Request, services: Services) -> Response:
     """Say whether requests should come; 503 with the reason if not."""
     check_ready(services)
-    return write_json({"status": "ready"})
+    return write_json(Status("ready"))
 
 
 async def startupz(_request: Request, services: Services) -> Response:
     """Say whether all was loaded and warm once; what comes later is readiness."""
     if not services.health.started:
         raise Unavailable(f"Not started: {services.health.reason}.")
-    return write_json({"status": "started"})
+    return write_json(Status("started"))
 
 
 async def show_metrics(_request: Request, services: Services) -> Response:
@@ -62,7 +86,7 @@ async def show_metrics(_request: Request, services: Services) -> Response:
 
 async def show_version(_request: Request, _services: Services) -> Response:
     """Return the version."""
-    return write_json({"version": condensery.__version__})
+    return write_json(Version(condensery.__version__))
 
 
 def check_live(services: Services) -> None:
@@ -79,7 +103,7 @@ def check_ready(services: Services) -> None:
 
 async def list_models(_request: Request, services: Services) -> Response:
     """List the models that serve, defaults first, and their aliases."""
-    return write_json({"object": "list", "data": models.list_models(services)})
+    return write_json(Models(models.list_models(services)))
 
 
 async def show_model(request: Request, services: Services) -> Response:
@@ -103,36 +127,6 @@ def find_model(services: Services, name: str) -> ModelInfo:
         f"model {shorten(name)} {why}; there are: {', '.join(info.name for info in running)}.",
         field="model",
         value=name,
-    )
-
-
-async def tei_info(_request: Request, services: Services) -> Response:
-    """Describe the default model as TEI does, and beside it all that this service can do."""
-    described = describe_model(services)
-    default = described.model
-    return write_json(
-        {
-            "model_id": default.name,
-            "model_sha": default.fingerprint,
-            "model_dtype": default.dtype,
-            "served_model_name": default.name,
-            "model_type": _tei_model_type(described),
-            "max_concurrent_requests": described.max_concurrent_requests,
-            "max_input_length": default.max_tokens,
-            "max_batch_tokens": described.max_batch_tokens,
-            "max_batch_requests": None,
-            "max_client_batch_size": described.max_client_batch_size,
-            "auto_truncate": True,
-            "tokenization_workers": described.tokenization_workers,
-            "version": condensery.__version__,
-            "sha": None,
-            "docker_label": None,
-            "capabilities": {
-                task: [info.name for info in infos]
-                for task, infos in list_capabilities(services).items()
-            },
-            "refused": dict(services.registry.refusals()),
-        }
     )
 
 
@@ -161,39 +155,13 @@ async def unload_model(request: Request, services: Services) -> Response:
 async def set_model_aliases(request: Request, services: Services) -> Response:
     """Set aliases of models, or remove them, all at once; returns all that there are."""
     body = await read_body(request, services, ModelAliasesRequest)
-    return write_json({"aliases": dict(await models.set_model_aliases(services, body.aliases))})
+    aliases = await models.set_model_aliases(services, body.aliases)
+    return write_json(ModelAliases(dict(aliases)))
 
 
 async def list_model_aliases(_request: Request, services: Services) -> Response:
     """List the aliases of models."""
-    return write_json({"aliases": dict(services.registry.aliases.targets)})
-
-
-async def kserve_index(request: Request, services: Services) -> Response:
-    """List every stored version of every model, and which of them serve, as KServe asks."""
-    body = await read_body(request, services, KServeIndexRequest, optional=True)
-    versions = await models.list_versions(services)
-    return write_json([item for item in versions if item.state == "READY" or not body.ready])
-
-
-async def kserve_load(request: Request, services: Services) -> Response:
-    """Load a model, as KServe asks."""
-    body = await read_body(request, services, KServeLoadRequest, optional=True)
-    loaded = await models.load_model(services, request.path_params["name"], body.parameters.version)
-    return write_json(
-        _kserve_version(loaded.model.id, loaded.model.version, "READY", loaded.stranded_indexes)
-    )
-
-
-async def kserve_unload(request: Request, services: Services) -> Response:
-    """Unload a model, as KServe asks."""
-    body = await read_body(request, services, KServeUnloadRequest, optional=True)
-    unloaded = await models.unload_model(
-        services, request.path_params["name"], force=body.parameters.force
-    )
-    return write_json(
-        _kserve_version(unloaded.id, unloaded.version, "UNAVAILABLE", unloaded.stranded_indexes)
-    )
+    return write_json(ModelAliases(dict(services.registry.aliases.targets)))
 
 
 async def show_report(request: Request, services: Services) -> Response:
@@ -211,27 +179,6 @@ async def show_plot(request: Request, services: Services) -> Response:
     name, plot = request.path_params["name"], request.path_params["plot"]
     content = await read_model_plot(services, name, plot)
     return Response(content, headers=NO_SNIFF, media_type="image/png")
-
-
-def _tei_model_type(described: ModelDescription) -> dict[str, Any]:
-    """Return TEI's dict of a single key, which names the model's type."""
-    if "embed" in described.tasks:
-        return {"embedding": {"pooling": described.model.pooling}}
-    labels = described.model.labels or ("relevance",)
-    mappings = {
-        "id2label": {str(number): label for number, label in enumerate(labels)},
-        "label2id": {label: number for number, label in enumerate(labels)},
-    }
-    return {"reranker" if "rerank" in described.tasks else "classifier": mappings}
-
-
-def _kserve_version(
-    name: str, version: str, state: str, stranded: tuple[str, ...]
-) -> dict[str, str]:
-    reason = ""
-    if stranded:
-        reason = f"indexes of another fingerprint refuse to be used: {', '.join(stranded)}"
-    return {"name": name, "version": version, "state": state, "reason": reason}
 
 
 def _report_format(request: Request) -> str:

@@ -10,21 +10,31 @@ import itertools
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from html import escape
-from typing import Any, Literal
+from types import GenericAlias
+from typing import Any, Literal, cast
 
 import orjson
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
 import condensery
 from condensery import errors
 from condensery.api.rest.endpoint import Route
-from condensery.api.rest.errors import MALFORMED, Family, find_row
+from condensery.api.rest.errors import (
+    MALFORMED,
+    Family,
+    KServeError,
+    OpenAIError,
+    RerankError,
+    TeiError,
+    find_row,
+)
 from condensery.api.rest.io import write_json
-from condensery.api.rest.schemas import service
 from condensery.auth import MAX_REQUEST_ID_CHARS, REQUEST_TIMEOUT_HEADER
 from condensery.errors import CondenseryError
 from condensery.jobs.contexts import LEAST_SECONDS, MOST_SECONDS
@@ -32,12 +42,34 @@ from condensery.jobs.services import RequestLimits, Services
 
 Schema = dict[str, Any]
 
-ERROR_SCHEMAS: dict[Family, Any] = {
-    "tei": service.TeiError,
-    "openai": service.OpenAIError,
-    "rerank": service.RerankError,
-    "kserve": service.KServeError,
+ERROR_TYPES: dict[Family, Any] = {
+    "tei": TeiError,
+    "openai": OpenAIError,
+    "rerank": RerankError,
+    "kserve": KServeError,
 }
+# What the components are called whose class has another name.
+NAMES = {
+    "Answer": "WholeAnswer",
+    "Compression": "CompressionBlock",
+    "Document": "StoredDocument",
+    "IndexInfo": "Index",
+    "ModelInfo": "Model",
+    "ModelLoad": "Loaded",
+    "ModelReport": "Report",
+    "ModelUnload": "Unloaded",
+    "ModelVersion": "KServeVersion",
+    "PairTraits": "Pair",
+    "SnapshotList": "Snapshots",
+    "StoredDocument": "ReadDocument",
+    "StoredPassage": "ReadPassage",
+    "TextToken": "TeiToken",
+    "Timings": "AnswerTimings",
+    "Upserted": "Written",
+    "Usage": "AnswerUsage",
+}
+# A reply has the fields of its class, and no others; a docstring below a field describes it.
+REPLY_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 COMPONENTS = "#/components/schemas/{model}"
 NAME_PATTERNS = {
     "index": "^[a-z0-9][a-z0-9._-]{0,63}$",
@@ -208,6 +240,42 @@ def field_docstrings(kind: type) -> dict[str, str]:
     return docstrings
 
 
+class ReplySchema(GenerateJsonSchema):
+    """Describes replies, whose fields are all there, in the order of the dataclass."""
+
+    def normalize_name(self, name: str) -> str:
+        """Return the name that a class has among the components."""
+        name = super().normalize_name(name)
+        return NAMES.get(name, name)
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> Schema:
+        """Describe a field without its default, which says nothing where it is always there."""
+        return self.generate_inner(schema["schema"])
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> Schema:
+        """Describe a reply, or a part of one."""
+        described = super().dataclass_schema(schema)
+        names = [field.name for field in fields(schema["cls"])]
+        described["properties"] = {name: described["properties"][name] for name in names}
+        for content in (described, *described["properties"].values()):
+            if "description" in content:
+                content["description"] = _join_lines(content["description"])
+        name = schema["cls"].__name__
+        return {**described, "required": names, "title": NAMES.get(name, name)}
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> Schema:
+        """Describe a part of a reply with fields that are there only where they are asked for."""
+        described = super().typed_dict_schema(schema)
+        for name in described["properties"].keys() - set(described.get("required", ())):
+            described["properties"][name]["default"] = None
+        return described
+
+
+def _join_lines(text: str) -> str:
+    """Return a docstring's paragraphs, each on one line."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
 class _Schemas:
     """The schemas of bodies and replies, each once.
 
@@ -219,29 +287,37 @@ class _Schemas:
     def __init__(self, routes: Sequence[Route], limits: RequestLimits) -> None:
         bodies = [route.body for route in routes if route.body is not None]
         replies = [route.reply for route in routes if route.reply is not None]
-        self._schemas: dict[Any, Schema] = {}
-        components: Schema = {}
-        for kinds, generator in (
-            (bodies, BodySchema),
-            ([*replies, *ERROR_SCHEMAS.values()], GenerateJsonSchema),
-        ):
-            mode: Literal["validation"] = "validation"
-            schemas, definitions = TypeAdapter.json_schemas(
-                [(place, mode, TypeAdapter(kind)) for place, kind in enumerate(kinds)],
-                ref_template=COMPONENTS,
-                schema_generator=generator,
-            )
-            self._schemas |= {kind: schemas[place, mode] for place, kind in enumerate(kinds)}
-            components |= definitions["$defs"]
-        self.components: Schema = dict(sorted(components.items()))
-        for model, fields in _setting_bounds(limits).items():
-            for field, bound in fields.items():
+        self._schemas, components = _describe_types(bodies, BodySchema, {})
+        schemas, more = _describe_types(
+            [*replies, *ERROR_TYPES.values()], ReplySchema, REPLY_CONFIG
+        )
+        self._schemas |= schemas
+        self.components: Schema = dict(sorted((components | more).items()))
+        for model, bounds in _setting_bounds(limits).items():
+            for field, bound in bounds.items():
                 _bound_schema(self.components[model]["properties"][field], bound)
 
     def of(self, *kinds: Any) -> Schema:
         """Return the schema of a type, or of any of several."""
         schemas = [self._schemas[kind] for kind in kinds]
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _describe_types(
+    kinds: Sequence[Any], generator: type[GenerateJsonSchema], config: ConfigDict
+) -> tuple[dict[Any, Schema], Schema]:
+    """Return the schema of each type, and those that they refer to by name."""
+    mode: Literal["validation"] = "validation"
+    # In a list, since only then what has no configuration of its own takes another.
+    adapters: list[Any] = [
+        (place, mode, TypeAdapter(cast(Any, GenericAlias(list, (kind,))), config=config))
+        for place, kind in enumerate(kinds)
+    ]
+    schemas, described = TypeAdapter.json_schemas(
+        adapters, schema_generator=generator, ref_template=COMPONENTS
+    )
+    items = {kind: schemas[place, mode]["items"] for place, kind in enumerate(kinds)}
+    return items, described.get("$defs", {})
 
 
 def _setting_bounds(limits: RequestLimits) -> dict[str, dict[str, Schema]]:
@@ -322,7 +398,7 @@ def _describe_responses(route: Route, schemas: _Schemas, responses: Schema) -> S
         "200": {"description": "OK", "headers": REQUEST_ID_HEADER, "content": content}
     }
     families = [route.family] if route.other_family is None else [route.family, route.other_family]
-    schema = schemas.of(*(ERROR_SCHEMAS[family] for family in families))
+    schema = schemas.of(*(ERROR_TYPES[family] for family in families))
     rows = [MALFORMED, *(find_row(kind) for kind in route_errors(route))]
     for status in sorted({row.status(family) for row in rows for family in families}):
         name = f"{'_or_'.join(families)}_{status}"

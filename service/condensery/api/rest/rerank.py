@@ -2,11 +2,14 @@
 
 import secrets
 import time
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, NotRequired
 
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
+from condensery.api.rest.compat import tei
 from condensery.api.rest.io import (
     PIECE_TEXTS,
     read_as,
@@ -20,7 +23,54 @@ from condensery.errors import InputError
 from condensery.jobs.accounting import count_request
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
-from condensery.values import Reranked
+from condensery.values import Metadata, TokenUsage
+
+
+@dataclass(frozen=True, slots=True)
+class PassageText:
+    """A passage, as Cohere and Jina wrap it."""
+
+    text: str
+
+
+class Rank(TypedDict):
+    """One passage's place, as Cohere, Jina and Infinity give it."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[PassageText | str | None]
+    """Only with `return_documents`; of `/rerank` the plain string."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Passages, the most relevant first: the fields of Cohere, Jina, Infinity and OpenAI."""
+
+    id: str
+    object: Literal["rerank"] = field(init=False, default="rerank")
+    created: int
+    model: str
+    results: list[Rank] = field(default_factory=list, kw_only=True)
+    usage: TokenUsage
+    meta: Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class NimRank:
+    """One passage's place, as NIM gives it."""
+
+    index: int
+    logit: float
+
+
+@dataclass(frozen=True, slots=True)
+class NimRanking:
+    """Passages, the most relevant first."""
+
+    rankings: list[NimRank] = field(default_factory=list)
+
+
+AnyRanking = list[tei.TeiRank] | Ranking
 
 
 async def any_rerank(request: Request, services: Services) -> Response:
@@ -42,7 +92,7 @@ async def any_rerank(request: Request, services: Services) -> Response:
 
     body = await read_as(request, services, validate)
     if isinstance(body, TeiRerankRequest):
-        return await rerank_as_tei(body, services)
+        return await tei.rerank_as_tei(body, services)
     # Infinity's clients read a document as the plain string.
     return await _rerank_documents(body, services, wrapped=False)
 
@@ -74,39 +124,13 @@ async def nim_ranking(request: Request, services: Services) -> Response:
             field="passages",
         )
         with services.metrics.stage(result.model, "serialize"):
-            rankings = [
-                {"index": item.index, "logit": item.relevance_score} for item in result.items
-            ]
             return await write_list(
-                rankings,
+                [NimRank(item.index, item.relevance_score) for item in result.items],
                 PIECE_TEXTS,
-                within={"rankings": None},
+                within=NimRanking(),
                 field="rankings",
                 headers=result_headers(result),
             )
-
-
-async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
-    """Answer a request with TEI's body."""
-    with count_request(services, body.model, "rerank", "rest"):
-        result = await rerank(
-            services,
-            body.query,
-            body.texts,
-            model=body.model,
-            truncate=body.truncate is not False,
-            side=body.truncation_direction,
-            raw_scores=body.raw_scores,
-            field="texts",
-        )
-        with services.metrics.stage(result.model, "serialize"):
-            items: list[dict[str, Any]] = [
-                {"index": item.index, "score": item.relevance_score} for item in result.items
-            ]
-            if body.return_text:
-                for entry, item in zip(items, result.items, strict=True):
-                    entry["text"] = item.text
-            return await write_list(items, PIECE_TEXTS, headers=result_headers(result))
 
 
 async def _rerank_documents(
@@ -123,34 +147,24 @@ async def _rerank_documents(
             top_n=body.top_n,
         )
         with services.metrics.stage(result.model, "serialize"):
-            results = _write_results(result, documents=bool(body.return_documents), wrapped=wrapped)
+            ranks: list[Rank] = [
+                {"index": item.index, "relevance_score": item.relevance_score}
+                for item in result.items
+            ]
+            if body.return_documents:
+                for rank, item in zip(ranks, result.items, strict=True):
+                    rank["document"] = PassageText(item.text) if wrapped else item.text
+            ranking = Ranking(
+                id=f"rerank_{secrets.token_hex(12)}",
+                created=int(time.time()),
+                model=result.model,
+                usage=TokenUsage(result.tokens),
+                meta={"api_version": {"version": version}, "billed_units": {"search_units": 1}},
+            )
             return await write_list(
-                results,
+                ranks,
                 PIECE_TEXTS,
-                within=_ranking_envelope(result, version),
+                within=ranking,
                 field="results",
                 headers=result_headers(result),
             )
-
-
-def _write_results(result: Reranked, *, documents: bool, wrapped: bool) -> list[dict[str, Any]]:
-    results = []
-    for item in result.items:
-        entry: dict[str, Any] = {"index": item.index, "relevance_score": item.relevance_score}
-        if documents:
-            entry["document"] = {"text": item.text} if wrapped else item.text
-        results.append(entry)
-    return results
-
-
-def _ranking_envelope(result: Reranked, version: str) -> dict[str, Any]:
-    """Return the fields around the results: those of Cohere, Jina, Infinity and OpenAI together."""
-    return {
-        "id": f"rerank_{secrets.token_hex(12)}",
-        "object": "rerank",
-        "created": int(time.time()),
-        "model": result.model,
-        "results": None,
-        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
-        "meta": {"api_version": {"version": version}, "billed_units": {"search_units": 1}},
-    }

@@ -77,7 +77,7 @@ def test_earlier_messages_are_refused_or_ignored_and_counted():
         read_chat(body)
     assert (caught.value.field, caught.value.value) == ("messages", 4)
     chat = read_chat({**body, "history": "ignore"})
-    assert (chat.question, chat.ignored, chat.field) == (READ, 3, "messages[3].content")
+    assert (chat.question, chat.ignored, chat.path) == (READ, 3, "messages[3].content")
     assert read_chat({**CHAT, "history": "ignore"}).ignored == 0
 
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
-from pydantic import TypeAdapter
 from tests.unit.api.rest.every_route import request_every_route
 
 from condensery import errors
@@ -107,11 +107,12 @@ def test_names_of_indexes_are_those_that_are_taken():
 
 async def test_replies_hold_what_is_described_and_nothing_else(client, classifiers):
     answered = set()
-    async for method, template, _, schema, reply in request_every_route(client, classifiers):
+    async for method, template, _, reply in request_every_route(client, classifiers):
         assert reply.status_code == 200, reply.text
-        TypeAdapter(schema).validate_json(reply.content, strict=True)
-        (route,) = [one for one in ROUTES if (one.method, one.template) == (method, template)]
-        assert route.reply == schema
+        good = DESCRIBED["paths"][template][method.lower()]["responses"]["200"]
+        schema = good["content"]["application/json"]["schema"]
+        whole = {**schema, "components": DESCRIBED["components"]}
+        jsonschema_rs.validate(whole, reply.json())
         answered.add((method, template))
     assert answered == {(one.method, one.template) for one in ROUTES if one.reply is not None}
 

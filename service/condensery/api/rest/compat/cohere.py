@@ -2,13 +2,15 @@
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
-from condensery.api.rest.embeddings import encode_base64
+from condensery.api.rest.embeddings import Vectors, encode_base64
 from condensery.api.rest.io import (
     PIECE_NUMBERS,
     PIECE_TEXTS,
@@ -24,6 +26,7 @@ from condensery.jobs.embed import embed, encode_vectors
 from condensery.jobs.services import Services
 from condensery.values import Embedded, TruncationDirection
 
+Version = Literal["1", "2"]
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 # The encoding of each type; base64 is of float32.
@@ -66,6 +69,64 @@ class CohereEmbedRequest(Lenient):
     inputs: list[Any] | None = Field(default=None, description="Refused, as `images`.")
 
 
+@dataclass(frozen=True, slots=True)
+class CohereUnits:
+    """What Cohere would bill."""
+
+    input_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CohereVersion:
+    """Of Cohere's API."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class CohereMeta:
+    """What a request took."""
+
+    api_version: CohereVersion
+    billed_units: CohereUnits
+
+
+@dataclass(frozen=True, slots=True)
+class CohereFloats:
+    """Vectors, as Cohere's first version gives them where no types are named."""
+
+    id: str
+    response_type: Literal["embeddings_floats"] = field(init=False, default="embeddings_floats")
+    meta: CohereMeta
+    embeddings: Vectors = field(init=False, default_factory=list)
+    texts: list[str] = field(init=False, default_factory=list)
+
+
+class CohereTypes(TypedDict, total=False):
+    """Vectors in each of the types that were asked for."""
+
+    float: Vectors | None
+    int8: list[list[int]] | None
+    uint8: list[list[int]] | None
+    binary: list[list[int]] | None
+    ubinary: list[list[int]] | None
+    base64: list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CohereByType:
+    """Vectors, as Cohere gives them by type."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"] = field(init=False, default="embeddings_by_type")
+    meta: CohereMeta
+    embeddings: CohereTypes
+    texts: list[str] = field(init=False, default_factory=list)
+
+
+CohereEmbeddings = CohereFloats | CohereByType
+
+
 async def cohere_v1_embed(request: Request, services: Services) -> Response:
     """Embed texts, as the first version of Cohere's does: one list where no types are named."""
     body = await read_body(request, services, CohereEmbedRequest)
@@ -78,7 +139,9 @@ async def cohere_v2_embed(request: Request, services: Services) -> Response:
     return await _embed_texts(body, services, version="2")
 
 
-async def _embed_texts(body: CohereEmbedRequest, services: Services, *, version: str) -> Response:
+async def _embed_texts(
+    body: CohereEmbedRequest, services: Services, *, version: Version
+) -> Response:
     with count_request(services, body.model, "embed", "rest"):
         _refuse_images(body)
         types: Sequence[EmbeddingType] = tuple(dict.fromkeys(body.embedding_types or ("float",)))
@@ -100,9 +163,9 @@ async def _embed_texts(body: CohereEmbedRequest, services: Services, *, version:
 
 
 def _refuse_images(body: CohereEmbedRequest) -> None:
-    for field in ("images", "inputs"):
-        if getattr(body, field):
-            raise InputError(f"{field}: no model here reads pictures; send `texts`.", field=field)
+    for name in ("images", "inputs"):
+        if getattr(body, name):
+            raise InputError(f"{name}: no model here reads pictures; send `texts`.", field=name)
 
 
 async def _encode_rows(result: Embedded, kind: EmbeddingType) -> Iterable[Any]:
@@ -114,21 +177,15 @@ async def _write_embeddings(
     body: CohereEmbedRequest,
     result: Embedded,
     rows_by_type: Mapping[EmbeddingType, Iterable[Any]],
-    version: str,
+    version: Version,
 ) -> Response:
-    plain = version == "1" and body.embedding_types is None
+    meta = CohereMeta(CohereVersion(version), CohereUnits(result.tokens))
+    identity, plain = secrets.token_hex(16), version == "1" and body.embedding_types is None
     piece_rows = max(1, PIECE_NUMBERS // result.vectors.shape[1])
-    lists: dict[tuple[str, ...], tuple[Iterable[Any], int]] = {
-        ("embeddings",) if plain else ("embeddings", kind): (rows, piece_rows)
-        for kind, rows in rows_by_type.items()
+    lists: dict[str, tuple[Iterable[Any], int]] = {
+        "embeddings" if plain else kind: (rows, piece_rows) for kind, rows in rows_by_type.items()
     }
-    lists["texts",] = (body.texts or [], PIECE_TEXTS)
-    within = {
-        "id": secrets.token_hex(16),
-        "response_type": "embeddings_floats" if plain else "embeddings_by_type",
-        "meta": {
-            "api_version": {"version": version},
-            "billed_units": {"input_tokens": result.tokens},
-        },
-    }
+    lists["texts"] = (body.texts or [], PIECE_TEXTS)
+    by_type = cast(CohereTypes, {kind: [] for kind in rows_by_type})
+    within = CohereFloats(identity, meta) if plain else CohereByType(identity, meta, by_type)
     return await write_lists(within, lists, headers=result_headers(result))

@@ -1,11 +1,16 @@
-"""TEI's routes beside embeddings and ranks: labels, tokens, similar texts, and the one for all."""
+"""TEI's routes: vectors, ranks, labels, tokens, similar texts, the one for all, and `/info`."""
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NotRequired
 
+import numpy as np
+from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
-from condensery.api.rest.embeddings import embed_as_tei
+import condensery
+from condensery.api.rest.embeddings import Vector, Vectors, vectors_per_piece
 from condensery.api.rest.io import (
     PIECE_TEXTS,
     read_as,
@@ -14,7 +19,6 @@ from condensery.api.rest.io import (
     write_json,
     write_list,
 )
-from condensery.api.rest.rerank import rerank_as_tei
 from condensery.api.rest.schemas.inference import (
     TeiDecodeRequest,
     TeiEmbedAllRequest,
@@ -27,11 +31,86 @@ from condensery.api.rest.schemas.inference import (
 )
 from condensery.api.rest.validation import validate_body
 from condensery.jobs.accounting import count_request
-from condensery.jobs.embed import compare_texts, decode_tokens, embed_tokens, tokenize
-from condensery.jobs.models import is_classifier
-from condensery.jobs.rerank import classify
+from condensery.jobs.embed import compare_texts, decode_tokens, embed, embed_tokens, tokenize
+from condensery.jobs.models import describe_model, is_classifier, list_capabilities
+from condensery.jobs.rerank import classify, rerank
 from condensery.jobs.services import Services
-from condensery.values import TextToken
+from condensery.values import ModelInfo, Prediction, TextToken
+
+Predictions = list[Prediction] | list[list[Prediction]]
+TokenVectors = list[Vectors]
+Cosines = Vector
+Tokenized = list[list[TextToken]]
+Decoded = list[str]
+
+
+class TeiRank(TypedDict):
+    """One passage's place, as TEI gives it."""
+
+    index: int
+    score: float
+    text: NotRequired[str | None]
+    """Only with `return_text`."""
+
+
+Anything = Vectors | Cosines | list[TeiRank]
+
+
+@dataclass(frozen=True, slots=True)
+class TeiInfo:
+    """The default model as TEI describes it, and beside it what this service can do."""
+
+    # TEI adds fields without notice: clients take it as open.
+    __pydantic_config__: ClassVar = ConfigDict(extra="ignore")
+
+    model_id: str
+    model_sha: str
+    model_dtype: str
+    served_model_name: str
+    model_type: dict[str, dict[str, Any]]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int | None = field(init=False, default=None)
+    max_client_batch_size: int
+    auto_truncate: bool = field(init=False, default=True)
+    tokenization_workers: int
+    version: str
+    sha: str | None = field(init=False, default=None)
+    docker_label: str | None = field(init=False, default=None)
+    capabilities: dict[str, list[str]]
+    refused: dict[str, str]
+
+
+async def tei_info(_request: Request, services: Services) -> Response:
+    """Describe the default model as TEI does, and beside it all that this service can do."""
+    described = describe_model(services)
+    default = described.model
+    capabilities = list_capabilities(services)
+    return write_json(
+        TeiInfo(
+            model_id=default.id,
+            model_sha=default.fingerprint,
+            model_dtype=default.dtype,
+            served_model_name=default.id,
+            model_type=_model_type(default),
+            max_concurrent_requests=described.max_concurrent_requests,
+            max_input_length=default.max_tokens,
+            max_batch_tokens=described.max_batch_tokens,
+            max_client_batch_size=described.max_client_batch_size,
+            tokenization_workers=described.tokenization_workers,
+            version=condensery.__version__,
+            capabilities={
+                task: [info.id for info in infos] for task, infos in capabilities.items()
+            },
+            refused=dict(services.registry.refusals()),
+        )
+    )
+
+
+async def tei_embed(request: Request, services: Services) -> Response:
+    """Embed texts, as TEI does: a list of vectors, for a single text too."""
+    return await _embed_texts(await read_body(request, services, TeiEmbedRequest), services)
 
 
 async def tei_predict(request: Request, services: Services) -> Response:
@@ -71,9 +150,7 @@ async def tei_tokenize(request: Request, services: Services) -> Response:
             prompt_name=body.prompt_name,
             special=body.add_special_tokens,
         )
-        return await write_list(
-            [[_write_token(token) for token in row] for row in rows], PIECE_TEXTS
-        )
+        return await write_list(rows, PIECE_TEXTS)
 
 
 async def tei_decode(request: Request, services: Services) -> Response:
@@ -114,7 +191,26 @@ async def tei_any(request: Request, services: Services) -> Response:
         return await _compare_texts(body, services)
     if isinstance(body, TeiPredictRequest):
         return await _classify_texts(body, services)
-    return await embed_as_tei(body, services)
+    return await _embed_texts(body, services)
+
+
+async def _embed_texts(body: TeiEmbedRequest, services: Services) -> Response:
+    with count_request(services, body.model, "embed", "rest"):
+        result = await embed(
+            services,
+            body.inputs,
+            model=body.model,
+            prompt_name=body.prompt_name,
+            normalize=body.normalize,
+            truncate=body.truncate is not False,
+            side=body.truncation_direction,
+            dimensions=body.dimensions,
+            field="inputs",
+        )
+        with services.metrics.stage(result.model, "serialize"):
+            # Each row contiguous, as orjson requires.
+            rows = list(np.ascontiguousarray(result.vectors, dtype=np.float32))
+            return await write_list(rows, vectors_per_piece(result), headers=result_headers(result))
 
 
 async def _classify_texts(body: TeiPredictRequest, services: Services) -> Response:
@@ -129,11 +225,7 @@ async def _classify_texts(body: TeiPredictRequest, services: Services) -> Respon
             raw_scores=body.raw_scores,
         )
         with services.metrics.stage(result.model, "serialize"):
-            rows = [
-                [{"score": label.score, "label": label.label} for label in item]
-                for item in result.items
-            ]
-            reply = rows if isinstance(body.inputs, list) else rows[0]
+            reply = result.items if isinstance(body.inputs, list) else result.items[0]
             return await write_list(reply, PIECE_TEXTS, headers=result_headers(result))
 
 
@@ -153,11 +245,36 @@ async def _compare_texts(body: TeiSimilarityRequest, services: Services) -> Resp
             return write_json(result.cosines, headers=result_headers(result))
 
 
-def _write_token(token: TextToken) -> dict[str, Any]:
-    return {
-        "id": token.id,
-        "text": token.text,
-        "special": token.special,
-        "start": token.start,
-        "stop": token.end,
+async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
+    """Answer a request with TEI's body."""
+    with count_request(services, body.model, "rerank", "rest"):
+        result = await rerank(
+            services,
+            body.query,
+            body.texts,
+            model=body.model,
+            truncate=body.truncate is not False,
+            side=body.truncation_direction,
+            raw_scores=body.raw_scores,
+            field="texts",
+        )
+        with services.metrics.stage(result.model, "serialize"):
+            ranks: list[TeiRank] = [
+                {"index": item.index, "score": item.relevance_score} for item in result.items
+            ]
+            if body.return_text:
+                for rank, item in zip(ranks, result.items, strict=True):
+                    rank["text"] = item.text
+            return await write_list(ranks, PIECE_TEXTS, headers=result_headers(result))
+
+
+def _model_type(info: ModelInfo) -> dict[str, Any]:
+    """Return TEI's dict of a single key, which names the model's type."""
+    if info.kind == "encoder":
+        return {"embedding": {"pooling": info.pooling}}
+    labels = info.labels or ("relevance",)
+    mappings = {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
     }
+    return {"classifier" if info.kind == "classifier" else "reranker": mappings}
