@@ -123,9 +123,7 @@ def build(
         TrainingStopped: As ``run_training`` says.
     """
     check_name(name)
-    layers, neurons = _check_parent(parent)
-    _check_plan(plan, inputs, layers)
-    check_finite(parent.path)
+    layers, neurons = _check(parent, plan, inputs)
     batches = _batches(parent, plan.recipe, inputs.rows)
     pruning = _choose_layers(parent, plan, inputs, layers, out, setup)
     retriever, pruning = _train(parent, pruning, plan, inputs, batches, out, setup)
@@ -141,7 +139,7 @@ def build(
     measured = _measure({PARENT: parent, CHILD: child}, pruning, neurons, inputs, out, where)
     manifest = manifest.model_copy(update=measured.manifest_fields())
     making = _making(manifest, plan, inputs, measured, where, setup)
-    report = figures(pruning, neurons, measured)
+    report = figures(pruning, neurons, measured) | {"about": making}
     drawn = ((PICTURE, inputs.texts), (TRADE_OFF, measured.quality))
     return publish(
         store,
@@ -149,7 +147,7 @@ def build(
         manifest,
         weights,
         pruning=pruning,
-        report=report | {"about": making},
+        report=report,
         card=card(name, parent.name, making, report),
         plots=[out / picture for picture, figures_of in drawn if figures_of],
     )
@@ -162,11 +160,11 @@ def _stored_weights(retriever: Retriever) -> dict[str, Tensor]:
     }
 
 
-def _check_parent(parent: StoredModel) -> tuple[int, int]:
-    """Return a parent's layers and the neurons of each.
+def _check(parent: StoredModel, plan: BuildPlan, inputs: BuildInputs) -> tuple[int, int]:
+    """Return a parent's layers and the neurons of each, if the plan can be carried out on it.
 
     Raises:
-        InputError: It is pruned already, or of a family that can't be.
+        InputError: It is pruned already, or of a family that can't be; or data is missing.
     """
     config = read_json(parent.path / "config.json")
     if pruning_of(config) is not None:
@@ -175,15 +173,14 @@ def _check_parent(parent: StoredModel) -> tuple[int, int]:
         family_named(config.get("model_type"))
     except ValueError as error:
         raise InputError(f"model: {parent.name}: {error}", field="model") from error
-    return int(config["num_hidden_layers"]), int(config["intermediate_size"])
-
-
-def _check_plan(plan: BuildPlan, inputs: BuildInputs, layers: int) -> None:
+    layers, neurons = int(config["num_hidden_layers"]), int(config["intermediate_size"])
     check(plan.depth, layers)
     if (plan.depth.attention or plan.depth.mlp or plan.depth.blocks) and not inputs.texts:
         raise InputError("text: importance is measured over text; none is given", field="text")
     if plan.width.width and not inputs.rows:
         raise InputError("data: gates learn from rows; none are given", field="data")
+    check_finite(parent.path)
+    return layers, neurons
 
 
 def _choose_layers(

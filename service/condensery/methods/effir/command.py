@@ -18,12 +18,7 @@ from condensery.methods.effir.slimming import Width
 from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.ranking.sets import read_sets
 from condensery.methods.retriever.recipe import RetrieverRecipe
-from condensery.methods.trainer.arguments import (
-    add_fields,
-    add_machine,
-    read_fields,
-    training_setup,
-)
+from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
 from condensery.runtime.device import choose_dtype
 from condensery.store.store import ModelStore, shipped_store
 
@@ -97,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery effir build``."""
     argv = sys.argv[1:] if argv is None else argv
     args = make_parser().parse_args(argv)
-    with training_setup(args, f"condensery effir build {shlex.join(argv)}") as setup:
+    with open_setup(args, f"condensery effir build {shlex.join(argv)}") as setup:
         plan = BuildPlan(
             Depth(args.drop_attention, args.drop_mlp, args.drop_blocks, args.drop_last),
             read_fields(args, Width),

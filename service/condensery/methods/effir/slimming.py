@@ -18,13 +18,7 @@ from condensery.methods.retriever.batches import Batch, Batches
 from condensery.methods.retriever.network import Retriever
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.retriever.tuning import retrieval_loss
-from condensery.methods.trainer.method import (
-    Draw,
-    Loss,
-    Method,
-    TrainingSetup,
-    learning_state,
-)
+from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup, learning_state
 from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.recipe import check_field
 from condensery.methods.trainer.trainer import run_training

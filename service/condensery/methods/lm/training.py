@@ -28,12 +28,7 @@ from condensery.methods.lm.model import (
 )
 from condensery.methods.lm.recipe import LmRecipe
 from condensery.methods.lm.text import Packed, Texts, Windows, split_documents, tokenise
-from condensery.methods.trainer.arguments import (
-    add_fields,
-    add_machine,
-    read_fields,
-    training_setup,
-)
+from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
 from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
 from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.publishing import MODEL, model_folder, recipe_identity
@@ -228,7 +223,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--words brings its own --tokenizer")
     if wrong := [text for text in args.without if "=" not in text]:
         parser.error(f"--without {wrong[0]}: must be FIELD=VALUE")
-    with training_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
+    with open_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
         tokenizer = find_tokenizer(named, args.store) if named else None
         folder = train(
             Texts(

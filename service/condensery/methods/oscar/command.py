@@ -14,7 +14,7 @@ from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix
 from condensery.methods.oscar.starting import language_model_shape
 from condensery.methods.oscar.training import VALIDATED, train
-from condensery.methods.trainer.arguments import add_flags, add_machine, given_flags, training_setup
+from condensery.methods.trainer.arguments import add_flags, add_machine, given_flags, open_setup
 from condensery.networks.oscar_shape import OscarShape
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(argv)
     check(args)
-    with training_setup(args, f"condensery train oscar {shlex.join(argv)}") as setup:
+    with open_setup(args, f"condensery train oscar {shlex.join(argv)}") as setup:
         start = beginning(args)
         if args.pack:
             write_pack(args.pack, start)

@@ -20,12 +20,7 @@ from condensery.methods.ranking.parts import (
     fingerprint,
     write_part,
 )
-from condensery.methods.ranking.rankers import (
-    CrossEncoderRanker,
-    EncoderRanker,
-    PairRanker,
-    Ranker,
-)
+from condensery.methods.ranking.rankers import CrossEncoderRanker, EncoderRanker, PairRanker, Ranker
 from condensery.methods.ranking.reranking import BM25, compare, reorder, retrieve, score
 from condensery.methods.ranking.sets import RankingSet, read_sets
 from condensery.methods.rerank.scoring import CrossEncoder

@@ -17,12 +17,7 @@ from condensery.methods.reader.data import Batch, ReaderData, collate, draw_rows
 from condensery.methods.reader.model import new_reader, span_loss
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader
-from condensery.methods.trainer.arguments import (
-    add_fields,
-    add_machine,
-    read_fields,
-    training_setup,
-)
+from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
 from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
 from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.publishing import (
@@ -194,7 +189,7 @@ def main(argv: list[str] | None = None) -> None:
     add_fields(parser, ReaderRecipe())
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
-    with training_setup(args, command_line("train extractive-reader", argv)) as setup:
+    with open_setup(args, command_line("train extractive-reader", argv)) as setup:
         folder = train(
             args.base,
             args.questions,

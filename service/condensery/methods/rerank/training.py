@@ -23,21 +23,12 @@ from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.rerank.sets import RankingSets, load_sets
 from condensery.methods.rerank.sources import Sources
-from condensery.methods.trainer.arguments import (
-    add_fields,
-    add_machine,
-    read_fields,
-    training_setup,
-)
+from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
 from condensery.methods.trainer.checkpoints import TrainingStopped
 from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
 from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.progress import validation_curve
-from condensery.methods.trainer.publishing import (
-    MODEL,
-    recipe_identity,
-    training_facts,
-)
+from condensery.methods.trainer.publishing import MODEL, recipe_identity, training_facts
 from condensery.methods.trainer.questions import Wrong
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
@@ -247,7 +238,7 @@ def main(argv: list[str] | None = None) -> None:
         args.wrong,
         args.licence,
     )
-    with training_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
+    with open_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
         folder = train(sources, args.base, args.out, recipe, setup=setup)
     log.info("the model is in %s", folder)
 

@@ -11,13 +11,7 @@ from torch.nn import functional as F
 from condensery.methods.retriever.batches import Batch, Batches
 from condensery.methods.retriever.network import Retriever
 from condensery.methods.retriever.recipe import TEMPERATURE, RetrieverRecipe
-from condensery.methods.trainer.method import (
-    Draw,
-    Loss,
-    Method,
-    TrainingSetup,
-    learning_state,
-)
+from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup, learning_state
 from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.processes import Processes
 from condensery.methods.trainer.trainer import run_training

@@ -48,7 +48,7 @@ def begin(args: argparse.Namespace) -> torch.device:
 
 
 @contextmanager
-def training_setup(args: argparse.Namespace, command: str) -> Iterator[TrainingSetup]:
+def open_setup(args: argparse.Namespace, command: str) -> Iterator[TrainingSetup]:
     """Prepare the process as ``add_machine``'s flags say, and join those started beside it.
 
     Args:

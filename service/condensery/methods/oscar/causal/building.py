@@ -64,36 +64,7 @@ class Bases:
         config = resized(self.base_config, self.rows)
         self.kept: range = range(0)
         self.reading = self._compressor.tokenizer()
-        read: PretrainedConfig
-        own: CompressorShape | BertShape
-        if built.bert:
-            read = BertConfig.from_dict(dict(self._compressor.config))
-            if self._compressor.config.get("model_type") != "bert":
-                kind = self._compressor.config.get("model_type")
-                raise InputError(f"bert: model_type {kind!r} is no BERT encoder", field="bert")
-            own = BertShape(
-                memory_tokens=built.memory_tokens,
-                query_tokens=built.query_tokens,
-                passage_tokens=built.passage_tokens,
-                mapping_size=built.mapping_size,
-            )
-        else:
-            whole = self.base_config
-            if built.compressor:
-                whole = read_config(self._compressor.config)
-            self.kept = self._layers(int(whole.num_hidden_layers))
-            read = with_layers(whole, self.kept)
-            layout = compressor_layout(built.layout, self.reading, own_layers=built.own_layers)
-            own = CompressorShape(
-                layout=layout,
-                query_tokens=built.query_tokens,
-                text_tokens=built.passage_tokens + built.query_tokens + ROOM.get(layout, 8),
-                memory_tokens=built.memory_tokens,
-                memory_rows=built.memory_tokens,
-                rerank=built.rerank,
-                final_norm=not built.own_layers,
-                mapping_size=0 if built.own_layers else built.mapping_size,
-            )
+        read, own = self._compressor_half()
         _check_tokens(self._compressor, self.reading, int(read.vocab_size))
         self.configs = (read, config)
         most = int(config.max_position_embeddings)
@@ -119,6 +90,35 @@ class Bases:
         )
         self.new_ids = sorted(self.id_of(name) for name in extra)
         self.texts  # noqa: B018  # built now: it refuses tokenizers that lack a token
+
+    def _compressor_half(self) -> tuple[PretrainedConfig, CompressorShape | BertShape]:
+        """Return the compressor's configuration and its shape; also sets which layers it keeps."""
+        built = self.built
+        if built.bert:
+            if self._compressor.config.get("model_type") != "bert":
+                kind = self._compressor.config.get("model_type")
+                raise InputError(f"bert: model_type {kind!r} is no BERT encoder", field="bert")
+            return BertConfig.from_dict(dict(self._compressor.config)), BertShape(
+                memory_tokens=built.memory_tokens,
+                query_tokens=built.query_tokens,
+                passage_tokens=built.passage_tokens,
+                mapping_size=built.mapping_size,
+            )
+        whole = self.base_config
+        if built.compressor:
+            whole = read_config(self._compressor.config)
+        self.kept = self._layers(int(whole.num_hidden_layers))
+        layout = compressor_layout(built.layout, self.reading, own_layers=built.own_layers)
+        return with_layers(whole, self.kept), CompressorShape(
+            layout=layout,
+            query_tokens=built.query_tokens,
+            text_tokens=built.passage_tokens + built.query_tokens + ROOM.get(layout, 8),
+            memory_tokens=built.memory_tokens,
+            memory_rows=built.memory_tokens,
+            rerank=built.rerank,
+            final_norm=not built.own_layers,
+            mapping_size=0 if built.own_layers else built.mapping_size,
+        )
 
     def _layers(self, whole: int) -> range:
         """Return which layers of a model the compressor runs.

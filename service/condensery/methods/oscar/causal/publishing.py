@@ -14,13 +14,7 @@ from condensery.methods.oscar.card import measured
 from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.built import PATHS
 from condensery.methods.oscar.causal.network import merged, new_pair
-from condensery.methods.oscar.causal.runs import (
-    Run,
-    last_checkpoint,
-    open_bases,
-    read_run,
-    restore,
-)
+from condensery.methods.oscar.causal.runs import Run, last_checkpoint, open_bases, read_run, restore
 from condensery.methods.oscar.measured import check_report, read_report
 from condensery.methods.oscar.reporting import add_report
 from condensery.methods.trainer.progress import validation_curve

@@ -19,21 +19,15 @@ from condensery.methods.oscar.causal.items import Batches, Item
 from condensery.methods.oscar.causal.losses import loss
 from condensery.methods.oscar.causal.network import groups, new_pair
 from condensery.methods.oscar.causal.recipe import CHOICES, CausalRecipe
-from condensery.methods.oscar.causal.runs import (
-    Run,
-    last_checkpoint,
-    open_bases,
-    read_run,
-    restore,
-)
+from condensery.methods.oscar.causal.runs import Run, last_checkpoint, open_bases, read_run, restore
 from condensery.methods.oscar.causal.validation import validate
 from condensery.methods.trainer.arguments import (
     add_fields,
     add_flags,
     add_machine,
     given_flags,
+    open_setup,
     read_fields,
-    training_setup,
 )
 from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup, learning_state
 from condensery.methods.trainer.optimizer import Group
@@ -206,7 +200,7 @@ def main(argv: list[str] | None = None) -> None:
     add_fields(parser, CausalRecipe(), CHOICES)
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
-    with training_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
+    with open_setup(args, f"{parser.prog} {shlex.join(argv)}") as setup:
         recipe = read_fields(args, CausalRecipe)
         built, moved = _built(args, list(sizes))
         train(
