@@ -72,22 +72,7 @@ def add_ask(parsers: Parsers) -> None:
         help="say that the passages don't hold the answer if the best one scores less (0 to 1;"
         " default: the pair's own)",
     )
-    parser.add_argument(
-        "--max-tokens", type=int, default=64, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="up to 2; at 0 the best token is taken always (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help="the same one gives the same answer again"
-    )
+    add_generation_arguments(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--no-compress", action="store_true", help="read the passages' own tokens instead"
@@ -104,6 +89,26 @@ def add_ask(parsers: Parsers) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     add_server_arguments(parser)
     parser.set_defaults(run=run_ask)
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose how an answer is generated, and where it ends."""
+    parser.add_argument(
+        "--max-tokens", type=int, default=64, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="up to 2; at 0 the best token is taken always (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="the same one gives the same answer again"
+    )
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:

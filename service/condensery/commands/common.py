@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +99,23 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, needed: bool = True
     group.add_argument(
         "--ca", metavar="FILE", help="certificates to trust instead of the usual ones, PEM"
     )
+
+
+@contextmanager
+def add_action(
+    actions: Parsers,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    description: str | None = None,
+    *,
+    add_where: Callable[[argparse.ArgumentParser], None] = add_server_arguments,
+) -> Iterator[argparse.ArgumentParser]:
+    """Add an action; the block adds its own arguments, and ``add_where`` those of where it acts."""
+    parser = actions.add_parser(name, help=help, description=description)
+    yield parser
+    parser.set_defaults(run=run)
+    add_where(parser)
 
 
 def connect(args: argparse.Namespace) -> AnyClient:

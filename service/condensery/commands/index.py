@@ -4,8 +4,7 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from condensery.commands.common import (
     STDIN,
     AnyClient,
     Parsers,
-    add_server_arguments,
+    add_action,
     connect,
     format_table,
     open_documents,
@@ -32,21 +31,6 @@ BATCH_DOCUMENTS = 128
 BATCH_CHARS = 500_000
 
 POLL_SECONDS = 0.5  # between looks at a rebuild
-
-
-@contextmanager
-def add_action(
-    actions: Parsers,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    help: str,
-    description: str | None = None,
-) -> Iterator[argparse.ArgumentParser]:
-    """Add an action that asks a server; the block adds its own arguments."""
-    parser = actions.add_parser(name, help=help, description=description)
-    yield parser
-    parser.set_defaults(run=run)
-    add_server_arguments(parser)
 
 
 def add_option_argument(parser: argparse.ArgumentParser, default: str = "") -> None:

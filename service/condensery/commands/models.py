@@ -4,12 +4,14 @@ import argparse
 import json
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from condensery.atomic_files import PRIVATE_UMASK, umask
 from condensery.commands.common import (
     Parsers,
+    add_action,
     add_server_arguments,
     connect,
     format_table,
@@ -33,47 +35,67 @@ def add_models(parsers: Parsers) -> None:
         " the models that a server runs.",
     )
     actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
+    add_store_actions(actions)
+    add_server_actions(actions)
 
-    listing = actions.add_parser("list", help="list the stored models, broken ones with the reason")
-    listing.set_defaults(run=run_list)
 
-    show = actions.add_parser("show", help="print a model's manifest, as JSON")
-    show.add_argument("name", metavar="NAME")
-    show.set_defaults(run=run_show)
-
-    verify = actions.add_parser("verify", help="hash a model's files again, or every model's")
-    verify.add_argument("name", metavar="NAME", nargs="?")
-    verify.set_defaults(run=run_verify)
-
-    report = actions.add_parser(
-        "report",
-        help="print what a model was measured at: JSON, or its card",
-        description="Print what a model was measured at when it was published: from the stores,"
-        " or from a running server.",
+def add_store_actions(actions: Parsers) -> None:
+    """Add the actions that read and fill the stores; ``report`` may ask a server instead."""
+    add_store_action = partial(add_action, actions, add_where=add_store_arguments)
+    help = "list the stored models, broken ones with the reason"
+    with add_store_action("list", run_list, help):
+        pass
+    with add_store_action("show", run_show, "print a model's manifest, as JSON") as show:
+        show.add_argument("name", metavar="NAME")
+    help = "hash a model's files again, or every model's"
+    with add_store_action("verify", run_verify, help) as verify:
+        verify.add_argument("name", metavar="NAME", nargs="?")
+    description = (
+        "Print what a model was measured at when it was published: from the stores, or from a"
+        " running server."
     )
-    add_report_arguments(report)
+    help = "print what a model was measured at: JSON, or its card"
+    with add_store_action("report", run_report, help, description) as report:
+        report.add_argument("name", metavar="NAME")
+        report.add_argument("--format", choices=("json", "markdown"), default="json")
+        plots_help = "write the plots there, as PNG"
+        report.add_argument("--plots", type=Path, metavar="DIR", help=plots_help)
+        add_server_arguments(report, needed=False)
+    description = (
+        "Import a sentence-transformers model, a Hugging Face encoder, a language model as a"
+        " retriever (LLM-Drop's directories, LoRA directories), a published OSCAR pair"
+        " (naver/oscar-*, naver/pisco-*), or a stored model, from its directory."
+    )
+    help = "import a model's directory"
+    with add_store_action("import", run_import, help, description) as importing:
+        importing.add_argument("path", type=Path, metavar="PATH")
+        importing.add_argument("--name", required=True, help="the model's name in the store")
+        importing.add_argument(
+            "--pooling",
+            choices=("mean", "cls", "last"),
+            help="how tokens' vectors become a text's, of an encoder or language model whose"
+            " directory does not say (default: last of a causal language model, mean of others)",
+        )
+        importing.add_argument(
+            "--normalize",
+            action=argparse.BooleanOptionalAction,
+            default=None,
+            help="scale vectors to length 1, where the directory does not say (default: yes)",
+        )
+        add_retriever_arguments(importing)
+        add_pair_arguments(importing)
 
-    importing = actions.add_parser(
-        "import",
-        help="import a model's directory",
-        description="Import a sentence-transformers model, a Hugging Face encoder, a language"
-        " model as a retriever (LLM-Drop's directories, LoRA directories), a published OSCAR pair"
-        " (naver/oscar-*, naver/pisco-*), or a stored model, from its directory.",
+
+def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose your own store."""
+    parser.add_argument(
+        "--store", type=Path, metavar="DIR", help="your own store (default: DATA_DIR/models)"
     )
-    importing.add_argument("path", type=Path, metavar="PATH")
-    importing.add_argument("--name", required=True, help="the model's name in the store")
-    importing.add_argument(
-        "--pooling",
-        choices=("mean", "cls", "last"),
-        help="how tokens' vectors become a text's, of an encoder or language model whose directory"
-        " does not say (default: last of a causal language model, mean of others)",
-    )
-    importing.add_argument(
-        "--normalize",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="scale vectors to length 1, where the directory does not say (default: yes)",
-    )
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="as in condensery serve")
+
+
+def add_retriever_arguments(importing: argparse.ArgumentParser) -> None:
+    """Add the arguments that become ``RetrieverOptions``."""
     retrievers = importing.add_argument_group("retrievers made of language models")
     retrievers.add_argument(
         "--base",
@@ -100,6 +122,10 @@ def add_models(parsers: Parsers) -> None:
         help="end each text with the end token where the tokenizer does not (default: no for a LoRA"
         " directory, as the published code reads it; else where the last token is the vector)",
     )
+
+
+def add_pair_arguments(importing: argparse.ArgumentParser) -> None:
+    """Add the arguments that become ``PairOptions``."""
     pairs = importing.add_argument_group("published OSCAR pairs")
     for half in ("generator", "compressor"):
         pairs.add_argument(
@@ -129,14 +155,6 @@ def add_models(parsers: Parsers) -> None:
         default=None,
         help="round the compressor's rotary frequencies to bf16, as the published code does",
     )
-    importing.set_defaults(run=run_import)
-
-    add_server_actions(actions)
-    for action in (listing, show, verify, report, importing):
-        action.add_argument(
-            "--store", type=Path, metavar="DIR", help="your own store (default: DATA_DIR/models)"
-        )
-        action.add_argument("--data-dir", type=Path, metavar="DIR", help="as in condensery serve")
 
 
 def open_store(args: argparse.Namespace) -> "ModelStore":
@@ -277,15 +295,6 @@ class StoredReports:
         return self._stored.plot(plot)
 
 
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments; those of the store are added for all of ``models``."""
-    parser.add_argument("name", metavar="NAME")
-    parser.add_argument("--format", choices=("json", "markdown"), default="json")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write the plots there, as PNG")
-    add_server_arguments(parser, needed=False)
-    parser.set_defaults(run=run_report)
-
-
 def run_report(args: argparse.Namespace) -> int:
     """Print a report or a card."""
     if args.url is None and args.grpc is None:
@@ -324,50 +333,38 @@ def _write_plots(folder: Path, plots: dict[str, bytes]) -> None:
 
 def add_server_actions(actions: Parsers) -> None:
     """Add the actions that change what a server runs."""
-    for name, again, text in (
+    description = (
+        "Load a model of the server's stores. The version that serves does so until the new one is"
+        " checked and warm, and finishes what it has begun. One that can't be loaded changes"
+        " nothing."
+    )
+    for name, again, help in (
         ("load", False, "let a server load a stored model, in place of the version that serves"),
         ("reload", True, "let it load a model again, though it serves already"),
     ):
-        loading = actions.add_parser(
-            name,
-            help=text,
-            description="Load a model of the server's stores. The version that serves does so until"
-            " the new one is checked and warm, and finishes what it has begun. One that can't be"
-            " loaded changes nothing.",
-        )
-        loading.add_argument("name", metavar="NAME")
-        loading.add_argument(
-            "--version", metavar="N", help="in the store, a whole number (default: the highest)"
-        )
-        add_server_arguments(loading)
-        loading.set_defaults(run=run_load, again=again)
-
-    unload = actions.add_parser(
-        "unload",
-        help="let a server unload a model",
-        description="Unload a model: its last requests are finished first, and its memory is free"
-        " when this returns.",
+        with add_action(actions, name, run_load, help, description) as loading:
+            loading.add_argument("name", metavar="NAME")
+            version_help = "in the store, a whole number (default: the highest)"
+            loading.add_argument("--version", metavar="N", help=version_help)
+            loading.set_defaults(again=again)
+    description = (
+        "Unload a model: its last requests are finished first, and its memory is free when this"
+        " returns."
     )
-    unload.add_argument("name", metavar="NAME")
-    unload.add_argument(
-        "--force", action="store_true", help="though it is a default, or an index's encoder"
+    help = "let a server unload a model"
+    with add_action(actions, "unload", run_unload, help, description) as unload:
+        unload.add_argument("name", metavar="NAME")
+        force_help = "though it is a default, or an index's encoder"
+        unload.add_argument("--force", action="store_true", help=force_help)
+    description = (
+        "Set aliases of models, or remove them, all at once; then list them. A restart keeps them."
     )
-    add_server_arguments(unload)
-    unload.set_defaults(run=run_unload)
-
-    alias = actions.add_parser(
-        "alias",
-        help="list, set and remove a server's aliases of models",
-        description="Set aliases of models, or remove them, all at once; then list them. A restart"
-        " keeps them.",
-    )
-    alias.add_argument("aliases", nargs="*", metavar="ALIAS=MODEL", help="ALIAS= removes one")
-    add_server_arguments(alias)
-    alias.set_defaults(run=run_alias)
-
-    status = actions.add_parser("status", help="list a server's stored models, and which serve")
-    add_server_arguments(status)
-    status.set_defaults(run=run_status)
+    help = "list, set and remove a server's aliases of models"
+    with add_action(actions, "alias", run_alias, help, description) as alias:
+        alias.add_argument("aliases", nargs="*", metavar="ALIAS=MODEL", help="ALIAS= removes one")
+    help = "list a server's stored models, and which serve"
+    with add_action(actions, "status", run_status, help):
+        pass
 
 
 def run_load(args: argparse.Namespace) -> int:
