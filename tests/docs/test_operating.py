@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
-from condensery.api.rest.app import HEALTH_ROUTES
+from condensery.api.rest.routes import HEALTH_ROUTES
 from condensery.auth import KEY_SCOPES
 from condensery.commands.flags import format_setting
 from condensery.metrics import Metrics

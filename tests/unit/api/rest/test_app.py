@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from condensery.api.rest.app import route_sections
+from condensery.api.rest.routes import route_sections
 from condensery.errors import ModelFault, Overloaded
 from condensery.jobs import indexes
 from condensery.values import Document

@@ -3,7 +3,7 @@
 import json
 from itertools import product
 
-from condensery.api.rest.app import route_sections
+from condensery.api.rest.routes import route_sections
 
 ROUTES = [route for section in route_sections().values() for route in section]
 BODIED = [route for route in ROUTES if route.body is not None]

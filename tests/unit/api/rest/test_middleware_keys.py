@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from condensery.api.rest.app import route_sections
+from condensery.api.rest.routes import route_sections
 from condensery.auth import Key
 
 SCOPES = {

@@ -6,7 +6,8 @@ import json
 import pytest
 from tests.unit.api.rest.wire import connected, post, read_reply
 
-from condensery.api.rest.app import build_app, route_sections
+from condensery.api.rest.app import build_app
+from condensery.api.rest.routes import route_sections
 from condensery.auth import Key
 from condensery.origins import Origins, read_origins
 

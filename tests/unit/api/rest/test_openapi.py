@@ -9,9 +9,10 @@ import pytest
 from tests.unit.api.rest.every_route import request_every_route
 
 from condensery import errors
-from condensery.api.rest.app import App, route_sections
+from condensery.api.rest.app import App
 from condensery.api.rest.errors import find_row
 from condensery.api.rest.openapi import describe_routes, route_errors
+from condensery.api.rest.routes import route_sections
 from condensery.index.checks import check_name
 from condensery.jobs.services import RequestLimits
 
@@ -134,7 +135,7 @@ async def test_the_page_lists_every_route_and_loads_nothing(client):
 
 
 def test_what_a_description_holds_is_no_html():
-    from condensery.api.rest.openapi import render_page
+    from condensery.api.rest.page import render_page
 
     described = json.loads(json.dumps(DESCRIBED))
     described["paths"]["/embed"]["post"]["summary"] = "<script>alert(1)</script> `<b>`"

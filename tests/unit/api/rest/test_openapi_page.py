@@ -5,8 +5,8 @@ from html import unescape
 
 import pytest
 
-from condensery.api.rest.app import route_sections
-from condensery.api.rest.openapi import EXAMPLES, render_page
+from condensery.api.rest.page import EXAMPLES, render_page
+from condensery.api.rest.routes import route_sections
 
 
 @pytest.fixture
