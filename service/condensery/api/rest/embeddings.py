@@ -1,8 +1,6 @@
 """Texts to vectors, as OpenAI's clients ask for it."""
 
 import binascii
-import itertools
-from dataclasses import dataclass, field
 from typing import Annotated, Literal, NotRequired
 
 from starlette.requests import Request
@@ -23,11 +21,10 @@ Vector = list[float]
 Vectors = list[Vector]
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
+class Embedding(TypedDict):
     """One text's vector: numbers, or base64 of them, little-endian."""
 
-    object: Literal["embedding"] = field(init=False, default="embedding")
+    object: Literal["embedding"]
     index: int
     embedding: Annotated[Encoded | str, Described(lambda: Vector | str)]
 
@@ -77,7 +74,10 @@ async def openai_embeddings(request: Request, services: Services) -> Response:
                 within["dims"] = result.vectors.shape[1]
             vectors = map(encode_base64, rows) if body.encoding_format == "base64" else rows
             return await write_list(
-                itertools.starmap(Embedding, enumerate(vectors)),
+                (
+                    Embedding(object="embedding", index=place, embedding=vector)
+                    for place, vector in enumerate(vectors)
+                ),
                 vectors_per_piece(result),
                 within=within,
                 field="data",

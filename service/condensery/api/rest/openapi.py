@@ -7,11 +7,10 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from types import GenericAlias
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import orjson
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 from starlette.requests import Request
@@ -63,8 +62,6 @@ NAMES = {
     "Upserted": "Written",
     "Usage": "AnswerUsage",
 }
-# A reply has the fields of its class, and no others; a docstring below a field describes it.
-REPLY_CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 COMPONENTS = "#/components/schemas/{model}"
 NAME_PATTERNS = {
     "index": "^[a-z0-9][a-z0-9._-]{0,63}$",
@@ -171,34 +168,30 @@ def describe_routes(table: Mapping[str, Sequence[Route]], limits: RequestLimits)
 
 
 class BodySchema(GenerateJsonSchema):
-    """Describes dataclasses as bodies: what stands below a field is its description."""
+    """Describes classes by their docstrings, and those below their fields.
 
-    def dataclass_schema(self, schema: Any) -> Schema:
-        """Describe a dataclass; it takes no unknown fields, unless it says that it does."""
-        described = {"additionalProperties": False, **super().dataclass_schema(schema)}
-        kind = schema["cls"]
-        if getattr(kind, "__pydantic_config__", {}).get("extra") == "ignore":
-            del described["additionalProperties"]
+    Pydantic can do that too, but not for inherited fields, and each version in another way.
+    """
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> Schema:
+        """Describe a dataclass."""
+        return self._describe_class(super().dataclass_schema(schema), schema["cls"])
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> Schema:
+        """Describe a dictionary, of which some fields may be left out."""
+        return self._describe_class(super().typed_dict_schema(schema), schema["cls"])
+
+    def _describe_class(self, described: Schema, kind: type) -> Schema:
+        """Describe a class; it takes no unknown fields, unless it says that it does."""
+        described["description"] = _join_lines(inspect.getdoc(kind) or "")
+        if getattr(kind, "__pydantic_config__", {}).get("extra") != "ignore":
+            described["additionalProperties"] = False
         for field, text in field_docstrings(kind).items():
             described["properties"].get(field.rstrip("_"), {})["description"] = text
         return described
 
 
-def field_docstrings(kind: type) -> dict[str, str]:
-    """Return what stands below the fields of a class, and of those that it inherits from."""
-    docstrings = {}
-    for base in reversed(kind.__mro__[:-1]):
-        (definition,) = ast.parse(inspect.getsource(base)).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, below in itertools.pairwise(definition.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                match below:
-                    case ast.Expr(ast.Constant(str(text))):
-                        docstrings[field.target.id] = " ".join(text.split())
-    return docstrings
-
-
-class ReplySchema(GenerateJsonSchema):
+class ReplySchema(BodySchema):
     """Describes replies, whose fields are all there, in the order of the dataclass."""
 
     def normalize_name(self, name: str) -> str:
@@ -215,9 +208,6 @@ class ReplySchema(GenerateJsonSchema):
         described = super().dataclass_schema(schema)
         names = [field.name for field in fields(schema["cls"])]
         described["properties"] = {name: described["properties"][name] for name in names}
-        for content in (described, *described["properties"].values()):
-            if "description" in content:
-                content["description"] = _join_lines(content["description"])
         name = schema["cls"].__name__
         return {**described, "required": names, "title": NAMES.get(name, name)}
 
@@ -227,6 +217,20 @@ class ReplySchema(GenerateJsonSchema):
         for name in described["properties"].keys() - set(described.get("required", ())):
             described["properties"][name]["default"] = None
         return described
+
+
+def field_docstrings(kind: type) -> dict[str, str]:
+    """Return what stands below the fields of a class, and of those that it inherits from."""
+    docstrings = {}
+    for base in reversed([base for base in kind.__mro__ if base not in (dict, object)]):
+        (definition,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in itertools.pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                match below:
+                    case ast.Expr(ast.Constant(str(text))):
+                        docstrings[field.target.id] = " ".join(text.split())
+    return docstrings
 
 
 def _join_lines(text: str) -> str:
@@ -245,10 +249,8 @@ class _Schemas:
     def __init__(self, routes: Sequence[Route], limits: RequestLimits) -> None:
         bodies = [route.body for route in routes if route.body is not None]
         replies = [route.reply for route in routes if route.reply is not None]
-        self._schemas, components = _describe_types(bodies, BodySchema, {})
-        schemas, more = _describe_types(
-            [*replies, *ERROR_TYPES.values()], ReplySchema, REPLY_CONFIG
-        )
+        self._schemas, components = _describe_types(bodies, BodySchema)
+        schemas, more = _describe_types([*replies, *ERROR_TYPES.values()], ReplySchema)
         self._schemas |= schemas
         self.components: Schema = dict(sorted((components | more).items()))
         for model, bounds in _setting_bounds(limits).items():
@@ -262,20 +264,17 @@ class _Schemas:
 
 
 def _describe_types(
-    kinds: Sequence[Any], generator: type[GenerateJsonSchema], config: ConfigDict
+    kinds: Sequence[Any], generator: type[GenerateJsonSchema]
 ) -> tuple[dict[Any, Schema], Schema]:
     """Return the schema of each type, and those that they refer to by name."""
     mode: Literal["validation"] = "validation"
-    # In a list, since only then what has no configuration of its own takes another.
-    adapters: list[Any] = [
-        (place, mode, TypeAdapter(cast(Any, GenericAlias(list, (kind,))), config=config))
-        for place, kind in enumerate(kinds)
-    ]
     schemas, described = TypeAdapter.json_schemas(
-        adapters, schema_generator=generator, ref_template=COMPONENTS
+        [(place, mode, TypeAdapter(kind)) for place, kind in enumerate(kinds)],
+        schema_generator=generator,
+        ref_template=COMPONENTS,
     )
-    items = {kind: schemas[place, mode]["items"] for place, kind in enumerate(kinds)}
-    return items, described.get("$defs", {})
+    by_kind = {kind: schemas[place, mode] for place, kind in enumerate(kinds)}
+    return by_kind, described.get("$defs", {})
 
 
 def _setting_bounds(limits: RequestLimits) -> dict[str, dict[str, Schema]]:
