@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +18,6 @@ from condensery.errors import InputError, ModelFault, ModelNotFound
 from condensery.jobs.contexts import (
     CompressedContext,
     PassageFailure,
-    RetrievedContext,
     blank_reasons,
     check_lifetime,
     count_text_bytes,
@@ -131,84 +130,126 @@ async def stream_answer(
         selected: What the generator reads.
         began: When work on the answer began, by ``time.perf_counter``.
     """
-    metrics, name, retrieved = services.metrics, oscar.info.name, selected.retrieved
-    # Reading the same passages as text took none of their compression.
-    compression = retrieved if selected.mode != "off" else RetrievedContext((), ())
+    metrics, name = services.metrics, oscar.info.name
     metrics.observe(name, "tokenize", selected.tokenize_ms / 1000)
     current_request().spent.tokenizing += selected.tokenize_ms / 1000
     identity = f"ans_{secrets.token_hex(12)}"
     citations = cite_passages(selected)
-    text: list[str] = []
-    logprobs: list[TokenLogprob] = []
-    count, ttft_ms, waited_ms = 0, 0.0, 0.0
-    finish: FinishReason = "length" if selected.may_answer else "not_found"
-    started = time.perf_counter()
+    generation = Generation(began)
     try:
         report = compression_report(selected, count_answer_cost(selected, 0))
         yield Retrieved(identity, name, citations, report)
-        started = time.perf_counter()
-        if not selected.may_answer:
-            text.append(NOT_FOUND)
-            ttft_ms = milliseconds_since(began)
-            yield Delta(NOT_FOUND)
-        else:
-            stream = oscar.generate_from_prompt(
-                selected.prompt,
-                max_tokens=question.max_tokens,
-                sampling=question.sampling,
-                stop=question.stop,
-            )
-            async with closing(stream) as tokens:
-                async for token in tokens:
-                    if not count:
-                        waited_ms = 1000 * token.waited
-                        ttft_ms = milliseconds_since(began)
-                        metrics.ttft_seconds.labels(name).observe(ttft_ms / 1000)
-                    count, finish = token.count, token.finish or finish
-                    logprob = None if token.logprob is None else (token.logprob,)
-                    logprobs += logprob or ()
-                    if token.text or logprob:
-                        text.append(token.text)
-                        yield Delta(token.text, logprob)
-            metrics.observe(
-                name, "generate", max(0.0, milliseconds_since(started) - waited_ms) / 1000
-            )
+        stream = generate_text(metrics, oscar, question, selected, generation)
+        async with closing(stream) as deltas:
+            async for delta in deltas:
+                yield delta
     finally:
-        generate_ms = max(0.0, milliseconds_since(started) - waited_ms)
-        metrics.output_tokens.labels(name).inc(count)
-        current_request().spent.generated += count
-        cost = count_answer_cost(selected, count)
+        metrics.output_tokens.labels(name).inc(generation.tokens)
+        current_request().spent.generated += generation.tokens
+        cost = count_answer_cost(selected, generation.tokens)
         report = compression_report(selected, cost)
-        causes = [
-            candidate.failure.cause
-            for candidate in selected.as_text
-            if candidate.failure is not None
-        ]
+        failures = (candidate.failure for candidate in selected.as_text)
+        causes = [failure.cause for failure in failures if failure is not None]
         count_compression(metrics, name, report, causes)
+    usage = Usage(cost.prompt_tokens, cost.context_vectors, generation.tokens)
     wanted = question.logprobs is not None and selected.may_answer
     yield Answer(
         id=identity,
-        answer="".join(text),
+        answer="".join(generation.texts),
         model=name,
-        finish_reason=finish,
+        finish_reason=generation.finish,
         citations=citations,
         compression=report,
-        usage=Usage(cost.prompt_tokens, cost.context_vectors, count)
-        if selected.may_answer
-        else Usage(0, 0, 0),
-        timings=Timings(
-            retrieve_ms=retrieved.retrieve_ms,
-            compress_ms=max(
-                0.0, compression.compress_ms - compression.queue_ms - compression.tokenize_ms
-            ),
-            generate_ms=generate_ms,
-            ttft_ms=ttft_ms,
-            total_ms=milliseconds_since(began),
-            queue_ms=compression.queue_ms + waited_ms,
-            tokenize_ms=compression.tokenize_ms + selected.tokenize_ms,
-        ),
-        logprobs=tuple(logprobs) if wanted else None,
+        usage=usage if selected.may_answer else Usage(0, 0, 0),
+        timings=generation.timings(selected),
+        logprobs=tuple(generation.logprobs) if wanted else None,
     )
+
+
+@dataclass(slots=True)
+class Generation:
+    """What has been generated of an answer, and when.
+
+    Attributes:
+        began: When work on the answer began, by ``time.perf_counter``.
+        started: When generating did.
+        waited_ms: For space in the generator's key/value cache.
+        ttft_ms: From ``began`` to the first token.
+        finish: Why it ended.
+        tokens: So far.
+        texts: Of the deltas.
+        logprobs: Of the tokens, if the generator gives them.
+    """
+
+    began: float
+    started: float = 0.0
+    waited_ms: float = 0.0
+    ttft_ms: float = 0.0
+    finish: FinishReason = "length"
+    tokens: int = 0
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def generate_ms(self) -> float:
+        """Milliseconds of generating until now."""
+        return max(0.0, milliseconds_since(self.started) - self.waited_ms)
+
+    def add(self, text: str, logprob: TokenLogprob | None = None) -> Delta:
+        """Add a stretch of text, and return the event that tells of it."""
+        self.texts.append(text)
+        if logprob is None:
+            return Delta(text)
+        self.logprobs.append(logprob)
+        return Delta(text, (logprob,))
+
+    def timings(self, selected: SelectedContext) -> Timings:
+        """Return where the answer's time went until now."""
+        retrieved = selected.retrieved
+        waited_ms, tokenize_ms = retrieved.queue_ms, retrieved.tokenize_ms
+        return Timings(
+            retrieve_ms=retrieved.retrieve_ms,
+            compress_ms=max(0.0, retrieved.compress_ms - waited_ms - tokenize_ms),
+            generate_ms=self.generate_ms,
+            ttft_ms=self.ttft_ms,
+            total_ms=milliseconds_since(self.began),
+            queue_ms=waited_ms + self.waited_ms,
+            tokenize_ms=tokenize_ms + selected.tokenize_ms,
+        )
+
+
+async def generate_text(
+    metrics: Metrics,
+    oscar: OscarModel,
+    question: Question,
+    selected: SelectedContext,
+    generation: Generation,
+) -> AsyncIterator[Delta]:
+    """Generate into ``generation``; or say at once that the passages don't hold the answer."""
+    generation.started = time.perf_counter()
+    if not selected.may_answer:
+        generation.finish = "not_found"
+        generation.ttft_ms = milliseconds_since(generation.began)
+        yield generation.add(NOT_FOUND)
+        return
+    name = oscar.info.name
+    stream = oscar.generate_from_prompt(
+        selected.prompt,
+        max_tokens=question.max_tokens,
+        sampling=question.sampling,
+        stop=question.stop,
+    )
+    async with closing(stream) as tokens:
+        async for token in tokens:
+            if not generation.tokens:
+                generation.waited_ms = 1000 * token.waited
+                generation.ttft_ms = milliseconds_since(generation.began)
+                metrics.ttft_seconds.labels(name).observe(generation.ttft_ms / 1000)
+            generation.tokens = token.count
+            generation.finish = token.finish or generation.finish
+            if token.text or token.logprob is not None:
+                yield generation.add(token.text, token.logprob)
+    metrics.observe(name, "generate", generation.generate_ms / 1000)
 
 
 @asynccontextmanager
@@ -251,8 +292,7 @@ def cite_passages(selected: SelectedContext) -> tuple[Citation, ...]:
 
 def count_answer_cost(selected: SelectedContext, completion_tokens: int) -> AnswerCost:
     """Count what an answer takes, or has taken."""
-    read = selected.retrieved.read if selected.mode != "off" else ()
-    return selected.counted.cost(read, completion_tokens=completion_tokens)
+    return selected.counted.cost(selected.retrieved.read, completion_tokens=completion_tokens)
 
 
 def compression_report(selected: SelectedContext, cost: AnswerCost) -> Compression:
@@ -281,7 +321,7 @@ def compression_report(selected: SelectedContext, cost: AnswerCost) -> Compressi
         ),
         flops_plain=cost.flops_plain,
         flops_used=used,
-        compress_ms=selected.retrieved.compress_ms if selected.mode != "off" else 0.0,
+        compress_ms=selected.retrieved.compress_ms,
         reason="; ".join([*selected.reasons, *cut]) or None,
         fallback_docs=tuple(candidate.place for candidate in selected.as_text),
         left_out=selected.left_out,
@@ -350,6 +390,7 @@ async def compare_answers(services: Services, question: Question) -> Comparison:
     shared_ms = selected.retrieved.retrieve_ms + plain_selected.tokenize_ms
     again = time.perf_counter() - shared_ms / 1000
     plain = await collect_answer(stream_answer(services, oscar, question, plain_selected, again))
+    took = compressed.timings.compress_ms + compressed.timings.generate_ms
     return Comparison(
         compressed=compressed,
         plain=plain,
@@ -358,13 +399,8 @@ async def compare_answers(services: Services, question: Question) -> Comparison:
             f1=f1_score(compressed.answer, [plain.answer]),
             cosine=await _cosine(services, compressed.answer, plain.answer),
         ),
-        speedup=_speedup(compressed, plain),
+        speedup=plain.timings.generate_ms / max(took, MIN_MILLISECONDS),
     )
-
-
-def _speedup(compressed: Answer, plain: Answer) -> float:
-    took = compressed.timings.compress_ms + compressed.timings.generate_ms
-    return plain.timings.generate_ms / max(took, MIN_MILLISECONDS)
 
 
 async def _cosine(services: Services, text: str, other: str) -> float | None:
@@ -418,46 +454,20 @@ async def compress_documents(
         # Metadata may be megabytes, and is counted as it would be printed.
         size = await asyncio.to_thread(count_text_bytes, query, documents)
         services.contexts.check_room(caller, size)
-    started = time.perf_counter()
-    texts = [document.text for document in documents if not is_blank(document.text)]
-    compressed = await compress_passages(services, oscar, query, texts)
-    compress_ms = milliseconds_since(started)
-    _raise_if_all_failed(compressed)
-    read = tuple(outcome for outcome in compressed if isinstance(outcome, CompressedPassage))
-    remaining = iter(compressed)
-    outcomes = [
-        None if is_blank(document.text) else _detach_outcome(next(remaining), vectors)
-        for document in documents
-    ]
-    counted = await run_tokenizing([query], lambda: _count_question_cost(oscar, query))
-    report = _documents_report(counted, outcomes, read, compress_ms)
-    count_compression(services.metrics, oscar.info.name, report)
-    handle, expires_at = None, None
-    if keep:
-        context = CompressedContext(
-            pair=oscar.info.name,
-            fingerprint=oscar.info.fingerprint,
-            question=query,
-            documents=tuple(documents),
-            passages=tuple(outcomes),
-            vectors=vectors,
-            text_bytes=size,
-        )
-        handle = services.contexts.put(caller, context, ttl_s)
-        expires_at = time.time() + ttl_s
-    return Compressed(
-        id=f"cmp_{secrets.token_hex(12)}",
-        model=oscar.info.name,
+    outcomes, compressed = await _compress_and_report(services, oscar, query, documents, vectors)
+    if not keep:
+        return compressed
+    context = CompressedContext(
+        pair=oscar.info.name,
         fingerprint=oscar.info.fingerprint,
-        context=handle,
-        expires_at=expires_at,
-        results=tuple(
-            _document_report(place, document.id, outcome)
-            for place, (document, outcome) in enumerate(zip(documents, outcomes, strict=True))
-        ),
-        compression=report,
-        usage=TokenUsage(report.tokens_in),
+        question=query,
+        documents=tuple(documents),
+        passages=tuple(outcomes),
+        vectors=vectors,
+        text_bytes=size,
     )
+    handle = services.contexts.put(caller, context, ttl_s)
+    return replace(compressed, context=handle, expires_at=time.time() + ttl_s)
 
 
 def release_context(services: Services, context: str) -> None:
@@ -469,13 +479,45 @@ def release_context(services: Services, context: str) -> None:
     services.contexts.release(current_request().caller, context)
 
 
-def _raise_if_all_failed(outcomes: Sequence[CompressedPassage | PassageFailure]) -> None:
-    """Raise the first error where there is nothing else."""
-    if all(isinstance(outcome, PassageFailure) for outcome in outcomes):
-        first = outcomes[0]
-        assert isinstance(first, PassageFailure)
-        assert first.error is not None
-        raise first.error
+async def _compress_and_report(
+    services: Services,
+    oscar: OscarModel,
+    query: str,
+    documents: Sequence[Document],
+    vectors: int,
+) -> tuple[list[PassageOutcome], Compressed]:
+    """Compress documents, and count it; returns what may be held of each, and the report."""
+    started = time.perf_counter()
+    texts = [document.text for document in documents if not is_blank(document.text)]
+    compressed = await compress_passages(services, oscar, query, texts)
+    compress_ms = milliseconds_since(started)
+    read = tuple(outcome for outcome in compressed if isinstance(outcome, CompressedPassage))
+    errors = [outcome.error for outcome in compressed if isinstance(outcome, PassageFailure)]
+    if not read and errors[0] is not None:
+        raise errors[0]
+    remaining = iter(compressed)
+    outcomes = [
+        None if is_blank(document.text) else _detach_outcome(next(remaining), vectors)
+        for document in documents
+    ]
+    counted = await run_tokenizing(
+        [query], lambda: oscar.count_answer(query, oscar.make_prompt(query, []), None)
+    )
+    report = _documents_report(counted, outcomes, read, compress_ms)
+    count_compression(services.metrics, oscar.info.name, report)
+    return outcomes, Compressed(
+        id=f"cmp_{secrets.token_hex(12)}",
+        model=oscar.info.name,
+        fingerprint=oscar.info.fingerprint,
+        context=None,
+        expires_at=None,
+        results=tuple(
+            _document_report(place, document.id, outcome)
+            for place, (document, outcome) in enumerate(zip(documents, outcomes, strict=True))
+        ),
+        compression=report,
+        usage=TokenUsage(report.tokens_in),
+    )
 
 
 def _detach_outcome(
@@ -488,10 +530,6 @@ def _detach_outcome(
     if isinstance(outcome, PassageFailure):
         return replace(outcome, error=None)
     return outcome.coarsened(vectors)
-
-
-def _count_question_cost(oscar: OscarModel, question: str) -> CountedAnswer:
-    return oscar.count_answer(question, oscar.make_prompt(question, []), None)
 
 
 def _documents_report(

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from condensery.errors import (
     InputError,
     ModelFault,
 )
-from condensery.index.filters import Filter, read_filter
+from condensery.index.filters import read_filter
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
 from condensery.jobs.contexts import (
     Candidate,
@@ -48,7 +49,7 @@ from condensery.jobs.validation import (
 )
 from condensery.question import CompressedPassage, Question, SearchMode
 from condensery.request_context import current_request
-from condensery.values import Floats, Hit, IndexInfo, Passage, make_hit
+from condensery.values import Embedded, Floats, Hit, IndexInfo, make_hit
 
 _log = logging.getLogger(__name__)
 
@@ -93,78 +94,74 @@ async def query_index(
             unknown ``mode``, or one by BM25 beside a vector; a malformed ``filter``.
     """
     info = services.indexes.info(name)
+    _check_search(services, text, vector, top_k, mode)
+    options: dict[str, Any] = {"top_k": top_k, "filter": read_filter(filter, filter_field)}
+    if vector is not None:
+        options["fingerprint"] = check_vectors(info, vector[None], fingerprint, "vector")
+        return await _search(services, info, name, vector, options)
+    assert text is not None  # checked above
+    mode = mode or services.search_mode
+    if mode == "bm25":
+        check_text(text, "query", MAX_BM25_QUERY_CHARS)
+        return await _search(services, info, name, text, options)
+    encoder = find_index_encoder(services, info)
+    check_text(text, "query", max_chars_of(services.limits, encoder.info))
+    embedded = await encoder.embed([text], prompt=find_index_prompts(encoder, info).query)
+    if mode == "hybrid":
+        return await _search_hybrid(services, info, text, embedded, options)
+    options |= {"fingerprint": embedded.fingerprint, "embedded_for": info}
+    return await _search(services, info, name, embedded.vectors[0], options)
+
+
+def _check_search(
+    services: Services,
+    text: str | None,
+    vector: Floats | None,
+    top_k: int,
+    mode: SearchMode | None,
+) -> None:
     check_range(top_k, "top_k", 1, services.limits.max_top_k)
     if (text is None) == (vector is None):
         got = "neither" if text is None else "both"
         raise InputError(f"query: give `query` or `vector`, one of them; got {got}.", field="query")
     if mode is not None:
         check_choice(mode, "mode", SEARCH_MODES)
-    condition = read_filter(filter, filter_field)
-    embedded_for = None
-    if text is not None:
-        mode = mode or services.search_mode
-        if mode == "bm25":
-            check_text(text, "query", MAX_BM25_QUERY_CHARS)
-            with services.metrics.stage(info.encoder, "index"):
-                return await asyncio.to_thread(
-                    services.indexes.query, name, text, top_k=top_k, filter=condition
-                )
-        encoder = find_index_encoder(services, info)
-        check_text(text, "query", max_chars_of(services.limits, encoder.info))
-        embedded = await encoder.embed([text], prompt=find_index_prompts(encoder, info).query)
-        vector, fingerprint, embedded_for = embedded.vectors[0], embedded.fingerprint, info
-        if mode == "hybrid":
-            with services.metrics.stage(info.encoder, "index"):
-                return await _query_hybrid(
-                    services, info, text, vector, fingerprint, top_k, condition
-                )
-    else:
-        assert vector is not None  # checked above
-        if mode not in (None, "dense"):
-            raise InputError(
-                f"mode: {mode!r} needs words, and a vector has none; give `query`.",
-                field="mode",
-                value=mode,
-            )
-        fingerprint = check_vectors(info, vector[None], fingerprint, "vector")
-    with services.metrics.stage(info.encoder, "index"):
-        return await asyncio.to_thread(
-            services.indexes.query,
-            name,
-            vector,
-            top_k=top_k,
-            fingerprint=fingerprint,
-            embedded_for=embedded_for,
-            filter=condition,
+    if vector is not None and mode not in (None, "dense"):
+        raise InputError(
+            f"mode: {mode!r} needs words, and a vector has none; give `query`.",
+            field="mode",
+            value=mode,
         )
 
 
-async def _query_hybrid(
-    services: Services,
-    info: IndexInfo,
-    text: str,
-    vector: Floats,
-    fingerprint: str,
-    top_k: int,
-    filter: Filter | None,
+async def _search(
+    services: Services, info: IndexInfo, name: str, query: Floats | str, options: dict[str, Any]
 ) -> list[Hit]:
-    options: dict[str, Any] = {"top_k": max(top_k, LEAST_CANDIDATES), "filter": filter}
-    embedded_as: dict[str, Any] = {"fingerprint": fingerprint, "embedded_for": info}
+    with services.metrics.stage(info.encoder, "index"):
+        return await asyncio.to_thread(services.indexes.query, name, query, **options)
+
+
+async def _search_hybrid(
+    services: Services, info: IndexInfo, text: str, embedded: Embedded, options: dict[str, Any]
+) -> list[Hit]:
+    more = options | {"top_k": max(options["top_k"], LEAST_CANDIDATES)}
+    made_by: dict[str, Any] = {"fingerprint": embedded.fingerprint, "embedded_for": info}
     indexes = services.indexes
-    by_vector, by_words = await asyncio.gather(
-        asyncio.to_thread(indexes.query, info.name, vector, **embedded_as, **options),
-        asyncio.to_thread(indexes.query, info.name, text, **options),
-    )
-    now = indexes.info(info.name)
-    # Else passages of two indexes, split in two ways, would mix
-    if (now.fingerprint, now.prompts) != (fingerprint, info.prompts):
-        raise EncoderMismatch(
-            f"Index {now.name!r} was made anew by encoder {now.encoder!r} with fingerprint "
-            f"{now.fingerprint} while it was searched.",
-            field="index",
-            value=now.name,
+    with services.metrics.stage(info.encoder, "index"):
+        by_vector, by_words = await asyncio.gather(
+            asyncio.to_thread(indexes.query, info.name, embedded.vectors[0], **made_by, **more),
+            asyncio.to_thread(indexes.query, info.name, text, **more),
         )
-    return fuse([by_vector, by_words], top_k)
+        now = indexes.info(info.name)
+        # Else passages of two indexes, split in two ways, would mix
+        if (now.fingerprint, now.prompts) != (embedded.fingerprint, info.prompts):
+            raise EncoderMismatch(
+                f"Index {now.name!r} was made anew by encoder {now.encoder!r} with fingerprint "
+                f"{now.fingerprint} while it was searched.",
+                field="index",
+                value=now.name,
+            )
+        return fuse([by_vector, by_words], options["top_k"])
 
 
 def find_model_and_context(
@@ -213,18 +210,25 @@ async def retrieve_context(
         if not is_blank(hit.text)
     ]
     blank = tuple(place for place, hit in enumerate(hits) if is_blank(hit.text))
-    reasons = blank_reasons(blank)
+    retrieved = RetrievedContext(
+        tuple(candidates), vectors, (), blank, blank_reasons(blank), retrieve_ms=retrieve_ms
+    )
     if question.compression.mode == "off" or not candidates:
-        return RetrievedContext(
-            tuple(candidates), vectors, (), blank, reasons, retrieve_ms=retrieve_ms
-        )
-    texts = [candidate.passage.text for candidate in candidates]
-    affordable, spent = len(texts), current_request().spent
-    waited, tokenised = spent.queued, spent.tokenizing
+        return retrieved
+    return await _compress_retrieved(services, oscar, question, retrieved)
+
+
+async def _compress_retrieved(
+    services: Services, oscar: OscarModel, question: Question, retrieved: RetrievedContext
+) -> RetrievedContext:
+    """Compress and score what was retrieved; by ``target_ms``, perhaps only the first passages."""
+    candidates, compression = retrieved.candidates, question.compression
+    affordable, spent = len(candidates), current_request().spent
+    queued, tokenizing = spent.queued, spent.tokenizing
 
     def afford(sizes: Sequence[int]) -> int:
         nonlocal affordable
-        affordable = count_affordable(oscar, question, sizes, vectors[-1])
+        affordable = count_affordable(oscar, question, sizes, retrieved.vectors[-1])
         return affordable
 
     started = time.perf_counter()
@@ -232,30 +236,29 @@ async def retrieve_context(
         services,
         oscar,
         question.query,
-        texts,
-        timeout_ms=question.compression.timeout_ms,
-        afford=afford if question.compression.target_ms is not None else None,
+        [candidate.passage.text for candidate in candidates],
+        timeout_ms=compression.timeout_ms,
+        afford=afford if compression.target_ms is not None else None,
     )
     compress_ms = milliseconds_since(started)
-    unread = tuple(candidate.place for candidate in candidates[affordable:])
+    reasons, unread = retrieved.reasons, candidates[affordable:]
     if unread:
         what = f"the last {len(unread)} of {len(candidates)} passages are not compressed"
-        reasons += (f"{what}, to keep to target_ms {question.compression.target_ms:g}",)
-    return RetrievedContext(
-        tuple(
-            make_candidate(candidate.place, candidate.passage, candidate.score, outcome, question)
+        reasons += (f"{what}, to keep to target_ms {compression.target_ms:g}",)
+    return replace(
+        retrieved,
+        candidates=tuple(
+            add_outcome(candidate, outcome, question)
             for candidate, outcome in zip(
                 candidates[:affordable], outcomes[:affordable], strict=True
             )
         ),
-        vectors,
-        tuple(outcome for outcome in outcomes if isinstance(outcome, CompressedPassage)),
-        (*blank, *unread),
-        reasons,
-        retrieve_ms=retrieve_ms,
+        read=tuple(outcome for outcome in outcomes if isinstance(outcome, CompressedPassage)),
+        left_out=(*retrieved.left_out, *(candidate.place for candidate in unread)),
+        reasons=reasons,
         compress_ms=compress_ms,
-        queue_ms=1000 * (spent.queued - waited),
-        tokenize_ms=1000 * (spent.tokenizing - tokenised),
+        queue_ms=1000 * (spent.queued - queued),
+        tokenize_ms=1000 * (spent.tokenizing - tokenizing),
     )
 
 
@@ -325,29 +328,27 @@ async def compress_passages(
     ]
 
 
-def make_candidate(
-    place: int,
-    passage: Passage,
-    retrieval_score: float | None,
-    outcome: CompressedPassage | PassageFailure,
-    question: Question,
+def add_outcome(
+    candidate: Candidate, outcome: CompressedPassage | PassageFailure, question: Question
 ) -> Candidate:
-    """Make a candidate of what became of a passage.
+    """Return a candidate with what became of its passage; its relevance comes before its score.
 
     Raises:
         CompressionFailed: It failed, and compression is required.
     """
     if isinstance(outcome, CompressedPassage):
         score = relevance_score(outcome)
-        return Candidate(place, passage, retrieval_score if score is None else score, outcome)
+        score = candidate.score if score is None else score
+        return replace(candidate, score=score, compressed=outcome)
     if question.compression.mode == "required":
+        place = candidate.place
         field = f"documents[{place}]" if question.index is None else "index"
         what = field if question.index is None else f"Passage {place} of those retrieved"
         raise CompressionFailed(
             f"{what} could not be compressed ({outcome.reason}), and compression.mode is required.",
             field=field,
         )
-    return Candidate(place, passage, retrieval_score, failure=outcome)
+    return replace(candidate, failure=outcome)
 
 
 def relevance_score(passage: CompressedPassage) -> float | None:
@@ -389,11 +390,10 @@ def _reuse_context(
     ):
         if outcome is None:
             continue
-        passage = make_passage(document, document.id)
-        if question.compression.mode == "off":
-            candidates.append(Candidate(place, passage))
-        else:
-            candidates.append(make_candidate(place, passage, None, outcome, question))
+        candidate = Candidate(place, make_passage(document, document.id))
+        if question.compression.mode != "off":
+            candidate = add_outcome(candidate, outcome, question)
+        candidates.append(candidate)
     blank = tuple(place for place, outcome in enumerate(context.passages) if outcome is None)
     return RetrievedContext(
         tuple(candidates), vectors, left_out=blank, reasons=blank_reasons(blank)

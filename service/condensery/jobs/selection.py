@@ -170,7 +170,10 @@ def _select_plain_text(
     )
     unfit = [_does_not_fit_reason(len(kept) - fits)] if fits < len(kept) else []
     return SelectedContext(
-        retrieved=selected.retrieved,
+        # Reading the same passages as text takes none of their compression.
+        retrieved=replace(
+            selected.retrieved, read=(), compress_ms=0.0, queue_ms=0.0, tokenize_ms=0.0
+        ),
         mode="off",
         kept=kept[:fits],
         vectors=0,
