@@ -168,23 +168,12 @@ async def stream_answer(
 
 @dataclass(slots=True)
 class Generation:
-    """What has been generated of an answer, and when.
+    """What has been generated of an answer, and when (by ``time.perf_counter``)."""
 
-    Attributes:
-        began: When work on the answer began, by ``time.perf_counter``.
-        started: When generating did.
-        waited_ms: For space in the generator's key/value cache.
-        ttft_ms: From ``began`` to the first token.
-        finish: Why it ended.
-        tokens: So far.
-        texts: Of the deltas.
-        logprobs: Of the tokens, if the generator gives them.
-    """
-
-    began: float
-    started: float = 0.0
-    waited_ms: float = 0.0
-    ttft_ms: float = 0.0
+    began: float  # work on the answer
+    started: float = 0.0  # generating
+    waited_ms: float = 0.0  # for space in the generator's key/value cache
+    ttft_ms: float = 0.0  # from `began` to the first token
     finish: FinishReason = "length"
     tokens: int = 0
     texts: list[str] = field(default_factory=list)
@@ -271,23 +260,19 @@ def cite_passages(selected: SelectedContext) -> tuple[Citation, ...]:
 
     ``index`` is a passage's place among the request's documents, or among those retrieved.
     """
-    citations = []
-    for candidate in selected.kept:
-        start, end = candidate.span
-        passage = candidate.passage
-        citations.append(
-            Citation(
-                index=candidate.place,
-                id=passage.id,
-                document_id=passage.document_id,
-                text=candidate.text,
-                start=passage.start + start,
-                end=passage.start + end,
-                relevance_score=candidate.score,
-                metadata=passage.metadata,
-            )
+    return tuple(
+        Citation(
+            index=candidate.place,
+            id=candidate.passage.id,
+            document_id=candidate.passage.document_id,
+            text=candidate.text,
+            start=candidate.passage.start + candidate.span[0],
+            end=candidate.passage.start + candidate.span[1],
+            relevance_score=candidate.score,
+            metadata=candidate.passage.metadata,
         )
-    return tuple(citations)
+        for candidate in selected.kept
+    )
 
 
 def count_answer_cost(selected: SelectedContext, completion_tokens: int) -> AnswerCost:
@@ -580,13 +565,4 @@ def _document_report(place: int, identity: str, outcome: PassageOutcome) -> Comp
     reason = "there is no text in it"
     if outcome is not None:
         reason = f"{outcome.reason}: {outcome.message}" if outcome.message else outcome.reason
-    return CompressedDocument(
-        index=place,
-        id=identity,
-        relevance_score=None,
-        tokens_in=0,
-        vectors_out=0,
-        windows=0,
-        status="failed",
-        reason=reason,
-    )
+    return CompressedDocument(place, identity, None, 0, 0, 0, status="failed", reason=reason)
