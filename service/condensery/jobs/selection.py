@@ -187,19 +187,76 @@ def _select_plain_text(
 
 @dataclass(frozen=True, slots=True)
 class BudgetAllowance:
-    """What the budgets allow.
+    """What the budgets allow, and what of it the caller would not expect."""
 
-    Attributes:
-        vectors: Of a window.
-        windows: Of a passage whose windows nothing scores.
-        passages: The best.
-        reasons: What the caller would not expect.
+    vectors: int  # of a window
+    windows: int  # of a passage whose windows nothing scores
+    passages: int  # the best
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """A question's budgets, and what passages take of them when read so finely.
+
+    The methods' ``count`` is of the first passages, ``windows`` of the first of each, ``vectors``
+    of the first of a window.
     """
 
-    vectors: int
-    windows: int
-    passages: int
-    reasons: tuple[str, ...] = ()
+    oscar: OscarModel
+    kept: Sequence[Candidate]
+    positions: Sequence[int]  # of each passage read as text; empty without `target_ms`
+    max_vectors: int | None
+    target_ms: float | None
+    left_ms: float  # of `target_ms`, after compression
+
+    @property
+    def names(self) -> str:
+        """The budgets that are set."""
+        budgets = {"max_context_vectors": self.max_vectors, "target_ms": self.target_ms}
+        return " and ".join(f"{name} {value:g}" for name, value in budgets.items() if value)
+
+    def memories(self, count: int, windows: int) -> list[Floats]:
+        """Return the windows' memories."""
+        return [memory for passage in self.kept[:count] for memory in passage.memories[:windows]]
+
+    def count_vectors(self, vectors: int, count: int, windows: int) -> int:
+        """Return how many vectors are read."""
+        return sum(min(len(memory), vectors) for memory in self.memories(count, windows))
+
+    def expected_ms(self, vectors: int, count: int, windows: int) -> float:
+        """Return about how long the first token takes."""
+        texts = sum(not candidate.compressed for candidate in self.kept[:count])
+        passages = texts + len(self.memories(count, windows))
+        known = self.count_vectors(vectors, count, windows)
+        return self.oscar.expected_ms(0, known, sum(self.positions[:count]), passages)
+
+    def allow(self, vectors: int, count: int, windows: int) -> bool:
+        """Whether both budgets are kept."""
+        known = self.count_vectors(vectors, count, windows)
+        if self.max_vectors is not None and known > self.max_vectors:
+            return False
+        return self.target_ms is None or self.expected_ms(vectors, count, windows) <= self.left_ms
+
+    def force_one(self, vectors: int, compress_ms: float) -> str:
+        """Return why one passage is read though it is over ``target_ms``.
+
+        Raises:
+            InputError: It is over ``max_context_vectors``.
+        """
+        known = self.count_vectors(vectors, 1, 1)
+        if self.max_vectors is not None and known > self.max_vectors:
+            raise InputError(
+                f"compression.max_context_vectors: {self.max_vectors}, but one passage is {known} "
+                "vectors at the coarsest rate.",
+                field="compression.max_context_vectors",
+                value=self.max_vectors,
+            )
+        return (
+            f"compression took {compress_ms:.0f} ms and the first token takes about "
+            f"{self.expected_ms(vectors, 1, 1):.0f} ms from one passage, over target_ms "
+            f"{self.target_ms:g}"
+        )
 
 
 def fit_budgets(
@@ -213,71 +270,42 @@ def fit_budgets(
     Raises:
         InputError: One passage alone is over ``max_context_vectors``.
     """
-    compression = question.compression
-    max_vectors, target = compression.max_context_vectors, compression.target_ms
+    max_vectors, target = question.compression.max_context_vectors, question.compression.target_ms
     all_windows = max((len(candidate.memories) for candidate in kept), default=1)
     if not kept or (max_vectors is None and target is None):
         return BudgetAllowance(retrieved.vectors[0], all_windows, len(kept))
-    sizes = []
+    positions, left_ms = [], 0.0
     if target is not None:
-        sizes = [
+        left_ms = max(0.0, target - retrieved.compress_ms)
+        positions = [
             0 if candidate.compressed else oscar.count_positions([candidate.text])[0]
             for candidate in kept
         ]
-    left_ms = 0.0 if target is None else max(0.0, target - retrieved.compress_ms)
-
-    def memories(count: int, windows: int) -> list[Floats]:
-        return [memory for candidate in kept[:count] for memory in candidate.memories[:windows]]
-
-    def count_vectors(vectors: int, count: int, windows: int) -> int:
-        return sum(min(len(memory), vectors) for memory in memories(count, windows))
-
-    def expected(vectors: int, count: int, windows: int) -> float:
-        texts = sum(not candidate.compressed for candidate in kept[:count])
-        passages = texts + len(memories(count, windows))
-        known = count_vectors(vectors, count, windows)
-        return oscar.expected_ms(0, known, sum(sizes[:count]), passages)
-
-    def keeps(vectors: int, count: int, windows: int) -> bool:
-        if max_vectors is not None and count_vectors(vectors, count, windows) > max_vectors:
-            return False
-        return target is None or expected(vectors, count, windows) <= left_ms
-
+    budgets = Budgets(oscar, kept, positions, max_vectors, target, left_ms)
+    finest, coarsest = retrieved.vectors[0], retrieved.vectors[-1]
     reasons = []
-    if target is not None and not expected(retrieved.vectors[0], len(kept), all_windows):
+    if target is not None and not budgets.expected_ms(finest, len(kept), all_windows):
         reasons.append("there is no measurement yet by which to keep to target_ms")
     for vectors in retrieved.vectors:
-        if keeps(vectors, len(kept), all_windows):
+        if budgets.allow(vectors, len(kept), all_windows):
             return BudgetAllowance(vectors, all_windows, len(kept), tuple(reasons))
-    coarsest = retrieved.vectors[-1]
-    budgets = {"max_context_vectors": max_vectors, "target_ms": target}
-    named = " and ".join(f"{name} {value:g}" for name, value in budgets.items() if value)
+    to_keep = f"to keep to {budgets.names}"
     # The more windows, the more vectors, and the longer it takes.
     windows = bisect_right(
-        range(1, all_windows), False, key=lambda windows: not keeps(coarsest, len(kept), windows)
+        range(1, all_windows), False, key=lambda each: not budgets.allow(coarsest, len(kept), each)
     )
     if windows:
-        reasons.append(unread_windows_reason(kept, windows, f"to keep to {named}"))
+        reasons.append(unread_windows_reason(kept, windows, to_keep))
         return BudgetAllowance(coarsest, windows, len(kept), tuple(reasons))
-    count = next((count for count in range(len(kept) - 1, 0, -1) if keeps(coarsest, count, 1)), 0)
-    smallest = count_vectors(coarsest, 1, 1)
-    if not count and max_vectors is not None and smallest > max_vectors:
-        raise InputError(
-            f"compression.max_context_vectors: {max_vectors}, but one passage is {smallest} "
-            "vectors at the coarsest rate.",
-            field="compression.max_context_vectors",
-            value=max_vectors,
-        )
+    fewer = range(len(kept) - 1, 0, -1)
+    count = next((count for count in fewer if budgets.allow(coarsest, count, 1)), 0)
     if not count:
         count = 1
-        reasons.append(
-            f"compression took {retrieved.compress_ms:.0f} ms and the first token takes about "
-            f"{expected(coarsest, 1, 1):.0f} ms from one passage, over target_ms {target:g}"
-        )
+        reasons.append(budgets.force_one(coarsest, retrieved.compress_ms))
     if count < len(kept):
-        reasons.append(f"{passages_phrase(len(kept) - count)} left out to keep to {named}")
+        reasons.append(f"{passages_phrase(len(kept) - count)} left out {to_keep}")
     if any(len(candidate.memories) > 1 for candidate in kept[:count]):
-        reasons.append(unread_windows_reason(kept[:count], 1, f"to keep to {named}"))
+        reasons.append(unread_windows_reason(kept[:count], 1, to_keep))
     return BudgetAllowance(coarsest, 1, count, tuple(reasons))
 
 
@@ -359,11 +387,18 @@ def fit_prompt(
     if count and (count == len(kept) or question.compression.mode != "required"):
         return prompt, count, 1
     named = len(kept) if count else min(1, len(kept))
-    field, value = ("rerank.top_n", len(kept)) if count else ("max_tokens", question.max_tokens)
-    raise ContextTooLong(
-        f"{field}: the question, {named} passages and an answer of max_tokens "
-        f"{question.max_tokens} take {-free_positions(prompt_of(named, 1))} positions more than "
-        f"the generator of {oscar.info.name} has.",
+    over = -free_positions(prompt_of(named, 1))
+    too_many = ("rerank.top_n", len(kept)) if count else ("max_tokens", question.max_tokens)
+    raise _too_long_error(oscar, question, named, over, *too_many)
+
+
+def _too_long_error(
+    oscar: OscarModel, question: Question, passages: int, over: int, field: str, value: int
+) -> ContextTooLong:
+    return ContextTooLong(
+        f"{field}: the question, {passages} passages and an answer of max_tokens "
+        f"{question.max_tokens} take {over} positions more than the generator of "
+        f"{oscar.info.name} has.",
         field=field,
         value=value,
     )
