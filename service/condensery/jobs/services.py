@@ -73,7 +73,7 @@ class Admission:
         self._last_left = math.nan
 
     @contextmanager
-    def enter(self, size: int) -> Iterator[Permit]:
+    def admit(self, size: int) -> Iterator[Permit]:
         """Admit a request with a body of ``size`` bytes, as far as that is known.
 
         Raises:

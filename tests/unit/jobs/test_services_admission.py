@@ -16,15 +16,15 @@ def rejected(metrics: Metrics, reason: str) -> float | None:
 def test_so_many_requests_fit_and_one_that_leaves_makes_room() -> None:
     metrics = Metrics()
     admission = Admission(max_requests=2, metrics=metrics)
-    with admission.enter(10):
-        with admission.enter(10):
+    with admission.admit(10):
+        with admission.admit(10):
             with (
                 pytest.raises(Overloaded, match="2 requests are being served"),
-                admission.enter(10),
+                admission.admit(10),
             ):
                 pass
             assert admission.bytes == 20, "who is refused leaves nothing behind"
-        with admission.enter(10):
+        with admission.admit(10):
             pass
     assert (admission.requests, admission.bytes) == (0, 0)
     assert rejected(metrics, "requests") == 1
@@ -35,26 +35,26 @@ def test_so_many_bytes_fit() -> None:
     admission = Admission(max_bytes=100, metrics=metrics)
     message = r"100 bytes .* and 1 more are over the limit of 100"
     with (
-        admission.enter(60),
-        admission.enter(40),
+        admission.admit(60),
+        admission.admit(40),
         pytest.raises(Overloaded, match=message),
-        admission.enter(1),
+        admission.admit(1),
     ):
         pass
     assert rejected(metrics, "bytes") == 1
-    with admission.enter(1):
+    with admission.admit(1):
         pass
 
 
 def test_a_large_request_that_is_alone_always_fits() -> None:
     admission = Admission(max_bytes=100)
-    with admission.enter(1000), pytest.raises(Overloaded), admission.enter(1):
+    with admission.admit(1000), pytest.raises(Overloaded), admission.admit(1):
         pass
 
 
 def test_a_body_of_unknown_length_is_counted_as_it_grows() -> None:
     admission = Admission(max_bytes=100)
-    with admission.enter(50), admission.enter(0) as place:
+    with admission.admit(50), admission.admit(0) as place:
         place.grow(50)
         with pytest.raises(Overloaded):
             place.grow(1)
@@ -64,7 +64,7 @@ def test_a_body_of_unknown_length_is_counted_as_it_grows() -> None:
 
 def test_a_request_that_fails_leaves_all_the_same() -> None:
     admission = Admission()
-    with contextlib.suppress(KeyError), admission.enter(10):
+    with contextlib.suppress(KeyError), admission.admit(10):
         raise KeyError
     assert (admission.requests, admission.bytes) == (0, 0)
 
@@ -81,13 +81,13 @@ def test_when_to_come_back_follows_how_fast_the_house_drains(
         admission = Admission(max_requests=9)
         leave = [contextlib.ExitStack() for _ in range(14)]
         for stack in leave[:9]:
-            stack.enter_context(admission.enter(1))
+            stack.enter_context(admission.admit(1))
         for stack in leave[:5]:
             now += pause
             stack.close()
         for stack in leave[9:]:
-            stack.enter_context(admission.enter(1))
-        with pytest.raises(Overloaded) as caught, admission.enter(1):
+            stack.enter_context(admission.admit(1))
+        with pytest.raises(Overloaded) as caught, admission.admit(1):
             pass
         return caught.value.retry_after_seconds
 
@@ -99,7 +99,7 @@ def test_nobody_is_told_to_come_back_at_once_or_in_more_than_a_minute() -> None:
     for rate, seconds in ((1e-6, 0.1), (1e6, 60)):
         admission = Admission(max_requests=1)
         admission._seconds_each = rate
-        with admission.enter(1), pytest.raises(Overloaded) as caught, admission.enter(1):
+        with admission.admit(1), pytest.raises(Overloaded) as caught, admission.admit(1):
             pass
         assert caught.value.retry_after_seconds == seconds
 
@@ -109,8 +109,8 @@ def test_an_idle_hour_does_not_count_as_slow(monkeypatch: pytest.MonkeyPatch) ->
     now = time.monotonic()
     for hour in range(3):
         monkeypatch.setattr(time, "monotonic", lambda hour=hour: now + 3600 * hour)
-        with admission.enter(1):
+        with admission.admit(1):
             pass
-    with admission.enter(1), pytest.raises(Overloaded) as caught, admission.enter(1):
+    with admission.admit(1), pytest.raises(Overloaded) as caught, admission.admit(1):
         pass
     assert caught.value.retry_after_seconds <= 1

@@ -391,7 +391,7 @@ async def _serve_call(
             )
             data = await run_in_time(readers.read(context), request_context)
             check_size(len(data), services.limits.max_body_bytes)
-            stack.enter_context(services.admission.enter(len(data)))
+            stack.enter_context(services.admission.admit(len(data)))
             request = parse_message(method, data)
         model = str(getattr(request, method.model_field, "")) or find_metadata(metadata, "x-model")
         stack.enter_context(count_call(services, method, request, model))

@@ -332,7 +332,7 @@ async def _answer_gathered(
     requests: list[Any] = []
     with ExitStack() as stack:
         with count_refusals(services, method.task, "grpc"):
-            permit = stack.enter_context(services.admission.enter(0))
+            permit = stack.enter_context(services.admission.admit(0))
             while (data := await messages.next()) is not None:
                 check_size(permit.size + len(data), limits.max_body_bytes, what="The messages have")
                 permit.grow(len(data))
@@ -417,7 +417,7 @@ class _StreamAnswerer:
         permit = ExitStack()
 
         async def enter() -> None:
-            permit.enter_context(self._services.admission.enter(len(data)))
+            permit.enter_context(self._services.admission.admit(len(data)))
 
         with count_refusals(self._services, self._method.task, "grpc"):
             check_size(len(data), limits.max_body_bytes)

@@ -265,7 +265,7 @@ class Middleware:
                     await self._check_open(scope, exchange)
                     timeout = read_timeout(find_text_header(scope["headers"], TIMEOUT_HEADER_BYTES))
                     context.deadline = min(context.deadline, time.monotonic() + timeout)
-                    with self._services.admission.enter(
+                    with self._services.admission.admit(
                         exchange.announced_bytes
                     ) as exchange.permit:
                         await self._answer(scope, exchange, route)

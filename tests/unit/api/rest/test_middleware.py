@@ -235,7 +235,7 @@ async def test_when_the_servers_grace_is_over_who_still_waits_is_told(line, pool
 
 
 async def test_a_full_house_is_told_in_the_familys_body_and_when_to_return(line, services):
-    with services.admission.enter(0):
+    with services.admission.admit(0):
         services.admission.max_requests = 1
         for path, told in (
             ("/embed", lambda body: body["error_type"] == "Overloaded"),
@@ -272,7 +272,7 @@ async def test_a_place_is_held_until_the_reply_is_sent(line, services):
 async def test_a_body_of_unknown_length_takes_room_as_it_grows(line, services):
     admission = services.admission
     admission.max_bytes = 2500
-    with admission.enter(1000):
+    with admission.admit(1000):
         asked = line("/v1/embeddings", [b'{"input": "', b"a" * 1000, b'"}'])
         await asked.run()
         assert asked.status == 200
@@ -284,7 +284,7 @@ async def test_a_body_of_unknown_length_takes_room_as_it_grows(line, services):
 
 async def test_a_body_over_the_limit_is_refused_as_that_even_where_room_is_scarce(line, services):
     services.admission.max_bytes = 25_000
-    with services.admission.enter(1000):
+    with services.admission.admit(1000):
         asked = await line("/embed", b"a" * 30_000).run()
     assert asked.status == 413
 
