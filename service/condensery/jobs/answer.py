@@ -443,7 +443,7 @@ async def compress_documents(
     if not keep:
         return compressed
     context = CompressedContext(
-        pair=oscar.info.name,
+        model=oscar.info.name,
         fingerprint=oscar.info.fingerprint,
         question=query,
         documents=tuple(documents),

@@ -177,7 +177,7 @@ class CompressedContext:
     """Passages that were compressed for a question.
 
     Attributes:
-        pair: Name of the OSCAR model that made the vectors.
+        model: Name of the OSCAR model that made the vectors.
         fingerprint: The model's, when it made them.
         question: What they were compressed for.
         documents: As they were sent.
@@ -186,7 +186,7 @@ class CompressedContext:
         text_bytes: What it takes beside the vectors (``count_text_bytes``).
     """
 
-    pair: str
+    model: str
     fingerprint: str
     question: str
     documents: tuple[Document, ...]
@@ -214,15 +214,15 @@ class CompressedContext:
             raise ContextMismatch(
                 "context: it was compressed for another question.", field="context"
             )
-        if info.name != self.pair:
+        if info.name != self.model:
             raise ContextMismatch(
-                f"context: it was compressed by {self.pair}, and {info.name} can't read it.",
+                f"context: it was compressed by {self.model}, and {info.name} can't read it.",
                 field="context",
                 value=info.name,
             )
         if info.fingerprint != self.fingerprint:
             raise ContextMismatch(
-                f"context: it was compressed by {self.pair} with fingerprint {self.fingerprint}; "
+                f"context: it was compressed by {self.model} with fingerprint {self.fingerprint}; "
                 f"the one that runs has {info.fingerprint}. Compress again.",
                 field="context",
                 value=info.fingerprint,
@@ -355,11 +355,11 @@ class ContextStore:
         gone = [
             key
             for key, stored in self._held.items()
-            if serving.get(stored.context.pair) != stored.context.fingerprint
+            if serving.get(stored.context.model) != stored.context.fingerprint
         ]
         for key in gone:
             stored = self._drop(key)
-            self._lost[key] = stored.caller, stored.context.pair
+            self._lost[key] = stored.caller, stored.context.model
         while len(self._lost) > REMEMBERED:
             self._lost.popitem(last=False)
 

@@ -178,7 +178,7 @@ def find_model_and_context(
     model = question.model
     if question.context is not None:
         context = services.contexts.get(current_request().caller, question.context)
-        model = context.pair if model is None else model
+        model = context.model if model is None else model
     oscar = services.registry.pair(model)
     check_question(services.limits, oscar, question)
     if context is not None:

@@ -183,7 +183,7 @@ def _model_of_context(services: Services, request: Any) -> str | None:
     """Return the pair that made the request's context; None without a context."""
     handle = getattr(request, "context", "")
     try:
-        return services.contexts.get(current_request().caller, handle).pair if handle else None
+        return services.contexts.get(current_request().caller, handle).model if handle else None
     except CondenseryError:  # the job itself will say so
         return None
 
