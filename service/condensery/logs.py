@@ -116,12 +116,12 @@ class SlowRequests:
         """Whether a request that is over may be worth a line."""
         return 0 < self._least_ms <= 1000 * (self._clock() - call.started)
 
-    def tell(self, call: RequestContext, *, door: str, route: str, status: int | str) -> None:
+    def log(self, call: RequestContext, *, transport: str, route: str, status: int | str) -> None:
         """Log a request that is over, if it took long and no other was logged just now.
 
         Args:
             call: Whose time it was.
-            door: "rest" or "grpc".
+            transport: "rest" or "grpc".
             route: The pattern of its path, or its method; the path itself is the caller's text.
             status: What it ended with: an HTTP status or a gRPC code.
         """
@@ -142,7 +142,7 @@ class SlowRequests:
             "slow_request",
             extra={
                 "request_id": call.request_id,
-                "door": door,
+                "door": transport,
                 "route": route,
                 "status": status,
                 "ms": round(1000 * (now - call.started), 1),

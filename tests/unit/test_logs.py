@@ -229,7 +229,7 @@ def test_a_long_request_is_told_with_its_stages_and_counts(
     spent.ran("cpu", 1.0, 5.0, 7.5)
     spent.stages = {"compress": 6.75, "generate": 3.0, "tokenize": 0.125}
     clock.now += 10.5
-    SlowRequests(10_000, clock).tell(call, door="grpc", route="/rag/Answer", status="OK")
+    SlowRequests(10_000, clock).log(call, transport="grpc", route="/rag/Answer", status="OK")
     (event,) = caplog.records
     assert (event.levelno, event.getMessage()) == (logging.WARNING, "slow_request")
     wanted = {
@@ -248,12 +248,12 @@ def test_only_what_is_long_enough_is_told_and_nothing_where_none_is_wanted(
     call = RequestContext("mine", started=clock.now)
     for seconds in (0.0, 0.0625):
         clock.now += seconds
-        slow.tell(call, door="rest", route="/embed", status=200)
+        slow.log(call, transport="rest", route="/embed", status=200)
     assert logged_ids(caplog) == []
     clock.now += 0.0625
-    none.tell(call, door="rest", route="/embed", status=200)
+    none.log(call, transport="rest", route="/embed", status=200)
     assert logged_ids(caplog) == []
-    slow.tell(call, door="rest", route="/embed", status=200)
+    slow.log(call, transport="rest", route="/embed", status=200)
     assert logged_ids(caplog) == ["mine"]
 
 
@@ -263,7 +263,7 @@ def test_one_a_second_is_told_and_how_many_were_not(
     slow = SlowRequests(100, clock)
     for number in range(25):
         call = RequestContext(str(number), started=clock.now - 5)
-        slow.tell(call, door="rest", route="/embed", status=200)
+        slow.log(call, transport="rest", route="/embed", status=200)
         clock.now += 0.125
     assert logged_ids(caplog) == ["0", "8", "16", "24"]
     assert [record.slow_unlogged for record in caplog.records] == [0, 7, 7, 7]  # type: ignore[attr-defined]

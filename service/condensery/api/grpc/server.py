@@ -369,7 +369,9 @@ def make_handler(
         finally:
             _log_call(method, request_context, outcome, started)
             if method.each is None:  # each message of a stream of requests is reported by itself
-                services.slow.tell(request_context, door="grpc", route=method.path, status=outcome)
+                services.slow.log(
+                    request_context, transport="grpc", route=method.path, status=outcome
+                )
 
     if method.unary is not None or method.gather is not None:
         return grpc.stream_unary_rpc_method_handler(handle)

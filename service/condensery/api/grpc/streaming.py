@@ -449,7 +449,7 @@ class _StreamAnswerer:
             outcome = "INTERNAL"
             raise
         finally:
-            services.slow.tell(request_context, door="grpc", route=method.path, status=outcome)
+            services.slow.log(request_context, transport="grpc", route=method.path, status=outcome)
 
 
 async def _retry_while_overloaded(

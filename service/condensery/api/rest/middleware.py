@@ -234,9 +234,9 @@ class Middleware:
                 _log_exchange(scope, exchange, routes, started)
                 if self._services.slow.took_long(context):  # few requests
                     route = _nearest_route(scope, routes)
-                    self._services.slow.tell(
+                    self._services.slow.log(
                         context,
-                        door="rest",
+                        transport="rest",
                         route=route.template if route else "-",
                         status=CLIENT_LEFT_STATUS if exchange.left else exchange.status,
                     )
