@@ -136,7 +136,7 @@ class SlowRequests:
             **spent.stages,
             "tokenize": spent.tokenizing,
             "queue": spent.queued,
-            "forward": spent.running,
+            "forward": spent.forward_seconds,
         }
         _log.warning(
             "slow_request",

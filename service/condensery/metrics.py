@@ -415,7 +415,7 @@ class TeiMetrics(Collector):
             return
         # TEI ranks a query's texts as one request.
         method = "batch" if spent.inputs > 1 and task != "rerank" else "single"
-        times = (seconds, spent.tokenizing, spent.waiting, spent.running)
+        times = (seconds, spent.tokenizing, spent.wait_seconds, spent.forward_seconds)
         with self._lock:
             self._requests[method] += 1
             self._inputs[family] += spent.inputs

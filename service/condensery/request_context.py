@@ -29,7 +29,7 @@ class RequestStats:
         tokenizing: Seconds that making tokens took.
         queued: Seconds in queues for a device, or for a place in a generator's cache.
         stages: Seconds by the metrics' name of a stage, as far as each is this request's alone.
-        waiting: Seconds until its first forward pass.
+        wait_seconds: Until its first forward pass.
         began: When that was, seconds of ``time.perf_counter``; 0 if there was none.
         ended: When its last one was done.
     """
@@ -43,19 +43,19 @@ class RequestStats:
     tokenizing: float = 0.0
     queued: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
-    waiting: float = 0.0
+    wait_seconds: float = 0.0
     began: float = 0.0
     ended: float = 0.0
 
-    def ran(self, device: str, arrived: float, began: float, ended: float) -> None:
+    def count_forward_pass(self, device: str, arrived: float, began: float, ended: float) -> None:
         """Count a forward pass for something that was queued at ``arrived``."""
         self.device = device
         if not self.began or began < self.began:
-            self.waiting, self.began = began - arrived, began
+            self.wait_seconds, self.began = began - arrived, began
         self.ended = max(self.ended, ended)
 
     @property
-    def running(self) -> float:
+    def forward_seconds(self) -> float:
         """Seconds from its first forward pass to the end of the last."""
         return self.ended - self.began
 

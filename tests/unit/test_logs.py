@@ -226,7 +226,7 @@ def test_a_long_request_is_told_with_its_stages_and_counts(
     spent = call.spent
     spent.inputs, spent.passages, spent.tokens, spent.generated = 20, 20, 2500, 64
     spent.tokenizing, spent.queued = 0.25, 4.0
-    spent.ran("cpu", 1.0, 5.0, 7.5)
+    spent.count_forward_pass("cpu", 1.0, 5.0, 7.5)
     spent.stages = {"compress": 6.75, "generate": 3.0, "tokenize": 0.125}
     clock.now += 10.5
     SlowRequests(10_000, clock).log(call, transport="grpc", route="/rag/Answer", status="OK")

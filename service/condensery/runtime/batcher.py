@@ -390,7 +390,9 @@ class Batcher(Generic[Item, Result]):
         self._counts.count_batch(batch, tokens, started, seconds)
         for request in requests_of(batch):
             device = self._workers.device.type
-            request.call.spent.ran(device, request.arrived, started, started + seconds)
+            request.call.spent.count_forward_pass(
+                device, request.arrived, started, started + seconds
+            )
         send_results(batch, outcomes)
 
     def _forward_entries(

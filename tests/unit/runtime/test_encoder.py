@@ -152,11 +152,11 @@ async def test_a_call_knows_where_its_time_went(encoder: Encoder) -> None:
     assert spent.device == "cpu"
     assert spent.characters == sum(len("so: " + text) for text in TEXTS)
     assert 0 < spent.tokenizing < took
-    assert 0 <= spent.waiting < took
-    assert 0 < spent.running < took
-    assert spent.waiting + spent.running <= took
+    assert 0 <= spent.wait_seconds < took
+    assert 0 < spent.forward_seconds < took
+    assert spent.wait_seconds + spent.forward_seconds <= took
     other = RequestContext()
-    assert (other.spent.device, other.spent.running) == ("", 0)
+    assert (other.spent.device, other.spent.forward_seconds) == ("", 0)
 
 
 async def test_tokens_cover_their_texts_and_spell_them_again(encoder: Encoder) -> None:

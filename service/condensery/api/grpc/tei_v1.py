@@ -55,8 +55,8 @@ def write_request_stats(tokens: int) -> pb.Metadata:
         compute_tokens=tokens,
         total_time_ns=round(NANOSECONDS * (time.monotonic() - context.started)),
         tokenization_time_ns=round(NANOSECONDS * stats.tokenizing),
-        queue_time_ns=round(NANOSECONDS * stats.waiting),
-        inference_time_ns=round(NANOSECONDS * stats.running),
+        queue_time_ns=round(NANOSECONDS * stats.wait_seconds),
+        inference_time_ns=round(NANOSECONDS * stats.forward_seconds),
     )
 
 

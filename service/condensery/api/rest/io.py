@@ -253,11 +253,11 @@ def _timing_headers(tokens: int) -> dict[str, str]:
     stats = context.spent
     total = time.monotonic() - context.started
     seconds = {
-        "compute": total - stats.waiting,
+        "compute": total - stats.wait_seconds,
         "total": total,
         "tokenization": stats.tokenizing,
-        "queue": stats.waiting,
-        "inference": stats.running,
+        "queue": stats.wait_seconds,
+        "inference": stats.forward_seconds,
     }
     return {
         "x-compute-type": "gpu" if stats.device == "cuda" else "cpu",
