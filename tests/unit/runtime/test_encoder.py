@@ -165,7 +165,7 @@ async def test_tokens_cover_their_texts_and_spell_them_again(encoder: Encoder) -
     assert [one.text for one in pieces if one.special] == ["[CLS]", "[SEP]"]
     for one in pieces[1:-1]:
         assert one.start is not None
-        assert text[one.start : one.end] == one.text
+        assert text[one.start : one.stop] == one.text
     assert [one.id for one in encoder.pieces(text, special=False)] == [o.id for o in pieces[1:-1]]
     ids = [one.id for one in pieces]
     assert encoder.decode(ids) == "the old mill, by the river."
