@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import condensery
@@ -403,15 +404,10 @@ class Server:
 
 
 def _limits(settings: Settings) -> RequestLimits:
-    return RequestLimits(
-        max_items=settings.max_items,
-        max_body_bytes=settings.max_body_bytes,
-        max_header_bytes=settings.max_header_bytes,
-        max_json_depth=settings.max_json_depth,
-        request_seconds=settings.request_timeout_seconds,
-        max_queue_tokens=settings.max_queue_tokens,
-        open_metrics=settings.open_metrics,
-    )
+    """Return the limits of requests: the settings of the same names, and the time of one."""
+    names = Settings.model_fields.keys() & {field.name for field in fields(RequestLimits)}
+    limits = {name: getattr(settings, name) for name in names}
+    return RequestLimits(**limits, request_seconds=settings.request_timeout_seconds)
 
 
 def _in_url(host: str) -> str:

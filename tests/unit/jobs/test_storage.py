@@ -177,3 +177,8 @@ async def test_rest_serves_it(client: AsyncClient) -> None:
     assert await client.delete("kb", ["b"]) == 1
     await client.drop_index("kb")
     assert await client.list_indexes() == []
+
+
+def test_the_toy_has_all_that_a_store_must_have() -> None:
+    asked = {name for name in vars(VectorStore) if not name.startswith("_")}
+    assert asked - set(dir(ToyStore)) == set()

@@ -1,4 +1,4 @@
-"""Our errors as each family of REST clients reads them. FastAPI's own bodies never leave.
+"""Our errors as each family of REST clients reads them.
 
 Families: ``tei`` (TEI's flat body), ``openai`` (OpenAI's nested one, ours too), ``rerank`` (one
 body in which Cohere's, Jina's and OpenAI's clients each find their field) and ``kserve``.

@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from condensery.api.rest.endpoint import Access, GuardedEndpoint, Route, RouteTable
 from condensery.api.rest.errors import METHOD_NOT_ALLOWED, Family, render_error, render_row
@@ -166,49 +166,47 @@ class Exchange:
 
 
 class Middleware:
-    """Serves every request: some endpoints directly, the others through FastAPI.
+    """Serves every request: checks it, finds its route, and calls the endpoint.
 
     Pure ASGI: Starlette's BaseHTTPMiddleware hides a client's disconnect, and takes time.
 
     Args:
-        app: FastAPI's, with every route.
-        table: The same routes.
-        hot: The endpoints that are served directly, by method and path.
+        table: The routes.
+        endpoints: What answers, by method and path of the route.
+        describe: Returns the API's description.
         services: The running parts.
         origins: Which web pages and host names are allowed.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
         table: RouteTable,
-        hot: dict[tuple[str, str], GuardedEndpoint],
+        endpoints: Mapping[tuple[str, str], GuardedEndpoint],
+        describe: Callable[[], Mapping[str, Any]],
         services: Services,
         origins: Origins,
     ) -> None:
-        self._app = app
         self._table = table
-        self._hot = hot
+        self._endpoints = endpoints
+        self._describe = describe
         self._services = services
         self._limits = services.limits
         self._origins = origins
 
     def family_of(self, path: str) -> Family:
         """Return the family of a path's errors, where nothing else of the request is known."""
-        routes = self._table.find(path)
+        routes, _ = self._table.find(path)
         return next(iter(routes.values())).family if routes else _family_of_unknown_path(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        """Serve one request; the server is told to send nothing else, no start and no websocket."""
+        assert scope["type"] == "http", scope["type"]
         exchange = Exchange(scope, receive, send, self._limits.max_body_bytes)
         # A client that reads this in its reply sends no further request on the connection.
         draining = self._services.health.draining
         exchange.closing = draining or TOO_MANY_CONNECTIONS in scope.get("extensions", ())
         exchange.reply_headers = self._origins.reply_headers(scope["headers"])
-        scope["state"] = {"request_id": exchange.request_id}
+        scope["state"] = {"request_id": exchange.request_id, "describe": self._describe}
         started = time.monotonic()
         context = RequestContext(
             exchange.request_id,
@@ -216,7 +214,7 @@ class Middleware:
             started + self._limits.request_seconds,
             started=started,
         )
-        routes = self._table.find(scope["path"])
+        routes, scope["path_params"] = self._table.find(scope["path"])
         with serving_request(context):
             try:
                 await self._serve(scope, exchange, routes, context)
@@ -289,10 +287,7 @@ class Middleware:
         return None if headers is None else Response(status_code=204, headers=headers)
 
     async def _answer(self, scope: Scope, exchange: Exchange, route: Route) -> None:
-        endpoint = self._hot.get((route.method, route.path))
-        if endpoint is None:
-            await self._app(scope, exchange.receive, exchange.send)
-            return
+        endpoint = self._endpoints[route.method, route.path]
         response = await endpoint(Request(scope, exchange.receive))
         await response(scope, exchange.receive, exchange.send)
 

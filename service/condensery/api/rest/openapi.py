@@ -134,7 +134,7 @@ ERROR_HEADERS: dict[int, Schema] = {
 
 async def show_openapi(request: Request, _services: Services) -> Response:
     """Return the description of all routes, as OpenAPI has it."""
-    return write_json(request.app.openapi())
+    return write_json(request.state.describe())
 
 
 def describe_routes(table: Mapping[str, Sequence[Route]], limits: RequestLimits) -> Schema:

@@ -44,7 +44,7 @@ async def show_docs(request: Request, _services: Services) -> Response:
     """Show what there is, for people."""
     host = request.headers.get("host", "localhost:8080")
     secure = request.url.scheme == "https"
-    page = render_page(request.app.openapi(), f"https://{host}" if secure else host)
+    page = render_page(request.state.describe(), f"https://{host}" if secure else host)
     headers = {"content-security-policy": PAGE_POLICY}
     return Response(page, headers=headers, media_type="text/html")
 

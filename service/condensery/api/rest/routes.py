@@ -51,7 +51,6 @@ INFERENCE_ROUTES = (
             body=inference.OpenAIEmbedRequest,
             reply=embeddings.Embeddings,
             other_media=embeddings.OCTET_STREAM,
-            hot=True,
         )
         for path in OPENAI_EMBEDDINGS
     ),
@@ -98,7 +97,6 @@ INFERENCE_ROUTES = (
         family="tei",
         body=inference.TeiEmbedRequest,
         reply=embeddings.Vectors,
-        hot=True,
     ),
     _inference_route(
         "/rerank",
@@ -108,7 +106,6 @@ INFERENCE_ROUTES = (
         body=inference.TeiRerankRequest | inference.RerankRequest,
         reply=rerank.AnyRanking,
         other_family="rerank",
-        hot=True,
     ),
     _inference_route(
         "/predict",
@@ -118,7 +115,6 @@ INFERENCE_ROUTES = (
         body=inference.TeiPredictRequest,
         reply=tei.Predictions,
         fails=(*ENCODE_ERRORS, errors.ModelCannot),
-        hot=True,
     ),
     _inference_route(
         "/v1/embed",
@@ -135,7 +131,6 @@ INFERENCE_ROUTES = (
         family="rerank",
         body=cohere.CohereEmbedRequest,
         reply=cohere.CohereByType,
-        hot=True,
     ),
     _inference_route(
         "/v1/rerank",
@@ -144,7 +139,6 @@ INFERENCE_ROUTES = (
         family="rerank",
         body=inference.RerankRequest,
         reply=rerank.Ranking,
-        hot=True,
     ),
     _inference_route(
         "/v2/rerank",

@@ -25,7 +25,7 @@ from condensery.methods.trainer.method import TrainingSetup
 SHAPE = tiny_shape(query_tokens=24, passage_tokens=48, generator_layers=3)
 RECIPE = Recipe(steps=3, tokens=200, warmup=1, cloze_only=1, cloze=10, seed=4)
 # What a machine may lack that trains from a pack, and what `train` must not ask for.
-ABSENT = ("pydantic", "pydantic_core", "fastapi", "starlette", "uvicorn", "faiss", "nanoarrow")
+ABSENT = ("pydantic", "pydantic_core", "starlette", "uvicorn", "faiss", "nanoarrow")
 ALONE = """
 import sys
 class Absent:
