@@ -1,4 +1,4 @@
-"""The REST API as an ASGI app: the table of routes, its endpoints guarded, behind the middleware."""
+"""The REST API as an ASGI app: the table of routes, each endpoint guarded, and the middleware."""
 
 from functools import cache, partial
 
