@@ -16,6 +16,8 @@ from condensery.networks.oscar_paper import (
     Row,
 )
 from condensery.networks.oscar_paper import table as paper_table
+from condensery.networks.shrp_paper import PAPER_TOKENS
+from condensery.networks.shrp_paper import rows as shrp_rows
 
 COLUMNS = ("inference", "compression", "total")
 OSCAR_TEXT = f"""\
@@ -29,6 +31,13 @@ x: how many times less than without compression; first as the paper counts, then
 EFFIR_TEXT = """\
 Billions of parameters, the head left out. paper: as printed in Tables 1 to 3 and 5 of "Making Large
 Language Models Efficient Dense Retrievers" (EffiR); after it, ours from the dimensions."""
+
+SHRP_TEXT = f"""\
+Percent of BERT-base's parameters that are gone (embeddings left out), and of its FLOPs that are
+left. paper: as printed in Table 1 of arXiv:2512.20635; after it, ours counted as the paper counts
+(of FLOPs: matrices only, and an output projection that the converted layer does not have). true:
+ours with attention scores at {PAPER_TOKENS} tokens, and without that projection. faster: as the
+paper measured it; at most: what true FLOPs allow."""
 
 
 def add_cost(parsers: Parsers) -> None:
@@ -59,6 +68,16 @@ def add_cost(parsers: Parsers) -> None:
     )
     effir.add_argument("--json", action="store_true", help="print JSON, in parameters")
     effir.set_defaults(run=run_effir)
+    shrp = methods.add_parser(
+        "shrp",
+        help="heads as experts, pruned to one a layer",
+        description="What SHRP leaves of parameters and FLOPs.",
+    )
+    shrp.add_argument(
+        "--paper", action="store_true", required=True, help="Table 1 of the paper, and our figures"
+    )
+    shrp.add_argument("--json", action="store_true", help="print JSON, in percent")
+    shrp.set_defaults(run=run_shrp)
 
 
 def run_oscar(args: argparse.Namespace) -> int:
@@ -110,6 +129,47 @@ def run_effir(args: argparse.Namespace) -> int:
         share = f"{100 * row.parameters / full[row.backbone]:.1f}%"
         cells.append((row.backbone, row.variant, f"{row.paper:.1f}", ours, share))
     print(f"{format_table(cells)}\n\n{EFFIR_TEXT}")
+    return 0
+
+
+def run_shrp(args: argparse.Namespace) -> int:
+    """Print Table 1's parameters and FLOPs, and ours."""
+    rows = list(shrp_rows())
+    if args.json:
+        records = [
+            {
+                "converted": row.converted,
+                "parameters_gone": {"paper": row.paper_parameters, "ours": row.parameters_gone},
+                "flops_left": {
+                    "paper": row.paper_flops,
+                    "as_counted": row.flops_as_counted,
+                    "true": row.true_flops(),
+                },
+                "times_faster": {
+                    "paper": row.paper_throughput,
+                    "allowed": 100 / row.true_flops(),
+                },
+            }
+            for row in rows
+        ]
+        print(json.dumps(records, indent=2))
+        return 0
+    head = ("CONVERTED", "PARAMETERS", "ours", "FLOPS", "ours", "true", "FASTER", "at most")
+    cells = [
+        (
+            f"{row.converted} of {row.shape.layers}",
+            f"-{row.paper_parameters:.1f}%",
+            f"-{row.parameters_gone:.1f}%",
+            f"{row.paper_flops:.2f}%",
+            f"{row.flops_as_counted:.2f}%",
+            f"{row.true_flops():.2f}%",
+            f"{row.paper_throughput:.2f}x",
+            f"{100 / row.true_flops():.2f}x",
+        )
+        for row in rows
+    ]
+    cells.insert(0, head)
+    print(f"{format_table(cells)}\n\n{SHRP_TEXT}")
     return 0
 
 

@@ -50,7 +50,21 @@ def test_effirs_table_shows_the_papers_counts_beside_ours(
     assert all(round(record["ours"] / 1e9, 1) == record["paper"] / 1e9 for record in records)
 
 
-@pytest.mark.parametrize("method", ["oscar", "effir"])
+def test_shrps_columns_are_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", "shrp", "--paper"]) == 0
+    assert "6 of 12" in capsys.readouterr().out
+    assert main(["cost", "shrp", "--paper", "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [record["converted"] for record in records] == [2, 4, 6, 8, 10, 11]
+    for record in records:
+        parameters, flops = record["parameters_gone"], record["flops_left"]
+        assert round(parameters["ours"], 1) == parameters["paper"]
+        assert round(flops["as_counted"], 2) == flops["paper"]
+        # 4 products of a head for the paper's 5; of the scores each layer has a twelfth left
+        assert flops["true"] < flops["as_counted"]
+
+
+@pytest.mark.parametrize("method", ["oscar", "effir", "shrp"])
 def test_the_table_needs_no_torch(method: str) -> None:
     code = (
         "import sys; from condensery.cli import main\n"
