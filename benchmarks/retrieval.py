@@ -109,9 +109,7 @@ async def measure(
     for query in judged:
         started = time.perf_counter()
         top_k = services.limits.max_top_k
-        hits = await retrieval.query_index(
-            services, "set", queries[query], top_k=top_k, mode=mode
-        )
+        hits = await retrieval.query_index(services, "set", queries[query], top_k=top_k, mode=mode)
         times.append(1000 * (time.perf_counter() - started))
         found = list(dict.fromkeys(hit.passage.document_id for hit in hits))
         orders[query] = found
