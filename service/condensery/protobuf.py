@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from operator import attrgetter
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -26,6 +25,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 
 from condensery.errors import InputError
 from condensery.values import Floats
+from condensery.wire import without_none
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -345,7 +345,7 @@ def _nested_reader(message: Descriptor, hint: Any, path: str) -> Callable[[Messa
 
     One that may be None is None where its first field is empty.
     """
-    kind, optional = _without_none(hint)
+    kind, optional = without_none(hint)
     steps = _reading_plan(message, kind, f"{path}.")
 
     def get(source: Message) -> Any:
@@ -371,7 +371,7 @@ def _field_reader(
         nested: Any = field.message_type
         get_inner = _field_reader(nested, inner, hint, path, has_default)
         return None if get_inner is None else lambda source: get_inner(getattr(source, outer))
-    kind, optional = _without_none(hint)
+    kind, optional = without_none(hint)
     get, convert = attrgetter(outer), _read_converter(field, kind, path)
     read_value: Converter = get if convert is None else lambda source: convert(get(source))
     default = MISSING if has_default else None
@@ -409,11 +409,3 @@ def _read_converter(field: FieldDescriptor, kind: Any, path: str) -> Converter |
 
 def _is_repeated(field: FieldDescriptor) -> bool:
     return bool(field.default_value == [])  # the property of that name is newer than our oldest
-
-
-def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return ``X`` of ``X | None``, and whether it was that."""
-    if get_origin(hint) not in (Union, UnionType):
-        return hint, False
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-    return (kinds[0] if len(kinds) == 1 else hint), len(kinds) < len(get_args(hint))

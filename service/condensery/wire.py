@@ -16,7 +16,7 @@ import numpy as np
 T = TypeVar("T")
 Converter = Callable[[Any], Any]
 
-# Stands for minus infinity, which JSON can't write.
+# OpenAI's value for minus infinity, which JSON lacks.
 LEAST_LOGPROB = -9999.0
 
 
@@ -47,15 +47,23 @@ def write(value: Any) -> Any:
     return list(value)
 
 
+def without_none(hint: Any) -> tuple[Any, bool]:
+    """Return ``X`` of ``X | None``, and whether it was that."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return (kinds[0] if len(kinds) == 1 else hint), len(kinds) < len(get_args(hint))
+
+
 @cache
 def _reader(hint: Any) -> Converter | None:
     """Return what reads a type, compiled once; None for what is taken as it is."""
     origin, parts = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
         return _dataclass_reader(hint)
-    if origin in (Union, UnionType):
-        kinds = [kind for kind in parts if kind is not NoneType]
-        convert = _reader(kinds[0]) if len(kinds) == 1 else None
+    kind, optional = without_none(hint)
+    if optional and kind is not hint:
+        convert = _reader(kind)
         return None if convert is None else _optional_reader(convert)
     if origin is np.ndarray:
         return lambda content: np.array(content, np.float32)

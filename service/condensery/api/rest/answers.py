@@ -28,11 +28,9 @@ from condensery.question import (
     Retrieved,
     TokenLogprob,
 )
+from condensery.wire import LEAST_LOGPROB
 
 T = TypeVar("T", Answer, Delta)
-
-# OpenAI's value for minus infinity, which JSON lacks.
-MIN_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ def finite(value: T) -> T:
 
 def clamp_logprob(logprob: float) -> float:
     """Return a log-probability that is finite."""
-    return max(logprob, MIN_LOGPROB)
+    return max(logprob, LEAST_LOGPROB)
 
 
 def _finite_token(token: TokenLogprob) -> TokenLogprob:

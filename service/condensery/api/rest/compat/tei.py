@@ -32,10 +32,15 @@ from condensery.api.rest.schemas.inference import (
 from condensery.api.rest.validation import validate_body
 from condensery.jobs.accounting import count_request
 from condensery.jobs.embed import compare_texts, decode_tokens, embed, embed_tokens, tokenize
-from condensery.jobs.models import describe_model, is_classifier, list_capabilities
+from condensery.jobs.models import (
+    ModelDescription,
+    describe_model,
+    is_classifier,
+    list_capabilities,
+)
 from condensery.jobs.rerank import classify, rerank
 from condensery.jobs.services import Services
-from condensery.values import ModelInfo, Prediction, TextToken
+from condensery.values import Prediction, TextToken
 
 Predictions = list[Prediction] | list[list[Prediction]]
 TokenVectors = list[Vectors]
@@ -93,7 +98,7 @@ async def tei_info(_request: Request, services: Services) -> Response:
             model_sha=default.fingerprint,
             model_dtype=default.dtype,
             served_model_name=default.id,
-            model_type=_model_type(default),
+            model_type=_model_type(described),
             max_concurrent_requests=described.max_concurrent_requests,
             max_input_length=default.max_tokens,
             max_batch_tokens=described.max_batch_tokens,
@@ -268,13 +273,13 @@ async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
             return await write_list(ranks, PIECE_TEXTS, headers=result_headers(result))
 
 
-def _model_type(info: ModelInfo) -> dict[str, Any]:
+def _model_type(described: ModelDescription) -> dict[str, Any]:
     """Return TEI's dict of a single key, which names the model's type."""
-    if info.kind == "encoder":
-        return {"embedding": {"pooling": info.pooling}}
-    labels = info.labels or ("relevance",)
+    if "embed" in described.tasks:
+        return {"embedding": {"pooling": described.model.pooling}}
+    labels = described.model.labels or ("relevance",)
     mappings = {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
     }
-    return {"classifier" if info.kind == "classifier" else "reranker": mappings}
+    return {"reranker" if "rerank" in described.tasks else "classifier": mappings}
