@@ -29,8 +29,8 @@ from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.oscar.tables import table
 from condensery.methods.ranking.sets import read_sets
 from condensery.methods.trainer.publishing import without_folders
-from condensery.networks.effir_loading import pruning_of
 from condensery.networks.effir_shape import Pruning
+from condensery.networks.loading import pruning_of
 from condensery.runtime.device import choose_device, choose_dtype
 from condensery.store.manifest import StoredModel
 from condensery.store.reports import StoredReport

@@ -31,9 +31,9 @@ from condensery.networks.attention import PACKED
 from condensery.networks.backbone import Backbone
 from condensery.networks.decoders import fill_buffers
 from condensery.networks.dtypes import dtype_name
-from condensery.networks.effir_loading import build_pruned
 from condensery.networks.effir_paper import retriever_parameters
 from condensery.networks.effir_shape import Pruning
+from condensery.networks.loading import build_pruned
 from condensery.networks.oscar_paper import MISTRAL_7B
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"

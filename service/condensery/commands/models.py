@@ -23,6 +23,7 @@ from condensery.values import ModelReport
 
 if TYPE_CHECKING:
     from condensery.settings import Settings
+    from condensery.store.manifest import StoredModel
     from condensery.store.store import ModelStore
 
 
@@ -204,9 +205,11 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print a manifest."""
-    stored = open_store(args).open(args.name, check=False)
+    store = open_store(args)
+    stored = store.open(args.name, check=False)
     content = stored.manifest.model_dump(mode="json") | {"path": str(stored.path)}
     print(json.dumps(content, indent=2, ensure_ascii=False))
+    _note_base(store, stored)
     return 0
 
 
@@ -221,10 +224,21 @@ def run_verify(args: argparse.Namespace) -> int:
         if isinstance(entry, StoredModel):
             files = len(entry.manifest.files)
             print(f"{entry.name} version {entry.version}: {files} files as they should be")
+            _note_base(store, entry)
         else:
             intact = False
             print(f"{entry.name}: broken: {entry.reason}")
     return 0 if intact else 1
+
+
+def _note_base(store: "ModelStore", stored: "StoredModel") -> None:
+    """Say that a model can't be loaded here, for want of what it shares files with."""
+    if not store.has_base(stored):
+        about = stored.manifest
+        print_note(
+            f"note: {stored.name} can't be loaded: its base {about.base} with fingerprint"
+            f" {about.base_fingerprint} is not in the store"
+        )
 
 
 def run_import(args: argparse.Namespace) -> int:

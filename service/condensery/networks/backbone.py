@@ -22,12 +22,13 @@ from condensery.errors import CorruptModel
 from condensery.networks.attention import PACKED
 from condensery.networks.bert import fuse_layers
 from condensery.networks.dtypes import thread_dtypes
-from condensery.networks.effir_loading import open_pruned, pruning_of
 from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
+from condensery.networks.loading import has_other_parts, open_model
 from condensery.networks.packing import Packing
 from condensery.networks.pooling import Pooling, rows_read
 from condensery.networks.sublayers import constructor_options
+from condensery.networks.weight_files import ModelFolder
 
 # These count positions from padding_idx + 1 and derive them from the ids by default.
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"})
@@ -130,7 +131,7 @@ def _quietly() -> Iterator[None]:
 
 
 def load_backbone(
-    path: Path,
+    path: Path | ModelFolder,
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -150,7 +151,7 @@ def load_backbone(
 
 
 def load_transformer(
-    path: Path,
+    path: Path | ModelFolder,
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -158,28 +159,30 @@ def load_transformer(
     """Load the base model in ``path`` (config.json, *.safetensors) as transformers has it.
 
     Args:
-        path: A directory in transformers' layout. Nothing is fetched, and no code in it runs.
+        path: A directory in transformers' layout, whose weights may be int8 or a base's. Nothing
+            is fetched, and no code in it runs.
         device: Where to.
         dtype: Of its weights.
 
     Raises:
         CorruptModel: A file is missing or unreadable, weights are missing or of other shapes, or
-            the configuration's lists of what is dropped (``networks.effir_shape``) are wrong.
+            the configuration's lists of what is dropped (``networks.effir_shape``) or of heads
+            that are left (``networks.shrp``) are wrong.
     """
-    with _reading(path):
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        if (pruning := pruning_of(config)) is not None:
-            device = torch.device(device)
-            pruned = open_pruned(path, config, pruning, device=device, dtype=dtype)
-            pruned.eval()
-            return pruned
+    folder = ModelFolder.of(path)
+    with _reading(folder.path):
+        config = AutoConfig.from_pretrained(folder.path, local_files_only=True)
+        if has_other_parts(config) or not folder.plain:
+            return open_model(folder, config, device=device, dtype=dtype)
         options = constructor_options(config)
-        model, report = AutoModel.from_pretrained(path, config=config, **_options(dtype), **options)
-    return _whole(path, model, report, device)
+        model, report = AutoModel.from_pretrained(
+            folder.path, config=config, **_options(dtype), **options
+        )
+    return _whole(folder.path, model, report, device)
 
 
 def load_classifier(
-    path: Path,
+    path: Path | ModelFolder,
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -187,16 +190,17 @@ def load_classifier(
     """Load the sequence classifier in ``path`` as transformers has it; see ``load_transformer``.
 
     Raises:
-        CorruptModel: As there; or parts of it are dropped, which is known of encoders only.
+        CorruptModel: As there; or sub-layers of it are dropped, which is known of encoders only.
     """
-    with _reading(path):
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-        if pruning_of(config) is not None:
-            raise ValueError("config.json: drops parts of a classifier")
+    folder = ModelFolder.of(path)
+    with _reading(folder.path):
+        config = AutoConfig.from_pretrained(folder.path, local_files_only=True)
+        if has_other_parts(config) or not folder.plain:
+            return open_model(folder, config, classifies=True, device=device, dtype=dtype)
         model, report = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, **_options(dtype)
+            folder.path, config=config, **_options(dtype)
         )
-    return _whole(path, model, report, device)
+    return _whole(folder.path, model, report, device)
 
 
 def _options(dtype: torch.dtype) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from condensery.networks.backbone import Backbone, load_backbone, load_classifie
 from condensery.networks.classifier import Classifier, run_classifier
 from condensery.networks.oscar_causal_shape import FAMILIES
 from condensery.networks.oscar_families import COMPRESSORS, CompressorFamily
+from condensery.networks.weight_files import ModelFolder
 from condensery.values import METHODS
 
 
@@ -35,6 +36,7 @@ class NetworkFiles:
         dtype: What to compute in.
         read_state: Reads its weights, by name, on the CPU; int8 ones are float32 then. Raises
             CorruptModel.
+        folder: The directory with what is its base's; None where it has all of its files itself.
     """
 
     name: str
@@ -43,6 +45,7 @@ class NetworkFiles:
     device: torch.device
     dtype: torch.dtype
     read_state: Callable[[], Mapping[str, Tensor]]
+    folder: ModelFolder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +119,19 @@ def _corrupt(files: NetworkFiles) -> Iterator[None]:
 
 
 def _read_backbone(files: NetworkFiles) -> Backbone:
-    """Read transformers' layout; what is dropped of it, its config.json says (EffiR's models)."""
-    return load_backbone(files.path, device=files.device, dtype=files.dtype)
+    """Read transformers' layout; what is left of its layers, its config.json says."""
+    return load_backbone(files.folder or files.path, device=files.device, dtype=files.dtype)
 
 
 def _read_classifier(files: NetworkFiles) -> Classifier:
-    return run_classifier(load_classifier(files.path, device=files.device, dtype=files.dtype))
+    model = load_classifier(files.folder or files.path, device=files.device, dtype=files.dtype)
+    return run_classifier(model)
 
 
 # How each method's models become networks. OSCAR's pairs are built by their families.
 BUILDERS: dict[str, NetworkBuilder] = {
     "none": NetworkBuilder(_read_backbone, _read_classifier),
     "effir": NetworkBuilder(_read_backbone, _read_classifier),
+    "shrp": NetworkBuilder(_read_backbone, _read_classifier),
     "oscar": NetworkBuilder(),
 }

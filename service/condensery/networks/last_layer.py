@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from condensery.networks.bert import FusedLayer
+from condensery.networks.bert import PackedLayer
 from condensery.networks.effir import PrunedLayer
 from condensery.networks.sublayers import FAMILIES, Family, family_named, layers_of
 
@@ -60,7 +60,7 @@ def trim_last(model: nn.Module) -> None:
     family = family_named(config.model_type)
     layers = layers_of(model, family)
     last = layers[-1]
-    if isinstance(last, FusedLayer):
+    if isinstance(last, PackedLayer):
         last.last = True
     elif family.norm_first and hasattr(last, family.mlp[0]):
         layers[-1] = LastLayer(last, family)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from condensery.networks.attention import attend, attend_padded
-from condensery.networks.bert import FAMILY, Norm
+from condensery.networks.bert import FAMILY, Norm, PackedLayer
 from condensery.networks.linear import Dense
 from condensery.networks.packing import Packing
 
@@ -187,6 +187,10 @@ class ExpertLayer(nn.Module):
         bias = linear.bias.view(self.experts, 1, self.head_size)[chosen]
         return torch.baddbmm(bias, hidden, weight.transpose(1, 2))
 
+    def fused(self) -> "FusedExpertLayer":
+        """Return it as it infers on packed tokens."""
+        return FusedExpertLayer(self)
+
     @torch.no_grad()
     def keep(self, experts: Sequence[int]) -> None:
         """Keep only these experts, in place; with one, the gate goes.
@@ -264,12 +268,17 @@ def build_experts(model: nn.Module, experts: Experts) -> None:
 
 
 def expert_family(model: nn.Module) -> nn.ModuleList:
-    """Return the layers of a model whose layers can be converted.
+    """Return the layers of a model whose layers can be converted; raises ValueError if none can."""
+    check_convertible(model.config)
+    return cast(nn.ModuleList, model.get_submodule("encoder.layer"))
+
+
+def check_convertible(config: Any) -> None:
+    """Check that a configuration is of a model whose layers can be converted.
 
     Raises:
-        ValueError: It is none; says why.
+        ValueError: It is not; the key is named.
     """
-    config: Any = model.config
     if config.model_type not in FAMILY:
         known = ", ".join(sorted(FAMILY))
         raise ValueError(f"model_type: {config.model_type!r} can't be converted, but {known}")
@@ -278,24 +287,19 @@ def expert_family(model: nn.Module) -> nn.ModuleList:
             f"num_attention_heads: {config.num_attention_heads} heads don't divide"
             f" hidden_size {config.hidden_size}"
         )
-    return cast(nn.ModuleList, model.get_submodule("encoder.layer"))
 
 
-class FusedExpertLayer(nn.Module):
+class FusedExpertLayer(PackedLayer):
     """An expert layer on packed tokens, for inference: two products and one small attention.
 
     With several experts all of them project, and each sequence takes its own.
 
     Args:
         layer: As it was trained.
-
-    Attributes:
-        last: Whether the rows that ``Packing.wanted`` doesn't name are read by nobody.
     """
 
     def __init__(self, layer: ExpertLayer) -> None:
         super().__init__()
-        self.last = False
         self.experts, self.head_size = layer.experts, layer.head_size
         attention = layer.attention
         self.projections = Dense.stack([attention.query, attention.key, attention.value])

@@ -23,6 +23,7 @@ from condensery.runtime.encoder import WARM_UP_TOKENS, describe_model, network_f
 from condensery.runtime.queue import BatchLimits
 from condensery.runtime.tokenizing import (
     CUT_CHARACTERS_PER_TOKEN,
+    TOKENIZER,
     BatchFeeder,
     TextTokenizer,
     Truncation,
@@ -281,6 +282,7 @@ class Classifier:
 
         Raises:
             CorruptModel: It is no classifier, or its files don't make one.
+            ModelNotFound: The base that has some of them is not in the store.
         """
         manifest = stored.manifest
         labels = manifest.shape.get("labels")
@@ -302,7 +304,7 @@ class Classifier:
         )
         return cls(
             ClassifierNetwork(network, manifest.name),
-            TextPairTokenizer.load(stored.path, manifest.max_tokens, threads),
+            TextPairTokenizer.load(stored.file(TOKENIZER).parent, manifest.max_tokens, threads),
             workers,
             info=info,
             limits=limits,

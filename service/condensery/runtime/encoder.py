@@ -17,6 +17,7 @@ from condensery.networks.pooling import Pooling, normalise, pool
 from condensery.runtime.batcher import Batcher
 from condensery.runtime.queue import BatchLimits
 from condensery.runtime.tokenizing import (
+    TOKENIZER,
     BatchFeeder,
     TextTokenizer,
     TokenizedText,
@@ -76,16 +77,19 @@ def describe_model(
 
 
 def network_files(stored: "StoredModel", device: torch.device, dtype: torch.dtype) -> NetworkFiles:
-    """Return what a stored model's network is built from, to run on a device in a dtype."""
+    """Return what a stored model's network is built from, to run on a device in a dtype.
+
+    Raises:
+        ModelNotFound: The base that has some of it is not in the store.
+    """
+    # Late: the store needs pydantic, absent where only forward passes run.
+    from condensery.store.weights import load_state, open_folder
 
     def read_state() -> Mapping[str, Tensor]:
-        # Late: the store needs pydantic, absent where only forward passes run.
-        from condensery.store.weights import load_state
-
         return load_state(stored)
 
-    manifest = stored.manifest
-    return NetworkFiles(manifest.name, stored.path, manifest.shape, device, dtype, read_state)
+    name, shape, folder = stored.name, stored.manifest.shape, open_folder(stored)
+    return NetworkFiles(name, stored.path, shape, device, dtype, read_state, folder)
 
 
 def vector_lengths(manifest: "Manifest", width: int) -> tuple[int, ...]:
@@ -226,6 +230,7 @@ class Encoder:
 
         Raises:
             CorruptModel: It is no encoder, or its files don't make one.
+            ModelNotFound: The base that has some of them is not in the store.
         """
         manifest = stored.manifest
         if manifest.kind != "encoder" or manifest.pooling is None:
@@ -246,7 +251,7 @@ class Encoder:
         )
         return cls(
             EncoderNetwork(backbone, manifest.pooling, manifest.name),
-            TextTokenizer.load(stored.path, manifest.max_tokens, threads),
+            TextTokenizer.load(stored.file(TOKENIZER).parent, manifest.max_tokens, threads),
             workers,
             info=info,
             prompts=manifest.prompts,

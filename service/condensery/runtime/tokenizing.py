@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Returned = TypeVar("Returned")
 
+TOKENIZER = "tokenizer.json"
 # A text over this many characters for each token the model reads is refused, not truncated.
 MAX_CHARACTERS_PER_TOKEN = 250
 # A long text is cut to this many characters a token before it is tokenised (prose has 4 to 5):
@@ -103,9 +104,9 @@ class TextTokenizer:
             CorruptModel: It is missing or unreadable.
         """
         try:
-            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+            tokenizer = Tokenizer.from_file(str(path / TOKENIZER))
         except Exception as error:  # tokenizers raises bare Exception
-            raise CorruptModel(f"{path.name}: tokenizer.json can't be read: {error}") from error
+            raise CorruptModel(f"{path.name}: {TOKENIZER} can't be read: {error}") from error
         return cls(tokenizer, max_tokens, threads)
 
     @property

@@ -20,8 +20,8 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from condensery.errors import CorruptModel, StoreError, shorten
 from condensery.networks.adapters import Adapters
 from condensery.networks.dtypes import dtype_name
-from condensery.networks.effir_loading import build_pruned, own_name
 from condensery.networks.effir_shape import KEYS, Pruning
+from condensery.networks.loading import build_pruned, own_name
 from condensery.store.language_models import (
     LanguageModel,
     end_texts,

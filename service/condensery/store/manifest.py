@@ -21,6 +21,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from condensery.errors import CorruptModel, ModelNotFound
+from condensery.store.base_parts import KEY, BaseParts
 from condensery.values import METHODS, MODEL_KINDS, ModelKind
 
 MANIFEST = "model.json"
@@ -115,7 +117,8 @@ class Manifest(BaseModel):
         format: Of this file; a reader refuses one it does not know.
         version: A whole number; publishing under a taken name makes the next one.
         base: Name of the stored model that this one shares files with (oscar-mini: its word
-            embeddings are minilm-l6's).
+            embeddings are minilm-l6's). What an encoder or classifier takes from it, ``shape``
+            says (``base_parts``).
         base_fingerprint: Of that model; filled in by ``publish``.
         prompts: Text put before an input, by the prompt's name.
         default_prompt: Name of the prompt used when the caller names none.
@@ -187,6 +190,7 @@ class Manifest(BaseModel):
         manifest = handler(data)
         if manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts:
             raise ValueError(f"default_prompt {manifest.default_prompt!r} is not among the prompts")
+        _check_base(manifest)
         fingerprint = manifest.fingerprint  # raises on NaN
         if claimed not in (None, fingerprint):
             raise ValueError(f"fingerprint {claimed} is not that of the content")
@@ -212,13 +216,44 @@ class Manifest(BaseModel):
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
 
+    @property
+    def base_parts(self) -> BaseParts | None:
+        """What is not among the files, for the base has it; None for most."""
+        return BaseParts.from_shape(self.shape)
+
+
+def _check_base(manifest: Manifest) -> None:
+    """Check what a manifest says to be its base's.
+
+    Raises:
+        ValueError: It is no table of names, names files that are its own, or there is no base.
+    """
+    parts = manifest.base_parts
+    if parts is None:
+        return
+    if manifest.base is None:
+        raise ValueError(f"shape.{KEY} needs a base")
+    for name in parts.files:
+        if problem := path_problem(name):
+            raise ValueError(f"shape.{KEY}: {problem}")
+        if name in manifest.files:
+            raise ValueError(f"shape.{KEY}: {name} is among the model's own files")
+
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A whole model on disk; its files are ``path / name`` for each name in the manifest."""
+    """A whole model on disk; its own files are ``path / name`` for each name in the manifest.
+
+    Attributes:
+        manifest: What ``model.json`` says.
+        path: Its directory.
+        base: The model that has what this one takes from a base (``Manifest.base_parts``), found
+            by the store; None where it takes nothing, or the base is not there.
+    """
 
     manifest: Manifest
     path: Path
+    base: "StoredModel | None" = None
 
     @property
     def name(self) -> str:
@@ -236,9 +271,50 @@ class StoredModel:
         return self.path.parent.parent
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The names of all files, the base's that are its own too included."""
+        parts = self.manifest.base_parts
+        return (*self.manifest.files, *(() if parts is None else parts.files))
+
+    def file(self, name: str) -> Path:
+        """Return where a file is: in its directory, or in its base's.
+
+        Raises:
+            ModelNotFound: The base is not in the store.
+            CorruptModel: The base has no such file.
+        """
+        parts = self.manifest.base_parts
+        if parts is None or name not in parts.files:
+            return self.path / name
+        base = self.require_base()
+        if name not in base.files:
+            raise CorruptModel(f"{self.name}: its base {base.name!r} has no {name}")
+        return base.file(name)
+
+    def require_base(self) -> "StoredModel":
+        """Return the base.
+
+        Raises:
+            ModelNotFound: The store has none of the fingerprint that the manifest names.
+        """
+        if self.base is None:
+            raise missing_base(self.manifest)
+        return self.base
+
+    @property
     def weights(self) -> tuple[Path, ...]:
-        """Its weight files, in the order of their names."""
+        """Its own weight files, in the order of their names."""
         return tuple(self.path / name for name in self.manifest.files if name.endswith(WEIGHTS))
+
+
+def missing_base(manifest: Manifest) -> ModelNotFound:
+    """Return the error of a model whose base is not in the store."""
+    return ModelNotFound(
+        f"model {manifest.name!r} needs {manifest.base!r} with fingerprint "
+        f"{manifest.base_fingerprint}, which is not in the store",
+        field="model",
+        value=manifest.base,
+    )
 
 
 @dataclass(frozen=True, slots=True)

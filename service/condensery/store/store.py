@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from condensery.atomic_files import sync_path
@@ -17,6 +18,7 @@ from condensery.store.manifest import (
     BrokenModel,
     Manifest,
     StoredModel,
+    missing_base,
 )
 from condensery.store.writing import collect, copy_files, write_manifest
 
@@ -97,7 +99,7 @@ class ModelStore:
                 raise CorruptModel(f"model {name!r}: {_no_version(name)}")
             wanted = max(versions, default=None) if version is None else _number(version)
             if wanted in versions:
-                return _read(name, versions[wanted], check)
+                return self._with_base(_read(name, versions[wanted], check), check)
         raise ModelNotFound(self._missing(name, version), field="model", value=name)
 
     def verify(self, name: str, version: str | None = None) -> StoredModel:
@@ -111,22 +113,17 @@ class ModelStore:
             ModelNotFound: No version of the base has the fingerprint that ``stored`` names.
             StoreError: ``stored`` has no base.
         """
-        base, wanted = stored.manifest.base, stored.manifest.base_fingerprint
-        if base is None:
+        if stored.manifest.base is None:
             raise StoreError(f"model {stored.name!r} has no base")
-        for entry in self.list(check=False):
-            if (
-                isinstance(entry, StoredModel)
-                and entry.name == base
-                and entry.manifest.fingerprint == wanted
-            ):
-                return _read(base, entry.path, check)
-        raise ModelNotFound(
-            f"model {stored.name!r} needs {base!r} with fingerprint {wanted}, which is not in "
-            "the store",
-            field="model",
-            value=base,
-        )
+        base = self._find_base(stored.manifest, check)
+        if base is None:
+            raise missing_base(stored.manifest)
+        return base
+
+    def has_base(self, stored: StoredModel) -> bool:
+        """Tell whether a model's base is in the store; true where it has none."""
+        manifest = stored.manifest
+        return manifest.base is None or self._find_base(manifest, check=False) is not None
 
     def publish(self, source: Path | Mapping[str, Path], manifest: Manifest) -> StoredModel:
         """Put a model into the own root, whole or not at all.
@@ -151,6 +148,8 @@ class ModelStore:
         if manifest.base is not None and manifest.base_fingerprint is None:
             base = self.open(manifest.base).manifest
             manifest = manifest.model_copy(update={"base_fingerprint": base.fingerprint})
+        if manifest.base_parts is not None and self._find_base(manifest, check=False) is None:
+            raise missing_base(manifest)  # nothing could open what is published
         aside = self.own / f".{manifest.name}-{secrets.token_hex(4)}.partial"
         try:
             self.own.mkdir(parents=True, exist_ok=True)
@@ -185,7 +184,34 @@ class ModelStore:
                 raise
             for directory in (place.parent, self.own, self.own.parent):
                 sync_path(directory)
-            return StoredModel(final, place)
+            return self._with_base(StoredModel(final, place), check=False)
+
+    def _with_base(self, stored: StoredModel, check: bool) -> StoredModel:
+        """Add the base of a model that takes parts from one, if it is there.
+
+        Raises:
+            CorruptModel: It is there and not whole.
+        """
+        if stored.manifest.base_parts is None:
+            return stored
+        return replace(stored, base=self._find_base(stored.manifest, check))
+
+    def _find_base(self, manifest: Manifest, check: bool) -> StoredModel | None:
+        """Return the version of a base that a model was made with, None if there is none.
+
+        Raises:
+            CorruptModel: It is there and not whole.
+        """
+        base = manifest.base or ""
+        for root in self._roots():
+            for _, path in sorted(_versions(root / base).items(), reverse=True):
+                try:
+                    found = _read(base, path, check=False)
+                except CorruptModel:
+                    continue
+                if found.manifest.fingerprint == manifest.base_fingerprint:
+                    return self._with_base(_read(base, path, check) if check else found, check)
+        return None
 
     def _roots(self) -> tuple[Path, ...]:
         return (self.own,) if self.shipped is None else (self.own, self.shipped)

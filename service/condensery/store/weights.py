@@ -10,12 +10,32 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from condensery.errors import CorruptModel, StoreError
+from condensery.networks.weight_files import (
+    SCALE,
+    ModelFolder,
+    quantise,
+    read_weights,
+    tell_tensor,
+)
 from condensery.store.manifest import StoredModel
 
-SCALE = ".scale"
 # A shard may be 16 MiB at most, header included.
 MAX_SHARD_BYTES = 16 * 2**20 - 2**12
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+
+
+def open_folder(stored: StoredModel) -> ModelFolder:
+    """Return a stored model's directory, and its base's where its weights are partly there.
+
+    Raises:
+        ModelNotFound: The base is not in the store.
+        CorruptModel: What the manifest says is the base's can't be understood.
+    """
+    parts = stored.manifest.base_parts
+    if parts is None or not parts.weights:
+        return ModelFolder(stored.path, stored.name, stored.weights)
+    base = open_folder(stored.require_base())
+    return ModelFolder(stored.path, stored.name, stored.weights, base, parts.weights)
 
 
 def load_state(
@@ -25,10 +45,7 @@ def load_state(
     prefix: str = "",
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """Read a stored model's tensors, on the CPU.
-
-    What is neither quantised nor cast stays mapped from its file (copied on write), so that
-    a model too large for the memory can still be read piece by piece.
+    """Read a stored model's tensors, on the CPU, those that its base's files hold included.
 
     Args:
         stored: Its files checked by the store.
@@ -42,31 +59,19 @@ def load_state(
 
     Raises:
         CorruptModel: A name is missing or there twice, or a scale does not fit its tensor.
+        ModelNotFound: Its base is not in the store.
     """
+
+    def wanted(name: str) -> bool:
+        return name.startswith(prefix) and (names is None or name in names)
+
     state: dict[str, Tensor] = {}
-    scales: dict[str, Tensor] = {}
-    everything: set[str] = set()
-    for path in stored.weights:
-        with safe_open(path, framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118  # a shard can be iterated in no other way
-                if name in everything:
-                    raise CorruptModel(f"{stored.name}: {path.name}: {name} is there twice")
-                everything.add(name)
-                owner = name.removesuffix(SCALE)
-                if _wanted(name, names, prefix):
-                    state[name] = shard.get_tensor(name)
-                elif owner != name and _wanted(owner, names, prefix):
-                    scales[owner] = shard.get_tensor(name)
-    if missing := sorted(set(names or ()) - everything):
+    for name, tensor in read_weights(open_folder(stored), wanted):
+        floating = dtype is not None and tensor.is_floating_point()
+        state[name] = tensor.to(dtype) if floating else tensor
+    if missing := sorted(set(names or ()) - set(state)):
         raise CorruptModel(f"{stored.name}: no weights named {', '.join(missing)}")
-    for name in [name for name in state if name.endswith(SCALE)]:
-        owner = name.removesuffix(SCALE)
-        if owner in state and state[owner].dtype == torch.int8:
-            scales[owner] = state.pop(name)
-    return {
-        name.removeprefix(prefix): _restore(stored.name, name, tensor, scales.get(name), dtype)
-        for name, tensor in state.items()
-    }
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
 def each_tensor(stored: StoredModel) -> Iterator[tuple[str, Tensor]]:
@@ -105,21 +110,7 @@ def save_state(
         StoreError: A tensor is not finite, not 2-D but to be int8, too large for a shard, or has
             the name that another's scale needs.
     """
-    if unknown := sorted(set(int8_names) - set(tensors)):
-        raise StoreError(f"int8_names: no tensor is named {', '.join(unknown)}")
-    content: dict[str, Tensor] = {}
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu()
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise StoreError(f"{name}: holds values that are not finite")
-        if name in int8_names:
-            if tensor.ndim != 2 or not tensor.is_floating_point():
-                raise StoreError(f"{name}: only 2-D weights become int8, not {_about(tensor)}")
-            if name + SCALE in tensors:
-                raise StoreError(f"{name + SCALE}: is the name of the scale of {name}")
-            content[name], content[name + SCALE] = quantise(tensor)
-        else:
-            content[name] = tensor
+    content = quantised(tensors, int8_names)
     shards = _pack(content, max_shard_bytes)
     for path in directory.iterdir():
         if SHARD.fullmatch(path.name):
@@ -134,42 +125,28 @@ def save_state(
     return paths
 
 
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each output row symmetrically to int8: ``scale = absmax / 127``.
+def quantised(tensors: Mapping[str, Tensor], int8_names: Collection[str]) -> dict[str, Tensor]:
+    """Return tensors as they are stored, by name in order: int8 ones with their scales beside them.
 
-    Each weight comes back within half a scale.
-
-    Args:
-        weight: (outputs, inputs), any float dtype, finite.
-
-    Returns:
-        The int8 weight, (outputs, inputs), and its float32 scale, (outputs,).
+    Raises:
+        StoreError: As ``save_state``.
     """
-    scale = (weight.double().abs().amax(dim=1) / 127).float()
-    scale[scale == 0] = 1.0  # an empty row: any scale restores its zeros
-    rounded = (weight.double() / scale.double()[:, None]).round().clamp(-127, 127)
-    return rounded.to(torch.int8), scale
-
-
-def dequantise(weight: Tensor, scale: Tensor) -> Tensor:
-    """Undo ``quantise``, in float32: (outputs, inputs) int8 and (outputs,) to (outputs, inputs)."""
-    return weight.float() * scale.float()[:, None]
-
-
-def _wanted(name: str, names: Collection[str] | None, prefix: str) -> bool:
-    return name.startswith(prefix) and (names is None or name in names)
-
-
-def _restore(
-    model: str, name: str, tensor: Tensor, scale: Tensor | None, dtype: torch.dtype | None
-) -> Tensor:
-    if tensor.dtype == torch.int8 and scale is not None:
-        if tensor.ndim != 2 or scale.shape != tensor.shape[:1]:
-            raise CorruptModel(
-                f"{model}: {name}{SCALE}: {_about(scale)} is no scale for {_about(tensor)}"
-            )
-        tensor = dequantise(tensor, scale)
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    if unknown := sorted(set(int8_names) - set(tensors)):
+        raise StoreError(f"int8_names: no tensor is named {', '.join(unknown)}")
+    content: dict[str, Tensor] = {}
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu()
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise StoreError(f"{name}: holds values that are not finite")
+        if name in int8_names:
+            if tensor.ndim != 2 or not tensor.is_floating_point():
+                raise StoreError(f"{name}: only 2-D weights become int8, not {tell_tensor(tensor)}")
+            if name + SCALE in tensors:
+                raise StoreError(f"{name + SCALE}: is the name of the scale of {name}")
+            content[name], content[name + SCALE] = quantise(tensor)
+        else:
+            content[name] = tensor
+    return content
 
 
 def _pack(tensors: Mapping[str, Tensor], max_bytes: int) -> list[list[str]]:
@@ -181,14 +158,12 @@ def _pack(tensors: Mapping[str, Tensor], max_bytes: int) -> list[list[str]]:
         size = tensor.nbytes + 6 * len(name) + 20 * tensor.ndim + 120
         fixed = 8 + 64  # the header's length, its metadata and its padding
         if fixed + size > max_bytes:
-            raise StoreError(f"{name}: {_about(tensor)} does not fit a shard of {max_bytes} bytes")
+            raise StoreError(
+                f"{name}: {tell_tensor(tensor)} does not fit a shard of {max_bytes} bytes"
+            )
         if size > room:
             shards.append([])
             room = max_bytes - fixed
         shards[-1].append(name)
         room -= size
     return shards
-
-
-def _about(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from condensery.errors import CorruptModel
 from condensery.networks.backbone import load_backbone, load_transformer
 from condensery.networks.effir import prune, slice_mlps
-from condensery.networks.effir_loading import check_finite
 from condensery.networks.effir_shape import Pruning
+from condensery.networks.weight_files import check_finite
 
 CAUSAL = ["llama", "mistral", "qwen2", "qwen3"]
 DROPPED: dict[str, Any] = {"drop_attn_list": [1, 2], "drop_mlp_list": [0, 2]}

@@ -198,8 +198,8 @@ def test_a_method_or_family_is_registered_once(method: str) -> None:
 
 def test_a_method_that_makes_no_encoders_is_refused(tmp_path: Path) -> None:
     files = NetworkFiles("tiny", tmp_path, {}, torch.device("cpu"), torch.float32, dict)
-    with pytest.raises(CorruptModel, match="tiny: method 'shrp' makes no encoders"):
-        build_backbone("shrp", files)
+    with pytest.raises(CorruptModel, match="tiny: method 'oscar' makes no encoders"):
+        build_backbone("oscar", files)
 
 
 def test_a_manifest_of_an_unknown_method_is_refused_and_those_known_are_named() -> None:

@@ -9,9 +9,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from condensery.errors import CorruptModel, StoreError
+from condensery.networks.weight_files import dequantise, quantise
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
-from condensery.store.weights import dequantise, load_state, quantise, save_state
+from condensery.store.weights import load_state, save_state
 
 
 def make_tensors() -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from condensery.methods.trainer.arguments import add_machine, begin
 from condensery.methods.trainer.tokenizing import open_tokenizer
 from condensery.networks.backbone import load_transformer
 from condensery.networks.sublayers import family_of
+from condensery.networks.weight_files import ModelFolder
 from condensery.runtime.device import choose_dtype
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,10 @@ def _tokens(paths: Iterable[Path], tokenizer: Tokenizer) -> Iterator[list[int]]:
 
 
 def analyse(
-    model: Path,
+    model: Path | ModelFolder,
     texts: Sequence[Path],
     *,
+    tokenizer: Path | None = None,
     samples: int = SAMPLES,
     length: int | None = None,
     end: str | None = None,
@@ -78,7 +80,8 @@ def analyse(
     """Measure the importance of a model's sub-layers over calibration text.
 
     Args:
-        model: A directory in transformers' layout, with ``tokenizer.json``.
+        model: A directory in transformers' layout.
+        tokenizer: The directory of its ``tokenizer.json``; by default the model's.
         texts: Text files, JSONL files with a field ``text``, ``datasets`` folders.
         samples: Blocks of text to read.
         length: Tokens of a block; by default 2,048, or as many positions as the model has.
@@ -90,7 +93,9 @@ def analyse(
         InputError: There is too little text, or a number is of no use.
         CorruptModel: The model can't be loaded.
     """
-    network = load_transformer(model, device=device or torch.device("cpu"), dtype=dtype)
+    folder = ModelFolder.of(model)
+    network = load_transformer(folder, device=device or torch.device("cpu"), dtype=dtype)
+    model = folder.path
     try:
         family_of(network)
     except ValueError as error:
@@ -102,14 +107,14 @@ def analyse(
         if value < 1 or (top is not None and value > top):
             wanted = "at least 1" if top is None else f"from 1 to {top}, the model's positions"
             raise InputError(f"{name}={value}: must be {wanted}", field=name, value=value)
-    tokenizer = open_tokenizer(model)
-    if tokenizer.get_vocab_size() > config.vocab_size:
+    reader = open_tokenizer(tokenizer or model)
+    if reader.get_vocab_size() > config.vocab_size:
         raise InputError(
-            f"model: {model}: tokenizer.json has {tokenizer.get_vocab_size()} tokens, but the "
+            f"model: {model}: tokenizer.json has {reader.get_vocab_size()} tokens, but the "
             f"embedding {config.vocab_size} rows (vocab_size)",
             field="model",
         )
-    ids = blocks(texts, tokenizer, _end(end, tokenizer, config), length=length, count=samples)
+    ids = blocks(texts, reader, _end(end, reader, config), length=length, count=samples)
     return measure(network, _one_by_one(ids, network.device))
 
 

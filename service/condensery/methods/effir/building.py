@@ -6,10 +6,9 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
@@ -29,20 +28,23 @@ from condensery.methods.effir.slimming import Width, narrow
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.retriever.batches import Batches, read_examples
 from condensery.methods.retriever.network import Retriever, open_retriever
-from condensery.methods.retriever.publishing import publish
+from condensery.methods.retriever.publishing import Storing, publish
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.retriever.tuning import tune
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.publishing import recipe_identity, versions, without_folders
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.effir import prune
-from condensery.networks.effir_loading import check_finite, pruning_of
 from condensery.networks.effir_shape import Pruning
+from condensery.networks.loading import pruning_of
+from condensery.networks.shrp import Experts
 from condensery.networks.sublayers import family_named
-from condensery.runtime.tokenizing import TextTokenizer
+from condensery.networks.weight_files import check_finite
+from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer
 from condensery.store.checking import sha256_of
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore, check_name
+from condensery.store.weights import open_folder
 from condensery.store.writing import read_json
 from condensery.values import make_index_prompts
 
@@ -60,6 +62,7 @@ class BuildPlan:
         recipe: How the rest is tuned; without rows it is not.
         samples: Blocks of calibration text.
         block: Tokens of one; None is the model's own choice.
+        storing: How it is stored; it is measured so.
     """
 
     depth: Depth = field(default_factory=Depth)
@@ -67,6 +70,7 @@ class BuildPlan:
     recipe: RetrieverRecipe = field(default_factory=RetrieverRecipe)
     samples: int = SAMPLES
     block: int | None = None
+    storing: Storing = field(default_factory=Storing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,34 +134,32 @@ def build(
     log.info("neurons left: %s", [pruning.size(layer, neurons) for layer in range(layers)])
     if not setup.is_first:
         return None
-    weights = _stored_weights(retriever)
+    weights = {key: tensor.cpu() for key, tensor in retriever.weights().items()}
     manifest = _manifest(parent, name, plan, inputs, pruning)
     # Measured as it is stored and served; what is published at last has the same fingerprint.
     aside = out / "store"
     shutil.rmtree(aside, ignore_errors=True)  # an earlier attempt's
-    child = publish(ModelStore(None, aside), parent, manifest, weights, pruning=pruning)
+    put = partial(
+        publish,
+        parent=parent,
+        weights=weights,
+        config={} if pruning.dense else pruning.to_config(),
+        dtype=plan.storing.stored,
+        share=plan.storing.share_embeddings,
+    )
+    child = put(ModelStore(parent.root, aside), manifest=manifest)
     measured = _measure({PARENT: parent, CHILD: child}, pruning, neurons, inputs, out, where)
     manifest = manifest.model_copy(update=measured.manifest_fields())
     making = _making(manifest, plan, inputs, measured, where, setup)
     report = figures(pruning, neurons, measured) | {"about": making}
     drawn = ((PICTURE, inputs.texts), (TRADE_OFF, measured.quality))
-    return publish(
+    return put(
         store,
-        parent,
-        manifest,
-        weights,
-        pruning=pruning,
+        manifest=manifest,
         report=report,
         card=card(name, parent.name, making, report),
         plots=[out / picture for picture, figures_of in drawn if figures_of],
     )
-
-
-def _stored_weights(retriever: Retriever) -> dict[str, Tensor]:
-    return {
-        key: tensor.float().cpu() if tensor.is_floating_point() else tensor.cpu()
-        for key, tensor in retriever.weights().items()
-    }
 
 
 def _check(parent: StoredModel, plan: BuildPlan, inputs: BuildInputs) -> tuple[int, int]:
@@ -167,7 +169,7 @@ def _check(parent: StoredModel, plan: BuildPlan, inputs: BuildInputs) -> tuple[i
         InputError: It is pruned already, or of a family that can't be; or data is missing.
     """
     config = read_json(parent.path / "config.json")
-    if pruning_of(config) is not None:
+    if pruning_of(config) is not None or Experts.named(config):
         raise InputError(f"model: {parent.name} is pruned already", field="model")
     try:
         family_named(config.get("model_type"))
@@ -179,7 +181,7 @@ def _check(parent: StoredModel, plan: BuildPlan, inputs: BuildInputs) -> tuple[i
         raise InputError("text: importance is measured over text; none is given", field="text")
     if plan.width.width and not inputs.rows:
         raise InputError("data: gates learn from rows; none are given", field="data")
-    check_finite(parent.path)
+    check_finite(open_folder(parent))
     return layers, neurons
 
 
@@ -235,7 +237,12 @@ def _train(
         )  # fmt: skip
     if plan.recipe.steps:
         identity["pruning"] = pruning.to_config()
-        tune(retriever, batches, plan.recipe, out / "tuning", identity=identity, setup=setup)
+        if plan.storing.share_embeddings:
+            identity["frozen"] = "embeddings"
+        tune(
+            retriever, batches, plan.recipe, out / "tuning",
+            freeze_embeddings=plan.storing.share_embeddings, identity=identity, setup=setup,
+        )  # fmt: skip
     return retriever, pruning
 
 
@@ -284,7 +291,8 @@ def _making(
 def _batches(parent: StoredModel, recipe: RetrieverRecipe, rows: Sequence[Path]) -> Batches | None:
     if not rows:
         return None
-    tokenizer = TextTokenizer.load(parent.path, min(recipe.length, parent.manifest.max_tokens))
+    folder = parent.file(TOKENIZER).parent
+    tokenizer = TextTokenizer.load(folder, min(recipe.length, parent.manifest.max_tokens))
     prompts = make_index_prompts(parent.manifest)
     return Batches(
         read_examples(rows),
@@ -316,8 +324,9 @@ def _importance(
             parts = {group: tuple(kept[group]) for group in GROUPS}
             return Importance(**parts, tokens=kept["tokens"])
     importance = analyse(
-        parent.path,
+        open_folder(parent),
         texts,
+        tokenizer=parent.file(TOKENIZER).parent,
         samples=plan.samples,
         length=plan.block,
         device=setup.device,
@@ -340,10 +349,7 @@ def _manifest(
             "version": "1",
             "method": own.method if pruning.dense else "effir",
             "shape": own.shape | ({} if pruning.dense else pruning.to_config()),
-            "dtype": "float32",
             "licence": inputs.licence or own.licence,
-            "base": None,
-            "base_fingerprint": None,
             "provenance": Provenance(
                 command=without_folders(inputs.command),
                 data=data,

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -17,6 +18,7 @@ from condensery.methods.effir.measuring import MeasuringSetup
 from condensery.methods.effir.slimming import Width
 from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.ranking.sets import read_sets
+from condensery.methods.retriever.publishing import StoredDType, Storing
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
 from condensery.runtime.device import choose_dtype
@@ -84,6 +86,19 @@ def make_parser() -> argparse.ArgumentParser:
     measured.add_argument(
         "--rounds", type=int, default=ROUNDS, help=f"of timing, medians; 0: untimed ({ROUNDS})"
     )
+    storing = parser.add_argument_group("storing")
+    storing.add_argument(
+        "--stored",
+        default="float32",
+        choices=get_args(StoredDType),
+        help="what weights are stored in, and measured as (float32); int8: matrices",
+    )
+    storing.add_argument(
+        "--share-embeddings",
+        action="store_true",
+        help="embeddings don't learn, and stay with the parent, as all that is equal to its own; "
+        "the model then needs the parent in its store",
+    )
     add_machine(parser, dtype="float32", every=250)
     return parser
 
@@ -99,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             read_fields(args, RetrieverRecipe),
             args.samples,
             args.block,
+            Storing(args.stored, args.share_embeddings),
         )
         store = ModelStore(shipped_store(), args.store)
         parent = store.open(args.model)

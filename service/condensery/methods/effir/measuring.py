@@ -21,8 +21,9 @@ from condensery.methods.ranking.sets import RankingSet
 from condensery.networks.backbone import load_backbone, load_transformer
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import family_of, layers_of
-from condensery.runtime.tokenizing import TextTokenizer
+from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer
 from condensery.store.manifest import StoredModel
+from condensery.store.weights import open_folder
 from condensery.values import make_index_prompts
 
 PARENT, CHILD = "parent", "model"
@@ -135,7 +136,7 @@ def cost(stored: StoredModel, tokens: int = 128) -> dict[str, int]:
     Raises:
         CorruptModel: It can't be loaded.
     """
-    model = load_transformer(stored.path)
+    model = load_transformer(open_folder(stored))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": parameters, f"flops_{tokens}_tokens": flops(model, tokens)}
 
@@ -216,7 +217,7 @@ def times_of(
     """
     stored = {PARENT: parent, **{name: child for name, (child, _) in children.items()}}
     backbones = {
-        name: load_backbone(model.path, device=where.device, dtype=where.dtype)
+        name: load_backbone(open_folder(model), device=where.device, dtype=where.dtype)
         for name, model in stored.items()
     }
     by_kind: dict[str, Any] = {}
@@ -244,7 +245,7 @@ def times_of(
 
 def timed_texts(parent: StoredModel, sets: Sequence[RankingSet]) -> dict[str, Texts]:
     """Return token ids of the sets' first queries and passages, with the model's prompts."""
-    tokenizer = TextTokenizer.load(parent.path, parent.manifest.max_tokens)
+    tokenizer = TextTokenizer.load(parent.file(TOKENIZER).parent, parent.manifest.max_tokens)
     share = max(1, TIMED // max(1, len(sets)))
     queries = [text for item in sets for text in list(item.queries.values())[:share]]
     passages = [titled_text(p) for item in sets for p in item.passages[:share]]

@@ -15,10 +15,11 @@ from condensery.methods.lm.card import card_text
 from condensery.methods.lm.model import TABLE, open_lm_tokenizer, perplexity, read_table
 from condensery.methods.lm.text import read_documents, tokenise
 from condensery.methods.trainer.publishing import CARD_FIGURES, MODEL, publication, without_folders
+from condensery.networks.weight_files import dequantise, quantise
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore
-from condensery.store.weights import dequantise, quantise, save_state
+from condensery.store.weights import save_state
 from condensery.store.writing import read_json
 
 

@@ -15,6 +15,7 @@ from condensery.networks.backbone import Backbone, load_transformer
 from condensery.networks.pooling import Pooling, normalise, pool
 from condensery.networks.sublayers import layers_of
 from condensery.store.manifest import StoredModel
+from condensery.store.weights import open_folder
 
 
 class Retriever(nn.Module):
@@ -51,6 +52,13 @@ class Retriever(nn.Module):
         """Put LoRA adapters on every linear layer; they alone learn from then on."""
         adapt(self.model, rank=rank, alpha=alpha)
 
+    def freeze_embeddings(self) -> None:
+        """Let the embeddings, of words and of what else is added to them, not learn."""
+        self.model.get_input_embeddings().requires_grad_(requires_grad=False)
+        beside: object = getattr(self.model, "embeddings", None)
+        if isinstance(beside, nn.Module):
+            beside.requires_grad_(requires_grad=False)
+
     def recompute(self) -> None:
         """Keep only what goes into each layer, and compute the rest again in the backward pass."""
         for layer in layers_of(self.model):
@@ -71,9 +79,11 @@ def open_retriever(
 
     Raises:
         CorruptModel: It is no encoder, or its files don't make one.
+        ModelNotFound: The base that has some of them is not in the store.
     """
     pooling = stored.manifest.pooling
     if stored.manifest.kind != "encoder" or pooling is None:
         raise CorruptModel(f"{stored.name}: kind {stored.manifest.kind!r} is no encoder")
-    model = load_transformer(stored.path, device=device or torch.device("cpu"), dtype=dtype)
+    folder = open_folder(stored)
+    model = load_transformer(folder, device=device or torch.device("cpu"), dtype=dtype)
     return Retriever(model, pooling)

@@ -119,6 +119,8 @@ class RetrieverTuning(Method[Retriever, Batch]):
         recipe: RetrieverRecipe,
         identity: Mapping[str, Any],
         setup: TrainingSetup,
+        *,
+        freeze_embeddings: bool = False,
     ) -> None:
         self.module, self.identity, self._batches = retriever, identity, batches
         self.recipe, self._own_recipe = recipe.trainer(setup.every), recipe
@@ -127,6 +129,8 @@ class RetrieverTuning(Method[Retriever, Batch]):
             retriever.adapt(rank=recipe.lora_rank, alpha=recipe.lora_alpha)
         else:
             retriever.requires_grad_(True)
+        if freeze_embeddings:
+            retriever.freeze_embeddings()
         if recipe.recompute:
             retriever.recompute()
 
@@ -153,6 +157,7 @@ def tune(
     recipe: RetrieverRecipe,
     out: Path,
     *,
+    freeze_embeddings: bool = False,
     identity: Mapping[str, Any],
     setup: TrainingSetup | None = None,
 ) -> Retriever:
@@ -163,6 +168,7 @@ def tune(
         batches: Its batches.
         recipe: How.
         out: Folder for checkpoints and log.
+        freeze_embeddings: Whether they stay as they are; adapters never touch them.
         identity: What else a run that goes on must share with this one.
         setup: How often it saves, and with which processes.
 
@@ -170,5 +176,7 @@ def tune(
         TrainingStopped: As ``run_training`` says.
     """
     setup = setup or TrainingSetup()
-    method = RetrieverTuning(retriever, batches, recipe, identity, setup)
+    method = RetrieverTuning(
+        retriever, batches, recipe, identity, setup, freeze_embeddings=freeze_embeddings
+    )
     return run_training(method, out, setup.processes)

@@ -21,6 +21,7 @@ from condensery.store.importing import import_model
 from condensery.store.manifest import StoredModel
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore
+from condensery.store.weights import load_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TUNING = ["--steps", "6", "--queries", "4", "--negatives", "2", "--rate", "1e-3", "--warmup", "1"]
@@ -78,6 +79,30 @@ def test_a_model_is_dropped_slimmed_tuned_measured_and_published(
     )  # fmt: skip
     assert again.version == "2"
     assert again.manifest.files["model.safetensors"] == about.files["model.safetensors"]
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_it_is_measured_as_it_is_stored_int8_and_with_the_parent_s_embeddings(
+    tuning: str, stored: Stored, tuning_rows: Path, beir: Path, tmp_path: Path
+) -> None:
+    parent = stored("bert")
+    made = run(
+        parent, tmp_path / "run", "--drop-last", 1, "--rows", tuning_rows, *TUNING,
+        "--tuning", tuning, "--set", beir, "--rounds", 0,
+        "--stored", "int8", "--share-embeddings",
+    )  # fmt: skip
+    assert (made.manifest.base, made.manifest.dtype) == ("bert", "int8")
+    weights = load_file(made.path / "model.safetensors")
+    assert not [name for name in weights if name.startswith("embeddings.")]
+    assert weights["encoder.layer.0.output.dense.weight"].dtype == torch.int8
+    whole = load_file(parent.path / "model.safetensors")["encoder.layer.0.output.dense.weight"]
+    learnt = load_state(made)["encoder.layer.0.output.dense.weight"]
+    assert not torch.allclose(learnt, whole, atol=float(whole.abs().max()) / 127)
+    report = StoredReport(made).report().report
+    (figures,) = report["retrieval"].values()
+    assert figures["model"]["ndcg@10"] == pytest.approx(mean_ndcg(made, read_set(beir)))
+    measured = ModelStore(parent.root, tmp_path / "run" / "store").open("small")
+    assert measured.manifest.fingerprint == made.manifest.fingerprint
 
 
 def mean_ndcg(stored: StoredModel, given: Any) -> float:

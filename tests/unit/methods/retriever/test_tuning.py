@@ -151,7 +151,7 @@ def test_what_has_parts_gone_is_tuned_and_published_without_them(
     tune(retriever, batches_of(model, tuning_rows), RECIPE, tmp_path / "run", identity={})
     store = ModelStore(None, tmp_path / "store")
     manifest = model.manifest.model_copy(update={"name": "small"})
-    published = publish(store, model, manifest, retriever.weights(), pruning=pruning)
+    published = publish(store, model, manifest, retriever.weights(), config=pruning.to_config())
     with torch.no_grad():
         assert (open_retriever(published)(TEXTS) - retriever(TEXTS)).abs().max() < 1e-5
 
