@@ -51,11 +51,11 @@ def build_corpus(questions: Sequence[TrainingQuestion], files: Iterable[Path] = 
     corpus = Corpus()
     own = [
         {
-            corpus.add(text, one.title): number in one.gold
-            for number, text in enumerate(one.passages)
+            corpus.add(text, question.title): number in question.gold
+            for number, text in enumerate(question.passages)
             if text.strip()
         }
-        for one in questions
+        for question in questions
     ]
     for path in files:
         for row in read_rows(path):
@@ -65,43 +65,43 @@ def build_corpus(questions: Sequence[TrainingQuestion], files: Iterable[Path] = 
                     f"{row.where}: text: {shorten(text)} is no text", field="text", value=text
                 )
             corpus.add(text, title if isinstance(title, str) else "")
-    answers = Answers([one.text for one in corpus.passages])
-    for one, places in zip(questions, own, strict=True):
+    answers = Answers([passage.text for passage in corpus.passages])
+    for question, places in zip(questions, own, strict=True):
         named = tuple(place for place, is_gold in places.items() if is_gold)
-        holding = tuple(place for place in places if answers.hold(place, one.answers))
+        holding = tuple(place for place in places if answers.hold(place, question.answers))
         corpus.gold.append(named or holding or tuple(places)[:1])
     return corpus
 
 
-def judged_questions(given: RankingSet) -> list[TrainingQuestion]:
+def judged_questions(ranking_set: RankingSet) -> list[TrainingQuestion]:
     """Return a retrieval set's queries with the passages judged to answer, which are all gold."""
-    texts = {one.id: titled_text(one) for one in given.passages}
+    texts = {passage.id: titled_text(passage) for passage in ranking_set.passages}
     return [
         TrainingQuestion(
-            *(text, tuple(texts[name] for name in given.judged[query]), (), "", ""),
-            where=f"{given.name}, query {query}",
-            gold=tuple(range(len(given.judged[query]))),
+            *(text, tuple(texts[name] for name in ranking_set.judged[query]), (), "", ""),
+            where=f"{ranking_set.name}, query {query}",
+            gold=tuple(range(len(ranking_set.judged[query]))),
         )
-        for query, text in given.queries.items()
+        for query, text in ranking_set.queries.items()
     ]
 
 
-def choose(found: Sequence[int], gold: Sequence[int], top: int) -> list[int]:
+def choose(hits: Sequence[int], gold: Sequence[int], top: int) -> list[int]:
     """Return ``top`` passages as they were found, gold ones among them.
 
     A gold passage that was not found takes the place of the last that is not gold. Gold ones
     beyond ``top`` are left out.
 
     Args:
-        found: Places in the corpus, best first.
+        hits: Places in the corpus, best first.
         gold: Those that must be among them.
         top: Most to return.
     """
-    kept = list(found[:top])
+    kept = list(hits[:top])
     for place in gold[:top]:
         if place in kept:
             continue
-        others = [one for one in kept if one not in gold]
+        others = [place for place in kept if place not in gold]
         if len(kept) == top:
             if not others:
                 break

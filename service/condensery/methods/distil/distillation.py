@@ -52,7 +52,7 @@ class PassageSearch(Protocol):
 class LabelSource(Protocol):
     """What makes labels: a ``Teacher``."""
 
-    def answer(self, asked: Sequence[TeacherInput]) -> list[TeacherAnswer]:
+    def answer(self, inputs: Sequence[TeacherInput]) -> list[TeacherAnswer]:
         """Answer each question from its passages."""
 
 
@@ -69,17 +69,17 @@ class RowBuilder:
 
     Attributes:
         corpus: What is searched, with the questions' gold.
-        searching: Finds places in the corpus.
+        retriever: Finds places in the corpus.
         plan: How.
-        answering: Makes labels; None takes the questions' own.
-        scoring: Makes scores; None makes none.
+        labeller: Makes labels; None takes the questions' own.
+        scorer: Makes scores; None makes none.
     """
 
     corpus: Corpus
-    searching: PassageSearch
+    retriever: PassageSearch
     plan: RowPlan
-    answering: LabelSource | None = None
-    scoring: PassageScorer | None = None
+    labeller: LabelSource | None = None
+    scorer: PassageScorer | None = None
 
     def write(
         self,
@@ -102,18 +102,18 @@ class RowBuilder:
             TrainingStopped: The disk refused.
             ModelFault: A score is not a number.
         """
-        answers = Answers([one.text for one in self.corpus.passages])
+        answers = Answers([passage.text for passage in self.corpus.passages])
         began, first = time.monotonic(), journal.count
-        told = began
+        logged = began
         summary.check()
         for start in range(first, len(questions), block):
-            some = range(start, min(start + block, len(questions)))
-            journal.append(self.lines([questions[i] for i in some], some, answers))
+            numbers = range(start, min(start + block, len(questions)))
+            journal.append(self.lines([questions[i] for i in numbers], numbers, answers))
             summary.check()
             now = time.monotonic()
-            if now - told > PROGRESS_SECONDS or some.stop == len(questions):
-                told, speed = now, (some.stop - first) / max(now - began, 1e-9)
-                log.info("%d of %d questions, %.1f a second", some.stop, len(questions), speed)
+            if now - logged > PROGRESS_SECONDS or numbers.stop == len(questions):
+                logged, speed = now, (numbers.stop - first) / max(now - began, 1e-9)
+                log.info("%d of %d questions, %.1f a second", numbers.stop, len(questions), speed)
 
     def lines(
         self,
@@ -129,69 +129,77 @@ class RowBuilder:
             answers: Of the corpus' passages.
         """
         plan = self.plan
-        hits = self.searching.search([one.question for one in questions], plan.top, plan.mode)
+        hits = self.retriever.search(
+            [question.question for question in questions], plan.top, plan.mode
+        )
         lines: list[Line] = []
-        for one, number, hit in zip(questions, numbers, hits, strict=True):
-            found = [int(name) for name, _ in hit]
+        for question, number, hit in zip(questions, numbers, hits, strict=True):
+            ranked = [int(name) for name, _ in hit]
             gold = self.corpus.gold[number]
-            chosen = choose(found, gold if plan.gold == "keep" else (), plan.top)
+            chosen = choose(ranked, gold if plan.gold == "keep" else (), plan.top)
             if not chosen:
-                lines.append(left_out("no passage was found", one.where, one.question))
+                lines.append(left_out("no passage was found", question.where, question.question))
             elif (
-                self.answering is None
+                self.labeller is None
                 and plan.unsupported == "leave-out"
-                and not self._supported(one, chosen, gold, answers)
+                and not self._supported(question, chosen, gold, answers)
             ):
-                lines.append(left_out("no passage holds the answer", one.where, one.answers))
+                lines.append(
+                    left_out("no passage holds the answer", question.where, question.answers)
+                )
             else:
                 lines.append(
                     {
-                        "question": one.question,
+                        "question": question.question,
                         "passages": [self.corpus.passages[place].text for place in chosen],
-                        "answers": list(one.answers),
-                        "label": one.label,
-                        **({"title": one.title} if one.title else {}),
-                        **(_about_gold(gold, chosen, found) if gold else {}),
+                        "answers": list(question.answers),
+                        "label": question.label,
+                        **({"title": question.title} if question.title else {}),
+                        **(_about_gold(gold, chosen, ranked) if gold else {}),
                     }
                 )
-        if self.answering is not None:
-            self._label(questions, lines, self.answering)
+        if self.labeller is not None:
+            self._label(questions, lines, self.labeller)
         for line in _kept(lines):
-            if self.scoring is not None:
-                scores = self.scoring.scores(line["question"], line["passages"])
+            if self.scorer is not None:
+                scores = self.scorer.scores(line["question"], line["passages"])
                 if len(scores) != len(line["passages"]):
                     raise ModelFault(f"{len(scores)} scores of {len(line['passages'])} passages")
                 line["scores"] = [round(score, 6) for score in scores]
         return lines
 
     def _supported(
-        self, one: TrainingQuestion, chosen: Sequence[int], gold: Sequence[int], answers: Answers
+        self,
+        question: TrainingQuestion,
+        chosen: Sequence[int],
+        gold: Sequence[int],
+        answers: Answers,
     ) -> bool:
         """Tell whether a passage holds an answer: as whole words, in gold ones as any part."""
-        known = [text for text in (*one.answers, one.label) if text.strip()]
-        if one.gold and not known:  # a passage is all that it asks for
+        right = [text for text in (*question.answers, question.label) if text.strip()]
+        if question.gold and not right:  # a passage is all that it asks for
             return True
-        if any(answers.hold(place, known) for place in chosen):
+        if any(answers.hold(place, right) for place in chosen):
             return True
         texts = [self.corpus.passages[place].text.casefold() for place in chosen if place in gold]
-        return any(answer.casefold() in text for answer in known for text in texts)
+        return any(answer.casefold() in text for answer in right for text in texts)
 
     def _label(
-        self, questions: Sequence[TrainingQuestion], lines: list[Line], answering: LabelSource
+        self, questions: Sequence[TrainingQuestion], lines: list[Line], labeller: LabelSource
     ) -> None:
         """Put the teacher's answers into lines, or leave those lines out."""
-        asked = list(_kept(lines))
-        said = answering.answer([(line["question"], line["passages"]) for line in asked])
-        answers = {id(line): answer for line, answer in zip(asked, said, strict=True)}
-        for row, (one, line) in enumerate(zip(questions, lines, strict=True)):
+        kept = list(_kept(lines))
+        replies = labeller.answer([(line["question"], line["passages"]) for line in kept])
+        answers = {id(line): answer for line, answer in zip(kept, replies, strict=True)}
+        for row, (question, line) in enumerate(zip(questions, lines, strict=True)):
             if (answer := answers.get(id(line))) is None:
                 continue
             if not answer.fits:
-                lines[row] = left_out(UNREAD, one.where, one.question)
+                lines[row] = left_out(UNREAD, question.where, question.question)
             elif not answer.text:
-                lines[row] = left_out(SILENT, one.where, one.question)
+                lines[row] = left_out(SILENT, question.where, question.question)
             elif not answer.finished:
-                lines[row] = left_out(UNFINISHED, one.where, answer.text)
+                lines[row] = left_out(UNFINISHED, question.where, answer.text)
             else:
                 line["label"] = answer.text
 
@@ -200,18 +208,25 @@ def _kept(lines: Sequence[Line]) -> Iterator[Line]:
     return (line for line in lines if "left_out" not in line)
 
 
-def _about_gold(gold: Sequence[int], chosen: Sequence[int], found: Sequence[int]) -> Line:
+def _about_gold(gold: Sequence[int], chosen: Sequence[int], ranked: Sequence[int]) -> Line:
     """Say which of a row's passages are gold, and whether the search found one itself."""
     return {
         "gold": [row for row, place in enumerate(chosen) if place in gold],
-        "found": any(place in gold for place in found),
+        "found": any(place in gold for place in ranked),
     }
 
 
 def fingerprint(questions: Sequence[TrainingQuestion]) -> str:
     """Return the sha256 of questions: all of them that a row is made of, in their order."""
     digest = hashlib.sha256()
-    for one in questions:
-        held = [one.question, one.passages, one.answers, one.label, one.title, one.gold]
-        digest.update(json.dumps(held).encode() + b"\n")
+    for question in questions:
+        content = [
+            question.question,
+            question.passages,
+            question.answers,
+            question.label,
+            question.title,
+            question.gold,
+        ]
+        digest.update(json.dumps(content).encode() + b"\n")
     return f"sha256:{digest.hexdigest()}"

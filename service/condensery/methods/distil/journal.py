@@ -71,9 +71,9 @@ class Journal:
             TrainingStopped: The disk refused, for being full or otherwise; what was there is whole.
         """
         with self._disk():
-            left = memoryview(b"".join(map(_encode, lines)))
-            while left:  # a disk that fills up takes some of it
-                left = left[self._file.write(left) :]
+            unwritten = memoryview(b"".join(map(_encode, lines)))
+            while unwritten:  # a disk that fills up takes some of it
+                unwritten = unwritten[self._file.write(unwritten) :]
             os.fsync(self._file.fileno())
         self.count += len(lines)
         for line in lines:
@@ -93,7 +93,7 @@ class Journal:
         with self._disk():
             with aside.open("wb") as file:
                 kept = (row(line) for line, _ in _whole_lines(self._partial))
-                file.writelines(_encode(one) for one in kept if one is not None)
+                file.writelines(_encode(kept_row) for kept_row in kept if kept_row is not None)
             sync_path(aside)
             self._write_about(summary)
             aside.replace(self.out)
@@ -146,8 +146,8 @@ class Journal:
                 )
             return
         try:
-            found = json.loads(self.about.read_text())["made_of"]
-            differing = differences(self._made_of, found)
+            made_of = json.loads(self.about.read_text())["made_of"]
+            differing = differences(self._made_of, made_of)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputError(f"out: {self.about} is damaged ({error})", field="out") from error
         if differing and written:
@@ -169,8 +169,8 @@ class Journal:
         sync_path(self._partial.parent)
 
     def _write_about(self, summary: Mapping[str, Any]) -> None:
-        said = {"format": 1, "made_of": self._made_of, **summary}
-        write_atomically(self.about, json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+        content = {"format": 1, "made_of": self._made_of, **summary}
+        write_atomically(self.about, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def _encode(line: Line) -> bytes:

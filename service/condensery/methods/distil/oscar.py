@@ -49,17 +49,17 @@ def make(args: argparse.Namespace, plan: RowPlan) -> dict[str, Any]:
     """
     questions, bad = read(args, plan)
     sets = [read_set(*parse_set(text)) for text in args.retrieval_set]
-    questions += [question for one in sets for question in judged_questions(one)]
+    questions += [question for ranking_set in sets for question in judged_questions(ranking_set)]
     corpus = build_corpus(questions, args.corpus)  # searched whole, also where few are asked
-    for passage in (passage for one in sets for passage in one.passages):
+    for passage in (passage for ranking_set in sets for passage in ranking_set.passages):
         corpus.add(retrieval.titled_text(passage))
     questions = questions[: args.limit]
     device = choose_device(args.device)
     dtype = choose_dtype(device, args.dtype)
-    answering: Teacher | None = None
-    scoring: CrossEncoder | None = None
+    labeller: Teacher | None = None
+    scorer: CrossEncoder | None = None
     if args.teacher is not None:
-        answering = Teacher.open(
+        labeller = Teacher.open(
             args.teacher,
             device=device,
             dtype=dtype,
@@ -67,7 +67,7 @@ def make(args: argparse.Namespace, plan: RowPlan) -> dict[str, Any]:
             batch=args.batch,
         )
     if args.cross_encoder is not None:
-        scoring = CrossEncoder.open(args.cross_encoder, device=device, dtype=dtype)
+        scorer = CrossEncoder.open(args.cross_encoder, device=device, dtype=dtype)
     summary = Summary(len(questions), args.most_unlabelled)
     with ExitStack() as stack:
         encoder = None
@@ -80,18 +80,18 @@ def make(args: argparse.Namespace, plan: RowPlan) -> dict[str, Any]:
             "teacher": _of(args.teacher),
             "cross_encoder": _of(args.cross_encoder),
             "encoder": encoder.info.fingerprint if encoder else None,
-            "dtype": dtype_name(dtype) if encoder or answering or scoring else None,
+            "dtype": dtype_name(dtype) if encoder or labeller or scorer else None,
         }
         journal = stack.enter_context(Journal(args.out, about, summary.see))
         if journal.done:
             return {}
         if journal.count:
             log.info("going on after %d of %d questions", journal.count, len(questions))
-        searching = stack.enter_context(
+        retriever = stack.enter_context(
             Retriever.build(corpus.passages, args.index_folder, encoder=encoder)
         )
-        making = RowBuilder(corpus, searching, plan, answering, scoring)
-        making.write(questions, journal, summary, block=args.every)
+        builder = RowBuilder(corpus, retriever, plan, labeller, scorer)
+        builder.write(questions, journal, summary, block=args.every)
         figures = {"rows_not_read": bad, **summary.figures()}
         if not figures["rows"]:
             raise InputError(f"no row is left: {figures['left_out']}", field="questions")
@@ -101,13 +101,13 @@ def make(args: argparse.Namespace, plan: RowPlan) -> dict[str, Any]:
 
 def read(args: argparse.Namespace, plan: RowPlan) -> tuple[list[TrainingQuestion], dict[str, int]]:
     """Read and check the questions; returns what was left out as well."""
-    given = args.teacher is None
+    own_labels = args.teacher is None
     rules = Rules(
-        answers=given,
+        answers=own_labels,
         answer_in_passages=False,  # those found count, not only those given
-        label_tokens=plan.label_tokens if given else None,
+        label_tokens=plan.label_tokens if own_labels else None,
         passages=False,
-        ranked=given,
+        ranked=own_labels,
     )
     if not args.questions:
         return [], {}
@@ -213,7 +213,9 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     tune_allocator()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    figures = make(args, RowPlan(**{one.name: getattr(args, one.name) for one in fields(RowPlan)}))
+    figures = make(
+        args, RowPlan(**{field.name: getattr(args, field.name) for field in fields(RowPlan)})
+    )
     log.info("%s", figures or "it was there already, made of the same")
     log.info("the rows are in %s", args.out)
 

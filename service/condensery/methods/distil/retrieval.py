@@ -154,16 +154,16 @@ class Retriever:
         if k < 1:
             raise InputError(f"k: {k} is less than 1", field="k", value=k)
         depth = max(k, LEAST_CANDIDATES) if mode == "hybrid" else k
-        found = []
+        hits_of = []
         for start in range(0, len(queries), BLOCK):
             block = queries[start : start + BLOCK]
             near = [] if mode == "bm25" else self._near(block, depth)
-            alike = [] if mode == "dense" else [self._match(one, depth) for one in block]
+            alike = [] if mode == "dense" else [self._match(query, depth) for query in block]
             if mode == "hybrid":
-                found += [fuse(both, k) for both in zip(near, alike, strict=True)]
+                hits_of += [fuse(both, k) for both in zip(near, alike, strict=True)]
             else:
-                found += near or alike
-        return [[(hit.passage.document_id, hit.score) for hit in hits] for hits in found]
+                hits_of += near or alike
+        return [[(hit.passage.document_id, hit.score) for hit in hits] for hits in hits_of]
 
     def close(self) -> None:
         """Close the files and let the folder go; the encoder stays open."""
@@ -186,20 +186,20 @@ class Retriever:
     def _near(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         vectors = self._embed(queries, self._prompts.query)
         own = _vectors_of(self._encoder)
-        return [self._store.query(INDEX, one, top_k=k, fingerprint=own) for one in vectors]
+        return [self._store.query(INDEX, vector, top_k=k, fingerprint=own) for vector in vectors]
 
     def _fill(self, passages: Sequence[Entry]) -> None:
         """Index what is not there yet: documents are written in order, a block at a time."""
         done, _ = self._store.count(INDEX)
         for start in range(done, len(passages), BLOCK):
             block = passages[start : start + BLOCK]
-            texts = [titled_text(one) for one in block]
+            texts = [titled_text(passage) for passage in block]
             self._store.upsert(
                 INDEX,
-                [Document(one.id, text) for one, text in zip(block, texts, strict=True)],
+                [Document(passage.id, text) for passage, text in zip(block, texts, strict=True)],
                 [
-                    Passage(one.id, one.id, text, 0, len(text))
-                    for one, text in zip(block, texts, strict=True)
+                    Passage(passage.id, passage.id, text, 0, len(text))
+                    for passage, text in zip(block, texts, strict=True)
                 ],
                 self._embed(texts, self._prompts.passage),
                 fingerprint=_vectors_of(self._encoder),
@@ -216,8 +216,8 @@ class Retriever:
 def fingerprint(passages: Sequence[Entry]) -> str:
     """Return the sha256 of a corpus: ids, titles, texts and their order."""
     digest = hashlib.sha256()
-    for one in passages:
-        digest.update(json.dumps([one.id, one.title, one.text]).encode() + b"\n")
+    for passage in passages:
+        digest.update(json.dumps([passage.id, passage.title, passage.text]).encode() + b"\n")
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -228,14 +228,14 @@ def _vectors_of(encoder: "Encoder | None") -> str:
 def _check_ids(passages: Sequence[Entry]) -> None:
     """Refuse an id that comes twice: across blocks, the later would quietly replace the first."""
     seen: set[str] = set()
-    for row, one in enumerate(passages):
-        if one.id in seen:
+    for row, passage in enumerate(passages):
+        if passage.id in seen:
             raise InputError(
-                f"passages[{row}].id: {shorten(one.id)} comes twice",
+                f"passages[{row}].id: {shorten(passage.id)} comes twice",
                 field=f"passages[{row}].id",
-                value=one.id,
+                value=passage.id,
             )
-        seen.add(one.id)
+        seen.add(passage.id)
 
 
 def _claim(folder: Path, about: dict[str, object], *, taken: bool) -> None:
@@ -251,15 +251,17 @@ def _claim(folder: Path, about: dict[str, object], *, taken: bool) -> None:
         write_atomically(path, json.dumps(about, indent=1) + "\n")
         return
     try:
-        found = json.loads(path.read_text())
-        differ = {name: found.get(name) for name in about if found.get(name) != about[name]}
+        claimed = json.loads(path.read_text())
+        differ = {name: claimed.get(name) for name in about if claimed.get(name) != about[name]}
     except (ValueError, AttributeError) as error:
         raise InputError(f"index folder: {path} is damaged ({error})") from error
     if differ:
-        says = "; ".join(f"{name} is {value}, not {about[name]}" for name, value in differ.items())
+        differences = "; ".join(
+            f"{name} is {value}, not {about[name]}" for name, value in differ.items()
+        )
         raise InputError(
-            f"index folder: {folder} holds another corpus ({says}); give another folder, or remove "
-            "this one",
+            f"index folder: {folder} holds another corpus ({differences}); give another folder, "
+            "or remove this one",
             field="index_folder",
             value=str(folder),
         )

@@ -59,7 +59,7 @@ class Summary:
         """
         of = min(WATCHED, self.questions)
         if self._unlabelled > self.most_unlabelled * of:
-            says = [
+            reasons = [
                 f"{reason} ({self._left_out[reason]}): {'; '.join(self._examples[reason])}"
                 for reason in OF_TEACHER
                 if reason in self._left_out
@@ -67,24 +67,24 @@ class Summary:
             raise InputError(
                 f"teacher: no label of {self._unlabelled} of the first {min(self._seen, of)} "
                 f"questions (most_unlabelled is {self.most_unlabelled:.0%} of {of}): "
-                f"{'; '.join(says)}",
+                f"{'; '.join(reasons)}",
                 field="teacher",
             )
 
     def figures(self) -> dict[str, Any]:
         """Return what was counted; shares are of 1."""
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "questions": self._seen,
             "rows": self._rows,
             "left_out": dict(self._left_out),
             "examples_left_out": self._examples,
         }
         if self._with_gold:
-            found["gold_found"] = round(self._found / self._with_gold, 4)
+            figures["gold_found"] = round(self._found / self._with_gold, 4)
         if self._gaps:
-            found["score_gap"] = round(fmean(self._gaps), 4)
-            found["gold_scored_first"] = round(self._first / len(self._gaps), 4)
-        return found
+            figures["score_gap"] = round(fmean(self._gaps), 4)
+            figures["gold_scored_first"] = round(self._first / len(self._gaps), 4)
+        return figures
 
     def _see_gold(self, line: Line) -> None:
         if "found" in line:
@@ -98,6 +98,6 @@ class Summary:
             self._first += best > max(others)
 
 
-def left_out(reason: str, where: str, said: object) -> Line:
+def left_out(reason: str, where: str, value: object) -> Line:
     """Return the line of a question that no row is made of."""
-    return {"left_out": reason, "where": where, "said": shorten(said, 200)}
+    return {"left_out": reason, "where": where, "said": shorten(value, 200)}

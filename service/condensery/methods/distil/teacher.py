@@ -73,10 +73,10 @@ class Prompts:
 
     def ids(self, question: str, passages: Sequence[str]) -> list[int]:
         """Return a prompt's token ids."""
-        found: list[int] = self._tokenizer(
+        ids: list[int] = self._tokenizer(
             self.text(question, passages), add_special_tokens=not self.is_chat, verbose=False
         )["input_ids"]
-        return found
+        return ids
 
     def _render(self, user: str) -> str:
         turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
@@ -177,12 +177,12 @@ class Teacher:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(path, **local)
             # its types know one result only
             open_model: Any = AutoModelForCausalLM.from_pretrained
-            model, told = open_model(
+            model, loading = open_model(
                 path, use_safetensors=True, dtype=dtype, output_loading_info=True, **local
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise _refusal(path, " ".join(str(error).split())) from error
-        if missing := sorted(told["missing_keys"]):  # transformers makes up random ones
+        if missing := sorted(loading["missing_keys"]):  # transformers makes up random ones
             raise _refusal(path, f"weights are missing: {', '.join(missing[:5])}")
         model.requires_grad_(requires_grad=False).eval().to(device)
         return cls(model, tokenizer, max_tokens=max_tokens, batch=batch)
@@ -191,13 +191,13 @@ class Teacher:
         """Return how many tokens a text has, special ones left out."""
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def answer(self, asked: Sequence[TeacherInput]) -> list[TeacherAnswer]:
+    def answer(self, inputs: Sequence[TeacherInput]) -> list[TeacherAnswer]:
         """Answer each question from its passages, in the given order.
 
         Raises:
             InputError: A prompt has a token that the model has no embedding of.
         """
-        prompts = [self._prompts.ids(question, passages) for question, passages in asked]
+        prompts = [self._prompts.ids(question, passages) for question, passages in inputs]
         self._check_ids({token for ids in prompts for token in ids})
         answers = [TeacherAnswer("", 0, fits=False)] * len(prompts)
         fitting = [i for i, p in enumerate(prompts) if len(p) + self._max_tokens <= self._longest]
@@ -205,34 +205,34 @@ class Teacher:
         fitting.sort(key=lambda i: -len(prompts[i]))
         for start in range(0, len(fitting), self._batch):
             rows = fitting[start : start + self._batch]
-            for i, one in zip(rows, self._generate([prompts[i] for i in rows]), strict=True):
-                answers[i] = one
+            for i, answer in zip(rows, self._generate([prompts[i] for i in rows]), strict=True):
+                answers[i] = answer
         return answers
 
     @torch.no_grad()
     def _generate(self, prompts: Sequence[list[int]]) -> list[TeacherAnswer]:
         width = max(map(len, prompts))
         pad = self._settings.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(one)) + one for one in prompts])
-        mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts])
+        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         device = self._model.device
         criteria = [] if self._prompts.is_chat else [_AfterLine(self._tokenizer, width)]
-        found: Tensor = self._model.generate(
+        generated: Tensor = self._model.generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
             stopping_criteria=StoppingCriteriaList(criteria),
         )
-        return [self._read(row) for row in found[:, width:].tolist()]
+        return [self._read(row) for row in generated[:, width:].tolist()]
 
     def _read(self, tokens: list[int]) -> TeacherAnswer:
         end = next((i for i, token in enumerate(tokens) if token in self._stop), None)
-        said = tokens[:end]
-        text = self._tokenizer.decode(said, skip_special_tokens=True).lstrip()
+        answer = tokens[:end]
+        text = self._tokenizer.decode(answer, skip_special_tokens=True).lstrip()
         finished = end is not None
         if not self._prompts.is_chat:
             text, broken, _ = text.partition("\n")
             finished = finished or bool(broken)
-        return TeacherAnswer(text.rstrip(), len(said), finished)
+        return TeacherAnswer(text.rstrip(), len(answer), finished)
 
     def _check_ids(self, ids: set[int]) -> None:
         if ids and max(ids) >= self._rows:
@@ -254,15 +254,15 @@ class _AfterLine(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         del scores, kwargs
-        said = self._tokenizer.batch_decode(input_ids[:, self._prompt :], skip_special_tokens=True)
-        over = ["\n" in text.lstrip() for text in said]
+        texts = self._tokenizer.batch_decode(input_ids[:, self._prompt :], skip_special_tokens=True)
+        over = ["\n" in text.lstrip() for text in texts]
         return torch.tensor(over, device=input_ids.device)
 
 
 def fingerprint(path: Path) -> str:
     """Return the sha256 of a model's directory: names and contents of its files."""
     digest = hashlib.sha256()
-    for file in sorted(one for one in path.iterdir() if one.is_file()):
+    for file in sorted(file for file in path.iterdir() if file.is_file()):
         with file.open("rb") as opened:
             content = hashlib.file_digest(opened, "sha256").hexdigest()
         digest.update(f"{file.name}\0{content}\n".encode())

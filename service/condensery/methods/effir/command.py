@@ -37,13 +37,15 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="folder for what is measured and trained; "
         "run again to go on")  # fmt: skip
     depth = parser.add_argument_group("depth")
-    for name, says in (
+    for name, meaning in (
         ("mlp", "MLPs to drop, the least important ones"),
         ("attention", "attentions to drop, the least important ones"),
         ("blocks", "whole layers to drop, the least important ones"),
         ("last", "whole layers to drop from the end"),
     ):
-        depth.add_argument(f"--drop-{name}", type=int, default=0, metavar="N", help=f"{says} (0)")
+        depth.add_argument(
+            f"--drop-{name}", type=int, default=0, metavar="N", help=f"{meaning} (0)"
+        )
     depth.add_argument("--text", type=Path, nargs="+", default=(), help="calibration text")
     depth.add_argument("--samples", type=int, default=SAMPLES, help=f"blocks of it ({SAMPLES})")
     depth.add_argument("--block", type=int, help="tokens of one (2048, or the model's positions)")

@@ -90,11 +90,11 @@ def _watched(model: nn.Module, sums: Tensor) -> Iterator[None]:
             for name in (family.attention_norm, family.mlp_norm)
         ]
 
-        def enters(_: nn.Module, given: tuple[Any, ...], seen: dict[str, Tensor] = seen) -> None:
-            seen["before"] = given[0]
+        def enters(_: nn.Module, inputs: tuple[Any, ...], seen: dict[str, Tensor] = seen) -> None:
+            seen["before"] = inputs[0]
 
-        def between(_: nn.Module, given: tuple[Any, ...], seen: dict[str, Tensor] = seen) -> None:
-            seen["between"] = given[0]
+        def between(_: nn.Module, inputs: tuple[Any, ...], seen: dict[str, Tensor] = seen) -> None:
+            seen["between"] = inputs[0]
 
         def leaves(
             _: nn.Module,

@@ -229,8 +229,8 @@ def narrow(
     """
     method = GateTraining(retriever, pruning, width, batches, recipe, identity, setup)
     gated = run_training(method, out, setup.processes)
-    left, kept = gated.gates.kept(width.width, pruning)
+    narrowed, kept = gated.gates.kept(width.width, pruning)
     # Again: an MLP may have lost all of its neurons. Widths are what slicing gives.
-    prune(retriever.model, replace(left, sizes=None))
+    prune(retriever.model, replace(narrowed, sizes=None))
     slice_mlps(retriever.model, kept)
-    return left
+    return narrowed

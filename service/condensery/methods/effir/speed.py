@@ -48,15 +48,15 @@ class Profile:
 
 def batches(texts: Texts, most: int = BATCH_TOKENS) -> list[list[Sequence[int]]]:
     """Put texts of similar lengths into batches of at most so many tokens."""
-    found: list[list[Sequence[int]]] = [[]]
+    rows: list[list[Sequence[int]]] = [[]]
     size = 0
     for ids in sorted(texts, key=len):
-        if found[-1] and size + len(ids) > most:
-            found.append([])
+        if rows[-1] and size + len(ids) > most:
+            rows.append([])
             size = 0
-        found[-1].append(ids)
+        rows[-1].append(ids)
         size += len(ids)
-    return found
+    return rows
 
 
 def times(
@@ -69,14 +69,14 @@ def times(
         texts: Token ids.
         rounds: Of all; one more goes before, uncounted.
     """
-    found: dict[str, list[float]] = {name: [] for name in backbones}
+    by_name: dict[str, list[float]] = {name: [] for name in backbones}
     rows = batches(texts)
     for number in range(rounds + 1):
         for name, backbone in backbones.items():
             seconds = _timed(backbone, rows)
             if number:
-                found[name].append(seconds)
-    return found
+                by_name[name].append(seconds)
+    return by_name
 
 
 def profile(backbone: Backbone, texts: Texts, rounds: int = ROUNDS) -> Profile:
@@ -86,7 +86,7 @@ def profile(backbone: Backbone, texts: Texts, rounds: int = ROUNDS) -> Profile:
     """
     rows = batches(texts)
     layers = len(layers_of(backbone.model))
-    whole: list[float] = []
+    passes: list[float] = []
     parts: dict[tuple[str, int], list[float]] = {}
     for number in range(rounds + 1):
         seconds = _timed(backbone, rows)
@@ -95,14 +95,14 @@ def profile(backbone: Backbone, texts: Texts, rounds: int = ROUNDS) -> Profile:
             for batch in rows:
                 backbone.read(batch)
         if number:
-            whole.append(seconds)
+            passes.append(seconds)
             for key, value in spent.items():
                 parts.setdefault(key, []).append(value)
 
     def of(kind: str) -> tuple[float, ...]:
         return tuple(median(parts[kind, layer]) for layer in range(layers))
 
-    return Profile(median(whole), of("attention"), of("mlp"))
+    return Profile(median(passes), of("attention"), of("mlp"))
 
 
 def _timed(backbone: Backbone, rows: Sequence[Texts]) -> float:

@@ -74,7 +74,7 @@ def card_text(name: str, card: Mapping[str, Any], quality: Mapping[str, Any]) ->
         f"| {row['step']} | {row['perplexity']:.1f} | {row['bits_per_byte']:.3f} |"
         for row in card["figures"]["while_training"]
     ]
-    held = data["held_out"]
+    held_out = data["held_out"]
     return "\n".join(
         [
             f"# {name}",
@@ -88,7 +88,7 @@ def card_text(name: str, card: Mapping[str, Any], quality: Mapping[str, Any]) ->
             "",
             "## How well it predicts",
             "",
-            f"Text held out: {held if isinstance(held, str) else ', '.join(held)}.",
+            f"Text held out: {held_out if isinstance(held_out, str) else ', '.join(held_out)}.",
             "",
             "| weights | perplexity a token | bits a byte |",
             "|---|---|---|",

@@ -1,9 +1,8 @@
 """How a small language model is trained."""
 
 from dataclasses import dataclass
-from typing import cast
 
-from condensery.methods.trainer.recipe import Schedule, TrainerRecipe
+from condensery.methods.trainer.recipe import TrainerRecipe, trainer_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,4 @@ class LmRecipe:
 
     def trainer(self, every: int) -> TrainerRecipe:
         """Return what the trainer needs of it, with a checkpoint every so many steps."""
-        return TrainerRecipe(
-            steps=self.steps,
-            accumulate=self.accumulate,
-            warmup=self.warmup,
-            schedule=cast(Schedule, self.schedule),
-            floor=self.floor,
-            clip=self.clip,
-            betas=(0.9, 0.95),
-            seed=self.seed,
-            every=every,
-        )
+        return trainer_recipe(self, every=every, betas=(0.9, 0.95))

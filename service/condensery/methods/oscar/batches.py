@@ -125,7 +125,7 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
     """Build the batch of ``items``."""
     shape, device = layout.shape, layout.device
     rows = [row for item in items if not item.plain for row in item.rows]
-    given = (
+    packed = (
         pack(
             [Pairing(row.question.tolist(), row.passage.tolist()) for row in rows],
             shape,
@@ -154,7 +154,7 @@ def collate(items: Sequence[Item], layout: Layout) -> Batch:
         return torch.tensor(values, dtype=torch.float32).to(device, non_blocking=True)
 
     return Batch(
-        given=given,
+        given=packed,
         judged_at=whole(judged),
         judged=real([float(bool(rows[i].relevant)) for i in judged]),
         scored_at=whole([i for i, has in enumerate(scored) if has]),
@@ -184,8 +184,8 @@ def point(row: Row, memory: int) -> list[int]:
     if row.relevant is None or (row.relevant and row.answer is None):
         return targets
     start, end = row.answer or (0, 0)
-    found = [*range(start, end), len(row.passage)][:memory]
-    return [*found, *targets[len(found) :]]
+    span = [*range(start, end), len(row.passage)][:memory]
+    return [*span, *targets[len(span) :]]
 
 
 class _Prompts:
@@ -208,9 +208,9 @@ class _Prompts:
         """Lay one item's prompt behind those before it."""
         specials, memory = self._layout.specials, self._layout.shape.memory_tokens
         ids, begin = self.ids, len(self.ids)
-        passages, answering = item.spelled or (0, 0)
+        passages, answer_place = item.spelled or (0, 0)
         for passage in range(passages):
-            words = item.answer[:memory].tolist() if passage == answering else []
+            words = item.answer[:memory].tolist() if passage == answer_place else []
             self.spelled += [*words, *[specials.end] * (memory - len(words))]
             self.spelled_at.extend(range(len(ids), len(ids) + memory))
             self.separator_at.append(len(ids) + memory)
@@ -226,11 +226,11 @@ class _Prompts:
         ids.extend([specials.start, *item.question.tolist(), specials.end])
         target = [*item.answer.tolist(), specials.end] if item.answer.size else []
         self.labels_at.extend(range(len(ids) - 1, len(ids) - 1 + len(target)))
-        said = (item.answer if item.said is None else item.said).tolist()
+        fed = (item.answer if item.said is None else item.said).tolist()
         for i, label in enumerate(target):
-            before = sorted({*said[:i]} - {label})
+            before = sorted({*fed[:i]} - {label})
             self.repeats_at.extend([len(self.labels) + i] * len(before))
             self.repeats.extend(before)
         self.labels.extend(target)
-        ids.extend(said)
+        ids.extend(fed)
         self.lengths.append(len(ids) - begin)

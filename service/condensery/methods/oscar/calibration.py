@@ -41,13 +41,13 @@ def fit(scores: Sequence[float], holds: Sequence[bool]) -> Line | None:
     Raises:
         InputError: Passages without an answer have the higher scores.
     """
-    x, held = np.asarray(scores, np.float64), np.asarray(holds, bool)
-    most, fewest = int(held.sum()), int((~held).sum())
+    x, right = np.asarray(scores, np.float64), np.asarray(holds, bool)
+    most, fewest = int(right.sum()), int((~right).sum())
     if min(most, fewest) < LEAST:
         return None
     mean, spread = x.mean(), max(float(x.std()), 1e-6)
     columns = np.stack([(x - mean) / spread, np.ones_like(x)], axis=1)
-    target = np.where(held, (most + 1) / (most + 2), 1 / (fewest + 2))
+    target = np.where(right, (most + 1) / (most + 2), 1 / (fewest + 2))
     weights = np.zeros(2)
     for _ in range(100):  # Newton's method; what is lowered is convex
         p = 0.5 + np.tanh(columns @ weights / 2) / 2
@@ -78,28 +78,30 @@ def calibrate(data: QaData) -> tuple[QaData, dict[str, float]]:
     Raises:
         InputError: Passages without an answer have the higher scores.
     """
-    found = list(_scored(data))
-    if not found:
+    scored = list(_scored(data))
+    if not scored:
         return data, {}
-    scores, holds = zip(*found, strict=True)
+    scores, holds = zip(*scored, strict=True)
     line = fit(scores, holds)
-    said: dict[str, float] = {}
+    figures: dict[str, float] = {}
     if line is not None:
         examples = [
             replace(
                 example,
                 score=line(example.score),
-                beside=tuple(replace(one, score=line(one.score)) for one in example.beside),
+                beside=tuple(replace(other, score=line(other.score)) for other in example.beside),
             )
             for example in data.examples
         ]
         data = replace(data, examples=examples)
-        said = {"slope": round(line.slope, 6), "offset": round(line.offset, 6)}
+        figures = {"slope": round(line.slope, 6), "offset": round(line.offset, 6)}
         scores = tuple(line(score) for score in scores)
     # tanh: exp overflows at a logit of -800
-    said["mean_relevance"] = round(sum(0.5 + math.tanh(s / 2) / 2 for s in scores) / len(scores), 4)
-    said["hold_an_answer"] = round(sum(holds) / len(holds), 4)
-    return data, said
+    figures["mean_relevance"] = round(
+        sum(0.5 + math.tanh(s / 2) / 2 for s in scores) / len(scores), 4
+    )
+    figures["hold_an_answer"] = round(sum(holds) / len(holds), 4)
+    return data, figures
 
 
 def _scored(data: QaData) -> Iterator[tuple[float, bool]]:

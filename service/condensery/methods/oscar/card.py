@@ -85,9 +85,9 @@ def _compresses(shape: BertShape | CompressorShape) -> str:
         else f"up to {shape.text_tokens} tokens in all"
     )
     scores = " and a relevance score, in one forward pass" if shape.rerank else ""
-    asked = "a question with a passage" if question else "a passage"
+    reads = "a question with a passage" if question else "a passage"
     return (
-        f"turns {asked} of {tokens} into {most} vectors{also}{scores}; longer passages are windows."
+        f"turns {reads} of {tokens} into {most} vectors{also}{scores}; longer passages are windows."
     )
 
 
@@ -172,7 +172,7 @@ def measured(
     retrieved = tables.retrieved_settings(report)
     if retrieved:
         parts += ["### From retrieved passages", ""]
-        if any(one.gold_found is not None for one in report.settings.values()):
+        if any(setting.gold_found is not None for setting in report.settings.values()):
             parts += ["Found: percent of the questions whose own passage was retrieved.", ""]
         parts += retrieved
     parts += _pictures(plots, "cost", "passages")
@@ -199,10 +199,10 @@ def _in_domain(report: Report, sources: Sequence[Source]) -> list[str]:
     """Say of which measured sets training read a part."""
     lines = []
     for name in report.rerank:
-        read = [one for one in sources if family(name) in one.families]
-        for one in read:
-            told = ", ".join(f"{one.counts[n]:,} {n}" for n in COUNTS if one.counts.get(n))
-            lines.append(f"- `{name}` is in-domain: training read {told} of {one.title}.")
+        read = [source for source in sources if family(name) in source.families]
+        for source in read:
+            counts = ", ".join(f"{source.counts[n]:,} {n}" for n in COUNTS if source.counts.get(n))
+            lines.append(f"- `{name}` is in-domain: training read {counts} of {source.title}.")
         if sources and not read:
             lines.append(f"- `{name}`: no set of this name was trained on here.")
     return [*lines, ""] if lines else []
@@ -210,10 +210,14 @@ def _in_domain(report: Report, sources: Sequence[Source]) -> list[str]:
 
 def _legend(report: Report) -> str:
     """Say what the columns are that the tables have."""
-    found = report.settings.values()
-    match = " and match (the answer holds a right one)" if any(one.match for one in found) else ""
+    settings = report.settings.values()
+    match = (
+        " and match (the answer holds a right one)"
+        if any(setting.match for setting in settings)
+        else ""
+    )
     words = f"EM, F1{match} in percent, SQuAD's normalisation"
-    if any(one.f1.low is not None for one in found):
+    if any(setting.f1.low is not None for setting in settings):
         words += ", with 95% intervals (bootstrap over questions)"
     costs = [
         what
@@ -223,7 +227,7 @@ def _legend(report: Report) -> str:
             ("tokens", "prompt positions"),
             ("seconds", f"seconds {(report.measured_on.seconds or '').removeprefix(WALL)}".strip()),
         )
-        if any(getattr(one, name) is not None for one in found)
+        if any(getattr(setting, name) is not None for setting in settings)
     ]
     return f"{words}; of a question: {', '.join(costs)}." if costs else f"{words}."
 
@@ -306,13 +310,17 @@ def _made(made: CardFacts) -> list[str]:
     manifest = made.manifest
     parts = ["## What it was made from", ""]
     parts += tables.table(
-        ("data", "licence", *COUNTS, "left out"), [_counted(one) for one in made.sources], left=2
+        ("data", "licence", *COUNTS, "left out"),
+        [_counted(source) for source in made.sources],
+        left=2,
     )
     if made.sources:
         parts += [*KEPT_OUT, ""]
     if made.others:
-        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in made.others.items())
-        parts += [f"Also: {told}.", ""]
+        others = ", ".join(
+            f"{name.replace('_', ' ')} {value}" for name, value in made.others.items()
+        )
+        parts += [f"Also: {others}.", ""]
     if manifest.provenance.notes:
         parts += [*(f"- {note}" for note in manifest.provenance.notes), ""]
     command, seed = manifest.provenance.command, manifest.provenance.seed

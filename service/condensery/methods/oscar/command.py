@@ -20,7 +20,7 @@ from condensery.networks.oscar_shape import OscarShape
 log = logging.getLogger(__name__)
 SHAPE = [field.name for field in fields(OscarShape) if field.name not in ("copy", "fewer")]
 # What only the making of a run's beginning takes; a pack has it already.
-MAKING = (
+BUILDING_FLAGS = (
     *("base", "data", "questions", "reader", "language_model"),
     *("start_generator", "start", "start_model", "store", "pack"),
 )
@@ -76,7 +76,7 @@ def check(args: argparse.Namespace) -> None:
         if getattr(args, name) is None:
             raise InputError(f"{_flag(name)} is missing", field=name)
     if args.packed:
-        extra = list(given_flags(args, (*MAKING, *SHAPE)))
+        extra = list(given_flags(args, (*BUILDING_FLAGS, *SHAPE)))
         if extra:
             raise InputError(f"{_flag(extra[0])}: --packed has it already", field=extra[0])
     if args.start and args.start_model:
@@ -105,7 +105,7 @@ def beginning(args: argparse.Namespace) -> Start:
     if args.language_model:
         shape = {**language_model_shape(args.language_model), **shape}
     try:
-        whole = OscarShape(**shape)
+        own = OscarShape(**shape)
     except ValueError as error:
         raise InputError(str(error)) from error
     origins = Origins(
@@ -120,7 +120,7 @@ def beginning(args: argparse.Namespace) -> Start:
     return prepare(
         origins,
         args.data,
-        whole,
+        own,
         Recipe(**recipe),
         mix=Mix(**mix),
         sources=[Source.parse(text) for text in args.questions or ()],

@@ -31,19 +31,19 @@ def find_place(text: str, answer: str, question: str) -> int | None:
     """
     if not answer.strip():
         return None
-    found = [match.start() for match in re.finditer(re.escape(answer), text, re.IGNORECASE)]
-    if len(found) < 2:
-        return found[0] if found else None
-    asked = set(WORD.findall(question.lower()))
+    starts = [match.start() for match in re.finditer(re.escape(answer), text, re.IGNORECASE)]
+    if len(starts) < 2:
+        return starts[0] if starts else None
+    words = set(WORD.findall(question.lower()))
 
     def likeness(start: int) -> tuple[bool, int]:
         end = start + len(answer)
         around = text[max(0, start - 1) : start], text[end : end + 1]
-        whole = not any(WORD.match(one) for one in around)
+        whole_word = not any(WORD.match(one) for one in around)
         near = text[max(0, start - NEAR) : start] + " " + text[end : end + NEAR]
-        return whole, len(asked & set(WORD.findall(near.lower())))
+        return whole_word, len(words & set(WORD.findall(near.lower())))
 
-    return max(found, key=likeness)  # the first of equals
+    return max(starts, key=likeness)  # the first of equals
 
 
 def tokens_at(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
@@ -173,15 +173,15 @@ def tokenise(questions: Iterable[QuestionTexts], tokenizer: Tokenizer) -> QaData
     """
     passages = Passages(tokenizer)
     examples: list[Example] = []
-    for asked in questions:
-        if not asked.label and not asked.answers:
-            examples += _ranked_only(asked, passages, tokenizer)
+    for question in questions:
+        if not question.label and not question.answers:
+            examples += _ranked_only(question, passages, tokenizer)
             continue
-        places = [_place(asked, i, passages) for i in range(len(asked.passages))]
+        places = [_place(question, i, passages) for i in range(len(question.passages))]
         places = [place for place in places if len(passages.ids[place.passage])]
         holding = [place for place in places if place.end > place.start]
-        scored = asked.scores is not None
-        label = ids_of(asked.label, tokenizer)
+        scored = question.scores is not None
+        label = ids_of(question.label, tokenizer)
         choice = holding or (places if label.size else [])
         if not choice:
             continue
@@ -190,7 +190,7 @@ def tokenise(questions: Iterable[QuestionTexts], tokenizer: Tokenizer) -> QaData
         others = [p for p in places if p.passage != best.passage and (scored or p.end == p.start)]
         examples.append(
             Example(
-                ids_of(asked.question, tokenizer),
+                ids_of(question.question, tokenizer),
                 best.passage,
                 best.start,
                 best.end,
@@ -202,12 +202,10 @@ def tokenise(questions: Iterable[QuestionTexts], tokenizer: Tokenizer) -> QaData
     return QaData(examples, passages.ids, passages.group)
 
 
-def _ranked_only(
-    asked: QuestionTexts, passages: Passages, tokenizer: Tokenizer
-) -> Iterator[Example]:
-    question, nothing = ids_of(asked.question, tokenizer), np.zeros(0, np.int32)
-    places = [passages.add(text, asked.title) for text in asked.passages]
-    gold = {places[number] for number in asked.gold}
+def _ranked_only(row: QuestionTexts, passages: Passages, tokenizer: Tokenizer) -> Iterator[Example]:
+    question, nothing = ids_of(row.question, tokenizer), np.zeros(0, np.int32)
+    places = [passages.add(text, row.title) for text in row.passages]
+    gold = {places[number] for number in row.gold}
     others = tuple(
         RetrievedPassage(at)
         for at in dict.fromkeys(places)
@@ -218,12 +216,12 @@ def _ranked_only(
             yield Example(question, at, 0, 0, nothing, beside=others)
 
 
-def _place(asked: QuestionTexts, number: int, passages: Passages) -> RetrievedPassage:
-    text = asked.passages[number]
-    at = passages.add(text, asked.title)
-    score = UNSCORED if asked.scores is None else asked.scores[number]
-    for answer in (asked.label, *asked.answers):
-        start = find_place(text, answer, asked.question)
+def _place(row: QuestionTexts, number: int, passages: Passages) -> RetrievedPassage:
+    text = row.passages[number]
+    at = passages.add(text, row.title)
+    score = UNSCORED if row.scores is None else row.scores[number]
+    for answer in (row.label, *row.answers):
+        start = find_place(text, answer, row.question)
         if start is not None:
             offsets = passages.encoded[at].offsets
             first, last = tokens_at(offsets, start, start + len(answer))

@@ -190,11 +190,12 @@ class Report(Part):
     @model_validator(mode="after")
     def _compares(self) -> Self:
         for name, settings in self.baselines.items():
-            for key, one in settings.items():
+            for key, baseline in settings.items():
                 ours = self.measured_on.questions, self.seed
-                if one.questions not in (None, ours[0]) or one.seed not in (None, ours[1]):
+                theirs = baseline.questions, baseline.seed
+                if any(their not in (None, own) for their, own in zip(theirs, ours, strict=True)):
                     raise ValueError(
-                        f"baselines.{name}.{key} is of {one.questions} questions (seed {one.seed}),"
+                        f"baselines.{name}.{key} is of {theirs[0]} questions (seed {theirs[1]}),"
                         f" the pair of {ours[0]} (seed {ours[1]}): they don't compare"
                     )
         return self
@@ -206,11 +207,11 @@ class Report(Part):
 
     def counts(self, *families: str) -> list[int]:
         """Return the numbers of passages K that all of these settings ``family_K`` are there of."""
-        found = [
+        counts = [
             {int(key.rpartition("_")[2]) for key in self.settings if key_of(key) == family}
             for family in families
         ]
-        return sorted(set.intersection(*found))
+        return sorted(set.intersection(*counts))
 
 
 def key_of(key: str) -> str:
@@ -235,23 +236,23 @@ def read_report(path: Path) -> tuple[Report, dict[str, Any]]:
 
 def check_report(content: Any, name: str = "report") -> Report:
     """Check a report's JSON; ``name`` is what errors call it. Raises as ``read_report`` does."""
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT or isinstance(found, bool):
+    number = content.get("format") if isinstance(content, dict) else None
+    if number != FORMAT or isinstance(number, bool):
         raise InputError(
-            f"report: {name}: format: {shorten(found)} is not {FORMAT}, which condensery eval "
+            f"report: {name}: format: {shorten(number)} is not {FORMAT}, which condensery eval "
             "oscar writes; measure again",
             field="report",
-            value=found,
+            value=number,
         )
     try:
         return Report.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         at = ".".join(["report", *(str(part) for part in first["loc"])])
-        told = first["type"] in ("missing", "value_error")
-        got = "" if told else f" (got {shorten(first['input'])})"
-        says = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{name}: {at}: {says}{got}", field=at, value=name) from error
+        shown = first["type"] in ("missing", "value_error")
+        got = "" if shown else f" (got {shorten(first['input'])})"
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{name}: {at}: {message}{got}", field=at, value=name) from error
 
 
 def _refuse(word: str) -> float:

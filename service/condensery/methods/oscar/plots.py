@@ -65,7 +65,7 @@ def draw_cost(report: Report) -> Figure | None:
     there = {
         name: label
         for name, label in costs.items()
-        if sum((getattr(one, name) or 0) > 0 for one in report.settings.values()) > 1
+        if sum((getattr(setting, name) or 0) > 0 for setting in report.settings.values()) > 1
     }
     if not there:
         return None
@@ -137,14 +137,22 @@ def draw_passages(report: Report) -> Figure | None:
     figure = _figure(7.2, 5.0)
     axes = figure.add_subplot()
     for family, (label, color, marker) in FAMILIES.items():
-        found = _family(report, family)
-        if not found:
+        settings = _family(report, family)
+        if not settings:
             continue
-        xs = [count for count, _ in found]
-        axes.plot(xs, [one.f1.mean for _, one in found], color=color, marker=marker, label=label)
-        if all(one.f1.low is not None and one.f1.high is not None for _, one in found):
-            lows = [one.f1.low or 0.0 for _, one in found]
-            highs = [one.f1.high or 0.0 for _, one in found]
+        xs = [count for count, _ in settings]
+        axes.plot(
+            xs,
+            [setting.f1.mean for _, setting in settings],
+            color=color,
+            marker=marker,
+            label=label,
+        )
+        if all(
+            setting.f1.low is not None and setting.f1.high is not None for _, setting in settings
+        ):
+            lows = [setting.f1.low or 0.0 for _, setting in settings]
+            highs = [setting.f1.high or 0.0 for _, setting in settings]
             axes.fill_between(xs, lows, highs, color=color, alpha=0.12, linewidth=0)
     for key, label, style in (
         ("gold", "its own passage alone, vectors", "--"),
@@ -168,25 +176,25 @@ def draw_passages(report: Report) -> Figure | None:
 
 def draw_training(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Draw what validation said while it trained, a panel each figure; None without two rows."""
-    told = [row for row in rows if isinstance(row.get("step"), int)]
-    panels = series([{"step": row["step"], "validation": _figures(row)} for row in told])
+    measured = [row for row in rows if isinstance(row.get("step"), int)]
+    panels = series([{"step": row["step"], "validation": _figures(row)} for row in measured])
     panels = {title: lines for title, lines in panels.items() if _longest(lines) > 1}
     if not panels:
         return None
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     figure = _figure(5.0 * columns, 0.5 + 3.3 * lines)
-    items = {row["step"]: row["items"] for row in told if isinstance(row.get("items"), int)}
-    for place, (title, found) in enumerate(panels.items()):
+    items = {row["step"]: row["items"] for row in measured if isinstance(row.get("items"), int)}
+    for place, (title, curves) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, place + 1)
-        for label, points in found.items():
+        for label, points in curves.items():
             steps, values = zip(*points, strict=True)
             xs = [items[step] for step in steps] if set(steps) <= set(items) else steps
             axes.plot(xs, values, label=label.replace("_", " "), marker="." if len(xs) < 40 else "")
         axes.set_title(title.removeprefix("validation: ").replace("_", " "))
         axes.set_xlabel("examples seen" if items else "step")
         axes.grid(alpha=0.3)
-        if len(found) > 1:
+        if len(curves) > 1:
             axes.legend(fontsize="small")
     figure.suptitle("Quality against training, on validation questions")
     return figure
@@ -236,12 +244,12 @@ def draw_abstention(report: Report, min_relevance: float | None) -> Figure | Non
 
 def _family(report: Report, family: str) -> list[tuple[int, Setting]]:
     """Return a family's settings by their number of passages, rising."""
-    found = [
+    settings = [
         (int(key.rpartition("_")[2]), setting)
         for key, setting in report.settings.items()
         if key_of(key) == family and key != family
     ]
-    return sorted(found, key=lambda one: one[0])
+    return sorted(settings, key=lambda pair: pair[0])
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -38,12 +38,12 @@ class TrainingSets:
     @cached_property
     def fingerprint(self) -> str:
         """Sha256 of all that is trained on."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for (data, share), number in zip(self.sets, range(len(self.sets)), strict=True):
-            found.update(f"{number} {share}".encode())
+            digest.update(f"{number} {share}".encode())
             for name, array in _arrays(data).items():
-                found.update(name.encode() + np.ascontiguousarray(array).tobytes())
-        return found.hexdigest()
+                digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
 
 def save_sets(folder: Path, sets: TrainingSets) -> None:

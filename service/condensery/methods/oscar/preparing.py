@@ -131,7 +131,7 @@ def _start_state(origins: Origins) -> tuple[State | None, str]:
 
 def digest(folder: Path) -> str:
     """Return the sha256 of a folder's safetensors files."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        sha256.update(path.read_bytes())
+    return sha256.hexdigest()

@@ -1,10 +1,9 @@
 """How a small pair is trained."""
 
 from dataclasses import dataclass
-from typing import cast
 
 from condensery.methods.oscar.losses import Weights
-from condensery.methods.trainer.recipe import Schedule, TrainerRecipe
+from condensery.methods.trainer.recipe import TrainerRecipe, trainer_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +64,4 @@ class Recipe:
 
     def trainer(self, every: int) -> TrainerRecipe:
         """Return what the trainer needs of it, with a checkpoint every so many steps."""
-        return TrainerRecipe(
-            steps=self.steps,
-            accumulate=self.accumulate,
-            warmup=self.warmup,
-            schedule=cast(Schedule, self.schedule),
-            decay=self.decay,
-            clip=self.clip,
-            seed=self.seed,
-            every=every,
-        )
+        return trainer_recipe(self, every=every)

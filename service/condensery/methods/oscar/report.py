@@ -66,20 +66,20 @@ def opened(
                 threads=threads,
             )
             stack.callback(embeds.close)
-        reader = OscarModel.load(
+        model = OscarModel.load(
             stored, base, workers, dtype=dtype, threads=threads, limits=unlimited_queue
         )
-        stack.callback(reader.close)
-        yield reader, embeds
+        stack.callback(model.close)
+        yield model, embeds
 
 
 def table(report: dict[str, Any]) -> str:
     """Return the settings' figures, a line each."""
     head = f"{'setting':26}{'read':>6}{'EM':>7}{'F1':>7}{'match':>7}{'s':>9}{'GFLOPs':>9}"
     rows = [
-        f"{key:26}{one['read']:6.1f}{one['em']['mean']:7.1f}{one['f1']['mean']:7.1f}"
-        f"{one['match']['mean']:7.1f}{one['seconds']:9.3f}{1000 * one['tflops']:9.2f}"
-        for key, one in report["settings"].items()
+        f"{key:26}{setting['read']:6.1f}{setting['em']['mean']:7.1f}{setting['f1']['mean']:7.1f}"
+        f"{setting['match']['mean']:7.1f}{setting['seconds']:9.3f}{1000 * setting['tflops']:9.2f}"
+        for key, setting in report["settings"].items()
     ]
     return "\n".join([head, *rows])
 
@@ -95,7 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--corpus", type=Path, help="JSONL of {id, title, text} to retrieve from")
     add("--retrieval", choices=MODES, default="bm25", help="how passages are found (bm25)")
     add("--encoder", default=MINILM, help=f"stored encoder for dense and hybrid ({MINILM})")
-    names = ", ".join((*(one.key for one in FIXED), *FAMILIES))
+    names = ", ".join((*(setting.key for setting in FIXED), *FAMILIES))
     add("--settings", default="", help=f"some of {names}, or plain_5 and the like (all)")
     add("--passages", default=",".join(map(str, PASSAGES)), help="numbers retrieved (%(default)s)")
     add("--read", type=int, help="how many are read where the best are chosen (the pair's top_n)")
@@ -173,13 +173,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     store = ModelStore(args.shipped, args.store)
     encoder = args.encoder if args.corpus and args.retrieval != "bm25" else None
     with ExitStack() as stack:
-        reader, embeds = stack.enter_context(opened(store, args.model, device, dtype, encoder))
+        model, embeds = stack.enter_context(opened(store, args.model, device, dtype, encoder))
         if args.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             folder = args.out.with_name(f"{args.out.stem}.answers")
         try:
-            figures = evaluation.run(reader, folder, embeds)
+            figures = evaluation.run(model, folder, embeds)
         except KeyboardInterrupt:
             if args.out is not None:
                 log.info("stopped; answers so far are in %s, the same command goes on", folder)

@@ -37,14 +37,16 @@ def _top_n(report: Report) -> int | None:
     read = None
     counts = [count for count in report.counts("reranked", "compressed") if count > 1]
     if counts:
-        best, whole = (report.settings[f"{one}_{counts[-1]}"] for one in ("reranked", "compressed"))
-        if whole.f1.mean > best.f1.mean:
+        best, every = (
+            report.settings[f"{family}_{counts[-1]}"] for family in ("reranked", "compressed")
+        )
+        if every.f1.mean > best.f1.mean:
             return counts[-1]
         read = None if best.read is None else max(1, round(best.read))
-    one, five = report.f1("gold_among_five_best_one"), report.f1("gold_among_five")
-    if one is None or five is None:
+    best_one, five = report.f1("gold_among_five_best_one"), report.f1("gold_among_five")
+    if best_one is None or five is None:
         return read
-    if one >= five:
+    if best_one >= five:
         return 1
     return FIVE if read in (None, 1) else read
 

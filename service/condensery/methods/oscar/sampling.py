@@ -121,8 +121,8 @@ class Sampler:
         passages = 1 + (rng.randint(1, mix.others) if rng.random() < mix.several else 0)
         place = 0 if rng.random() < mix.first else rng.randrange(passages)
         question = example.question[: self._shape.query_tokens]
-        said = self._slip(answer, passage)
-        return Item(question, (), answer, said=said, spelled=(passages, place))
+        fed = self._slip(answer, passage)
+        return Item(question, (), answer, said=fed, spelled=(passages, place))
 
     def _item(self, data: QaData, example: Example, size: int) -> Item:
         """Crop the example's passage, choose what stands beside it."""
@@ -141,10 +141,10 @@ class Sampler:
             ]
             return Item(question, tuple(rows), answer)
         gold = self._row(data, question, best, size, answers=True)
-        said = self._slip(answer, gold.passage)
+        fed = self._slip(answer, gold.passage)
         draw = rng.random()
         if draw < mix.none:
-            return Item(question, (), answer, said=said)
+            return Item(question, (), answer, said=fed)
         rows = [gold]
         if rng.random() < mix.several:
             looked_for = span if len(span) else answer
@@ -152,7 +152,7 @@ class Sampler:
             if rng.random() >= mix.first:
                 rng.shuffle(rows)
         plain = draw < mix.none + mix.plain
-        return Item(question, tuple(rows), answer, plain=plain, said=said)
+        return Item(question, tuple(rows), answer, plain=plain, said=fed)
 
     def _row(
         self,
@@ -176,12 +176,12 @@ class Sampler:
             likeliest: Keep its likeliest window, since nobody says where its answer stands.
         """
         passage = data.passages[place.passage]
-        found = place.end > place.start
-        start, end = (place.start, place.end) if found else (0, 0)
+        holds = place.end > place.start
+        start, end = (place.start, place.end) if holds else (0, 0)
         if likeliest:
             first, last = likeliest_window(passage, question, size)
         else:
-            if not found:
+            if not holds:
                 start = end = self._rng.randrange(len(passage))
             first, last = crop(len(passage), start, end, size, self._rng)
         # Without a score, what holds no answer does not answer. A score above 0 says it does.
@@ -189,9 +189,9 @@ class Sampler:
         return Row(
             question,
             passage[first:last],
-            (start - first, end - first) if found else None,
+            (start - first, end - first) if holds else None,
             score=place.score,
-            relevant=positive if found == positive else None,
+            relevant=positive if holds == positive else None,
         )
 
     def _others(
@@ -225,12 +225,12 @@ class Sampler:
     def _slip(self, answer: Ids, passage: Ids) -> Ids | None:
         """Return the answer with slips of the tongue, None if none were made."""
         rng = self._rng
-        said = answer.copy()
+        slipped = answer.copy()
         for i in range(len(answer)):
             if rng.random() < self._mix.slips:
                 again = i > 0 and rng.random() < 0.5
-                said[i] = said[i - 1] if again else passage[rng.randrange(len(passage))]
-        return None if np.array_equal(said, answer) else said
+                slipped[i] = slipped[i - 1] if again else passage[rng.randrange(len(passage))]
+        return None if np.array_equal(slipped, answer) else slipped
 
 
 def likeliest_window(passage: Ids, question: Ids, size: int) -> tuple[int, int]:

@@ -18,8 +18,8 @@ def match(answer: str, golds: Sequence[str]) -> float:
 
     Source: OSCAR, arXiv:2504.07109, appendix A.2 (accuracy).
     """
-    said = normalise_answer(answer)
-    return float(any(gold in said if gold else not said for gold in map(normalise_answer, golds)))
+    text = normalise_answer(answer)
+    return float(any(gold in text if gold else not text for gold in map(normalise_answer, golds)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,5 +61,5 @@ def paired_bootstrap(
 ) -> tuple[float, float, float]:
     """Return the mean difference and its 95% interval by resampling questions."""
     difference = np.asarray(better) - np.asarray(worse)
-    found = bootstrap(difference[:, None], samples=samples, seed=seed)
-    return float(found.mean[0]), float(found.low[0]), float(found.high[0])
+    estimate = bootstrap(difference[:, None], samples=samples, seed=seed)
+    return float(estimate.mean[0]), float(estimate.low[0]), float(estimate.high[0])

@@ -158,50 +158,64 @@ def load_sets(
     """
     dev = list(read_jsonl(folder / "squad_v1" / "dev.jsonl.gz"))
     squad = list(read_jsonl(folder / "squad_v1" / "train_part.jsonl.gz"))
-    titles = sorted({row["title"] for row in squad if row["title"]})
-    held_titles = set(random.Random(seed).sample(titles, HELD_ARTICLES))
-    validation = [row for row in squad if row["title"] in held_titles]
+    validation = _held_articles(squad, seed)
     kept_out = KeptOut([*dev, *validation])
     sources = sources or [Source(folder / name, share) for name, share in USUAL]
-    rules = Rules(answer_in_passages=True, label_tokens=label_tokens, ranked=True)
     report: dict[str, Any] = {"sources": {}}
     sets: list[tuple[QaData, float]] = []
     total = sum(source.share for source in sources)
     for source in sources:
-        rows, counts = read_questions(
-            [source.path],
-            rules,
-            wrong="leave_out",
-            count=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
-        )
-        left, found = kept_out.without(rows)
-        data = tokenise(left, tokenizer)
-        if not data.examples:
-            raise InputError(
-                f"questions: {source.path}: of {len(rows)} questions none is left: {found}",
-                field="questions",
-                value=str(source.path),
-            )
-        data, said = calibrate(data)
         share = source.share / total * (1 - cloze_share)
+        data, facts = _read_source(source, tokenizer, kept_out, label_tokens)
         sets.append((data, share))
         report[f"{source.name}_examples"] = len(data.examples)
         report["sources"][source.name] = {
             "file": source.path.name,
             "sha256": _sha256(source.path),
             "share": round(share, 6),
-            "examples": len(data.examples),
-            "passages": len(data.passages),
-            "scored": sum(not math.isnan(example.score) for example in data.examples),
-            "left_out": dict(Counter(counts) + Counter(found)),
-            **said,
+            **facts,
         }
-    texts, found = _plain_texts(folder, kept_out)
-    report |= found
+    texts, counts = _plain_texts(folder, kept_out)
+    report |= counts
     made = cloze_set(texts, tokenizer, cloze, random.Random(seed + 1))
     sets.append((made, cloze_share))
     report["cloze_examples"] = len(made.examples)
     return TrainingSets(sets, validation, report)
+
+
+def _held_articles(squad: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """Choose articles to validate on; returns their questions."""
+    titles = sorted({row["title"] for row in squad if row["title"]})
+    held = set(random.Random(seed).sample(titles, HELD_ARTICLES))
+    return [row for row in squad if row["title"] in held]
+
+
+def _read_source(
+    source: Source, tokenizer: Tokenizer, kept_out: "KeptOut", label_tokens: int | None
+) -> tuple[QaData, dict[str, Any]]:
+    """Read a source's questions; returns those that stay, and what there is to say of them."""
+    rows, wrong = read_questions(
+        [source.path],
+        Rules(answer_in_passages=True, label_tokens=label_tokens, ranked=True),
+        wrong="leave_out",
+        count=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
+    )
+    kept, left_out = kept_out.without(rows)
+    data = tokenise(kept, tokenizer)
+    if not data.examples:
+        raise InputError(
+            f"questions: {source.path}: of {len(rows)} questions none is left: {left_out}",
+            field="questions",
+            value=str(source.path),
+        )
+    data, calibration = calibrate(data)
+    return data, {
+        "examples": len(data.examples),
+        "passages": len(data.passages),
+        "scored": sum(not math.isnan(example.score) for example in data.examples),
+        "left_out": dict(Counter(wrong) + Counter(left_out)),
+        **calibration,
+    }
 
 
 class KeptOut:
@@ -240,12 +254,12 @@ class KeptOut:
             ):
                 counts["no passage left"] += 1
                 continue
-            left = [place for place, stay in enumerate(stays) if stay]
-            gold = [new for new, old in enumerate(left) if old in row.gold]
+            staying = [place for place, stay in enumerate(stays) if stay]
+            gold = [new for new, old in enumerate(staying) if old in row.gold]
             if not (gold or row.answers or row.label):
                 counts["no passage left"] += 1
                 continue
-            scores = None if row.scores is None else [row.scores[place] for place in left]
+            scores = None if row.scores is None else [row.scores[place] for place in staying]
             kept.append(
                 QuestionTexts(
                     row.question, passages, row.answers, row.label, scores, row.title, gold
@@ -276,10 +290,10 @@ def _plain_texts(folder: Path, kept_out: KeptOut) -> tuple[list[str], dict[str, 
     books = list(islice(paragraphs(folder / "openstax" / "train.txt.xz"), 30_000))
     texts: list[str] = []
     report: dict[str, int] = {}
-    for name, some in (("wikipedia", wikipedia), ("openstax", books)):
-        left = [text for text in some if not kept_out.shares(text)]
-        report |= {f"{name}_left_out": len(some) - len(left), f"{name}_kept": len(left)}
-        texts += left
+    for name, candidates in (("wikipedia", wikipedia), ("openstax", books)):
+        kept = [text for text in candidates if not kept_out.shares(text)]
+        report |= {f"{name}_left_out": len(candidates) - len(kept), f"{name}_kept": len(kept)}
+        texts += kept
     return texts, report
 
 

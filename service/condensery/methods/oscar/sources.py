@@ -79,38 +79,38 @@ def read_sources(
     Raises:
         InputError: A licence is of a set that the run did not read.
     """
-    told = data.get("sources")
-    found: dict[str, dict[str, Any]] = (
-        {name: dict(one) for name, one in told.items() if isinstance(one, Mapping)}
-        if isinstance(told, Mapping)
+    named = data.get("sources")
+    counted: dict[str, dict[str, Any]] = (
+        {name: dict(counts) for name, counts in named.items() if isinstance(counts, Mapping)}
+        if isinstance(named, Mapping)
         else {}
     )
     others: dict[str, Any] = {}
     for key, value in data.items():
         what = next((w for w in (*COUNTS, LEFT_OUT) if key.endswith(f"_{w}")), None)
         if what and isinstance(value, int):
-            found.setdefault(key.removesuffix(f"_{what}"), {}).setdefault(what, value)
+            counted.setdefault(key.removesuffix(f"_{what}"), {}).setdefault(what, value)
         elif key != "sources":
             others[key] = value
     own = dict(licences or {})
-    strange = next((name for name in own if name not in found), None)
+    strange = next((name for name in own if name not in counted), None)
     if strange is not None:
         raise InputError(
-            f"licences: {shorten(strange)} is not one of the run's sets: {', '.join(found)}",
+            f"licences: {shorten(strange)} is not one of the run's sets: {', '.join(counted)}",
             field="licences",
             value=strange,
         )
-    return [_source(name, one, own.get(name)) for name, one in found.items()], others
+    return [_source(name, counts, own.get(name)) for name, counts in counted.items()], others
 
 
-def _source(name: str, told: Mapping[str, Any], licence: str | None) -> Source:
-    known = _known(name) or (name, UNKNOWN)
-    left_out = told.get(LEFT_OUT, {})
+def _source(name: str, counts: Mapping[str, Any], licence: str | None) -> Source:
+    words = _known(name) or (name, UNKNOWN)
+    left_out = counts.get(LEFT_OUT, {})
     return Source(
         name=name,
-        title=known[0],
-        licence=licence or known[1],
-        counts={what: told[what] for what in COUNTS if isinstance(told.get(what), int)},
+        title=words[0],
+        licence=licence or words[1],
+        counts={what: counts[what] for what in COUNTS if isinstance(counts.get(what), int)},
         left_out={"": left_out} if isinstance(left_out, int) else dict(left_out),
     )
 

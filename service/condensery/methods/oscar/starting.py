@@ -91,8 +91,8 @@ def start_generator(pair: OscarPair, folder: Path, tokenizer: Tokenizer) -> None
     table = weights.pop("model.embed_tokens.weight", None)
     head = weights.pop("lm_head.weight", table)
     if table is None or head is None or table.shape != generator.words.shape:
-        found = "none" if table is None else tuple(table.shape)
-        raise _refused(folder, f"its words are {found}, the pair's {tuple(generator.words.shape)}")
+        shape = "none" if table is None else tuple(table.shape)
+        raise _refused(folder, f"its words are {shape}, the pair's {tuple(generator.words.shape)}")
     for name, its in (("embed_tokens", table), ("lm_head", head)):
         if rows := _far(its, generator.words):
             raise _refused(
@@ -185,10 +185,10 @@ def start_from(pair: OscarPair, state: Mapping[str, Tensor], name: str) -> bool:
         raise InputError(
             f"start: {name}: another compressor: {differing}", field="start", value=name
         )
-    whole = not odd and set(state) == set(own)
-    taken = {n: state[n] for n in own if whole or n.startswith("compressor.")}
+    same = not odd and set(state) == set(own)
+    taken = {n: state[n] for n in own if same or n.startswith("compressor.")}
     pair.load_state_dict(taken, strict=False)
-    return whole
+    return same
 
 
 def run_weights(path: Path) -> State:
@@ -250,7 +250,7 @@ def _check_config(config: Mapping[str, Any], pair: OscarPair) -> None:
     """Refuse a model whose layers are not the generator's."""
     own = pair.generator.backbone.config
     rope = config.get("rope_parameters") or config
-    found = {
+    layers = {
         "model_type": config["model_type"],
         "hidden_size": config["hidden_size"],
         "num_hidden_layers": config["num_hidden_layers"],
@@ -265,11 +265,11 @@ def _check_config(config: Mapping[str, Any], pair: OscarPair) -> None:
         "rope_type": rope.get("rope_type") or "default",
     }
     wanted = {
-        **{name: getattr(own, name) for name in found if hasattr(own, name)},
+        **{name: getattr(own, name) for name in layers if hasattr(own, name)},
         "rope_theta": 10_000.0,
         "rope_type": "default",
     }
-    odd = [f"{n}={value!r}, not {wanted[n]!r}" for n, value in found.items() if value != wanted[n]]
+    odd = [f"{n}={value!r}, not {wanted[n]!r}" for n, value in layers.items() if value != wanted[n]]
     if odd:
         raise InputError(
             f"language_model: not the generator's layers: {', '.join(odd)}",
@@ -278,9 +278,9 @@ def _check_config(config: Mapping[str, Any], pair: OscarPair) -> None:
         )
 
 
-def _far(some: Tensor, others: Tensor) -> int:
+def _far(rows: Tensor, others: Tensor) -> int:
     """Count the rows that differ by more than rounding to the types they were trained in."""
-    far = (some.float() - others.float()).abs() > 0.02 * (1 + some.float().abs())
+    far = (rows.float() - others.float()).abs() > 0.02 * (1 + rows.float().abs())
     return int(far.any(dim=1).sum())
 
 

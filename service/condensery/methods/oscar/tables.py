@@ -40,10 +40,10 @@ def table(head: Cells, rows: Iterable[Cells], *, left: int = 1) -> list[str]:
         rows: As many cells each.
         left: Columns that hold words; the others hold figures and stand to the right.
     """
-    found = [[_cell(cell) for cell in row] for row in rows]
-    if not found:
+    texts = [[_cell(cell) for cell in row] for row in rows]
+    if not texts:
         return []
-    kept = [place for place in range(len(head)) if any(row[place] for row in found)]
+    kept = [place for place in range(len(head)) if any(row[place] for row in texts)]
     marks = ["---" if place < left else "---:" for place in kept]
 
     def line(cells: Cells) -> str:
@@ -52,7 +52,7 @@ def table(head: Cells, rows: Iterable[Cells], *, left: int = 1) -> list[str]:
     return [
         line([head[place] for place in kept]),
         line(marks),
-        *(line([row[place] or "–" for place in kept]) for row in found),
+        *(line([row[place] or "–" for place in kept]) for row in texts),
         "",
     ]
 
@@ -71,9 +71,9 @@ def fixed_settings(report: Report) -> list[str]:
 def retrieved_settings(report: Report) -> list[str]:
     """Return the table of the settings that retrieve, by the number of passages."""
     families = list(RETRIEVED)
-    found = [key for key in report.settings if key_of(key) in families and key not in families]
-    found.sort(key=lambda key: (int(key.rpartition("_")[2]), families.index(key_of(key))))
-    return table(_HEAD, [_setting(_words(report, key), report.settings[key]) for key in found])
+    keys = [key for key in report.settings if key_of(key) in families and key not in families]
+    keys.sort(key=lambda key: (int(key.rpartition("_")[2]), families.index(key_of(key))))
+    return table(_HEAD, [_setting(_words(report, key), report.settings[key]) for key in keys])
 
 
 _HEAD = (
@@ -107,10 +107,10 @@ def differences(report: Report) -> list[str]:
     rows = [
         (
             key.replace("_minus_", " − ").replace("_", " "),
-            f"{one.f1:+.1f}",
-            f"{one.low_95:+.1f} to {one.high_95:+.1f}",
+            f"{difference.f1:+.1f}",
+            f"{difference.low_95:+.1f} to {difference.high_95:+.1f}",
         )
-        for key, one in report.differences.items()
+        for key, difference in report.differences.items()
     ]
     return table(("difference, on the same questions", "F1", "95% interval"), rows)
 
@@ -120,11 +120,14 @@ def rerank(report: Report) -> list[str]:
     rows = [
         (
             name,
-            str(one.queries),
-            str(one.depth or ""),
-            *(_rank(rank) for rank in (one.bm25, one.encoder, one.pair, one.cross_encoder)),
+            str(ranking.queries),
+            str(ranking.depth or ""),
+            *(
+                _rank(rank)
+                for rank in (ranking.bm25, ranking.encoder, ranking.pair, ranking.cross_encoder)
+            ),
         )
-        for name, one in report.rerank.items()
+        for name, ranking in report.rerank.items()
     ]
     head = ("queries of", "queries", "reranked", "BM25", "encoder", "this pair", "cross-encoder")
     return table(head, rows)
@@ -133,8 +136,8 @@ def rerank(report: Report) -> list[str]:
 def rerank_differences(report: Report) -> list[str]:
     """Return the table of how the pair's rankings differ from the others, on the same queries."""
     rows = []
-    for name, one in report.rerank.items():
-        for key, difference in one.differences.items():
+    for name, ranking in report.rerank.items():
+        for key, difference in ranking.differences.items():
             better, _, worse = key.partition("_minus_")
             if "pair" in (better, worse):
                 low, high = difference.low_95, difference.high_95
@@ -177,8 +180,8 @@ def _beside(report: Report, key: str) -> list[str]:
         same = ["gold_among_five", "gold_among_five_best_one", "gold_among_five_plain"]
     elif family in ("plain", "compressed", "reranked"):
         count = key.rpartition("_")[2]
-        same = [f"{one}_{count}" for one in ("compressed", "reranked", "plain")]
-    return [one for one in dict.fromkeys(same) if one in report.settings]
+        same = [f"{family}_{count}" for family in ("compressed", "reranked", "plain")]
+    return [setting for setting in dict.fromkeys(same) if setting in report.settings]
 
 
 def _words(report: Report, key: str) -> str:
@@ -214,9 +217,11 @@ def abstention(curve: Sequence[Point]) -> list[str]:
     return table(head, rows)
 
 
-def examples(found: Sequence[Example]) -> list[str]:
+def examples(answered: Sequence[Example]) -> list[str]:
     """Return questions with answers."""
-    rows = [(one.question, one.answer or "(nothing)", one.gold[0]) for one in found]
+    rows = [
+        (example.question, example.answer or "(nothing)", example.gold[0]) for example in answered
+    ]
     return table(("question", "its answer", "right"), rows, left=3)
 
 

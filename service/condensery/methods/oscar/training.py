@@ -61,7 +61,7 @@ class Scores:
 
 
 async def score(
-    reader: OscarModel,
+    model: OscarModel,
     rows: Sequence[Row],
     passages: Sequence[Sequence[str]],
     *,
@@ -71,7 +71,7 @@ async def score(
     """Answer every row's question from its passages and score against its gold answers.
 
     Args:
-        reader: The running pair.
+        model: The running pair.
         rows: Questions {question, answers}.
         passages: For each question.
         keep: How many of the best passages the generator reads; None for all.
@@ -81,7 +81,7 @@ async def score(
 
     async def one(row: Row, texts: Sequence[str]) -> tuple[str, int]:
         async with room:
-            outcomes = await ask(reader, row["question"], texts, keep=keep, plain=plain)
+            outcomes = await ask(model, row["question"], texts, keep=keep, plain=plain)
             return outcomes.answer, outcomes.first
 
     outcomes = await asyncio.gather(*map(one, rows, passages))
@@ -114,14 +114,14 @@ def validate(
     rng = random.Random(0)
     rows = rng.sample(list(rows), min(limit, len(rows)))
     workers = Workers(max(1, torch.get_num_threads()))
-    reader = running(pair, directory, workers)
+    model = running(pair, directory, workers)
     placed = place_among_others(rows, 5, rng)
 
     async def ask_all() -> dict[str, object]:
         alone = [[row["context"]] for row in rows]
-        gold = await score(reader, rows, alone)
-        plain = await score(reader, rows, alone, plain=True)
-        five = await score(reader, rows, [passages for passages, _ in placed])
+        gold = await score(model, rows, alone)
+        plain = await score(model, rows, alone, plain=True)
+        five = await score(model, rows, [passages for passages, _ in placed])
         first = [float(a == b) for a, (_, b) in zip(five.first, placed, strict=True)]
         pairs = zip(rows[:4], gold.answers, strict=False)
         return {
@@ -135,7 +135,7 @@ def validate(
     try:
         return asyncio.run(ask_all())
     finally:
-        reader.close()
+        model.close()
         workers.close()
 
 

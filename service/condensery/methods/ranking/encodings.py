@@ -23,13 +23,14 @@ from condensery.encodings import (
     encoded_width,
     int8_range,
 )
-from condensery.errors import InputError, ReportNotFound
+from condensery.errors import ReportNotFound
 from condensery.methods.distil.embedding import embed, running
 from condensery.methods.distil.retrieval import titled_text
 from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.parts import check_out, command_line, write_part
-from condensery.methods.ranking.sets import RankingSet, read_sets
+from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
+from condensery.methods.trainer.arguments import open_model
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.store.manifest import REPORT, StoredModel
@@ -42,7 +43,7 @@ DEPTH, SEED = 10, 17
 EXACT: Encoding = "float32"
 # uint8 and binary hold the very numbers of int8 and ubinary.
 SAME: dict[Encoding, Encoding] = {"uint8": "int8", "binary": "ubinary"}
-MEASURED = tuple(one for one in ENCODINGS if one not in SAME)
+MEASURED = tuple(encoding for encoding in ENCODINGS if encoding not in SAME)
 BLOCK = 64  # queries scored at once
 MEASURES = ("recall@10", "ndcg@10", "kept@10")
 
@@ -66,18 +67,22 @@ class Form:
 
 def forms(dims: int, lengths: Sequence[int]) -> list[Form]:
     """Return what is measured: every encoding, and float32 at each length that is declared."""
-    found = [Form(one, one, dims) for one in MEASURED]
-    return found + [Form(f"{EXACT}_{one}", EXACT, one) for one in lengths if one != dims]
+    whole = [Form(encoding, encoding, dims) for encoding in MEASURED]
+    return whole + [
+        Form(f"{EXACT}_{length}", EXACT, length) for length in lengths if length != dims
+    ]
 
 
-def vectors_of(encoder: Encoder, given: RankingSet) -> tuple[Floats, Floats]:
+def vectors_of(encoder: Encoder, ranking_set: RankingSet) -> tuple[Floats, Floats]:
     """Return the vectors of a set's queries and passages, of length 1, (texts, dims) each.
 
     Passages are read with their titles; what is too long is cut.
     """
     prompts = make_index_prompts(encoder)
-    queries = embed(encoder, list(given.queries.values()), prompts.query)
-    passages = embed(encoder, [titled_text(one) for one in given.passages], prompts.passage)
+    queries = embed(encoder, list(ranking_set.queries.values()), prompts.query)
+    passages = embed(
+        encoder, [titled_text(passage) for passage in ranking_set.passages], prompts.passage
+    )
     return _unit(queries), _unit(passages)
 
 
@@ -95,16 +100,18 @@ def nearest(queries: Floats, passages: Floats, form: Form, depth: int = DEPTH) -
     Returns:
         Places of passages, best first, (queries, depth).
     """
-    asked, held = (_numbers(_unit(one[:, : form.dims]), form) for one in (queries, passages))
-    found = [
-        np.argsort(-(asked[start : start + BLOCK] @ held.T), axis=1, kind="stable")[:, :depth]
-        for start in range(0, len(asked), BLOCK)
+    wanted, corpus = (
+        _numbers(_unit(vectors[:, : form.dims]), form) for vectors in (queries, passages)
+    )
+    places = [
+        np.argsort(-(wanted[start : start + BLOCK] @ corpus.T), axis=1, kind="stable")[:, :depth]
+        for start in range(0, len(wanted), BLOCK)
     ]
-    return np.concatenate(found)
+    return np.concatenate(places)
 
 
 def measure(
-    given: RankingSet,
+    ranking_set: RankingSet,
     queries: Floats,
     passages: Floats,
     lengths: Sequence[int] = (),
@@ -114,7 +121,7 @@ def measure(
     """Measure every form on a set.
 
     Args:
-        given: The set.
+        ranking_set: The set.
         queries: Vectors of its queries, (queries, dims), of length 1.
         passages: Of its passages.
         lengths: To which vectors may be cut.
@@ -127,44 +134,57 @@ def measure(
         queries.
     """
     dims = queries.shape[1]
-    names = [one.id for one in given.passages]
-    columns: dict[str, Wide] = {}
-    exact: list[set[str]] = []
-    for form in forms(dims, lengths):
-        places = nearest(queries, passages, form)
-        found = {
-            query: [names[i] for i in row] for query, row in zip(given.queries, places, strict=True)
-        }
-        exact = exact or [set(one) for one in found.values()]
-        columns[form.name] = _columns(given, found, exact)
+    columns = _columns_of(ranking_set, queries, passages, forms(dims, lengths))
     figures: dict[str, Any] = {}
     for form in forms(dims, lengths):
         own = columns[form.name]
+        means = zip(MEASURES, own.mean(axis=0), strict=True)
         figures[form.name] = {
             "bytes": len(encode(_unit(passages[:1, : form.dims]), form.encoding).tobytes()),
-            **{
-                name: round(float(x), 4) for name, x in zip(MEASURES, own.mean(axis=0), strict=True)
-            },
+            **{name: round(float(mean), 4) for name, mean in means},
         }
         if form.name != EXACT:
-            lost = bootstrap(columns[EXACT][:, :2] - own[:, :2], seed=seed)
-            figures[form.name]["loss"] = {
-                name: [round(float(x), 4) + 0.0 for x in row]  # 0, never -0
-                for name, row in zip(
-                    MEASURES, zip(lost.mean, lost.low, lost.high, strict=True), strict=False
-                )
-            }
+            figures[form.name]["loss"] = _loss(columns[EXACT], own, seed)
     for encoding, like in SAME.items():
         figures[encoding] = {"same_as": like}
     over = float((np.abs(passages) > int8_range(dims)).mean())
     return {
-        "queries": len(given.queries),
-        "passages": len(names),
+        "queries": len(ranking_set.queries),
+        "passages": len(ranking_set.passages),
         "seed": seed,
         "dims": dims,
         "int8_range": round(int8_range(dims), 6),
         "int8_cut_share": round(over, 8),
         "forms": figures,
+    }
+
+
+def _columns_of(
+    ranking_set: RankingSet, queries: Floats, passages: Floats, tried: Sequence[Form]
+) -> dict[str, Wide]:
+    """Return each query's measures by form; the first form is what the others are kept of."""
+    names = [passage.id for passage in ranking_set.passages]
+    columns: dict[str, Wide] = {}
+    exact: list[set[str]] = []
+    for form in tried:
+        places = nearest(queries, passages, form)
+        hits = {
+            query: [names[i] for i in row]
+            for query, row in zip(ranking_set.queries, places, strict=True)
+        }
+        exact = exact or [set(ranked) for ranked in hits.values()]
+        columns[form.name] = _columns(ranking_set, hits, exact)
+    return columns
+
+
+def _loss(exact: Wide, own: Wide, seed: int) -> dict[str, list[float]]:
+    """Return what a form loses of recall and nDCG: mean and 95% interval."""
+    lost = bootstrap(exact[:, :2] - own[:, :2], seed=seed)
+    return {
+        name: [round(float(x), 4) + 0.0 for x in row]  # 0, never -0
+        for name, row in zip(
+            MEASURES, zip(lost.mean, lost.low, lost.high, strict=True), strict=False
+        )
     }
 
 
@@ -193,13 +213,13 @@ def publish(store: ModelStore, stored: StoredModel, part: Mapping[str, Any]) -> 
 
 
 def _columns(
-    given: RankingSet, found: Mapping[str, Sequence[str]], exact: Sequence[set[str]]
+    ranking_set: RankingSet, hits: Mapping[str, Sequence[str]], exact: Sequence[set[str]]
 ) -> Wide:
     """Return each query's measures, (queries, measures)."""
-    gains = ndcg(found, given.judged, DEPTH)
+    gains = ndcg(hits, ranking_set.judged, DEPTH)
     rows = []
-    for (query, best), before in zip(found.items(), exact, strict=True):
-        judged = given.judged[query].keys()
+    for (query, best), before in zip(hits.items(), exact, strict=True):
+        judged = ranking_set.judged[query].keys()
         recall = len(judged & set(best)) / len(judged)
         rows.append((recall, gains[query], len(before & set(best)) / max(1, len(before))))
     return np.array(rows)
@@ -223,37 +243,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="condensery eval encodings", description=__doc__)
     parser.add_argument("--model", required=True, help="a stored encoder's name")
     parser.add_argument("--store", type=Path, required=True, help="root of the stored models")
-    parser.add_argument(
-        "--set",
-        dest="sets",
-        action="append",
-        required=True,
-        metavar="DIR[:SPLIT]",
-        help="corpus.jsonl.gz, queries.jsonl.gz, qrels.SPLIT.tsv (test); may be given again",
-    )
-    parser.add_argument("--queries", type=int, default=0, help="of each set, at random (0: all)")
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
+    add_sets(parser, seed=SEED)
     parser.add_argument("--workers", type=int, default=1, help="threads of one each on a CPU")
-    parser.add_argument("--out", type=Path, help="where to write the report's part (JSON)")
     parser.add_argument(
         "--publish", action="store_true", help="put it into the model's report: a new version"
     )
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(given)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     check_out(args.out)
     prepare_process()
     sets = read_sets(dict.fromkeys(args.sets), queries=args.queries, seed=args.seed)
     store = ModelStore(shipped_store(), args.store)
-    stored = store.open(args.model)
-    if stored.manifest.kind != "encoder":
-        raise InputError(
-            f"model: {args.model!r} is of kind {stored.manifest.kind!r}, no encoder",
-            field="model",
-            value=args.model,
-        )
+    stored = open_model(store, args.model, "encoder")
     device = choose_device(args.device)
     dtype = choose_dtype(device, args.dtype)
     part = {}
@@ -261,13 +263,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         about = {
             "fingerprint": encoder.info.fingerprint,
             "dtype": encoder.info.dtype,
-            "command": command_line("eval encodings", given),
+            "command": command_line("eval encodings", words),
         }
-        for one in sets:
-            log.info("%s: %d passages, %d queries", one.name, len(one.passages), len(one.queries))
-            vectors = vectors_of(encoder, one)
-            part[one.name] = {
-                **measure(one, *vectors, encoder.info.dimensions, seed=args.seed),
+        for ranking_set in sets:
+            log.info(
+                "%s: %d passages, %d queries",
+                ranking_set.name,
+                len(ranking_set.passages),
+                len(ranking_set.queries),
+            )
+            vectors = vectors_of(encoder, ranking_set)
+            part[ranking_set.name] = {
+                **measure(ranking_set, *vectors, encoder.info.dimensions, seed=args.seed),
                 **about,
             }
     sys.stdout.write(write_part({"encodings": part}, args.out))

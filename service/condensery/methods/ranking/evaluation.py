@@ -22,8 +22,9 @@ from condensery.methods.ranking.parts import (
 )
 from condensery.methods.ranking.rankers import CrossEncoderRanker, EncoderRanker, PairRanker, Ranker
 from condensery.methods.ranking.reranking import BM25, compare, reorder, retrieve, score
-from condensery.methods.ranking.sets import RankingSet, read_sets
+from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
 from condensery.methods.rerank.scoring import CrossEncoder
+from condensery.methods.trainer.arguments import open_model
 from condensery.networks.dtypes import dtype_name
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
@@ -37,7 +38,7 @@ ENCODER, PAIR, CROSS_ENCODER = "encoder", "pair", "cross_encoder"
 
 
 def measure(
-    given: RankingSet,
+    ranking_set: RankingSet,
     rankers: Mapping[str, Ranker],
     work: Path,
     *,
@@ -47,7 +48,7 @@ def measure(
     """Rerank one set's queries by each ranker; scores in ``work`` are not made again.
 
     Args:
-        given: The set.
+        ranking_set: The set.
         rankers: By their name in the report.
         work: Folder of this set: the index and the scores.
         depth: Passages of BM25's that are reranked.
@@ -57,25 +58,25 @@ def measure(
         InputError: ``work`` holds the scores of another set or model.
         StorageError: The disk refuses; what is scored is kept.
     """
-    candidates, bm25_seconds = retrieve(given, depth, work)
+    candidates, bm25_seconds = retrieve(ranking_set, depth, work)
     orders: dict[str, Any] = {BM25: candidates}
     about: dict[str, dict[str, Any]] = {BM25: {"seconds": round(bm25_seconds, 4)}}
     for name, ranker in rankers.items():
         stored = StoredRows(
-            work / f"{name}.jsonl", {"set": given.content, "depth": depth, **ranker.says}
+            work / f"{name}.jsonl", {"set": ranking_set.content, "depth": depth, **ranker.says}
         )
-        ahead = score(given, candidates, ranker, stored)
-        found = {query: stored.found[query] for query in given.queries}
-        orders[name] = {q: reorder(candidates[q], one["scores"]) for q, one in found.items()}
+        ahead = score(ranking_set, candidates, ranker, stored)
+        rows = {query: stored.found[query] for query in ranking_set.queries}
+        orders[name] = {q: reorder(candidates[q], row["scores"]) for q, row in rows.items()}
         about[name] = {
             **ranker.says,
-            "seconds": round(fmean(one["seconds"] for one in found.values()), 4),
+            "seconds": round(fmean(row["seconds"] for row in rows.values()), 4),
             **({"seconds_ahead": round(ahead, 1)} if ahead else {}),
         }
-    figures = compare(given, candidates, orders, seed)
-    for name, says in about.items():
-        figures[name] |= says
-    return {"queries": len(given.queries), "depth": depth, "seed": seed, **figures}
+    figures = compare(ranking_set, candidates, orders, seed)
+    for name, facts in about.items():
+        figures[name] |= facts
+    return {"queries": len(ranking_set.queries), "depth": depth, "seed": seed, **figures}
 
 
 def open_rankers(args: argparse.Namespace, stack: ExitStack) -> dict[str, Ranker]:
@@ -94,65 +95,45 @@ def open_rankers(args: argparse.Namespace, stack: ExitStack) -> dict[str, Ranker
         workers = Workers(args.workers, device)
         stack.callback(workers.close)
     if args.encoder:
-        stored = store.open(args.encoder)
-        if stored.manifest.kind != "encoder":
-            raise _other_kind("encoder", args.encoder, stored.manifest.kind)
+        stored = open_model(store, args.encoder, "encoder", "encoder")
         encoder = Encoder.load(stored, workers, dtype=dtype, threads=threads)
         stack.callback(encoder.close)
         rankers[ENCODER] = EncoderRanker(encoder)
     if args.pair:
-        stored = store.open(args.pair)
-        if stored.manifest.kind != "oscar-pair":
-            raise _other_kind("pair", args.pair, stored.manifest.kind)
+        stored = open_model(store, args.pair, "oscar-pair", "pair")
         base = store.open_base(stored) if stored.manifest.base else None
-        reader = OscarModel.load(stored, base, workers, dtype=dtype, threads=threads)
-        stack.callback(reader.close)
-        if not reader.traits.scores:
+        pair = OscarModel.load(stored, base, workers, dtype=dtype, threads=threads)
+        stack.callback(pair.close)
+        if not pair.traits.scores:
             raise InputError(f"pair: {args.pair!r} has no rerank head", field="pair")
-        rankers[PAIR] = PairRanker(reader)
+        rankers[PAIR] = PairRanker(pair)
     if args.cross_encoder:
         path: Path = args.cross_encoder
         model = CrossEncoder.open(path, device=device, dtype=dtype)
-        says: dict[str, object] = {
+        about: dict[str, object] = {
             "model": path.resolve().name,
             "fingerprint": fingerprint(path),
             "dtype": dtype_name(dtype),
         }
-        rankers[CROSS_ENCODER] = CrossEncoderRanker(model, says)
+        rankers[CROSS_ENCODER] = CrossEncoderRanker(model, about)
     return rankers
-
-
-def _other_kind(field: str, name: str, kind: str) -> InputError:
-    return InputError(f"{field}: {name!r} is of kind {kind!r}", field=field, value=name)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery eval rerank``."""
     parser = argparse.ArgumentParser(prog="condensery eval rerank", description=__doc__)
-    parser.add_argument(
-        "--set",
-        dest="sets",
-        action="append",
-        required=True,
-        metavar="DIR[:SPLIT]",
-        help="corpus.jsonl.gz, queries.jsonl.gz, qrels.SPLIT.tsv (test); may be given again",
-    )
+    add_sets(parser, seed=SEED)
     parser.add_argument("--store", type=Path, required=True, help="root of the stored models")
     parser.add_argument("--encoder", help="a stored encoder's name")
     parser.add_argument("--pair", help="a stored pair's name")
     parser.add_argument("--cross-encoder", type=Path, help="directory of one")
-    parser.add_argument("--queries", type=int, default=0, help="of each set, at random (0: all)")
     parser.add_argument("--depth", type=int, default=DEPTH, help="passages reranked")
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--device", default="auto", help="cpu, cuda (auto)")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16 (auto)")
     parser.add_argument("--workers", type=int, help="threads of one each on a CPU (a core each)")
     parser.add_argument(
         "--work", type=Path, required=True, help="folder for indexes and scores; run again to go on"
     )
-    parser.add_argument("--out", type=Path, help="where to write the report's part (JSON)")
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(given)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     check_out(args.out)
     if args.depth < 1:
@@ -164,11 +145,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ExitStack() as stack, torch.inference_mode():
         rankers = open_rankers(args, stack)
         part = {
-            one.name: {
-                **measure(one, rankers, args.work / one.name, depth=args.depth, seed=args.seed),
-                "command": command_line("eval rerank", given),
+            ranking_set.name: {
+                **measure(
+                    ranking_set,
+                    rankers,
+                    args.work / ranking_set.name,
+                    depth=args.depth,
+                    seed=args.seed,
+                ),
+                "command": command_line("eval rerank", words),
             }
-            for one in sets
+            for ranking_set in sets
         }
     sys.stdout.write(write_part({"rerank": part}, args.out))
 

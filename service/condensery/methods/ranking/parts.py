@@ -32,13 +32,13 @@ class StoredRows:
         content = path.read_text() if path.exists() else ""
         lines = content.split("\n")[:-1]  # what follows the last newline is half a line
         try:
-            known, *rows = [json.loads(line) for line in lines] or [wanted]
+            made_of, *rows = [json.loads(line) for line in lines] or [wanted]
             self.found: dict[str, dict[str, Any]] = {row["query"]: row for row in rows}
         except (ValueError, TypeError, KeyError) as error:
             raise self._refusal(f"is damaged ({error})") from error
-        if known != wanted:
-            names = sorted({*known, *wanted})
-            differ = [name for name in names if known.get(name) != wanted.get(name)]
+        if made_of != wanted:
+            names = sorted({*made_of, *wanted})
+            differ = [name for name in names if made_of.get(name) != wanted.get(name)]
             raise self._refusal(f"is of another {', '.join(differ)}")
         whole = "".join(f"{line}\n" for line in lines) or f"{json.dumps(wanted)}\n"
         if content != whole:

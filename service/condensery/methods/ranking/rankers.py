@@ -67,13 +67,13 @@ class EncoderRanker:
 class PairRanker:
     """A pair's rerank head, as ``/rerank`` has it: of a long passage the best window counts."""
 
-    def __init__(self, reader: OscarModel) -> None:
+    def __init__(self, pair: OscarModel) -> None:
         self.says: dict[str, object] = {
-            "model": reader.info.name,
-            "fingerprint": reader.info.fingerprint,
-            "dtype": reader.info.dtype,
+            "model": pair.info.name,
+            "fingerprint": pair.info.fingerprint,
+            "dtype": pair.info.dtype,
         }
-        self._reader = reader
+        self._pair = pair
 
     def prepare(self, texts: Sequence[str]) -> float:
         """Do nothing: it reads passages together with the query."""
@@ -81,7 +81,7 @@ class PairRanker:
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Return the logit of each passage."""
-        return _finite(asyncio.run(self._reader.score(query, texts)).scores.tolist())
+        return _finite(asyncio.run(self._pair.score(query, texts)).scores.tolist())
 
 
 class CrossEncoderRanker:
@@ -92,8 +92,8 @@ class CrossEncoderRanker:
         says: Its name and fingerprint.
     """
 
-    def __init__(self, model: CrossEncoder, says: dict[str, object]) -> None:
-        self.says = says
+    def __init__(self, model: CrossEncoder, about: dict[str, object]) -> None:
+        self.says = about
         self._model = model
 
     def prepare(self, texts: Sequence[str]) -> float:

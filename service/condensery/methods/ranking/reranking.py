@@ -18,48 +18,51 @@ from condensery.methods.ranking.sets import RankingSet
 
 log = logging.getLogger(__name__)
 BM25: Literal["bm25"] = "bm25"
-TOLD_EVERY = 20  # queries between lines of progress
+LOGGED_EVERY = 20  # queries between lines of progress
 Candidates = Mapping[str, Sequence[str]]  # query, passages, best first
 
 
-def retrieve(given: RankingSet, depth: int, work: Path) -> tuple[dict[str, list[str]], float]:
+def retrieve(ranking_set: RankingSet, depth: int, work: Path) -> tuple[dict[str, list[str]], float]:
     """Return BM25's best passages of each query, and the seconds a query took.
 
     Args:
-        given: The set.
+        ranking_set: The set.
         depth: Most passages.
         work: Folder for the index.
     """
-    with Retriever.build(given.passages, work / "index") as retriever:
+    with Retriever.build(ranking_set.passages, work / "index") as retriever:
         began = time.perf_counter()
-        hits = retriever.search(list(given.queries.values()), depth, BM25)
-        seconds = (time.perf_counter() - began) / len(given.queries)
-    found = {
-        query: [name for name, _ in one] for query, one in zip(given.queries, hits, strict=True)
+        hits = retriever.search(list(ranking_set.queries.values()), depth, BM25)
+        seconds = (time.perf_counter() - began) / len(ranking_set.queries)
+    candidates = {
+        query: [name for name, _ in ranked]
+        for query, ranked in zip(ranking_set.queries, hits, strict=True)
     }
-    return found, seconds
+    return candidates, seconds
 
 
-def score(given: RankingSet, candidates: Candidates, ranker: Ranker, stored: StoredRows) -> float:
+def score(
+    ranking_set: RankingSet, candidates: Candidates, ranker: Ranker, stored: StoredRows
+) -> float:
     """Score the candidates of the queries that have no stored scores yet.
 
     Returns:
         Seconds that reading passages ahead of the queries took.
     """
     # As they are indexed: the title on a line before the text.
-    texts = {one.id: titled_text(one) for one in given.passages}
-    missing = [query for query in given.queries if query not in stored.found]
+    texts = {passage.id: titled_text(passage) for passage in ranking_set.passages}
+    missing = [query for query in ranking_set.queries if query not in stored.found]
     ahead = ranker.prepare(
         list(dict.fromkeys(texts[name] for query in missing for name in candidates[query]))
     )
     for done, query in enumerate(missing, start=1):
         names = candidates[query]
         began = time.perf_counter()
-        scores = ranker.scores(given.queries[query], [texts[name] for name in names])
+        scores = ranker.scores(ranking_set.queries[query], [texts[name] for name in names])
         seconds = time.perf_counter() - began
         stored.add(query, seconds=seconds, scores=dict(zip(names, scores, strict=True)))
-        if done % TOLD_EVERY == 0 or done == len(missing):
-            log.info("%s: %d of %d queries", given.name, done, len(missing))
+        if done % LOGGED_EVERY == 0 or done == len(missing):
+            log.info("%s: %d of %d queries", ranking_set.name, done, len(missing))
     return ahead
 
 
@@ -69,12 +72,12 @@ def reorder(names: Sequence[str], scores: Mapping[str, float]) -> list[str]:
 
 
 def compare(
-    given: RankingSet, candidates: Candidates, orders: Mapping[str, Candidates], seed: int
+    ranking_set: RankingSet, candidates: Candidates, orders: Mapping[str, Candidates], seed: int
 ) -> dict[str, Any]:
     """Measure all orders of the same candidates: nDCG@10, each difference from the others.
 
     Args:
-        given: The set.
+        ranking_set: The set.
         candidates: BM25's.
         orders: Theirs, by name; ``bm25`` is one of them.
         seed: Of the bootstrap.
@@ -85,18 +88,18 @@ def compare(
         the mean share of a query's judged passages that are among the candidates: what no order
         can exceed.
     """
-    queries = list(given.queries)
+    queries = list(ranking_set.queries)
     columns = {}
     for name, order in orders.items():
-        measured = ndcg(order, given.judged)
+        measured = ndcg(order, ranking_set.judged)
         columns[name] = np.array([measured[query] for query in queries])
     names = list(columns)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[:i]]
     table = np.stack([*columns.values(), *(columns[a] - columns[b] for a, b in pairs)], axis=1)
-    found = bootstrap(table, seed=seed)
+    estimates = bootstrap(table, seed=seed)
     rows = [
-        [round(float(value), 4) for value in one]
-        for one in zip(found.mean, found.low, found.high, strict=True)
+        [round(float(value), 4) for value in bounds]
+        for bounds in zip(estimates.mean, estimates.low, estimates.high, strict=True)
     ]
     figures: dict[str, Any] = {
         name: dict(zip(("ndcg10", "low", "high"), row, strict=True))
@@ -106,7 +109,7 @@ def compare(
         f"{a}_minus_{b}": dict(zip(("ndcg10", "low_95", "high_95"), row, strict=True))
         for (a, b), row in zip(pairs, rows[len(names) :], strict=True)
     }
-    judged = given.judged
+    judged = ranking_set.judged
     figures["recall"] = round(
         fmean(len(judged[q].keys() & set(candidates[q])) / len(judged[q]) for q in queries), 4
     )

@@ -1,5 +1,6 @@
 """Sets in BEIR's form: passages, queries, and which passages answer which query."""
 
+import argparse
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def read_set(
             )
         texts[name] = text
     judged = read_judgements(
-        folder / f"qrels.{split}.tsv", texts, {one.id for one in corpus.passages}
+        folder / f"qrels.{split}.tsv", texts, {passage.id for passage in corpus.passages}
     )
     chosen = list(judged)
     if queries and queries < len(chosen):
@@ -94,9 +95,9 @@ def read_set(
     passages, content = corpus.passages, corpus.fingerprint
     if others is not None:
         relevant = {passage for name in chosen for passage in judged[name]}
-        rest = [one.id for one in passages if one.id not in relevant]
+        rest = [passage.id for passage in passages if passage.id not in relevant]
         kept = relevant | set(random.Random(seed).sample(rest, min(others, len(rest))))
-        passages = [one for one in passages if one.id in kept]
+        passages = [passage for passage in passages if passage.id in kept]
         content = fingerprint(passages)
     name = folder.resolve().name
     return RankingSet(
@@ -108,20 +109,38 @@ def read_set(
     )
 
 
+def add_sets(parser: argparse.ArgumentParser, *, seed: int = SEED) -> None:
+    """Add the flags of what measures on sets: which, how many queries, where, where to."""
+    add = parser.add_argument
+    add(
+        "--set",
+        dest="sets",
+        action="append",
+        required=True,
+        metavar="DIR[:SPLIT]",
+        help="corpus.jsonl.gz, queries.jsonl.gz, qrels.SPLIT.tsv (test); may be given again",
+    )
+    add("--queries", type=int, default=0, help="of each set, at random (0: all)")
+    add("--seed", type=int, default=seed)
+    add("--device", default="auto", help="cpu, cuda (auto)")
+    add("--dtype", default="auto", help="float32, bfloat16 (auto)")
+    add("--out", type=Path, help="where to write the report's part (JSON)")
+
+
 def read_sets(
-    given: Iterable[str], *, queries: int = 0, others: int | None = None, seed: int = SEED
+    names: Iterable[str], *, queries: int = 0, others: int | None = None, seed: int = SEED
 ) -> list[RankingSet]:
     """Read sets as a command names them, ``DIR`` or ``DIR:SPLIT``; the rest as ``read_set``.
 
     Raises:
         InputError: A set is of no use, or two folders have one name.
     """
-    named = list(given)
+    named = list(names)
     sets = [
-        read_set(*parse_set(one, split="test"), queries=queries, others=others, seed=seed)
-        for one in named
+        read_set(*parse_set(name, split="test"), queries=queries, others=others, seed=seed)
+        for name in named
     ]
-    if len({one.name for one in sets}) < len(sets):
+    if len({ranking_set.name for ranking_set in sets}) < len(sets):
         raise InputError("set: two folders of one name", field="set", value=named)
     return sets
 

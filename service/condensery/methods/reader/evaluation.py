@@ -29,7 +29,9 @@ from condensery.runtime.device import choose_dtype
 log = logging.getLogger(__name__)
 NAME = "extractive_reader"
 KEYS = ("gold", "gold_among_five", "others_passages")
-SETTINGS = tuple(sorted((one for one in FIXED if one.key in KEYS), key=lambda s: KEYS.index(s.key)))
+SETTINGS = tuple(
+    sorted((setting for setting in FIXED if setting.key in KEYS), key=lambda s: KEYS.index(s.key))
+)
 BLOCK = 16  # questions read together
 
 
@@ -121,21 +123,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--work", type=Path, required=True, help="folder for answers; run again to go on"
     )
     parser.add_argument("--out", type=Path, help="where to write the report's part (JSON)")
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(given)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(words)
     device = begin(args)
     check_out(args.out)
     dtype = choose_dtype(device, args.dtype)
     questions = sample_questions(args.questions, args.count, args.seed)
     folder = find_reader(args.run)
     reader = SpanReader.open(folder, device=device, dtype=dtype)
-    says = {"model": fingerprint(folder), "dtype": dtype_name(dtype)}
+    about = {"model": fingerprint(folder), "dtype": dtype_name(dtype)}
     part = {
-        "baselines": {NAME: measure(reader, questions, args.seed, args.work, says)},
+        "baselines": {NAME: measure(reader, questions, args.seed, args.work, about)},
         "made": {
-            **says,
+            **about,
             "file": questions.file,
-            "command": command_line("eval extractive-reader", given),
+            "command": command_line("eval extractive-reader", words),
         },
     }
     sys.stdout.write(write_part(part, args.out))

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from condensery.errors import InputError
-from condensery.methods.trainer.recipe import TrainerRecipe
+from condensery.methods.trainer.recipe import TrainerRecipe, check_field, trainer_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +50,11 @@ class ReaderRecipe:
             InputError: Names field and value.
         """
         for name in ("tokens", "smallest", "query_tokens", "answer_tokens"):
-            if getattr(self, name) < 1:
-                value = getattr(self, name)
-                raise InputError(f"{name}={value}: must be at least 1", field=name, value=value)
-        if self.passage_tokens < max(self.smallest, self.answer_tokens):
-            raise InputError(
-                f"passage_tokens={self.passage_tokens}: must be at least smallest "
-                f"({self.smallest}) and answer_tokens ({self.answer_tokens})",
-                field="passage_tokens",
-                value=self.passage_tokens,
-            )
+            check_field(self, name, getattr(self, name) >= 1, "at least 1")
+        least = max(self.smallest, self.answer_tokens)
+        wanted = f"at least smallest ({self.smallest}) and answer_tokens ({self.answer_tokens})"
+        check_field(self, "passage_tokens", self.passage_tokens >= least, wanted)
 
     def trainer(self, every: int) -> TrainerRecipe:
         """Return what the trainer needs of it, with a checkpoint every so many steps."""
-        return TrainerRecipe(
-            steps=self.steps,
-            accumulate=self.accumulate,
-            warmup=self.warmup,
-            schedule="linear",
-            clip=self.clip,
-            seed=self.seed,
-            every=every,
-        )
+        return trainer_recipe(self, every=every, schedule="linear")

@@ -103,11 +103,11 @@ class SpanReader:
             self._tokenizer.encode_batch(list(q), add_special_tokens=False) for q in passages
         ]
         for number, (question, encoding) in enumerate(zip(questions, encoded, strict=True)):
-            asked = self._tokenizer.encode(question, add_special_tokens=False).ids[: self._question]
+            ids = self._tokenizer.encode(question, add_special_tokens=False).ids[: self._question]
             for which, passage in enumerate(encoding):
                 for a, b in cut_windows(len(passage.ids), self._passage):
                     if b > a:
-                        rows.append(Row(np.array(asked), np.array(passage.ids[a:b])))
+                        rows.append(Row(np.array(ids), np.array(passage.ids[a:b])))
                         places.append((number, which, a))
         best = [BestSpan("", -1, -np.inf) for _ in questions]
         for (number, which, a), (first, last, score) in zip(places, self._spans(rows), strict=True):

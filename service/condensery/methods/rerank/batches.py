@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from condensery.errors import shorten
-from condensery.methods.rerank.pairs import Pair, PairReader
+from condensery.methods.rerank.pairs import Pair, PairTokenizer
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query
 from condensery.methods.trainer.method import Draw, Epochs, Loss
@@ -36,7 +36,7 @@ class Batches:
         passages: The corpus.
         queries: Queries to train on.
         negatives: What does not answer them, at least ``recipe.negatives`` each.
-        reader: Tokenises pairs.
+        pair_tokenizer: Makes pairs.
         recipe: How many of each.
     """
 
@@ -45,11 +45,11 @@ class Batches:
         passages: Sequence[str],
         queries: Sequence[Query],
         negatives: Sequence[Sequence[int]],
-        reader: PairReader,
+        pair_tokenizer: PairTokenizer,
         recipe: RerankRecipe,
     ) -> None:
         self._passages, self._queries, self._negatives = passages, queries, negatives
-        self._reader, self._recipe = reader, recipe
+        self._pair_tokenizer, self._recipe = pair_tokenizer, recipe
         self._order = Epochs(len(queries))
 
     def __call__(self, draw: Draw) -> Batch:
@@ -68,9 +68,9 @@ class Batches:
                 *rng.sample(self._negatives[row], self._recipe.negatives),
             ]
             texts += [query.text] * len(chosen)
-            passages += [self._passages[one] for one in chosen]
+            passages += [self._passages[number] for number in chosen]
             names.append(f"{query.where}: {shorten(query.text)}")
-        return Batch(self._reader.read(texts, passages), count, names)
+        return Batch(self._pair_tokenizer.read(texts, passages), count, names)
 
 
 class RankLoss:
@@ -81,14 +81,14 @@ class RankLoss:
     each pair (Nogueira and Cho, arXiv:1901.04085).
     """
 
-    def __init__(self, reader: PairReader, objective: str) -> None:
-        self._reader = reader
+    def __init__(self, pair_tokenizer: PairTokenizer, objective: str) -> None:
+        self._pair_tokenizer = pair_tokenizer
         self._objective = objective
 
     def __call__(self, module: nn.Module, batch: Batch) -> Loss:
         """Return the mean over the batch's queries; ``gold_first``: the share it ranks right."""
         device = next(module.parameters()).device
-        inputs = self._reader.collate(batch.pairs, device)
+        inputs = self._pair_tokenizer.collate(batch.pairs, device)
         logits = module(**inputs).logits.float().view(batch.queries, -1)
         gold = torch.zeros(batch.queries, dtype=torch.long, device=device)
         if self._objective == "listwise":

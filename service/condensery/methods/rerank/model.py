@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from condensery.errors import InputError, StoreError
-from condensery.methods.rerank.pairs import PairReader
+from condensery.methods.rerank.pairs import PairTokenizer
 from condensery.methods.trainer.publishing import model_folder
 from condensery.store.checking import sha256_of
 from condensery.store.writing import read_json
@@ -23,7 +23,7 @@ NEW = ("classifier.", "bert.pooler.")  # weights that a base may be without
 
 def open_base(
     path: Path, length: int, seed: int
-) -> tuple[BertForSequenceClassification, PairReader]:
+) -> tuple[BertForSequenceClassification, PairTokenizer]:
     """Open a BERT directory, and put a head of random weights on it.
 
     Args:
@@ -47,7 +47,7 @@ def open_base(
             field="length",
             value=length,
         )
-    reader = PairReader(_open_tokenizer(path, config, length), length)
+    pair_tokenizer = PairTokenizer(_open_tokenizer(path, config, length), length)
     torch.manual_seed(seed)
     try:
         opened: Any = BertForSequenceClassification.from_pretrained(
@@ -59,7 +59,7 @@ def open_base(
     model, loading = opened
     if missing := sorted(n for n in loading["missing_keys"] if not n.startswith(NEW)):
         raise _refusal(path, f"weights are missing: {', '.join(missing[:5])}")
-    return model, reader
+    return model, pair_tokenizer
 
 
 def fingerprint(path: Path) -> str:

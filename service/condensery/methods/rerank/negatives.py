@@ -144,11 +144,11 @@ def _candidates(
     numbers = sorted(set(chain.from_iterable(candidates)))
     place = {number: row for row, number in enumerate(numbers)}
     prompts = make_index_prompts(encoder)
-    asked = embed(encoder, texts, prompts.query)
+    wanted = embed(encoder, texts, prompts.query)
     read = embed(encoder, [sets.passages[n] for n in numbers], prompts.passage)
     return candidates, [
         (read[[place[n] for n in numbers_of]] @ vector).tolist()
-        for vector, numbers_of in zip(asked, candidates, strict=True)
+        for vector, numbers_of in zip(wanted, candidates, strict=True)
     ]
 
 
@@ -158,9 +158,9 @@ def _search(retriever: Retriever, texts: Sequence[str], k: int, mode: Any) -> li
 
 def _write(path: Path, about: Mapping[str, Any], mined: Mined) -> None:
     """Write all of it aside, sync and rename it: a file of that name is whole."""
-    rows: list[Any] = [about, *({"negatives": some} for some in mined.negatives)]
-    rows += [{"candidates": some} for some in mined.candidates]
-    rows += [{"encoder": some} for some in mined.encoder]
+    rows: list[Any] = [about, *({"negatives": numbers} for numbers in mined.negatives)]
+    rows += [{"candidates": numbers} for numbers in mined.candidates]
+    rows += [{"encoder": similarities} for similarities in mined.encoder]
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -171,8 +171,8 @@ def _read(path: Path, about: Mapping[str, Any]) -> Mined:
         InputError: It was mined for something else.
     """
     with path.open(encoding="utf-8") as file:
-        known, *rows = map(json.loads, file)
-    differing = differences(about, known)
+        made_of, *rows = map(json.loads, file)
+    differing = differences(about, made_of)
     if differing:
         raise InputError(
             f"{path} was mined with other data or settings: {'; '.join(differing)}; go on with the"

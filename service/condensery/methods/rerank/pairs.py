@@ -23,7 +23,7 @@ class Pair:
     types: list[int]
 
 
-class PairReader:
+class PairTokenizer:
     """Tokenises pairs.
 
     The passage is cut where a pair is too long, as transformers does it (``only_second``). The

@@ -1,9 +1,9 @@
 """How a cross-encoder is trained."""
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
-from condensery.methods.trainer.recipe import Schedule, TrainerRecipe, check_field
+from condensery.methods.trainer.recipe import TrainerRecipe, check_field, trainer_recipe
 
 Objective = Literal["listwise", "pointwise"]
 Search = Literal["both", "bm25", "dense"]
@@ -72,13 +72,4 @@ class RerankRecipe:
 
     def trainer(self, every: int) -> TrainerRecipe:
         """Return what the trainer needs of it, with a checkpoint every so many steps."""
-        return TrainerRecipe(
-            steps=self.steps,
-            accumulate=self.accumulate,
-            warmup=self.warmup,
-            schedule=cast(Schedule, self.schedule),
-            clip=self.clip,
-            betas=(0.9, 0.98),
-            seed=self.seed,
-            every=every,
-        )
+        return trainer_recipe(self, every=every)

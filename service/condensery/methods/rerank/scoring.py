@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from condensery.errors import InputError, ModelFault
-from condensery.methods.rerank.pairs import PairReader
+from condensery.methods.rerank.pairs import PairTokenizer
 from condensery.store.layouts import OFFSET_POSITIONS
 
 # Tokens of a forward pass, padding included: a CPU's caches hold few, a GPU wants many.
@@ -22,12 +22,12 @@ class CrossEncoder:
 
     Args:
         module: Given token ids, returns ``logits`` (pairs, 1).
-        reader: Tokenises its pairs.
+        pair_tokenizer: Makes its inputs.
     """
 
-    def __init__(self, module: nn.Module, reader: PairReader) -> None:
+    def __init__(self, module: nn.Module, pair_tokenizer: PairTokenizer) -> None:
         self.module = module
-        self.reader = reader
+        self.pair_tokenizer = pair_tokenizer
 
     @classmethod
     def open(
@@ -64,7 +64,7 @@ class CrossEncoder:
             raise _refusal(path, "it has no tokenizer.json")
         most = longest(config, tokenizer)
         module.requires_grad_(requires_grad=False).eval().to(device)
-        return cls(module, PairReader(tokenizer, min(length or most, most)))
+        return cls(module, PairTokenizer(tokenizer, min(length or most, most)))
 
     @torch.no_grad()
     def scores(self, query: str, passages: Sequence[str]) -> list[float]:
@@ -77,7 +77,7 @@ class CrossEncoder:
             ModelFault: A score is not finite.
         """
         device = next(self.module.parameters()).device
-        pairs = self.reader.read([query] * len(passages), passages)
+        pairs = self.pair_tokenizer.read([query] * len(passages), passages)
         order = sorted(range(len(pairs)), key=lambda i: len(pairs[i].ids))
         result = [0.0] * len(pairs)
         most = CUDA_TOKENS if device.type == "cuda" else CPU_TOKENS
@@ -87,7 +87,7 @@ class CrossEncoder:
             while end < len(order) and len(pairs[order[end]].ids) * (end + 1 - start) <= most:
                 end += 1
             rows = order[start:end]
-            inputs = self.reader.collate([pairs[i] for i in rows], device)
+            inputs = self.pair_tokenizer.collate([pairs[i] for i in rows], device)
             logits = self.module(**inputs).logits[:, 0].float().tolist()
             for i, logit in zip(rows, logits, strict=True):
                 if not math.isfinite(logit):

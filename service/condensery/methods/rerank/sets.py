@@ -41,7 +41,7 @@ class RankingSets:
         """Return the sha256 of all of it, in its order."""
         digest = hashlib.sha256()
         queries = [
-            [[q.text, q.gold, q.answers] for q in some] for some in (self.train, self.held_out)
+            [[q.text, q.gold, q.answers] for q in part] for part in (self.train, self.held_out)
         ]
         for part in (self.passages, *queries):
             digest.update(json.dumps(part).encode() + b"\n")
@@ -71,10 +71,10 @@ def load_sets(sources: Sources, recipe: RerankRecipe, most: int | None = None) -
     if most is not None and len(train) > most:
         report["left out: more than the steps have use for"] = len(train) - most
         train = random.Random(f"{recipe.seed} queries").sample(train, most)
-    for name, some in (("train", train), ("measure", held_out)):
-        if not some:
+    for name, queries_of in (("train", train), ("measure", held_out)):
+        if not queries_of:
             raise InputError(f"data: holds no query to {name} on; {report}", field="data")
-        report[f"queries to {name} on"] = len(some)
+        report[f"queries to {name} on"] = len(queries_of)
     report["passages"] = len(passages)
     log.info("%s", ", ".join(f"{name}: {count}" for name, count in report.items()))
     return RankingSets(tuple(passages), tuple(train), tuple(held_out), report)
@@ -113,13 +113,13 @@ def leave_out(
     """
     if not not_like:
         return list(passages), list(queries)
-    held = HeldOutText(texts_of(not_like))
-    unlike = [old for old, text in enumerate(passages) if not held.shares(text)]
+    evaluation = HeldOutText(texts_of(not_like))
+    unlike = [old for old, text in enumerate(passages) if not evaluation.shares(text)]
     new = {old: number for number, old in enumerate(unlike)}
     kept = [
         Query(q.text, tuple(new[g] for g in q.gold), q.answers, q.group, q.where)
         for q in queries
-        if all(g in new for g in q.gold) and not held.shares(q.text)
+        if all(g in new for g in q.gold) and not evaluation.shares(q.text)
     ]
     report["left out: passages like evaluation text"] = len(passages) - len(new)
     report["left out: queries like evaluation text, or of such passages"] = len(queries) - len(kept)
@@ -134,7 +134,7 @@ def _hold_out(queries: Sequence[Query], recipe: RerankRecipe) -> tuple[list[Quer
     """
     rng = random.Random(f"{recipe.seed} held out")
     ordered = sorted(queries, key=lambda q: q.group)
-    groups = [list(some) for _, some in groupby(ordered, key=lambda q: q.group)]
+    groups = [list(members) for _, members in groupby(ordered, key=lambda q: q.group)]
     rng.shuffle(groups)
     count = min(recipe.held_out, max(1, len(queries) // 5))
     most = -(-count // GROUPS)

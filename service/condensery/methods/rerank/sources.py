@@ -88,7 +88,7 @@ class Answers:
         if passage not in self._normal:
             self._normal[passage] = f" {normalise_answer(self._passages[passage])} "
         text = self._normal[passage]
-        return any(f" {found} " in text for a in answers if (found := normalise_answer(a)))
+        return any(f" {normal} " in text for a in answers if (normal := normalise_answer(a)))
 
 
 def read_pool(sources: Sources) -> Pool:
@@ -117,17 +117,19 @@ def _read_questions(pool: Pool, sources: Sources) -> None:
     rules = Rules(answers=False, answer_in_passages=False)
     questions, left_out = read_questions(sources.questions, rules, wrong=sources.wrong)
     pool.left_out.update(left_out)
-    held = Answers(pool.passages)
-    for one in questions:
-        numbers = [pool.add(text) for text in one.passages if text.strip()]
+    answers = Answers(pool.passages)
+    for question in questions:
+        numbers = [pool.add(text) for text in question.passages if text.strip()]
         gold = set(numbers)
         if len(gold) > 1:
-            gold = {number for number in gold if held.hold(number, one.answers)}
+            gold = {number for number in gold if answers.hold(number, question.answers)}
         if not gold:
             pool.left_out["no gold passage"] += 1
             continue
-        group = one.title or pool.passages[min(gold)]
-        query = Query(one.question, tuple(sorted(gold)), one.answers, group, one.where)
+        group = question.title or pool.passages[min(gold)]
+        query = Query(
+            question.question, tuple(sorted(gold)), question.answers, group, question.where
+        )
         pool.queries.append(query)
 
 
@@ -146,8 +148,8 @@ def _read_retrieval(pool: Pool, folder: Path, split: str) -> None:
     for query, passage, where in _judgements(
         _find(folder, f"qrels.{split}.tsv", f"qrels/{split}.tsv")
     ):
-        for name, value, known in (("query-id", query, queries), ("corpus-id", passage, passages)):
-            if value not in known:
+        for name, value, ids in (("query-id", query, queries), ("corpus-id", passage, passages)):
+            if value not in ids:
                 raise InputError(f"{where}: {name}: {value!r} is unknown", field=name, value=value)
         judged.setdefault(query, set()).add(passages[passage])
     if not judged:

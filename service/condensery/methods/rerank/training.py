@@ -18,7 +18,7 @@ from condensery.methods.rerank.batches import Batch, Batches, RankLoss
 from condensery.methods.rerank.evaluation import measure
 from condensery.methods.rerank.model import fingerprint, open_base, write_model
 from condensery.methods.rerank.negatives import Mined, load_or_mine, open_encoder
-from condensery.methods.rerank.pairs import PairReader
+from condensery.methods.rerank.pairs import PairTokenizer
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.rerank.sets import RankingSets, load_sets
@@ -49,22 +49,22 @@ class RerankTraining(Method[BertForSequenceClassification, Batch]):
         sets: RankingSets,
         mined: Mined,
         model: BertForSequenceClassification,
-        reader: PairReader,
+        pair_tokenizer: PairTokenizer,
         recipe: RerankRecipe,
         setup: TrainingSetup,
     ) -> None:
         self._sources, self._base, self._sets, self._mined = sources, base, sets, mined
-        self._reader, self._own_recipe, self._setup = reader, recipe, setup
+        self._pair_tokenizer, self._own_recipe, self._setup = pair_tokenizer, recipe, setup
         self.module, self.recipe = model, recipe.trainer(setup.every)
         setup.place(model)
         rows = [row for row, negatives in enumerate(mined.negatives) if negatives]
         self.report = {**sets.report, "left out: too few negatives": len(sets.train) - len(rows)}
-        self._rank_loss = RankLoss(reader, recipe.objective)
+        self._rank_loss = RankLoss(pair_tokenizer, recipe.objective)
         self._batches = Batches(
             sets.passages,
             [sets.train[row] for row in rows],
             [mined.negatives[row] for row in rows],
-            reader,
+            pair_tokenizer,
             recipe,
         )
         self.identity = {
@@ -103,10 +103,10 @@ class RerankTraining(Method[BertForSequenceClassification, Batch]):
         card["dtype"] = self.identity["dtype"]
         card["base"]["sha256"] = self.identity["base"]
         card["figures"] = {"held_out": self._measure(), "while_training": validation_curve(out)}
-        write_model(out, self.module, self._reader.tokenizer, card)
+        write_model(out, self.module, self._pair_tokenizer.tokenizer, card)
 
     def _measure(self, most: int | None = None) -> dict[str, object]:
-        scorer = CrossEncoder(self.module, self._reader)
+        scorer = CrossEncoder(self.module, self._pair_tokenizer)
         return measure(scorer.scores, self._sets, self._mined, most)
 
 
@@ -137,12 +137,12 @@ def train(
         TrainingStopped: As ``run_training`` says.
     """
     setup = setup or TrainingSetup()
-    model, reader = open_base(base, recipe.length, recipe.seed)
+    model, pair_tokenizer = open_base(base, recipe.length, recipe.seed)
     queries = recipe.steps * recipe.accumulate * setup.processes.count * recipe.queries
     sets = load_sets(sources, recipe, most=queries)
     out.mkdir(parents=True, exist_ok=True)
     mined = find_negatives(out, sets, recipe, base, setup)
-    method = RerankTraining(sources, base, sets, mined, model, reader, recipe, setup)
+    method = RerankTraining(sources, base, sets, mined, model, pair_tokenizer, recipe, setup)
     if setup.is_first:
         report = {**method.report, "sha256": sets.fingerprint()}
         write_atomically(out / DATA, json.dumps(report, indent=1) + "\n")

@@ -192,10 +192,10 @@ class Batches:
             [*map(key, example.positives)] + [NOBODY] * (most - len(example.positives))
             for example in rows
         ]
-        asked, read = self._prompts
+        query_prompt, passage_prompt = self._prompts
         return Batch(
-            self._ids([example.query for example in rows], asked),
-            self._ids(passages, read),
+            self._ids([example.query for example in rows], query_prompt),
+            self._ids(passages, passage_prompt),
             torch.tensor(scores),
             torch.tensor([key(text) for text in passages]),
             torch.tensor(answers),

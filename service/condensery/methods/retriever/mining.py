@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, get_args
 
@@ -53,8 +54,8 @@ def read_queries(sources: Sources) -> RankingSets:
 def rows(
     sets: RankingSets,
     recipe: RerankRecipe,
-    searching: Retriever,
-    scoring: PassageScorer | None,
+    retriever: Retriever,
+    scorer: PassageScorer | None,
     first: int = 0,
 ) -> Iterator[Line]:
     """Yield a row a query, in their order, from the ``first`` on; an empty one where none is found.
@@ -62,17 +63,17 @@ def rows(
     Args:
         sets: Queries to mine for, and passages.
         recipe: Where to look, how deep, how many negatives.
-        searching: The passages' index, by their numbers.
-        scoring: Makes scores; None makes none.
+        retriever: The passages' index, by their numbers.
+        scorer: Makes scores; None makes none.
         first: Rows that are there already.
     """
     rest = RankingSets(sets.passages, sets.train[first:], (), {})
-    for query, found in zip(rest.train, mine(rest, recipe, searching, first), strict=True):
-        negatives = [sets.passages[n] for n in found[: recipe.negatives]]
+    for query, ranked in zip(rest.train, mine(rest, recipe, retriever, first), strict=True):
+        negatives = [sets.passages[n] for n in ranked[: recipe.negatives]]
         positives = [sets.passages[n] for n in query.gold]
         row: Line = {"query": query.text, "positive": positives, "negatives": negatives}
-        if scoring is not None and negatives:
-            row["scores"] = scoring.scores(query.text, positives + negatives)
+        if scorer is not None and negatives:
+            row["scores"] = scorer.scores(query.text, positives + negatives)
         yield row
 
 
@@ -125,19 +126,21 @@ def make_rows(
             None if encoder is None else stack.enter_context(open_encoder(encoder, device, dtype))
         )
         corpus = [CorpusPassage(str(i), text) for i, text in enumerate(sets.passages)]
-        with Retriever.build(corpus, index, encoder=running) as searching:
-            block: list[Line] = []
-            scoring = None if cross_encoder is None else cross_encoder[1]
-            for row in rows(sets, recipe, searching, scoring, journal.count):
-                block.append(row)
-                if len(block) == BLOCK or journal.count + len(block) == len(sets.train):
-                    journal.append(block)
-                    block = []
-                    log.info("%d of %d queries", journal.count, len(sets.train))
+        with Retriever.build(corpus, index, encoder=running) as retriever:
+            scorer = None if cross_encoder is None else cross_encoder[1]
+            missing = rows(sets, recipe, retriever, scorer, journal.count)
+            _append(journal, missing, len(sets.train))
         summary = {**sets.report, "queries": journal.count, "rows": kept}
         journal.finish(lambda line: line if line["negatives"] else None, summary)
         shutil.rmtree(index)  # nothing asks it again
     return kept
+
+
+def _append(journal: Journal, missing: Iterator[Line], total: int) -> None:
+    """Write rows as they are made, a block at a time."""
+    while block := list(islice(missing, BLOCK)):
+        journal.append(block)
+        log.info("%d of %d queries", journal.count, total)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -157,8 +160,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--seed", type=int, default=13)
     add("--out", type=Path, required=True, help="rows, JSONL; run again to go on")
     add_machine(parser)
-    given = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(given)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = parser.parse_args(words)
     search = args.search or ("bm25" if args.encoder is None else "both")
     if search != "bm25" and args.encoder is None:
         raise InputError(f"search: {search!r} needs --encoder", field="search", value=search)
@@ -172,16 +175,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     device = begin(args)
     dtype = choose_dtype(device, args.dtype)
-    scoring = None
+    cross_encoder = None
     if args.cross_encoder is not None:
         opened = CrossEncoder.open(args.cross_encoder, device=device, dtype=dtype)
-        scoring = args.cross_encoder, opened
+        cross_encoder = args.cross_encoder, opened
     count = make_rows(
         sources,
         recipe,
         args.out,
         encoder=None if search == "bm25" else args.encoder,
-        cross_encoder=scoring,
+        cross_encoder=cross_encoder,
         device=device,
         dtype=dtype,
     )

@@ -1,9 +1,9 @@
 """How a retriever is tuned."""
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
-from condensery.methods.trainer.recipe import Schedule, TrainerRecipe, check_field
+from condensery.methods.trainer.recipe import TrainerRecipe, check_field, trainer_recipe
 
 Tuning = Literal["lora", "full"]
 TEMPERATURE = 0.02
@@ -76,12 +76,4 @@ class RetrieverRecipe:
 
     def trainer(self, every: int) -> TrainerRecipe:
         """Return what the trainer needs of it, with a checkpoint every so many steps."""
-        return TrainerRecipe(
-            steps=self.steps,
-            accumulate=self.accumulate,
-            warmup=self.warmup,
-            schedule=cast(Schedule, self.schedule),
-            clip=self.clip,
-            seed=self.seed,
-            every=every,
-        )
+        return trainer_recipe(self, every=every)

@@ -65,12 +65,12 @@ def distilled(
         teacher: A cross-encoder's scores, (queries, group); NaN in rows that have none.
         temperature: Of the similarities.
     """
-    known = ~teacher.isnan().any(dim=1)
-    if not known.any():
+    taught = ~teacher.isnan().any(dim=1)
+    if not taught.any():
         return queries.new_zeros((), dtype=torch.float32)
-    own = passages.view(len(queries), -1, passages.shape[-1])[known].float()
-    scores = torch.einsum("qd,qgd->qg", queries[known].float(), own) / temperature
-    return -(teacher[known].softmax(-1) * scores.log_softmax(-1)).sum(-1).mean()
+    own = passages.view(len(queries), -1, passages.shape[-1])[taught].float()
+    scores = torch.einsum("qd,qgd->qg", queries[taught].float(), own) / temperature
+    return -(teacher[taught].softmax(-1) * scores.log_softmax(-1)).sum(-1).mean()
 
 
 def retrieval_loss(

@@ -1,4 +1,4 @@
-"""What the command lines of all methods have: where to run, and a recipe's fields as flags."""
+"""What the command lines of all methods have: where to run, models, a recipe's fields as flags."""
 
 import argparse
 import logging
@@ -9,9 +9,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from condensery.errors import InputError
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.processes import joined, own_device
 from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
+from condensery.store.manifest import StoredModel
+from condensery.store.store import ModelStore
 
 T = TypeVar("T")
 
@@ -62,6 +65,23 @@ def open_setup(args: argparse.Namespace, command: str) -> Iterator[TrainingSetup
     dtype = choose_dtype(device, args.dtype)
     with joined(device) as processes:
         yield TrainingSetup(device, dtype, args.every, command, processes)
+
+
+def open_model(store: ModelStore, name: str, kind: str, field: str = "model") -> StoredModel:
+    """Open the stored model that a flag names.
+
+    Raises:
+        ModelNotFound: The store has no such model.
+        InputError: It is of another kind; names the flag.
+    """
+    stored = store.open(name)
+    if stored.manifest.kind != kind:
+        raise InputError(
+            f"{field}: {name!r} is of kind {stored.manifest.kind!r}, not {kind!r}",
+            field=field,
+            value=name,
+        )
+    return stored
 
 
 def add_fields(

@@ -39,9 +39,9 @@ class Processes:
         if self.count == 1:
             return
         device = masters[0].device
-        some = torch.tensor([m.grad is not None for m in masters], device=device).float()
-        self.add_up(some)
-        used = [m for m, n in zip(masters, some.tolist(), strict=True) if n]
+        used_here = torch.tensor([m.grad is not None for m in masters], device=device).float()
+        self.add_up(used_here)
+        used = [m for m, n in zip(masters, used_here.tolist(), strict=True) if n]
         if not used:
             return
         flat = torch.cat([(m if m.grad is None else m.grad).reshape(-1) for m in used])
@@ -85,9 +85,9 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, rank: int, count: int) -> Tensor:
         ctx.rank, ctx.rows = rank, len(rows)
-        found = [torch.empty_like(rows) for _ in range(count)]
-        distributed.all_gather(found, rows.contiguous())
-        return torch.cat(found)
+        gathered = [torch.empty_like(rows) for _ in range(count)]
+        distributed.all_gather(gathered, rows.contiguous())
+        return torch.cat(gathered)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

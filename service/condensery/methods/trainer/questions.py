@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -78,13 +78,26 @@ class _Row(BaseModel):
     scores: list[float] | None = None
     gold: list[int] = []
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All passages."""
+        return tuple(self.passages or ([] if self.context is None else [self.context]))
+
+    @property
+    def target(self) -> str:
+        """What the generator learns to say."""
+        return self.label if self.label is not None else next(iter(self.answers), "")
+
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
     kind: str
     where: str
     field: str
-    says: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.field}: {self.message}"
 
 
 def read_questions(
@@ -117,10 +130,10 @@ def read_questions(
     files = [str(path) for path in paths]
     for path in files:
         for row in read_rows(Path(path), split):
-            checked = list(_check(row, rules, count, seen))
-            problems += [one for one in checked if isinstance(one, _Problem)]
-            if len(checked) == 1 and isinstance(checked[0], TrainingQuestion):
-                questions.append(checked[0])
+            question, wrong_with_it = _check(row, rules, count, seen)
+            problems += wrong_with_it
+            if question is not None:
+                questions.append(question)
     if problems and wrong == "refuse":
         raise _refusal(problems)
     if not questions:
@@ -128,89 +141,114 @@ def read_questions(
         raise InputError(f"no question to train on in {', '.join(files) or 'no files'}{refused}")
     left_out = dict(Counter(problem.kind for problem in problems))
     if left_out:
-        log.warning("rows left out: %s; the first: %s", left_out, _said(problems[0]))
+        log.warning("rows left out: %s; the first: %s", left_out, problems[0])
     return questions, left_out
+
+
+def wrong_fields(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """Yield each field that is not of its form, and what is wrong with its value."""
+    for part in error.errors():
+        yield ".".join(map(str, part["loc"])), f"{shorten(part['input'])}: {part['msg']}"
 
 
 def _check(
     row: Row, rules: Rules, count: Callable[[str], int], seen: dict[tuple[str, ...], str]
-) -> Iterator[TrainingQuestion | _Problem]:
-    """Yield the row's question if nothing is wrong, else all that is."""
-
-    def problem(kind: str, field: str, says: str) -> _Problem:
-        return _Problem(kind, row.where, field, says)
-
+) -> tuple[TrainingQuestion | None, list[_Problem]]:
+    """Return the row's question if nothing is wrong, else all that is."""
     try:
-        given = _Row.model_validate(row.value)
+        form = _Row.model_validate(row.value)
     except ValidationError as error:
-        for one in error.errors():
-            field = ".".join(map(str, one["loc"]))
-            yield problem("malformed", field, f"{shorten(one['input'])}: {one['msg']}")
+        return None, [
+            _Problem("malformed", row.where, field, message)
+            for field, message in wrong_fields(error)
+        ]
+    problems = [
+        _Problem(kind, row.where, field, message)
+        for kind, field, message in _problems(form, row.where, rules, count, seen)
+    ]
+    if problems:
+        return None, problems
+    question = TrainingQuestion(
+        question=form.question,
+        passages=form.texts,
+        answers=tuple(form.answers),
+        label=form.target,
+        title=form.title or "",
+        where=row.where,
+        scores=None if form.scores is None else tuple(form.scores),
+        gold=tuple(form.gold),
+    )
+    return question, []
+
+
+_Wrong = Iterator[tuple[str, str, str]]  # kind, field, message
+
+
+def _problems(
+    form: _Row,
+    where: str,
+    rules: Rules,
+    count: Callable[[str], int],
+    seen: dict[tuple[str, ...], str],
+) -> _Wrong:
+    """Yield all that is wrong with a row of the right form."""
+    torn = list(_torn(form))
+    if torn:  # no tokenizer reads such text
+        yield from torn
         return
-    passages = tuple(given.passages or ([] if given.context is None else [given.context]))
-    wrong = False
+    yield from _wrong_question(form, where, seen)
+    if rules.passages and not any(text.strip() for text in form.texts):
+        field = "context" if form.passages is None else "passages"
+        yield "no passage", field, f"{shorten(form.texts)} holds no text"
+    yield from _wrong_answers(form, rules, count)
+    yield from _wrong_places(form)
+
+
+def _torn(form: _Row) -> _Wrong:
     for field, texts in (
-        ("question", [given.question]),
-        ("passages", passages),
-        ("answers", given.answers),
-        ("label", [given.label or ""]),
+        ("question", [form.question]),
+        ("passages", form.texts),
+        ("answers", form.answers),
+        ("label", [form.label or ""]),
     ):
-        if (bad := next((text for text in texts if _is_torn(text)), None)) is not None:
-            wrong = True
-            yield problem("malformed", field, f"{shorten(bad)} holds half of a character")
-    if wrong:  # no tokenizer reads such text
+        torn = next((text for text in texts if _is_torn(text)), None)
+        if torn is not None:
+            yield "malformed", field, f"{shorten(torn)} holds half of a character"
+
+
+def _wrong_question(form: _Row, where: str, seen: dict[tuple[str, ...], str]) -> _Wrong:
+    if not form.question.strip():
+        yield "empty question", "question", f"{form.question!r} is empty"
         return
-    if not given.question.strip():
-        wrong = True
-        yield problem("empty question", "question", f"{given.question!r} is empty")
-    else:
-        key = tuple(" ".join(text.split()).casefold() for text in (given.question, *passages))
-        if (first := seen.setdefault(key, row.where)) is not row.where:
-            wrong = True
-            yield problem(
-                "repeated question",
-                "question",
-                f"{shorten(given.question)} stands in {first} too, with the same passages",
-            )
-    field = "context" if given.passages is None else "passages"
-    if rules.passages and not any(text.strip() for text in passages):
-        wrong = True
-        yield problem("no passage", field, f"{shorten(passages)} holds no text")
-    label = given.label if given.label is not None else next(iter(given.answers), "")
-    if rules.answers and not label.strip() and not (rules.ranked and given.gold):
-        wrong = True
-        yield problem("no answer", "answers", f"{given.answers!r} holds no answer")
-    elif rules.answer_in_passages and given.answers and passages:
-        texts = [text.casefold() for text in passages]
-        if not any(a.casefold() in text for a in given.answers if a.strip() for text in texts):
-            wrong = True
-            yield problem(
-                "answer not in passages",
-                "answers",
-                f"{shorten(given.answers)} stands in no passage",
-            )
+    key = tuple(" ".join(text.split()).casefold() for text in (form.question, *form.texts))
+    if (first := seen.setdefault(key, where)) is not where:
+        message = f"{shorten(form.question)} stands in {first} too, with the same passages"
+        yield "repeated question", "question", message
+
+
+def _wrong_answers(form: _Row, rules: Rules, count: Callable[[str], int]) -> _Wrong:
+    label, answers = form.target, form.answers
+    if rules.answers and not label.strip() and not (rules.ranked and form.gold):
+        yield "no answer", "answers", f"{answers!r} holds no answer"
+    elif rules.answer_in_passages and answers and form.texts:
+        texts = [text.casefold() for text in form.texts]
+        if not any(a.casefold() in text for a in answers if a.strip() for text in texts):
+            message = f"{shorten(answers)} stands in no passage"
+            yield "answer not in passages", "answers", message
     if rules.label_tokens is not None and (tokens := count(label)) > rules.label_tokens:
-        wrong = True
-        yield problem(
-            "label too long",
-            "answers" if given.label is None else "label",
-            f"{shorten(label)} has {tokens} tokens, more than {rules.label_tokens}",
-        )
-    scores = None if given.scores is None else tuple(given.scores)
-    if scores is not None and (says := _wrong_scores(scores, len(passages))):
-        wrong = True
-        yield problem("scores not of the passages", "scores", says)
-    strange = [place for place in given.gold if not 0 <= place < len(passages)]
+        field = "answers" if form.label is None else "label"
+        message = f"{shorten(label)} has {tokens} tokens, more than {rules.label_tokens}"
+        yield "label too long", field, message
+
+
+def _wrong_places(form: _Row) -> _Wrong:
+    passages = len(form.texts)
+    if form.scores is not None and (message := _wrong_scores(form.scores, passages)):
+        yield "scores not of the passages", "scores", message
+    strange = [place for place in form.gold if not 0 <= place < passages]
     if strange:
-        wrong = True
-        says = f"{strange[0]} is the place of none of {len(passages)} passages"
-        yield problem("gold not of the passages", "gold", says)
-    if not wrong:
-        yield TrainingQuestion(
-            *(given.question, passages, tuple(given.answers), label, given.title or "", row.where),
-            scores=scores,
-            gold=tuple(given.gold),
-        )
+        message = f"{strange[0]} is the place of none of {passages} passages"
+        yield "gold not of the passages", "gold", message
 
 
 def _is_torn(text: str) -> bool:
@@ -222,7 +260,7 @@ def _is_torn(text: str) -> bool:
     return False
 
 
-def _wrong_scores(scores: tuple[float, ...], passages: int) -> str:
+def _wrong_scores(scores: Sequence[float], passages: int) -> str:
     """Say what is wrong with scores, "" for nothing."""
     if len(scores) != passages:
         return f"{len(scores)} scores for {passages} passages"
@@ -232,13 +270,9 @@ def _wrong_scores(scores: tuple[float, ...], passages: int) -> str:
     return f"{bad[0]}, not a finite number" if bad else ""
 
 
-def _said(problem: _Problem) -> str:
-    return f"{problem.where}: {problem.field}: {problem.says}"
-
-
 def _refusal(problems: list[_Problem]) -> InputError:
     """Make one error of all problems."""
-    said = [_said(problem) for problem in problems[:SHOWN]]
+    lines = [str(problem) for problem in problems[:SHOWN]]
     if len(problems) > SHOWN:
-        said.append(f"and {len(problems) - SHOWN} more: {dict(Counter(p.kind for p in problems))}")
-    return InputError("\n".join(said), field=problems[0].field, value=problems[0].says)
+        lines.append(f"and {len(problems) - SHOWN} more: {dict(Counter(p.kind for p in problems))}")
+    return InputError("\n".join(lines), field=problems[0].field, value=problems[0].message)

@@ -1,12 +1,26 @@
 """How a network is trained: steps, learning rates over time, clipping, checkpoints."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from condensery.errors import InputError
 
 Schedule = Literal["linear", "cosine"]
+
+
+def trainer_recipe(recipe: Any, **others: Any) -> "TrainerRecipe":
+    """Return what the trainer needs of a method's recipe.
+
+    Args:
+        recipe: A dataclass; its fields of the trainer's names count.
+        others: What it names otherwise, or does not say.
+
+    Raises:
+        InputError: A field holds a value that is not allowed; names both.
+    """
+    shared = {field.name for field in fields(recipe)} & {f.name for f in fields(TrainerRecipe)}
+    return TrainerRecipe(**{name: getattr(recipe, name) for name in shared} | others)
 
 
 def check_field(recipe: object, name: str, holds: bool, wanted: str) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from condensery.methods.rerank.batches import Batches, RankLoss
 from condensery.methods.rerank.model import open_base
-from condensery.methods.rerank.pairs import PairReader
+from condensery.methods.rerank.pairs import PairTokenizer
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query
 from condensery.methods.trainer.method import Draw
@@ -30,15 +30,15 @@ class Fixed(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def reader(base: Path) -> PairReader:
+def reader(base: Path) -> PairTokenizer:
     return open_base(base, 32, seed=1)[1]
 
 
-def make(reader: PairReader) -> Batches:
+def make(reader: PairTokenizer) -> Batches:
     return Batches(PASSAGES, QUERIES, NEGATIVES, reader, RECIPE)
 
 
-def test_every_query_comes_once_an_epoch_in_another_order_each(reader: PairReader) -> None:
+def test_every_query_comes_once_an_epoch_in_another_order_each(reader: PairTokenizer) -> None:
     batches = make(reader)
     names = [name for step in range(8) for name in batches(Draw(seed=3, step=step, parts=1)).names]
     epochs = [[name[:6] for name in names[i : i + 4]] for i in range(0, 16, 4)]
@@ -48,7 +48,7 @@ def test_every_query_comes_once_an_epoch_in_another_order_each(reader: PairReade
 
 
 def test_a_batch_depends_on_its_draw_alone_and_the_parts_of_a_step_differ(
-    reader: PairReader,
+    reader: PairTokenizer,
 ) -> None:
     batches = make(reader)
     for step in range(5):
@@ -59,7 +59,7 @@ def test_a_batch_depends_on_its_draw_alone_and_the_parts_of_a_step_differ(
 
 
 def test_the_passage_that_answers_comes_first_and_negatives_do_not_repeat(
-    reader: PairReader,
+    reader: PairTokenizer,
 ) -> None:
     batches = make(reader)
     gold_seen = set()
@@ -83,7 +83,7 @@ def test_the_passage_that_answers_comes_first_and_negatives_do_not_repeat(
 
 
 def test_the_losses_are_softmax_over_a_querys_passages_or_a_sigmoid_each(
-    reader: PairReader,
+    reader: PairTokenizer,
 ) -> None:
     logits = [2.0, -1.0, 0.5, 0.0, 3.0, 1.0]
     batch = make(reader)(Draw(1, 0))
@@ -100,7 +100,7 @@ def test_the_losses_are_softmax_over_a_querys_passages_or_a_sigmoid_each(
 
 
 @pytest.mark.parametrize("objective", ["listwise", "pointwise"])
-def test_a_network_learns_a_batch(base: Path, reader: PairReader, objective: str) -> None:
+def test_a_network_learns_a_batch(base: Path, reader: PairTokenizer, objective: str) -> None:
     model, _ = open_base(base, 32, seed=1)
     batch = make(reader)(Draw(1, 0))
     loss = RankLoss(reader, objective)

@@ -5,17 +5,17 @@ import torch
 from tiny_pair import VOCABULARY, text_of
 
 from condensery.methods.rerank.model import open_base
-from condensery.methods.rerank.pairs import PairReader
+from condensery.methods.rerank.pairs import PairTokenizer
 
 START, END = VOCABULARY.index("[CLS]"), VOCABULARY.index("[SEP]")
 
 
 @pytest.fixture(scope="module")
-def reader(base: Path) -> PairReader:
+def reader(base: Path) -> PairTokenizer:
     return open_base(base, 24, seed=1)[1]
 
 
-def test_a_pair_is_the_query_then_the_passage_each_ended_by_a_mark(reader: PairReader) -> None:
+def test_a_pair_is_the_query_then_the_passage_each_ended_by_a_mark(reader: PairTokenizer) -> None:
     [pair] = reader.read(["old mill"], ["the river is long"])
     the, river, is_, long, old, mill = (
         VOCABULARY.index(w) for w in ["the", "river", "is", "long", "old", "mill"]
@@ -24,7 +24,7 @@ def test_a_pair_is_the_query_then_the_passage_each_ended_by_a_mark(reader: PairR
     assert pair.types == [0, 0, 0, 0, 1, 1, 1, 1, 1]
 
 
-def test_the_passage_is_cut_and_the_query_only_beyond_half_of_a_pair(reader: PairReader) -> None:
+def test_the_passage_is_cut_and_the_query_only_beyond_half_of_a_pair(reader: PairTokenizer) -> None:
     long = text_of(60)
     short, whole = reader.read(["old mill", long], [long, long])
     assert len(short.ids) == len(whole.ids) == 24
@@ -35,7 +35,7 @@ def test_the_passage_is_cut_and_the_query_only_beyond_half_of_a_pair(reader: Pai
     assert whole.ids[1:13] == pieces[:12]
 
 
-def test_padding_is_at_the_end_and_not_attended_to(reader: PairReader) -> None:
+def test_padding_is_at_the_end_and_not_attended_to(reader: PairTokenizer) -> None:
     pairs = reader.read(["old", "old"], ["mill", "mill river town"])
     inputs = reader.collate(pairs, torch.device("cpu"))
     assert inputs["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 0, 0], [1] * 7]
@@ -43,5 +43,5 @@ def test_padding_is_at_the_end_and_not_attended_to(reader: PairReader) -> None:
     assert inputs["token_type_ids"][0].tolist() == [0, 0, 0, 1, 1, 0, 0]
 
 
-def test_no_pairs_are_no_pairs(reader: PairReader) -> None:
+def test_no_pairs_are_no_pairs(reader: PairTokenizer) -> None:
     assert reader.read([], []) == []

@@ -82,14 +82,14 @@ def test_a_cross_encoder_of_another_family_scores_as_transformers_does(
     tokenizer.model_max_length = 10**30
     tokenizer.save_pretrained(tmp_path)
     opened = CrossEncoder.open(tmp_path, device=CPU, dtype=torch.float32)
-    assert opened.reader.length == 49  # its positions are counted from behind the padding's
+    assert opened.pair_tokenizer.length == 49  # its positions are counted from behind the padding's
     found = opened.scores(QUERY, PASSAGES)
     assert found == pytest.approx(alone(tmp_path, QUERY, PASSAGES, 49), abs=1e-4)
 
 
 def test_no_passages_have_no_scores_and_a_query_of_any_length_is_scored(folder: Path) -> None:
     opened = CrossEncoder.open(folder, device=CPU, dtype=torch.float32, length=40)
-    assert opened.reader.length == 40
+    assert opened.pair_tokenizer.length == 40
     assert opened.scores(QUERY, []) == []
     first, second = opened.scores(text_of(500), ["old mill", "new river"])
     assert abs(first - second) > 1e-3  # something is left of each passage

@@ -67,7 +67,7 @@ def test_the_model_scores_as_it_was_measured(made: Path) -> None:
     opened = CrossEncoder.open(made / "model", device=CPU, dtype=torch.float32)
     right, wrong = opened.scores("who is old", ["mill mill ab cd 7", "who is new town"])
     assert right > wrong
-    assert opened.reader.length == 48
+    assert opened.pair_tokenizer.length == 48
 
 
 def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(

@@ -104,12 +104,12 @@ class Bases:
                 passage_tokens=built.passage_tokens,
                 mapping_size=built.mapping_size,
             )
-        whole = self.base_config
+        config = self.base_config
         if built.compressor:
-            whole = read_config(self._compressor.config)
-        self.kept = self._layers(int(whole.num_hidden_layers))
+            config = read_config(self._compressor.config)
+        self.kept = self._layers(int(config.num_hidden_layers))
         layout = compressor_layout(built.layout, self.reading, own_layers=built.own_layers)
-        return with_layers(whole, self.kept), CompressorShape(
+        return with_layers(config, self.kept), CompressorShape(
             layout=layout,
             query_tokens=built.query_tokens,
             text_tokens=built.passage_tokens + built.query_tokens + ROOM.get(layout, 8),
@@ -120,22 +120,22 @@ class Bases:
             mapping_size=0 if built.own_layers else built.mapping_size,
         )
 
-    def _layers(self, whole: int) -> range:
+    def _layers(self, layers: int) -> range:
         """Return which layers of a model the compressor runs.
 
         Raises:
             InputError: It has fewer.
         """
         built = self.built
-        if built.layers > whole or built.every_nth > whole:
+        if built.layers > layers or built.every_nth > layers:
             name = "layers" if built.layers else "every_nth"
             value = getattr(built, name)
             raise InputError(
-                f"{name}={value}: the generator has {whole} layers", field=name, value=value
+                f"{name}={value}: the generator has {layers} layers", field=name, value=value
             )
         if built.layers:
             return range(built.layers)
-        return range(0, whole, built.every_nth or 1)
+        return range(0, layers, built.every_nth or 1)
 
     @cached_property
     def texts(self) -> CausalTexts:
@@ -151,9 +151,9 @@ class Bases:
 
     def id_of(self, token: str) -> int:
         """Return the id of a token that the generator's tokenizer has."""
-        found = self.tokenizer.token_to_id(token)
-        assert found is not None
-        return found
+        number = self.tokenizer.token_to_id(token)
+        assert number is not None
+        return number
 
     @property
     def end(self) -> int:
@@ -193,10 +193,10 @@ class Bases:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """sha256 of each base's configuration, tokenizer and weights."""
-        found = {"generator": _digest(self._generator)}
+        digests = {"generator": _digest(self._generator)}
         if self._compressor is not self._generator:
-            found["compressor"] = _digest(self._compressor)
-        return found
+            digests["compressor"] = _digest(self._compressor)
+        return digests
 
     def generator_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the generator's weights by transformers' names, its table not yet grown."""
@@ -219,11 +219,11 @@ class Bases:
 
 def _open(path: Path, role: str) -> LanguageModel:
     try:
-        found = LanguageModel(path, role)
-        found.config  # noqa: B018  # read now, to refuse it now
+        model = LanguageModel(path, role)
+        model.config  # noqa: B018  # read now, to refuse it now
     except StoreError as error:
         raise InputError(error.message, field=role, value=str(path)) from error
-    return found
+    return model
 
 
 def _check_tokens(model: LanguageModel, tokenizer: Tokenizer, rows: int) -> None:

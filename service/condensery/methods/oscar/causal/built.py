@@ -21,23 +21,23 @@ AUTOENCODE, SEPARATOR = "<AE>", "<SEP>"
 LAYOUT = ("auto", "pair", "joined", "lines")
 
 
-def compressor_layout(asked: str, tokenizer: Tokenizer, *, own_layers: bool) -> Layout:
+def compressor_layout(layout: str, tokenizer: Tokenizer, *, own_layers: bool) -> Layout:
     """Return how question and passage stand in the compressor's text.
 
     As in the published pairs: first layers read ``joined``, other models ``pair``, if their
     tokenizer puts anything between two texts; where it does not, question and passage would run
     into each other.
     """
-    if asked == "pair":
+    if layout == "pair":
         return "pair"
-    if asked == "lines":
+    if layout == "lines":
         return "lines"
-    if asked == "auto" and not own_layers and tokenizer.num_special_tokens_to_add(is_pair=True):
+    if layout == "auto" and not own_layers and tokenizer.num_special_tokens_to_add(is_pair=True):
         return "pair"
     return "joined"
 
 
-def generator_prompt(base: LanguageModel, asked: str) -> ChatPrompt:
+def generator_prompt(base: LanguageModel, kind: str) -> ChatPrompt:
     """Return the texts around passages and question.
 
     ``chat`` is the prompt of published pairs, in the base's own template (OSCAR, figure 14);
@@ -46,11 +46,11 @@ def generator_prompt(base: LanguageModel, asked: str) -> ChatPrompt:
     Raises:
         StoreError: ``chat`` is asked for, and there is no template that holds it.
     """
-    if asked != "plain":
+    if kind != "plain":
         try:
             return base.prompt(SYSTEM, USER)
         except StoreError:
-            if asked == "chat":
+            if kind == "chat":
                 raise
     try:
         start = base.special("bos_token")
@@ -103,21 +103,21 @@ class PairSources:
         Raises:
             InputError: Names fields and values.
         """
-        given = {name: getattr(self, name) for name in SOURCES if getattr(self, name)}
-        if len(given) != 1:
+        sources = {name: getattr(self, name) for name in SOURCES if getattr(self, name)}
+        if len(sources) != 1:
             raise InputError(
-                f"compressor: give one of {', '.join(SOURCES)}, not {given or 'none'}",
+                f"compressor: give one of {', '.join(SOURCES)}, not {sources or 'none'}",
                 field="compressor",
-                value=str(given),
+                value=str(sources),
             )
         sizes = ("memory_tokens", "passage_tokens", "query_tokens", "mapping_size")
         for name, least in (*((n, 1) for n in sizes), *((n, 0) for n in SOURCES[1:3])):
             if getattr(self, name) < least:
                 value = getattr(self, name)
                 raise InputError(f"{name}={value}: too small", field=name, value=value)
-        for name, known in (("layout", LAYOUT), ("prompt", ("auto", "chat", "plain"))):
-            if (value := getattr(self, name)) not in known:
-                raise InputError(f"{name}={value!r}: none of {known}", field=name, value=value)
+        for name, choices in (("layout", LAYOUT), ("prompt", ("auto", "chat", "plain"))):
+            if (value := getattr(self, name)) not in choices:
+                raise InputError(f"{name}={value!r}: none of {choices}", field=name, value=value)
 
     @property
     def own_layers(self) -> bool:
@@ -134,10 +134,10 @@ class PairSources:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PairSources":
         """Build from what ``to_dict`` gave; paths that no longer exist are found later."""
-        known = {field.name for field in fields(cls)}
+        names = {field.name for field in fields(cls)}
         read: dict[str, Any] = {
             name: Path(value) if name in PATHS and value else value
             for name, value in values.items()
-            if name in known
+            if name in names
         }
         return cls(**read)

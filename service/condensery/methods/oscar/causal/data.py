@@ -115,14 +115,14 @@ def load(files: Files, bases: Bases, recipe: CausalRecipe) -> Data:
     if not scored:
         log.warning("no row has scores: the rerank head is not trained")
     questions = Questions(rows, bases, recipe)
-    found = {
+    figures = {
         "questions": len(rows),
         "with_scores": scored,
         "left_out": left_out,
         "sha256": _digest([json.dumps(asdict(row) | {"where": ""}) for row in rows]),
     }
     measured_rows = Questions(kept, bases, recipe) if kept else None
-    return Data(questions, measured_rows, scored, report | found)
+    return Data(questions, measured_rows, scored, report | figures)
 
 
 def _split(

@@ -105,8 +105,8 @@ class Questions:
         passages = row.passages[: self._recipe.passages]
         windows = self._texts.readings(self._texts.cut(question)[0], passages)
         golds = [text.casefold() for text in (row.label, *row.answers) if text.strip()]
-        readings = [window_of(*one, golds) for one in zip(passages, windows, strict=True)]
-        found = Item(
+        readings = [window_of(*pair, golds) for pair in zip(passages, windows, strict=True)]
+        item = Item(
             question,
             tuple(readings),
             (),
@@ -115,11 +115,11 @@ class Questions:
             name=f"{row.where}: {shorten(row.question)}",
         )
         if not plain:
-            return found
+            return item
         read = [p[r.start : r.end] for p, r in zip(passages, readings, strict=True)]
-        while read and not self._fits(question, read, len(found.label)):
+        while read and not self._fits(question, read, len(item.label)):
             read.pop()  # the best come first
-        return replace(found, readings=(), texts=tuple(read), scores=None)
+        return replace(item, readings=(), texts=tuple(read), scores=None)
 
     def label(self, text: str) -> tuple[int, ...]:
         """Return a label's tokens and the one that ends it; special tokens in it are text."""

@@ -34,7 +34,7 @@ class ForwardResult:
 
 def run_forward(pair: CausalPair, items: Sequence[Item], texts: CausalTexts) -> ForwardResult:
     """Compress what is to be compressed, and say each label: a packed row a half, no padding."""
-    readings = [reading for item in items for reading in item.readings]
+    readings = [window for item in items for window in item.readings]
     memories = pair.compressor.compress(readings) if readings else None
     vectors = iter(memories.split() if memories else ())
     rows, counts = [], []

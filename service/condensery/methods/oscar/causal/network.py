@@ -111,6 +111,23 @@ def new_pair(
         pair = CausalPair(bases.shape, *map(_without_dropout, bases.configs))
     except ValueError as error:
         raise InputError(str(error), field="compressor") from error
+    _load(pair, bases, device, dtype)
+    network, backbone = pair.generator.network, pair.compressor.backbone
+    network.tie_weights()
+    for model in (backbone, network):
+        fill_buffers(model, device)
+        model.set_attn_implementation(PACKED)
+        if recipe.checkpoint_layers:
+            # By its older name before transformers had this one.
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    pair.compressor.requires_grad_(True)
+    _tune(pair, bases, recipe)
+    return pair
+
+
+def _load(pair: CausalPair, bases: Bases, device: torch.device, dtype: torch.dtype) -> None:
+    """Give a pair all weights that it begins with; refuse what doesn't fit."""
     expected = pair.expected()
     wrong: list[str] = []
     try:
@@ -133,18 +150,6 @@ def new_pair(
             f"generator, compressor: weights don't fit: {'; '.join(wrong[:SHOWN])}{more}",
             field="generator",
         )
-    network, backbone = pair.generator.network, pair.compressor.backbone
-    network.tie_weights()
-    for model in (backbone, network):
-        fill_buffers(model, device)
-        model.set_attn_implementation(PACKED)
-        if recipe.checkpoint_layers:
-            # By its older name before transformers had this one.
-            enable = getattr(model, "activation_checkpointing_enable", None)
-            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
-    pair.compressor.requires_grad_(True)
-    _tune(pair, bases, recipe)
-    return pair
 
 
 def _without_dropout(config: PretrainedConfig) -> PretrainedConfig:
@@ -174,12 +179,12 @@ def _tensors(bases: Bases, pair: CausalPair) -> Iterator[tuple[str, Tensor]]:
             yield f"compressor.{part}.{name}", _drawn(weight, 0.0 if part == "mapping" else 0.02)
     for name, tensor in bases.generator_tensors():
         grows = name in ("model.embed_tokens.weight", "lm_head.weight")
-        whole = tensor
+        grown = tensor
         if grows and len(tensor) == bases.base_config.vocab_size:
             mean = tensor.float().mean(0, keepdim=True).to(tensor.dtype)
-            whole = torch.cat([tensor, mean.expand(bases.rows - len(tensor), -1)])
-            whole[bases.new_ids] = mean  # some may be spare rows of the base
-        yield NETWORK + name, whole
+            grown = torch.cat([tensor, mean.expand(bases.rows - len(tensor), -1)])
+            grown[bases.new_ids] = mean  # some may be spare rows of the base
+        yield NETWORK + name, grown
 
 
 def _drawn(like: Tensor, deviation: float) -> Tensor:

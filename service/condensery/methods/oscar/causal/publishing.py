@@ -19,6 +19,7 @@ from condensery.methods.oscar.measured import check_report, read_report
 from condensery.methods.oscar.reporting import add_report
 from condensery.methods.trainer.progress import validation_curve
 from condensery.methods.trainer.publishing import publication, without_folders
+from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.published_pairs import PublishedPair, Written, write_pair
@@ -81,14 +82,7 @@ def publish(
     curve = validation_curve(out) or [{}]
     facts = provenance_facts(run, bases, checkpoint.step, curve[-1])
     with publication() as files:
-        weights = merged(pair, rerank=shape.compressor.rerank)
-        published = PublishedPair(
-            shape=shape,
-            configs=(bases.configs[0].to_dict(), bases.configs[1].to_dict()),
-            tokenizers=(bases.reading, bases.tokenizer),
-            tensors=((name, tensor.to(dtype)) for name, tensor in weights),
-        )
-        written = write_pair(published, files.folder)
+        written = write_pair(_served(pair, bases, shape, dtype), files.folder)
         files.files.update(written.files)
         files.add_json("recipe.json", facts)
         manifest = _manifest(name, shape, facts, written, licence=licence, notes=notes)
@@ -98,6 +92,19 @@ def publish(
             manifest, lines = added.manifest, measured(added.report, added.plots, added.manifest)
         text = card(name, facts, shape, licence=licence, notes=notes, measured=lines)
         return files.publish(store, manifest, text)
+
+
+def _served(
+    pair: CausalPair, bases: Bases, shape: CausalShape, dtype: torch.dtype
+) -> PublishedPair:
+    """Return a pair in training as it is stored: adapters merged, in ``dtype``."""
+    weights = merged(pair, rerank=shape.compressor.rerank)
+    return PublishedPair(
+        shape=shape,
+        configs=(bases.configs[0].to_dict(), bases.configs[1].to_dict()),
+        tokenizers=(bases.reading, bases.tokenizer),
+        tensors=((name, tensor.to(dtype)) for name, tensor in weights),
+    )
 
 
 def _manifest(

@@ -5,9 +5,9 @@ OSCAR (arXiv:2504.07109), Table 7 and section 4.1; what the paper leaves open sa
 
 import math
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
-from condensery.methods.trainer.recipe import Schedule, TrainerRecipe, check_field
+from condensery.methods.trainer.recipe import TrainerRecipe, check_field, trainer_recipe
 
 Stage = Literal["finetune", "pretrain"]
 Tuning = Literal["lora", "full", "none"]
@@ -121,14 +121,12 @@ class CausalRecipe:
             self, "batch", parts % processes == 0, f"shared by {processes} processes evenly"
         )
         steps = self.count(rows)
-        return TrainerRecipe(
+        return trainer_recipe(
+            self,
             steps=steps,
             accumulate=parts // processes,
             warmup=math.ceil(self.warmup * steps),
-            schedule=cast(Schedule, self.schedule),
-            clip=self.clip,
             betas=(0.9, 0.999),  # the paper names none: torch's own
-            seed=self.seed,
             every=every,
             log_every=min(50, every),
         )

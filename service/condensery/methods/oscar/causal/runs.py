@@ -94,10 +94,10 @@ def last_checkpoint(out: Path) -> Checkpoint:
     Raises:
         InputError: There is none.
     """
-    found = latest(out)
-    if found is None:
+    checkpoint = latest(out)
+    if checkpoint is None:
         raise InputError(f"run: {out} holds no checkpoint", field="run", value=str(out))
-    return found
+    return checkpoint
 
 
 def open_bases(run: Run) -> Bases:

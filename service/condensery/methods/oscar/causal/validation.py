@@ -78,30 +78,30 @@ def answered(
 ) -> list[str]:
     """Answer questions through the reader that serves."""
 
-    async def answer(reader: OscarModel, item: Item, row: TrainingQuestion) -> str:
+    async def answer(model: OscarModel, item: Item, row: TrainingQuestion) -> str:
         texts = [
-            passage[reading.start : reading.end]
-            for passage, reading in zip(row.passages, item.readings, strict=False)
+            passage[window.start : window.end]
+            for passage, window in zip(row.passages, item.readings, strict=False)
         ]
         memory = []
-        for one in await reader.compress(item.question, texts):
-            if not isinstance(one, CompressedPassage):
-                raise one
-            memory.append(one.memory)
-        stream = reader.generate(item.question, memory, max_tokens=ANSWER_TOKENS)
+        for compressed in await model.compress(item.question, texts):
+            if not isinstance(compressed, CompressedPassage):
+                raise compressed
+            memory.append(compressed.memory)
+        stream = model.generate(item.question, memory, max_tokens=ANSWER_TOKENS)
         return "".join([token.text async for token in stream])
 
-    async def ask(reader: OscarModel) -> list[str]:
+    async def ask(model: OscarModel) -> list[str]:
         room = asyncio.Semaphore(16)
 
-        async def one(item: Item, row: TrainingQuestion) -> str:
+        async def answer_in_turn(item: Item, row: TrainingQuestion) -> str:
             async with room:
-                return await answer(reader, item, row)
+                return await answer(model, item, row)
 
-        return await asyncio.gather(*map(one, items, rows))
+        return await asyncio.gather(*map(answer_in_turn, items, rows))
 
-    with running(pair, bases) as reader:
-        return asyncio.run(ask(reader))
+    with running(pair, bases) as model:
+        return asyncio.run(ask(model))
 
 
 @contextmanager
@@ -117,10 +117,10 @@ def running(pair: CausalPair, bases: Bases) -> Iterator[OscarModel]:
     ready = runnable_causal_pair(served, bases.texts)
     workers = Workers(max(1, torch.get_num_threads()) if device.type == "cpu" else None, device)
     threads = ThreadPoolExecutor(1)
-    reader = OscarModel(ready, workers, info=pair_info(ready, name="in-training"), threads=threads)
+    model = OscarModel(ready, workers, info=pair_info(ready, name="in-training"), threads=threads)
     try:
-        yield reader
+        yield model
     finally:
-        reader.close()
+        model.close()
         workers.close()
         threads.shutdown()

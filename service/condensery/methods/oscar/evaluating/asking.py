@@ -57,7 +57,7 @@ class Outcome:
 
 
 async def ask(
-    reader: OscarModel,
+    model: OscarModel,
     question: str,
     passages: Sequence[str],
     *,
@@ -69,7 +69,7 @@ async def ask(
     """Answer a question from its passages.
 
     Args:
-        reader: The running pair.
+        model: The running pair.
         question: What is asked.
         passages: In the order of retrieval.
         keep: How many the generator reads, the first or the best; None for all.
@@ -81,29 +81,29 @@ async def ask(
         CondenseryError: A passage could not be compressed, or the question not be answered: an
             evaluation that leaves some out measures something else.
     """
-    found: list[CompressedPassage] = []
-    if passages and not plain:
-        found = [compressed_or_raise(one) for one in await reader.compress(question, passages)]
-    scores = [one.relevance or 0.0 for one in found]
-    best = sorted(range(len(found)), key=lambda place: -scores[place])
-    rates = found and found[best[0]].relevance is not None
-    order = best if scored and rates else range(len(found))
+    compressed = [] if plain else await _compress(model, question, passages)
+    scores = [passage.relevance or 0.0 for passage in compressed]
+    best = sorted(range(len(compressed)), key=lambda place: -scores[place])
+    rates = compressed and compressed[best[0]].relevance is not None
+    order = best if scored and rates else range(len(compressed))
     context: list[Floats | str] = (
-        list(passages[:keep]) if plain else [found[place].memory for place in list(order)[:keep]]
+        list(passages[:keep])
+        if plain
+        else [compressed[place].memory for place in list(order)[:keep]]
     )
     wanted = len(context)
-    context = context[: count_fitting(reader, question, context, max_tokens)]
+    context = context[: count_fitting(model, question, context, max_tokens)]
     read = len(context)
-    if found and not rates:  # all windows of long passages, as the service reads them
+    if compressed and not rates:  # all windows of long passages, as the service reads them
         kept = list(order)[:read]
-        windows = [memory for place in kept for memory in found[place].memories]
-        if reader.free_positions_for(question, windows, max_tokens) >= 0:
+        windows = [memory for place in kept for memory in compressed[place].memories]
+        if model.free_positions_for(question, windows, max_tokens) >= 0:
             context = list(windows)
     text, count = "", 0
-    async for token in reader.generate(question, context, max_tokens=max_tokens):
+    async for token in model.generate(question, context, max_tokens=max_tokens):
         text += token.text
         count = token.count
-    cost = reader.count_cost(question, found, context, [], completion_tokens=count)
+    cost = model.count_cost(question, compressed, context, [], completion_tokens=count)
     return Outcome(
         answer=text,
         given=len(passages),
@@ -117,15 +117,23 @@ async def ask(
     )
 
 
-def compressed_or_raise(found: CompressedPassage | CondenseryError) -> CompressedPassage:
+async def _compress(
+    model: OscarModel, question: str, passages: Sequence[str]
+) -> list[CompressedPassage]:
+    if not passages:
+        return []
+    return [compressed_or_raise(passage) for passage in await model.compress(question, passages)]
+
+
+def compressed_or_raise(result: CompressedPassage | CondenseryError) -> CompressedPassage:
     """Return a compressed passage, or raise its error."""
-    if isinstance(found, CondenseryError):
-        raise found
-    return found
+    if isinstance(result, CondenseryError):
+        raise result
+    return result
 
 
 def count_fitting(
-    reader: OscarModel, question: str, context: Sequence[Floats | str], max_tokens: int
+    model: OscarModel, question: str, context: Sequence[Floats | str], max_tokens: int
 ) -> int:
     """Return how many passages, from the first, fit the generator beside question and answer.
 
@@ -134,7 +142,7 @@ def count_fitting(
     least, most = 0, len(context)
     tried = most
     while least < most:
-        if reader.free_positions_for(question, context[:tried], max_tokens) >= 0:
+        if model.free_positions_for(question, context[:tried], max_tokens) >= 0:
             least = tried
         else:
             most = tried - 1

@@ -37,14 +37,14 @@ class Corpus:
         BM25 finds fewer than ``count`` where fewer share a word with the question. Blocks, and
         runs an event loop of its own where there is an encoder.
         """
-        texts = {one.id: one.text for one in self.passages}
+        texts = {passage.id: passage.text for passage in self.passages}
         with (
             tempfile.TemporaryDirectory() as folder,
             Retriever.build(self.passages, Path(folder), encoder=encoder) as retriever,
         ):
-            found = retriever.search(questions, count, mode)
+            ranked = retriever.search(questions, count, mode)
         log.info("%d passages found for each of %d questions (%s)", count, len(questions), mode)
-        return [[texts[name] for name, _ in hits] for hits in found]
+        return [[texts[name] for name, _ in hits] for hits in ranked]
 
 
 def read_corpus(path: Path) -> Corpus:
@@ -63,11 +63,11 @@ def read_corpus(path: Path) -> Corpus:
         if not isinstance(name, str) or not name:
             raise InputError(f"{row.where}: id: {shorten(name)} is no id", field="id", value=name)
         if name in seen:
-            says = f"{row.where}: id: {shorten(name)} stands in {seen[name]} too"
-            raise InputError(says, field="id", value=name)
+            message = f"{row.where}: id: {shorten(name)} stands in {seen[name]} too"
+            raise InputError(message, field="id", value=name)
         if not isinstance(text, str) or not text.strip() or not isinstance(title, str):
-            says = f"{row.where}: text: {shorten(text)}, title: {shorten(title)}: not a passage"
-            raise InputError(says, field="text", value=text)
+            message = f"{row.where}: text: {shorten(text)}, title: {shorten(title)}: not a passage"
+            raise InputError(message, field="text", value=text)
         seen[name] = row.where
         passages.append(CorpusPassage(name, text, title))
     if not passages:

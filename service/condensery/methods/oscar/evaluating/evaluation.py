@@ -53,16 +53,16 @@ class Evaluation:
     judge: Judge | None = None
     depends: tuple[tuple[str, str], ...] = ()
 
-    def choose(self, reader: OscarModel) -> list[Setting]:
+    def choose(self, model: OscarModel) -> list[Setting]:
         """Return the settings that the pair is measured in.
 
         Raises:
             InputError: One can't be; names it and says why.
         """
         passages = len(self.corpus.passages) if self.corpus else 0
-        can = Capabilities(self.questions.with_gold, passages, reader.traits.scores)
+        can = Capabilities(self.questions.with_gold, passages, model.traits.scores)
         # A pair that reads all passages best has no number of its own: five, as it was trained.
-        read = (reader.traits.top_n or 5) if self.read is None else self.read
+        read = (model.traits.top_n or 5) if self.read is None else self.read
         by_words = self.mode == "bm25"
         return choose(self.names, self.passages, read, can, by_words=by_words)
 
@@ -70,20 +70,23 @@ class Evaluation:
         self, settings: Sequence[Setting], encoder: Encoder | None
     ) -> dict[str, list[list[str]]]:
         """Find the passages of settings that want some, by source; blocks."""
-        asked = [row["question"] for row in self.questions.rows]
-        found: dict[str, list[list[str]]] = {}
+        texts = [row["question"] for row in self.questions.rows]
+        passages: dict[str, list[list[str]]] = {}
         if self.corpus is None:
-            return found
+            return passages
         modes: tuple[tuple[str, Mode], ...] = (("bm25", "bm25"), ("retrieved", self.mode))
         for source, mode in modes:
-            counts = [one.count for one in settings if one.source == source]
+            counts = [setting.count for setting in settings if setting.source == source]
             if counts:
-                found[source] = self.corpus.search(asked, max(counts), mode, encoder)
-        return found
+                passages[source] = self.corpus.search(texts, max(counts), mode, encoder)
+        return passages
 
-    def about(self, reader: OscarModel, settings: Sequence[Setting]) -> dict[str, Any]:
+    def about(self, model: OscarModel, settings: Sequence[Setting]) -> dict[str, Any]:
         """Return what answers depend on beside the setting."""
-        depth = {one.source: one.count for one in sorted(settings, key=lambda one: one.count)}
+        depth = {
+            setting.source: setting.count
+            for setting in sorted(settings, key=lambda setting: setting.count)
+        }
         retrieved: dict[str, Any] = {}
         if self.corpus is not None and depth.keys() & {"bm25", "retrieved"}:
             retrieved["corpus"] = self.corpus.fingerprint
@@ -92,8 +95,8 @@ class Evaluation:
             if self.mode == "hybrid":  # the first so many depend on how many are asked for
                 retrieved["retrieved"] = depth["retrieved"]
         return {
-            "model": reader.info.name,
-            "fingerprint": reader.info.fingerprint,
+            "model": model.info.name,
+            "fingerprint": model.info.fingerprint,
             "questions": self.questions.sha256,
             "seed": self.seed,
             "at_once": self.at_once,
@@ -103,39 +106,41 @@ class Evaluation:
         }
 
     def run(
-        self, reader: OscarModel, folder: Path, encoder: Encoder | None = None
+        self, model: OscarModel, folder: Path, encoder: Encoder | None = None
     ) -> dict[str, Any]:
         """Ask everything that was not asked before; returns the report's figures.
 
         Args:
-            reader: The running pair.
+            model: The running pair.
             folder: Where answers are saved as they come.
             encoder: For retrieval by vectors.
 
         Raises:
             InputError: Something can't be measured as it is asked for; said before any question.
         """
-        settings = self.choose(reader)
+        settings = self.choose(model)
         with lock_folder(folder):
-            return self._run(reader, settings, folder, encoder)
+            return self._run(model, settings, folder, encoder)
 
     def _run(
-        self, reader: OscarModel, settings: Sequence[Setting], folder: Path, encoder: Encoder | None
+        self, model: OscarModel, settings: Sequence[Setting], folder: Path, encoder: Encoder | None
     ) -> dict[str, Any]:
         rows = self.questions.rows
-        answers = Answers(folder, self.about(reader, settings))
-        given = choose_passages(rows, settings, self.seed, self.retrieve(settings, encoder))
+        answers = Answers(folder, self.about(model, settings))
+        chosen = choose_passages(rows, settings, self.seed, self.retrieve(settings, encoder))
         log.info("%d questions, %d settings", len(rows), len(settings))
-        asking = QuestionRunner(reader, answers, self.at_once, self.max_tokens)
-        outcomes = asyncio.run(measure(asking, rows, settings, given))
+        runner = QuestionRunner(model, answers, self.at_once, self.max_tokens)
+        outcomes = asyncio.run(measure(runner, rows, settings, chosen))
         judged = None
         if self.judge is not None:
-            said = [one for key in outcomes if key != "replaced" for one in outcomes[key]]
-            judged = asyncio.run(judge_all(self.judge, answers, rows, said))
-        figures = Figures(rows, settings, given, outcomes, judged)
+            to_judge = [
+                outcome for key in outcomes if key != "replaced" for outcome in outcomes[key]
+            ]
+            judged = asyncio.run(judge_all(self.judge, answers, rows, to_judge))
+        figures = Figures(rows, settings, chosen, outcomes, judged)
         return {
-            "model": reader.info.name,
-            "fingerprint": reader.info.fingerprint or None,
+            "model": model.info.name,
+            "fingerprint": model.info.fingerprint or None,
             "seed": self.seed,
             "measured_on": self._measured_on(settings),
             "settings": figures.settings(),
@@ -148,10 +153,12 @@ class Evaluation:
         }
 
     def _measured_on(self, settings: Sequence[Setting]) -> dict[str, Any]:
-        sources: set[str] = {one.source for one in settings}
+        sources: set[str] = {setting.source for setting in settings}
         ways = ["gold"] if sources & {"gold", "five", "others"} else []
         ways += [mode for mode in MODES if mode in self._modes(sources)]
-        reads = [one.keep for one in settings if one.key.startswith(("reranked_", "bm25_"))]
+        reads = [
+            setting.keep for setting in settings if setting.key.startswith(("reranked_", "bm25_"))
+        ]
         return {
             "questions": len(self.questions.rows),
             "file": self.questions.file,

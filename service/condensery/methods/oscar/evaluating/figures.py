@@ -59,7 +59,7 @@ def abstention(
     Source: the rule's score is that of SQuAD 2.0 (Rajpurkar et al., 2018), which likewise takes
     the threshold at which it is best.
     """
-    relevance, f1 = np.array([one for one, _ in there]), np.array([one for _, one in there])
+    relevance, f1 = np.array([value for value, _ in there]), np.array([value for _, value in there])
     without = np.array(missing)
     quantiles = np.quantile(np.concatenate([relevance, without]), np.linspace(0, 1, POINTS + 1))
     thresholds = np.unique([0.0, *np.floor(quantiles * 1e4) / 1e4])
@@ -86,8 +86,8 @@ def abstention(
 
 def interval(values: Sequence[float]) -> dict[str, float]:
     """Return the mean of values 0 to 1 in percent, and its 95% bootstrap interval."""
-    found = bootstrap(np.array(values)[:, None])
-    return _percent(found.mean[0], found.low[0], found.high[0])
+    estimate = bootstrap(np.array(values)[:, None])
+    return _percent(estimate.mean[0], estimate.low[0], estimate.high[0])
 
 
 def _percent(mean: float, low: float, high: float) -> dict[str, float]:
@@ -110,16 +110,16 @@ class Figures:
         self,
         rows: Sequence[Row],
         settings: Sequence[Setting],
-        given: ChosenPassages,
+        chosen: ChosenPassages,
         outcomes: Outcomes,
         judged: Judged | None = None,
     ) -> None:
-        self._rows, self._settings, self._given = rows, settings, given
+        self._rows, self._settings, self._given = rows, settings, chosen
         self._outcomes, self._judged = outcomes, judged
         self._scores = {
             (setting.key, name): [
-                metric(one.answer, row["answers"])
-                for one, row in zip(outcomes[setting.key], rows, strict=True)
+                metric(outcome.answer, row["answers"])
+                for outcome, row in zip(outcomes[setting.key], rows, strict=True)
             ]
             for setting in settings
             for name, metric in METRICS.items()
@@ -128,9 +128,13 @@ class Figures:
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return each setting's figures by its key."""
         table = np.array(list(self._scores.values())).T
-        found = bootstrap(table)
+        estimates = bootstrap(table)
         intervals = dict(
-            zip(self._scores, zip(found.mean, found.low, found.high, strict=True), strict=True)
+            zip(
+                self._scores,
+                zip(estimates.mean, estimates.low, estimates.high, strict=True),
+                strict=True,
+            )
         )
         return {
             setting.key: {
@@ -147,14 +151,14 @@ class Figures:
         outcomes = self._outcomes[setting.key]
         return {
             "passages": round(
-                fmean(len(self._passages(setting, one.place)) for one in outcomes), 2
+                fmean(len(self._passages(setting, outcome.place)) for outcome in outcomes), 2
             ),
-            "read": round(fmean(one.read for one in outcomes), 2),
-            "left_out": round(fmean(one.left_out for one in outcomes), 2),
-            "seconds": round(max(one.elapsed for one in outcomes) / len(outcomes), 4),
-            "tflops": float(f"{fmean(one.flops for one in outcomes) / 1e12:.4g}"),
-            "vectors": round(fmean(one.vectors for one in outcomes), 1),
-            "tokens": round(fmean(one.positions for one in outcomes), 1),
+            "read": round(fmean(outcome.read for outcome in outcomes), 2),
+            "left_out": round(fmean(outcome.left_out for outcome in outcomes), 2),
+            "seconds": round(max(outcome.elapsed for outcome in outcomes) / len(outcomes), 4),
+            "tflops": float(f"{fmean(outcome.flops for outcome in outcomes) / 1e12:.4g}"),
+            "vectors": round(fmean(outcome.vectors for outcome in outcomes), 1),
+            "tokens": round(fmean(outcome.positions for outcome in outcomes), 1),
         }
 
     def _passages(self, setting: Setting, place: int) -> list[str]:
@@ -164,18 +168,19 @@ class Figures:
         if self._judged is None:
             return {}
         scores = [
-            self._judged.scores.get((one.place, one.answer)) for one in self._outcomes[setting.key]
+            self._judged.scores.get((outcome.place, outcome.answer))
+            for outcome in self._outcomes[setting.key]
         ]
-        known = [score for score in scores if score is not None]
-        if not known:  # all of them are told in ``judge.failed``
+        judged = [score for score in scores if score is not None]
+        if not judged:  # all of them are told in ``judge.failed``
             return {}
-        counts = {"questions": len(known), "failed": len(scores) - len(known)}
-        return {"judge": {**interval(known), **counts}}
+        counts = {"questions": len(judged), "failed": len(scores) - len(judged)}
+        return {"judge": {**interval(judged), **counts}}
 
     def _found(self, setting: Setting) -> dict[str, Any]:
         """Say of retrieved passages how often the question's own is there, and what then holds."""
-        known = all(row["context"] for row in self._rows)
-        if setting.source not in ("retrieved", "bm25") or not known:
+        with_gold = all(row["context"] for row in self._rows)
+        if setting.source not in ("retrieved", "bm25") or not with_gold:
             return {}
         there = [
             self._rows[place]["context"] in self._passages(setting, place)
@@ -194,7 +199,7 @@ class Figures:
     def differences(self) -> dict[str, dict[str, Any]]:
         """Return the paired differences of F1 and EM between settings that bear on each other."""
         counts = sorted(
-            {one.count for one in self._settings if one.source in ("retrieved", "bm25")}
+            {setting.count for setting in self._settings if setting.source in ("retrieved", "bm25")}
         )
         wanted = [
             *COMPARED,
@@ -211,7 +216,9 @@ class Figures:
             for name in ("f1", "em")
         ]
         drawn = bootstrap(np.array(columns).T)
-        rows = [_percent(*one) for one in zip(drawn.mean, drawn.low, drawn.high, strict=True)]
+        rows = [
+            _percent(*estimate) for estimate in zip(drawn.mean, drawn.low, drawn.high, strict=True)
+        ]
         return {
             f"{a}_minus_{b}": {
                 "f1": rows[2 * at]["mean"],
@@ -237,8 +244,8 @@ class Figures:
             return {}
         key = max(ways, key=lambda way: fmean(self._scores[way, "f1"]))
         scores = zip(self._outcomes[key], self._scores[key, "f1"], strict=True)
-        there = [(one.relevance or 0.0, value) for one, value in scores]
-        missing = [one.relevance or 0.0 for one in self._outcomes["others_passages"]]
+        there = [(outcome.relevance or 0.0, value) for outcome, value in scores]
+        missing = [outcome.relevance or 0.0 for outcome in self._outcomes["others_passages"]]
         return {"abstention": abstention(key, there, missing)}
 
     def ranked_first(self) -> dict[str, float]:
@@ -246,7 +253,7 @@ class Figures:
         for key in ("gold_among_five", "gold_among_five_best_one"):
             if _scored(self._outcomes.get(key, ())):
                 pairs = zip(self._outcomes[key], self._given.gold_at, strict=True)
-                share = fmean(float(one.first == at) for one, at in pairs)
+                share = fmean(float(outcome.first == at) for outcome, at in pairs)
                 return {"gold_ranked_first_among_five": round(100 * share, 2)}
         return {}
 
@@ -265,11 +272,13 @@ class Figures:
             "replaced": {
                 "questions": len(rows),
                 "follows_em": share(
-                    [exact_match(one.answer, row["answers"]) for one, row in pairs]
+                    [exact_match(outcome.answer, row["answers"]) for outcome, row in pairs]
                 ),
-                "follows_f1": share([f1_score(one.answer, row["answers"]) for one, row in pairs]),
+                "follows_f1": share(
+                    [f1_score(outcome.answer, row["answers"]) for outcome, row in pairs]
+                ),
                 "keeps_old_answer": share(
-                    [exact_match(one.answer, row["old"]) for one, row in pairs]
+                    [exact_match(outcome.answer, row["old"]) for outcome, row in pairs]
                 ),
             }
         }
@@ -280,8 +289,8 @@ class Figures:
         key = next(key for key in order if key in self._outcomes and key != "replaced")
         pairs = zip(self._rows[:count], self._outcomes[key], strict=False)
         return [
-            {"question": row["question"], "answer": one.answer, "gold": row["answers"]}
-            for row, one in pairs
+            {"question": row["question"], "answer": outcome.answer, "gold": row["answers"]}
+            for row, outcome in pairs
         ]
 
 

@@ -119,12 +119,12 @@ async def judge_one(client: httpx.AsyncClient, judge: Judge, row: Row, predictio
         if reply.status_code != 200:
             raise NotJudged(f"status {reply.status_code}: {shorten(reply.text)}")
         try:
-            said = reply.json()["choices"][0]["message"]["content"]
+            content = reply.json()["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError) as error:
             raise NotJudged(f"no chat completion: {shorten(reply.text)}") from error
-        if not isinstance(said, str):
+        if not isinstance(content, str):
             raise NotJudged(f"no chat completion: {shorten(reply.text)}")
-        return verdict(said)
+        return verdict(content)
     raise NotJudged(why)
 
 
@@ -150,7 +150,7 @@ async def judge_all(
         CondenseryError: The judge fails time after time; what it judged stays.
     """
     scores = answers.judgements()
-    wanted = {(one.place, one.answer) for one in outcomes}
+    wanted = {(outcome.place, outcome.answer) for outcome in outcomes}
     missing = sorted(wanted - scores.keys())
     failed: list[dict[str, str]] = []
     in_a_row = 0
@@ -159,7 +159,7 @@ async def judge_all(
     async with httpx.AsyncClient(headers=headers, timeout=judge.seconds) as client:
         with answers.judging() as add:
 
-            async def one(place: int, answer: str) -> None:
+            async def judge_answer(place: int, answer: str) -> None:
                 nonlocal in_a_row
                 async with room:
                     try:
@@ -180,6 +180,6 @@ async def judge_all(
                     add(place, answer, score)
                     scores[place, answer] = score
 
-            await run_concurrently(one(place, answer) for place, answer in missing)
+            await run_concurrently(judge_answer(place, answer) for place, answer in missing)
     log.info("judged %d answers, %d failed", len(wanted) - len(failed), len(failed))
     return Judged(scores, failed)

@@ -46,7 +46,7 @@ def choose_passages(
     rows: Sequence[Row],
     settings: Sequence[Setting],
     seed: int,
-    found: Mapping[str, list[list[str]]],
+    retrieved: Mapping[str, list[list[str]]],
 ) -> ChosenPassages:
     """Choose the passages of each question.
 
@@ -57,14 +57,14 @@ def choose_passages(
         rows: The questions.
         settings: In which they are asked.
         seed: Of the draws.
-        found: Passages that were retrieved, by source.
+        retrieved: Passages that were retrieved, by source.
 
     Raises:
         InputError: Too few passages to choose from.
     """
     rng = random.Random(seed)
     wanted = {setting.source for setting in settings}
-    passages: dict[str, list[list[str]]] = {"none": [[] for _ in rows], **found}
+    passages: dict[str, list[list[str]]] = {"none": [[] for _ in rows], **retrieved}
     gold_at: list[int] = []
     if wanted & {"gold", "five", "others"}:
         passages["gold"] = [[row["context"]] for row in rows]
@@ -84,13 +84,13 @@ class QuestionRunner:
     """How questions are asked.
 
     Attributes:
-        reader: The running pair.
+        model: The running pair.
         answers: Where answers are saved.
         at_once: Questions under way at the same time.
         max_tokens: Most tokens of an answer.
     """
 
-    reader: OscarModel
+    model: OscarModel
     answers: Answers
     at_once: int = 16
     max_tokens: int = ANSWER_TOKENS
@@ -105,18 +105,20 @@ class QuestionRunner:
         """
         done = self.answers.outcomes(name)
         missing = [place for place in range(len(rows)) if place not in done]
-        before = max((one.elapsed for one in done.values()), default=0.0)
+        before = max((outcome.elapsed for outcome in done.values()), default=0.0)
         room = asyncio.Semaphore(self.at_once)
-        started = told = time.perf_counter()
-        ems = [exact_match(one.answer, rows[place]["answers"]) for place, one in done.items()]
-        f1s = [f1_score(one.answer, rows[place]["answers"]) for place, one in done.items()]
+        started = logged = time.perf_counter()
+        ems = [
+            exact_match(outcome.answer, rows[place]["answers"]) for place, outcome in done.items()
+        ]
+        f1s = [f1_score(outcome.answer, rows[place]["answers"]) for place, outcome in done.items()]
         with self.answers.adding(name) as add:
 
-            async def one(place: int) -> None:
-                nonlocal told
+            async def answer(place: int) -> None:
+                nonlocal logged
                 async with room:
                     outcome = await ask(
-                        self.reader,
+                        self.model,
                         rows[place]["question"],
                         passages[place][: setting.count],
                         keep=setting.keep,
@@ -130,47 +132,51 @@ class QuestionRunner:
                 golds = rows[place]["answers"]
                 ems.append(exact_match(outcome.answer, golds))
                 f1s.append(f1_score(outcome.answer, golds))
-                if now - told > PROGRESS_SECONDS:
-                    told = now
-                    self._tell(setting.key, ems, f1s, len(rows), now - started)
+                if now - logged > PROGRESS_SECONDS:
+                    logged = now
+                    self._log_progress(setting.key, ems, f1s, len(rows), now - started)
 
-            await run_concurrently(map(one, missing))
-        self._tell(setting.key, ems, f1s, len(rows), before + time.perf_counter() - started)
+            await run_concurrently(map(answer, missing))
+        self._log_progress(setting.key, ems, f1s, len(rows), before + time.perf_counter() - started)
         return [done[place] for place in range(len(rows))]
 
     @staticmethod
-    def _tell(key: str, ems: list[float], f1s: list[float], total: int, seconds: float) -> None:
-        em, part = (100 * fmean(some) if some else 0.0 for some in (ems, f1s))
+    def _log_progress(
+        key: str, ems: list[float], f1s: list[float], total: int, seconds: float
+    ) -> None:
+        em, part = (100 * fmean(scores) if scores else 0.0 for scores in (ems, f1s))
         log.info("%s %d/%d · em %.1f · f1 %.1f · %.0f s", key, len(ems), total, em, part, seconds)
 
 
 async def measure(
-    asking: QuestionRunner, rows: Sequence[Row], settings: Sequence[Setting], given: ChosenPassages
+    runner: QuestionRunner, rows: Sequence[Row], settings: Sequence[Setting], chosen: ChosenPassages
 ) -> dict[str, list[Outcome]]:
     """Ask all questions in all settings, one setting after the other; outcomes by key.
 
     Settings that ask the same share their answers. ``replaced`` comes last, where there is
     ``gold``: of its outcomes, ``place`` is the question's among those that ``swapped`` returns.
     """
-    if any(len(asking.answers.outcomes(one.asks)) < len(rows) for one in settings):
-        await asking.reader.warm_up()
-    found: dict[str, list[Outcome]] = {}
+    if any(len(runner.answers.outcomes(setting.asks)) < len(rows) for setting in settings):
+        await runner.model.warm_up()
+    outcomes: dict[str, list[Outcome]] = {}
     for setting in settings:
-        passages = given.passages[setting.source]
-        found[setting.key] = await asking.ask_all(rows, passages, setting, setting.asks)
-    if "gold" in found:
-        rewritten = swapped(rows, found["gold"], given)
+        passages = chosen.passages[setting.source]
+        outcomes[setting.key] = await runner.ask_all(rows, passages, setting, setting.asks)
+    if "gold" in outcomes:
+        rewritten = swapped(rows, outcomes["gold"], chosen)
         texts = [[row["context"]] for row in rewritten]
         name = f"replaced-{hashlib.sha256(repr(rewritten).encode()).hexdigest()[:8]}"
-        found["replaced"] = await asking.ask_all(rewritten, texts, REPLACED, name)
-    return found
+        outcomes["replaced"] = await runner.ask_all(rewritten, texts, REPLACED, name)
+    return outcomes
 
 
-def swapped(rows: Sequence[Row], gold: Sequence[Outcome], given: ChosenPassages) -> list[Row]:
+def swapped(rows: Sequence[Row], gold: Sequence[Outcome], chosen: ChosenPassages) -> list[Row]:
     """Return the questions answered right, each answer swapped for another in its passage."""
     right = [
-        row for row, one in zip(rows, gold, strict=True) if exact_match(one.answer, row["answers"])
+        row
+        for row, outcome in zip(rows, gold, strict=True)
+        if exact_match(outcome.answer, row["answers"])
     ]
     rng = random.Random()
-    rng.setstate(given.chance.getstate())  # the same draws however often this is asked
+    rng.setstate(chosen.chance.getstate())  # the same draws however often this is asked
     return replaced(right, rng)

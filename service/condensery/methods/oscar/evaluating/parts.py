@@ -27,13 +27,13 @@ def read_parts(paths: Sequence[Path]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for path in paths:
         try:
-            found = json.loads(path.read_text())
+            content = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise InputError(f"part: {path}: {error}", field="part", value=str(path)) from error
         parts = {
-            name: found[name]
+            name: content[name]
             for name in (*PARTS, MADE)
-            if isinstance(found, dict) and isinstance(found.get(name), dict)
+            if isinstance(content, dict) and isinstance(content.get(name), dict)
         }
         if not parts.keys() & set(PARTS):
             raise InputError(
@@ -45,10 +45,10 @@ def read_parts(paths: Sequence[Path]) -> dict[str, Any]:
 
 def _merge(into: dict[str, Any], part: Mapping[str, Any], path: Path, at: str = "") -> None:
     for name, value in part.items():
-        known = into.get(name)
-        if isinstance(known, dict) and isinstance(value, Mapping):
-            _merge(known, value, path, f"{at}{name}.")
-        elif known is not None and known != value:
+        there = into.get(name)
+        if isinstance(there, dict) and isinstance(value, Mapping):
+            _merge(there, value, path, f"{at}{name}.")
+        elif there is not None and there != value:
             raise InputError(
                 f"part: {path}: {at}{name} is in an earlier part too, and differs",
                 field="part",

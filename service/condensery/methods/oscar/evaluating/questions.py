@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from condensery.errors import EmptyInput, InputError, shorten
 from condensery.methods.oscar.evaluating.placing import Row
+from condensery.methods.trainer.questions import wrong_fields
 from condensery.methods.trainer.rows import read_rows
 
 SHOWN = 10  # problems that a message lists; it counts the rest
@@ -73,13 +74,13 @@ def sample_questions(path: Path, count: int, seed: int) -> Questions:
     problems: list[str] = []
     for row in read_rows(path):
         wrong = list(_problems(row.value))
-        problems += [f"{row.where}: {one}" for one in wrong]
+        problems += [f"{row.where}: {problem}" for problem in wrong]
         if not wrong:
             value = row.value
             rows.append(
                 {
                     "question": value["question"],
-                    "answers": [one for one in value["answers"] if one.strip()],
+                    "answers": [answer for answer in value["answers"] if answer.strip()],
                     "context": value.get("context") or "",
                     "title": value.get("title") or "",
                 }
@@ -98,26 +99,25 @@ def sample_questions(path: Path, count: int, seed: int) -> Questions:
 def _problems(value: dict[str, object]) -> Iterator[str]:
     """Say all that is wrong with a row."""
     try:
-        given = _Row.model_validate(value)
+        row = _Row.model_validate(value)
     except ValidationError as error:
-        for one in error.errors():
-            yield f"{'.'.join(map(str, one['loc']))}: {shorten(one['input'])}: {one['msg']}"
+        yield from (f"{field}: {message}" for field, message in wrong_fields(error))
         return
-    if not given.question.strip():
-        yield f"question: {given.question!r} is empty"
-    if not any(one.strip() for one in given.answers):
-        yield f"answers: {shorten(given.answers)} holds no answer"
+    if not row.question.strip():
+        yield f"question: {row.question!r} is empty"
+    if not any(answer.strip() for answer in row.answers):
+        yield f"answers: {shorten(row.answers)} holds no answer"
 
 
 def _merged(rows: list[Row]) -> list[Row]:
     """Make one of questions that are asked twice of the same passage; SQuAD's dev set has 39."""
-    found: dict[tuple[str, str], Row] = {}
+    merged: dict[tuple[str, str], Row] = {}
     for row in rows:
         key = (" ".join(row["question"].split()).casefold(), row["context"])
-        known = found.setdefault(key, row)
-        if known is not row:
-            found[key] = {
-                **known,
-                "answers": list(dict.fromkeys(known["answers"] + row["answers"])),
+        first = merged.setdefault(key, row)
+        if first is not row:
+            merged[key] = {
+                **first,
+                "answers": list(dict.fromkeys(first["answers"] + row["answers"])),
             }
-    return list(found.values())
+    return list(merged.values())

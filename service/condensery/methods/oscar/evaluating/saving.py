@@ -55,9 +55,9 @@ class Answers:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / ABOUT
         try:
-            known = json.loads(path.read_text()) if path.exists() else {}
-            shared = {name: value for name, value in about.items() if name in known}
-            differing = differences(shared, known)
+            stored = json.loads(path.read_text()) if path.exists() else {}
+            shared = {name: value for name, value in about.items() if name in stored}
+            differing = differences(shared, stored)
         except (ValueError, TypeError) as error:
             raise InputError(f"{path} is damaged: {error}; remove {folder}") from error
         if differing:
@@ -67,7 +67,7 @@ class Answers:
                 field="out",
                 value=str(folder),
             )
-        write_atomically(path, json.dumps({**known, **about}, indent=1) + "\n")
+        write_atomically(path, json.dumps({**stored, **about}, indent=1) + "\n")
 
     def outcomes(self, asks: str) -> dict[int, Outcome]:
         """Return what was answered so far, by the question's place."""
@@ -113,8 +113,8 @@ class Answers:
         if path.exists():
             content = path.read_bytes()
             if not content.endswith(b"\n"):  # a kill cut the last line short
-                with path.open("r+b") as whole:
-                    whole.truncate(content.rfind(b"\n") + 1)
+                with path.open("r+b") as damaged:
+                    damaged.truncate(content.rfind(b"\n") + 1)
         with path.open("a") as file:
 
             def write(row: Mapping[str, Any]) -> None:

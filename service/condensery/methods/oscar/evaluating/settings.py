@@ -132,17 +132,17 @@ def choose(
     for name in names or (*fixed, *FAMILIES):
         match = _RETRIEVED.fullmatch(name)
         if name in fixed:
-            found = [fixed[name]]
+            settings = [fixed[name]]
         elif name in FAMILIES:
-            found = [retrieved(name, count, read, by_words=by_words) for count in passages]
+            settings = [retrieved(name, count, read, by_words=by_words) for count in passages]
         elif match:
-            found = [retrieved(match[1], int(match[2]), read, by_words=by_words)]
+            settings = [retrieved(match[1], int(match[2]), read, by_words=by_words)]
         else:
             there = ", ".join((*fixed, *(f"{family}_K" for family in FAMILIES), *FAMILIES))
             raise InputError(
                 f"settings: {shorten(name)} is none of {there}", field="settings", value=name
             )
-        for setting in found:
+        for setting in settings:
             if why := can.refuses(setting):
                 if names:
                     raise InputError(f"settings: {name} {why}", field="settings", value=name)
@@ -163,9 +163,9 @@ def choose(
     order = [*fixed, *FAMILIES]
     return sorted(
         wanted.values(),
-        key=lambda one: (
-            (0, order.index(one.key), 0)
-            if one.key in fixed
-            else (1, one.count, order.index(one.key.split("_")[0]))
+        key=lambda setting: (
+            (0, order.index(setting.key), 0)
+            if setting.key in fixed
+            else (1, setting.count, order.index(setting.key.split("_")[0]))
         ),
     )
