@@ -26,9 +26,9 @@ from condensery.atomic_files import write_atomically
 from condensery.methods.effir.command import main as build
 from condensery.methods.effir.measuring import MeasuringSetup, times_of
 from condensery.methods.effir.speed import ROUNDS
-from condensery.methods.oscar.tables import table
 from condensery.methods.ranking.sets import read_sets
 from condensery.methods.trainer.publishing import without_folders
+from condensery.methods.trainer.reports import table
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.loading import pruning_of
 from condensery.runtime.device import choose_device, choose_dtype

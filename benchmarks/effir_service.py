@@ -23,7 +23,7 @@ from typing import Any
 from recording import Recording, tell_command, tell_machine, tell_others, tell_versions
 from service import Server, find_port, load, serve
 
-from condensery.methods.distil.retrieval import titled_text
+from condensery.methods.ranking.retrieval import titled_text
 from condensery.methods.ranking.sets import parse_set, read_set
 
 TEXTS = 512

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from condensery.errors import InputError, shorten
-from condensery.methods.distil.retrieval import CorpusPassage, titled_text
+from condensery.methods.ranking.retrieval import CorpusPassage, titled_text
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.rerank.sources import Answers
 from condensery.methods.trainer.questions import TrainingQuestion

@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 from condensery.errors import ModelFault
 from condensery.methods.distil.corpus import Corpus, choose
 from condensery.methods.distil.journal import Journal, Line
-from condensery.methods.distil.retrieval import Mode
 from condensery.methods.distil.summary import SILENT, UNFINISHED, UNREAD, Summary, left_out
 from condensery.methods.distil.teacher import TeacherAnswer, TeacherInput
+from condensery.methods.ranking.retrieval import Mode
 from condensery.methods.rerank.sources import Answers
 from condensery.methods.trainer.questions import TrainingQuestion
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import torch
 
 from condensery.errors import InputError
-from condensery.methods.distil import retrieval, teacher
+from condensery.methods.distil import teacher
 from condensery.methods.distil.corpus import build_corpus, judged_questions
 from condensery.methods.distil.distillation import (
     Gold,
@@ -22,15 +22,16 @@ from condensery.methods.distil.distillation import (
     fingerprint,
 )
 from condensery.methods.distil.journal import Journal, Line
-from condensery.methods.distil.retrieval import MODES, Retriever
 from condensery.methods.distil.summary import WATCHED, Summary
 from condensery.methods.distil.teacher import Teacher
+from condensery.methods.ranking import retrieval
+from condensery.methods.ranking.retrieval import MODES, Retriever
 from condensery.methods.ranking.sets import parse_set, read_set
 from condensery.methods.rerank.negatives import open_encoder
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.trainer.arguments import add_machine
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, Wrong, read_questions
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.dtypes import dtype_name
 from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
 

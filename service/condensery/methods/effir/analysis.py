@@ -19,7 +19,7 @@ from condensery.methods.effir.importance import GROUPS, Importance, measure
 from condensery.methods.effir.report import draw_order
 from condensery.methods.lm.text import read_documents
 from condensery.methods.trainer.arguments import add_machine, begin
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.backbone import load_transformer
 from condensery.networks.sublayers import family_of
 from condensery.networks.weight_files import ModelFolder

@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from condensery.atomic_files import write_atomically
-from condensery.methods.distil.embedding import running
-from condensery.methods.distil.retrieval import titled_text
 from condensery.methods.effir.speed import ROUNDS, Texts, profile, times
-from condensery.methods.oscar.scoring import paired_bootstrap
 from condensery.methods.ranking.measures import measure
+from condensery.methods.ranking.retrieval import running, titled_text
 from condensery.methods.ranking.sets import RankingSet
+from condensery.methods.trainer.reports import paired_bootstrap
 from condensery.networks.backbone import load_backbone, load_transformer
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import family_of, layers_of

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from condensery.methods.effir.importance import GROUPS, Importance
 from condensery.methods.effir.measuring import CHILD, PARENT, Measured
-from condensery.methods.oscar.tables import table
+from condensery.methods.trainer.reports import new_figure, save_figure, table
 from condensery.networks.effir_shape import Pruning
 
 FORMAT = 1
@@ -20,7 +18,6 @@ FORMAT = 1
 
 COLOURS = ListedColormap(["#E8E8E8", "#0072B2"])
 TITLES = {"attention": "attention", "mlp": "MLP", "block": "whole layers"}
-DPI = 110
 
 
 def draw_order(importance: Importance, path: Path) -> None:
@@ -28,8 +25,7 @@ def draw_order(importance: Importance, path: Path) -> None:
 
     A row is a number dropped, a column a layer; above, each layer's importance.
     """
-    figure = Figure(figsize=(4.2 * len(GROUPS), 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.2 * len(GROUPS), 5.2)
     panels = figure.subplots(2, len(GROUPS), squeeze=False, height_ratios=(1, 2.6), sharex="col")
     for column, group in enumerate(GROUPS):
         order = importance.order(group)
@@ -47,8 +43,7 @@ def draw_order(importance: Importance, path: Path) -> None:
             axis.set_major_locator(MaxNLocator(8, integer=True))
     panels[0][0].set_ylabel("importance, 1 - cos")
     panels[1][0].set_ylabel("dropped")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=DPI)
+    save_figure(figure, path)
 
 
 def draw_trade_off(
@@ -78,8 +73,7 @@ def draw_trade_off(
         )
         for kind, figures in speed.items()
     ]
-    figure = Figure(figsize=(4.2 * len(axes_of), 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.2 * len(axes_of), 3.8)
     (panels,) = figure.subplots(1, len(axes_of), squeeze=False, sharey=True)
     for axes, (title, places) in zip(panels, axes_of, strict=True):
         for name, figures in quality.items():
@@ -97,8 +91,7 @@ def draw_trade_off(
         axes.grid(visible=True, alpha=0.3)
     panels[0].set_ylabel("nDCG@10 (open: parent; bars: 95% of the difference)")
     panels[0].legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=DPI)
+    save_figure(figure, path)
 
 
 def figures(pruning: Pruning, neurons: int, measured: Measured) -> dict[str, Any]:

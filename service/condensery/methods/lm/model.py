@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from condensery.errors import InputError
 from condensery.methods.lm.text import IGNORED, Packed, Stream, pack
 from condensery.methods.trainer.method import Loss
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar_generator import standardised
 
 TABLE = "model.embed_tokens.weight"  # of a Llama

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from condensery.errors import InputError
 from condensery.methods.lm.recipe import LmRecipe
-from condensery.methods.oscar.leakage import HeldOutText
 from condensery.methods.trainer.method import Draw
 from condensery.methods.trainer.rows import JSONL, Row, read_lines, read_rows
+from condensery.methods.trainer.texts import HeldOutText
 
 log = logging.getLogger(__name__)
 Ids = NDArray[np.int32]

@@ -11,6 +11,7 @@ from condensery.methods.oscar import tables
 from condensery.methods.oscar.measured import Report
 from condensery.methods.oscar.reporting import wrong_at
 from condensery.methods.oscar.sources import COUNTS, SHARE_ALIKE, Source, family
+from condensery.methods.trainer.reports import table
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.networks.oscar_shape import BertShape, OscarShape
 from condensery.store.manifest import Manifest
@@ -309,7 +310,7 @@ def _measured_limits(report: Report, min_relevance: float | None) -> list[str]:
 def _made(made: CardFacts) -> list[str]:
     manifest = made.manifest
     parts = ["## What it was made from", ""]
-    parts += tables.table(
+    parts += table(
         ("data", "licence", *COUNTS, "left out"),
         [_counted(source) for source in made.sources],
         left=2,

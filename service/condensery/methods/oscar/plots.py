@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from condensery.methods.oscar.measured import Report, Setting, key_of
 from condensery.methods.trainer.progress import series
+from condensery.methods.trainer.reports import new_figure, save_figure
 
 # Colours that the colour-blind tell apart (Okabe and Ito), a marker each for paper without colour.
 FAMILIES: Mapping[str, tuple[str, str, str]] = {
@@ -26,7 +26,6 @@ GOLD: Mapping[str, tuple[str, str, str]] = {
     "gold_among_five_best_one": ("among five, best one as vectors", "#D55E00", "P"),
     "gold_among_five_plain": ("among five, all as text", "#000000", "P"),
 }
-DPI = 110
 GREY = "#666666"
 # Percent: what is at nothing is still seen, and no small difference is made to look large.
 BOTTOM, TOP = -2, 20
@@ -50,8 +49,7 @@ def draw_plots(report: Report, folder: Path, min_relevance: float | None = None)
     for name, draw in drawn.items():
         figure = draw()
         if figure is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            figure.savefig(folder / f"{name}.png", format="png", dpi=DPI)
+            save_figure(figure, folder / f"{name}.png")
             names.append(name)
     return names
 
@@ -70,7 +68,7 @@ def draw_cost(report: Report) -> Figure | None:
     if not there:
         return None
     wide = len(there) > 1
-    figure = _figure(12.4 if wide else 7.2, 5.2)
+    figure = new_figure(12.4 if wide else 7.2, 5.2)
     axes = figure.subplots(1, len(there), squeeze=False, sharey=True)[0]
     for place, (panel, (name, label)) in enumerate(zip(axes, there.items(), strict=True)):
         panel.set_xscale("log")
@@ -134,7 +132,7 @@ def draw_passages(report: Report) -> Figure | None:
     counts = sorted({count for family in FAMILIES for count, _ in _family(report, family)})
     if len(counts) < 2:
         return None
-    figure = _figure(7.2, 5.0)
+    figure = new_figure(7.2, 5.0)
     axes = figure.add_subplot()
     for family, (label, color, marker) in FAMILIES.items():
         settings = _family(report, family)
@@ -183,7 +181,7 @@ def draw_training(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
         return None
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
-    figure = _figure(5.0 * columns, 0.5 + 3.3 * lines)
+    figure = new_figure(5.0 * columns, 0.5 + 3.3 * lines)
     items = {row["step"]: row["items"] for row in measured if isinstance(row.get("items"), int)}
     for place, (title, curves) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, place + 1)
@@ -215,7 +213,7 @@ def draw_abstention(report: Report, min_relevance: float | None) -> Figure | Non
     if report.abstention is None or len(report.abstention.curve) < 2:
         return None
     curve = sorted(report.abstention.curve, key=lambda point: point.min_relevance)
-    figure = _figure(7.2, 4.8)
+    figure = new_figure(7.2, 4.8)
     axes = figure.add_subplot()
     lines: tuple[tuple[str, str, str, Callable[[Any], float | None]], ...] = (
         ("questions answered", "#0072B2", "o", lambda point: point.answered),
@@ -250,12 +248,6 @@ def _family(report: Report, family: str) -> list[tuple[int, Setting]]:
         if key_of(key) == family and key != family
     ]
     return sorted(settings, key=lambda pair: pair[0])
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _on(report: Report) -> str:

@@ -23,7 +23,7 @@ from condensery.methods.oscar.starting import (
     start_generator,
     start_only_generator,
 )
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.store import ModelStore, shipped_store
 from condensery.store.weights import load_state

@@ -18,14 +18,14 @@ import torch
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
-from condensery.methods.distil.retrieval import MODES
 from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS
-from condensery.methods.oscar.evaluating.corpus import read_corpus
 from condensery.methods.oscar.evaluating.evaluation import Evaluation
 from condensery.methods.oscar.evaluating.judging import Judge
 from condensery.methods.oscar.evaluating.parts import machine, read_parts, training_curve, versions
 from condensery.methods.oscar.evaluating.questions import sample_questions
 from condensery.methods.oscar.evaluating.settings import FAMILIES, FIXED, PASSAGES
+from condensery.methods.ranking.retrieval import MODES
+from condensery.methods.ranking.sets import read_corpus
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.oscar import OscarModel

@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 from condensery.errors import InputError
 from condensery.methods.oscar.calibration import calibrate
 from condensery.methods.oscar.data import Example, Ids, QaData, QuestionTexts, read_jsonl, tokenise
-from condensery.methods.oscar.leakage import HeldOutText
 from condensery.methods.oscar.prepared import TrainingSets
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 from condensery.methods.trainer.rows import read_lines
+from condensery.methods.trainer.texts import HeldOutText
 
 # Sources of wikipedia_passages that are evaluation contexts, or hold some.
 EVALUATION_SOURCES = frozenset(

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel
 
 from condensery.errors import InputError
 from condensery.methods.trainer.checkpoints import latest
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.attention import PACKED
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_shape import OscarShape

@@ -1,7 +1,6 @@
 """A report's figures as Markdown tables; a column or table without figures is left out."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from condensery.methods.oscar.measured import (
     Estimate,
@@ -12,6 +11,7 @@ from condensery.methods.oscar.measured import (
     Setting,
     key_of,
 )
+from condensery.methods.trainer.reports import Cells, number, table
 
 FIXED = {
     "no_passage": "no passage",
@@ -29,32 +29,6 @@ RETRIEVED = {
     "bm25": "BM25's top {count}, {read} read as text",
 }
 CURVE_ROWS = 11
-Cells = Sequence[str]
-
-
-def table(head: Cells, rows: Iterable[Cells], *, left: int = 1) -> list[str]:
-    """Return the lines of a table without its empty columns; none without rows.
-
-    Args:
-        head: The columns' names.
-        rows: As many cells each.
-        left: Columns that hold words; the others hold figures and stand to the right.
-    """
-    texts = [[_cell(cell) for cell in row] for row in rows]
-    if not texts:
-        return []
-    kept = [place for place in range(len(head)) if any(row[place] for row in texts)]
-    marks = ["---" if place < left else "---:" for place in kept]
-
-    def line(cells: Cells) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    return [
-        line([head[place] for place in kept]),
-        line(marks),
-        *(line([row[place] or "–" for place in kept]) for row in texts),
-        "",
-    ]
 
 
 def fixed_settings(report: Report) -> list[str]:
@@ -225,23 +199,5 @@ def examples(answered: Sequence[Example]) -> list[str]:
     return table(("question", "its answer", "right"), rows, left=3)
 
 
-def number(value: float | None) -> str:
-    """Return a number with three digits, without an exponent."""
-    if value is None:
-        return ""
-    if value == 0 or abs(value) >= 1000:
-        return f"{value:.0f}"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{decimals}f}"
-
-
 def _whole(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
-
-
-def _cell(text: str) -> str:
-    """Return text that stays in its cell, and means nothing to Markdown or HTML."""
-    flat = " ".join(text.split())
-    for mark in ("\\", "|", "`", "*", "_", "<", "[", "]"):
-        flat = flat.replace(mark, "&lt;" if mark == "<" else f"\\{mark}")
-    return flat

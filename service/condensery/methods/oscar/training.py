@@ -27,7 +27,7 @@ from condensery.methods.oscar.sampling import Sampler
 from condensery.methods.oscar.starting import COMMAND
 from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
 from condensery.methods.trainer.optimizer import Group, split_groups
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.trainer.texts import open_tokenizer
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar import OscarPair

@@ -24,13 +24,12 @@ from condensery.encodings import (
     int8_range,
 )
 from condensery.errors import ReportNotFound
-from condensery.methods.distil.embedding import embed, running
-from condensery.methods.distil.retrieval import titled_text
-from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.parts import check_out, command_line, write_part
+from condensery.methods.ranking.retrieval import embed, running, titled_text
 from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
 from condensery.methods.trainer.arguments import open_model
+from condensery.methods.trainer.reports import bootstrap
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.store.manifest import REPORT, StoredModel

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytrec_eval
 
-from condensery.methods.distil.retrieval import Retriever
+from condensery.methods.ranking.retrieval import Retriever
 from condensery.methods.ranking.sets import RankingSet
 from condensery.runtime.encoder import Encoder
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from condensery.errors import ModelFault
-from condensery.methods.distil.embedding import embed
+from condensery.methods.ranking.retrieval import embed
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.oscar import OscarModel

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from condensery.errors import InputError
-from condensery.methods.oscar.leakage import HeldOutText
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
+from condensery.methods.trainer.texts import HeldOutText
 from condensery.networks.oscar_packing import Specials
 
 Ids = NDArray[np.int32]

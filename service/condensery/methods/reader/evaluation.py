@@ -12,7 +12,6 @@ from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.measuring import choose_passages
 from condensery.methods.oscar.evaluating.questions import Questions, sample_questions
 from condensery.methods.oscar.evaluating.settings import FIXED
-from condensery.methods.oscar.scoring import bootstrap
 from condensery.methods.ranking.parts import (
     StoredRows,
     check_out,
@@ -22,6 +21,7 @@ from condensery.methods.ranking.parts import (
 )
 from condensery.methods.reader.span_reader import SpanReader, find_reader
 from condensery.methods.trainer.arguments import add_machine, begin
+from condensery.methods.trainer.reports import bootstrap
 from condensery.networks.dtypes import dtype_name
 from condensery.question import exact_match, f1_score
 from condensery.runtime.device import choose_dtype

@@ -15,7 +15,7 @@ from transformers import BertForQuestionAnswering
 from condensery.errors import InputError
 from condensery.methods.reader.data import Row, collate
 from condensery.methods.trainer.publishing import MODEL
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar_packing import Specials
 from condensery.networks.windows import cut_windows
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from condensery.errors import shorten
-from condensery.methods.rerank.pairs import Pair, PairTokenizer
+from condensery.methods.rerank.model import Pair, PairTokenizer
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query
 from condensery.methods.trainer.method import Draw, Epochs, Loss

@@ -16,8 +16,7 @@ import torch
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
-from condensery.methods.distil.embedding import embed, running
-from condensery.methods.distil.retrieval import CorpusPassage, Retriever
+from condensery.methods.ranking.retrieval import CorpusPassage, Retriever, embed, running
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sets import RankingSets
 from condensery.methods.rerank.sources import Answers, Query

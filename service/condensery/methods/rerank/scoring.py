@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from condensery.errors import InputError, ModelFault
-from condensery.methods.rerank.pairs import PairTokenizer
+from condensery.methods.rerank.model import PairTokenizer
 from condensery.store.layouts import OFFSET_POSITIONS
 
 # Tokens of a forward pass, padding included: a CPU's caches hold few, a GPU wants many.

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from condensery.errors import InputError
-from condensery.methods.oscar.leakage import HeldOutText
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query, Sources, read_pool
 from condensery.methods.trainer.rows import read_rows
+from condensery.methods.trainer.texts import HeldOutText
 
 log = logging.getLogger(__name__)
 GROUPS = 8  # fewest articles or passages that held-out questions come from

@@ -5,6 +5,7 @@ import json
 import logging
 import shlex
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
@@ -15,10 +16,8 @@ from condensery.atomic_files import write_atomically
 from condensery.errors import CondenseryError
 from condensery.methods.ranking.sets import parse_set
 from condensery.methods.rerank.batches import Batch, Batches, RankLoss
-from condensery.methods.rerank.evaluation import measure
-from condensery.methods.rerank.model import fingerprint, open_base, write_model
+from condensery.methods.rerank.model import PairTokenizer, fingerprint, open_base, write_model
 from condensery.methods.rerank.negatives import Mined, load_or_mine, open_encoder
-from condensery.methods.rerank.pairs import PairTokenizer
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.rerank.sets import RankingSets, load_sets
@@ -30,6 +29,7 @@ from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.progress import validation_curve
 from condensery.methods.trainer.publishing import MODEL, recipe_identity, training_facts
 from condensery.methods.trainer.questions import Wrong
+from condensery.methods.trainer.reports import paired_bootstrap
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name
 from condensery.store.layouts import read_licence
@@ -202,6 +202,65 @@ def find_negatives(
     if not setup.processes.agree(failed is None, setup.device):
         raise failed or TrainingStopped("the first process could not find negatives")
     return mined or load()
+
+
+Scorer = Callable[[str, Sequence[str]], list[float]]
+
+
+def order_of(scores: Sequence[float]) -> list[int]:
+    """Return places by falling score; what is as good as another stays behind it."""
+    return sorted(range(len(scores)), key=lambda i: -scores[i])
+
+
+def reciprocal_rank(order: Sequence[int], gold: Sequence[int]) -> float:
+    """Return 1 / the place of the first gold passage, counted from 1; 0 if there is none."""
+    ranks = [rank for rank, passage in enumerate(order, start=1) if passage in gold]
+    return 1 / ranks[0] if ranks else 0.0
+
+
+def measure(
+    scorer: Scorer, sets: RankingSets, mined: Mined, most: int | None = None
+) -> dict[str, object]:
+    """Measure the held-out queries.
+
+    A query's candidates are BM25's best and the gold passages that are not among them, which
+    come last in BM25's order. Others that hold an answer count as wrong for all orders alike.
+
+    Args:
+        scorer: Scores of passages for a query.
+        sets: Queries and passages.
+        mined: The candidates and the encoder's similarities.
+        most: Queries measured, None for all.
+
+    Returns:
+        Of each order (``bm25``, ``encoder``, ``cross_encoder``) ``mrr`` and ``gold_first``, both
+        0 to 100; and for the cross-encoder's MRR less another's the mean and its 95% interval by
+        bootstrap over queries.
+    """
+    queries = sets.held_out[:most]
+    ranks: dict[str, list[float]] = {"bm25": []}
+    for row, query in enumerate(queries):
+        candidates = mined.candidates[row]
+        orders = {"bm25": candidates}
+        if mined.encoder:
+            orders["encoder"] = [candidates[i] for i in order_of(mined.encoder[row])]
+        scores = scorer(query.text, [sets.passages[i] for i in candidates])
+        orders["cross_encoder"] = [candidates[i] for i in order_of(scores)]
+        for name, order in orders.items():
+            ranks.setdefault(name, []).append(100 * reciprocal_rank(order, query.gold))
+    figures: dict[str, object] = {name: _mean(values) for name, values in ranks.items()}
+    for name, values in ranks.items():
+        if name != "cross_encoder":
+            mean, low, high = paired_bootstrap(ranks["cross_encoder"], values)
+            figures[f"cross_encoder_minus_{name}"] = {"mrr": mean, "low_95": low, "high_95": high}
+    figures["queries"] = len(queries)
+    figures["candidates"] = sum(map(len, mined.candidates[:most])) / len(queries)
+    return figures
+
+
+def _mean(ranks: Sequence[float]) -> Mapping[str, float]:
+    first = [rank for rank in ranks if rank == 100]
+    return {"mrr": sum(ranks) / len(ranks), "gold_first": 100 * len(first) / len(ranks)}
 
 
 def main(argv: list[str] | None = None) -> None:

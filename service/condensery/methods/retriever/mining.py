@@ -14,8 +14,8 @@ import torch
 
 from condensery.errors import InputError
 from condensery.methods.distil.journal import Journal, Line
-from condensery.methods.distil.retrieval import CorpusPassage, Retriever
 from condensery.methods.ranking.parts import fingerprint
+from condensery.methods.ranking.retrieval import CorpusPassage, Retriever
 from condensery.methods.ranking.sets import parse_set
 from condensery.methods.rerank.negatives import mine, open_encoder
 from condensery.methods.rerank.recipe import RerankRecipe, Search

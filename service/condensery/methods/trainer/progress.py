@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.trainer.checkpoints import TrainingStopped
+from condensery.methods.trainer.reports import new_figure, save_figure
 
 log = logging.getLogger(__name__)
 NAME = "log.jsonl"
@@ -127,8 +125,7 @@ def plot(out: Path, to: Path | None = None) -> Path:
         raise InputError(f"{out / NAME}: nothing to plot yet", field="run", value=str(out))
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(5 * columns, 3.2 * lines), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(5 * columns, 3.2 * lines)
     for i, (title, panel) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, columns, i + 1)
         for label, points in panel.items():
@@ -139,10 +136,7 @@ def plot(out: Path, to: Path | None = None) -> Path:
         axes.grid(alpha=0.3)
         if len(panel) > 1:
             axes.legend(fontsize="small")
-    to = to or out / "log.png"
-    aside = to.with_name(f"{to.name}.partial")
-    figure.savefig(aside, format="png", dpi=110)
-    return aside.replace(to)
+    return save_figure(figure, to or out / "log.png")
 
 
 def main(argv: list[str] | None = None) -> None:

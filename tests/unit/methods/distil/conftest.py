@@ -1,12 +1,10 @@
-"""Tiny models: an encoder that remembers what it was asked, teachers, and a cross-encoder."""
+"""Tiny models: an encoder, teachers, and a cross-encoder."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import pytest
 import torch
 from tiny_causal import bpe, decoder_config, random_state
 from tiny_pair import POSITIONS, sharpen, tiny_config, tiny_tokenizer
@@ -17,28 +15,6 @@ from transformers import (
     BertModel,
     PreTrainedTokenizerFast,
 )
-
-from condensery.runtime.encoder import Encoder
-from condensery.runtime.workers import Workers
-from condensery.store.manifest import Manifest
-
-
-class Watched:
-    """An encoder whose texts are kept; it fails at a text, as a kill would end the process."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder = encoder
-        self.info = encoder.info
-        self.prompts = encoder.prompts
-        self.default_prompt = encoder.default_prompt
-        self.asked: list[str] = []
-        self.fails_at: str | None = None
-
-    async def embed(self, texts: Sequence[str], *, prompt: str = "") -> Any:
-        if self.fails_at in texts:
-            raise RuntimeError("killed")
-        self.asked += [prompt + text for text in texts]
-        return await self.encoder.embed(texts, prompt=prompt)
 
 
 def write_encoder(folder: Path) -> Path:
@@ -53,30 +29,6 @@ def write_encoder(folder: Path) -> Path:
     )
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
     return folder
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encoder]:
-    folder = write_encoder(tmp_path_factory.mktemp("encoder"))
-    manifest = Manifest(
-        name="tiny",
-        kind="encoder",
-        method="none",
-        pooling="mean",
-        max_tokens=64,
-        prompts={"query": "who ", "passage": "the "},
-    )
-    workers = Workers(1)
-    stored = cast(Any, SimpleNamespace(manifest=manifest, path=folder))
-    encoder = Encoder.load(stored, workers)
-    yield encoder
-    encoder.close()
-    workers.close()
-
-
-@pytest.fixture
-def encoder(running: Encoder) -> Watched:
-    return Watched(running)
 
 
 CHAT = (

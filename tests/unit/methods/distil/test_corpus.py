@@ -7,7 +7,7 @@ from tests.unit.methods.distil.conftest import jsonl
 
 from condensery.errors import InputError
 from condensery.methods.distil.corpus import build_corpus, choose, judged_questions
-from condensery.methods.distil.retrieval import CorpusPassage
+from condensery.methods.ranking.retrieval import CorpusPassage
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.trainer.questions import TrainingQuestion
 

@@ -68,7 +68,7 @@ def write(
         lines.append(line)
         summary.see(line)
 
-    given = {"searching": Found(3, 1, 2), "plan": RowPlan(top=3), **given}
+    given = {"retriever": Found(3, 1, 2), "plan": RowPlan(top=3), **given}
     with Journal(tmp_path / "rows.jsonl", {}, see) as journal:
         RowBuilder(corpus, **given).write(questions, journal, summary, block=3)
     return lines, summary.figures()
@@ -133,7 +133,7 @@ def test_a_given_answer_that_stands_in_no_passage_leaves_the_row_out(tmp_path: P
 
 
 def test_a_question_that_nothing_was_found_for_is_left_out(tmp_path: Path) -> None:
-    lines, _ = write(tmp_path, [question(1, "mill", gold=None)], searching=Found())
+    lines, _ = write(tmp_path, [question(1, "mill", gold=None)], retriever=Found())
     assert lines[0]["left_out"] == "no passage was found"
 
 
@@ -146,7 +146,7 @@ def test_a_teachers_answers_are_labels_or_leave_the_row_out(tmp_path: Path) -> N
         TeacherAnswer("nobody", 1),
     )
     asked = [question(n, "a smith", label="a smith", gold=n) for n in range(5)]
-    lines, figures = write(tmp_path, asked, answering=said, scoring=Lengths())
+    lines, figures = write(tmp_path, asked, labeller=said, scorer=Lengths())
     assert [line.get("label") for line in lines] == ["the miller", None, None, None, "nobody"]
     assert [line.get("left_out") for line in lines[1:4]] == [
         SILENT,
@@ -166,16 +166,16 @@ def test_a_teacher_that_is_of_no_use_too_often_stops_the_work(tmp_path: Path) ->
     silent, speaks = TeacherAnswer("", 0), TeacherAnswer("the miller", 2)
     asked = [question(n, gold=0) for n in range(10)]
     said = Said(silent, *[speaks] * 4, silent, *[speaks] * 4)
-    _, figures = write(tmp_path / "a", asked, answering=said, most_unlabelled=0.2)
+    _, figures = write(tmp_path / "a", asked, labeller=said, most_unlabelled=0.2)
     assert figures["left_out"] == {SILENT: 2}
     endless, deaf = TeacherAnswer("and", 4, finished=False), TeacherAnswer("", 0, fits=False)
     said = Said(silent, *[speaks] * 4, endless, deaf, *[speaks] * 3)
     with pytest.raises(InputError, match=r"no label of 3 of the first 9 .* is 20% of 10"):
-        write(tmp_path / "b", asked, answering=said, most_unlabelled=0.2)
+        write(tmp_path / "b", asked, labeller=said, most_unlabelled=0.2)
     assert len(said.answers) == 1  # it stopped at once
     with pytest.raises(InputError, match=r"nothing .1.: .*line 0: .*long .1.: .*line 5: 'and'"):
-        write(tmp_path / "b", asked, answering=Said(), most_unlabelled=0.2)  # and stops again
-    _, figures = write(tmp_path / "b", asked, answering=said, most_unlabelled=0.5)
+        write(tmp_path / "b", asked, labeller=Said(), most_unlabelled=0.2)  # and stops again
+    _, figures = write(tmp_path / "b", asked, labeller=said, most_unlabelled=0.5)
     assert figures["left_out"] == {SILENT: 1, UNFINISHED: 1, UNREAD: 1}
 
 
@@ -185,7 +185,7 @@ def test_scores_that_are_too_few_are_a_fault(tmp_path: Path) -> None:
             return [0.0]
 
     with pytest.raises(ModelFault, match="1 scores of 3 passages"):
-        write(tmp_path, [question(1, "mill")], scoring=Few())
+        write(tmp_path, [question(1, "mill")], scorer=Few())
 
 
 def test_a_fingerprint_is_of_all_that_rows_are_made_of() -> None:

@@ -22,8 +22,8 @@ from tests.unit.methods.distil.conftest import (
 from condensery.errors import CondenseryError, InputError
 from condensery.methods.distil import oscar
 from condensery.methods.distil.distillation import RowBuilder
-from condensery.methods.distil.retrieval import CorpusPassage, Retriever
 from condensery.methods.distil.teacher import Teacher
+from condensery.methods.ranking.retrieval import CorpusPassage, Retriever
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.trainer.questions import Rules, read_questions
 

@@ -12,7 +12,7 @@ from condensery.methods.oscar.packs import open_pack
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix
 from condensery.methods.oscar.sets import Source, load_sets
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.trainer.texts import open_tokenizer
 
 SMALL = [
     *("--query-tokens", "24", "--passage-tokens", "48", "--memory-tokens", "3"),

@@ -22,7 +22,7 @@ from condensery.methods.oscar.starting import (
     start_only_generator,
 )
 from condensery.methods.trainer.checkpoints import save_checkpoint
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_generator import standardised
 from condensery.networks.pointers import SpanPointer

@@ -10,17 +10,6 @@ def cells(lines: list[str]) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
 
-def test_a_column_without_figures_is_left_out_and_a_hole_is_told() -> None:
-    found = tables.table(("a", "b", "c"), [("x", "", "1"), ("y", "", "")])
-    assert found == ["| a | c |", "| --- | ---: |", "| x | 1 |", "| y | – |", ""]
-    assert tables.table(("a",), []) == []
-
-
-def test_text_means_nothing_to_markdown() -> None:
-    (_, _, row, _) = tables.table(("a",), [("<b>| *two*\nlines_[x](y) `c`",)])
-    assert row == r"| &lt;b>\| \*two\* lines\_\[x\](y) \`c\` |"
-
-
 def test_settings_are_told_in_words_by_the_number_of_passages() -> None:
     report = check_report(tiny_report(settings={
         **tiny_report()["settings"],

@@ -9,8 +9,8 @@ from tests.unit.methods.conftest import Stored
 
 from condensery.encodings import Encoding, encode
 from condensery.errors import InputError
-from condensery.methods.distil.retrieval import CorpusPassage
 from condensery.methods.ranking import encodings
+from condensery.methods.ranking.retrieval import CorpusPassage
 from condensery.methods.ranking.sets import RankingSet
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from condensery.errors import InputError
-from condensery.methods.distil.retrieval import Retriever
-from condensery.methods.ranking.evaluation import main, measure
+from condensery.methods.ranking.evaluation import compare, main, measure, reorder, retrieve
 from condensery.methods.ranking.measures import ndcg
-from condensery.methods.ranking.reranking import compare, reorder, retrieve
+from condensery.methods.ranking.retrieval import Retriever
 from condensery.methods.ranking.sets import parse_set, read_set
 
 

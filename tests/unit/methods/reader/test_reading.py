@@ -7,10 +7,10 @@ import torch
 from tiny_pair import sharpen, text_of
 
 from condensery.errors import InputError
-from condensery.methods.reader.model import new_reader
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader, best_span, find_reader
-from condensery.methods.trainer.tokenizing import open_tokenizer
+from condensery.methods.reader.training import new_reader
+from condensery.methods.trainer.texts import open_tokenizer
 from condensery.networks.windows import cut_windows
 
 RECIPE = ReaderRecipe(passage_tokens=16, smallest=4, query_tokens=8, answer_tokens=4)

@@ -10,10 +10,9 @@ from transformers import BertForQuestionAnswering
 
 from condensery.errors import InputError
 from condensery.methods.reader.data import Row, collate
-from condensery.methods.reader.model import new_reader, span_loss
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader
-from condensery.methods.reader.training import main, train
+from condensery.methods.reader.training import main, new_reader, span_loss, train
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.networks.oscar_packing import Specials
 from condensery.question import exact_match

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from condensery.methods.rerank.batches import Batches, RankLoss
-from condensery.methods.rerank.model import open_base
-from condensery.methods.rerank.pairs import PairTokenizer
+from condensery.methods.rerank.model import PairTokenizer, open_base
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query
 from condensery.methods.trainer.method import Draw

@@ -2,10 +2,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from condensery.methods.rerank.evaluation import measure, order_of, reciprocal_rank
 from condensery.methods.rerank.negatives import Mined
 from condensery.methods.rerank.sets import RankingSets
 from condensery.methods.rerank.sources import Query
+from condensery.methods.rerank.training import measure, order_of, reciprocal_rank
 
 SETS = RankingSets(
     passages=("p0", "p1", "p2", "p3"),

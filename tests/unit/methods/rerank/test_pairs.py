@@ -4,8 +4,7 @@ import pytest
 import torch
 from tiny_pair import VOCABULARY, text_of
 
-from condensery.methods.rerank.model import open_base
-from condensery.methods.rerank.pairs import PairTokenizer
+from condensery.methods.rerank.model import PairTokenizer, open_base
 
 START, END = VOCABULARY.index("[CLS]"), VOCABULARY.index("[SEP]")
 

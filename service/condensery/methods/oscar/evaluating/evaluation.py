@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from condensery.methods.distil.retrieval import MODES, Mode
 from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS
-from condensery.methods.oscar.evaluating.corpus import Corpus
 from condensery.methods.oscar.evaluating.figures import Figures
 from condensery.methods.oscar.evaluating.judging import Judge, Judged, judge_all
 from condensery.methods.oscar.evaluating.measuring import QuestionRunner, choose_passages, measure
 from condensery.methods.oscar.evaluating.questions import Questions
 from condensery.methods.oscar.evaluating.saving import Answers, lock_folder
 from condensery.methods.oscar.evaluating.settings import PASSAGES, Capabilities, Setting, choose
+from condensery.methods.ranking.retrieval import MODES, Mode
+from condensery.methods.ranking.sets import Corpus
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.oscar import OscarModel
 

@@ -11,8 +11,20 @@ from condensery.methods.oscar.evaluating.judging import Judged
 from condensery.methods.oscar.evaluating.measuring import ChosenPassages, swapped
 from condensery.methods.oscar.evaluating.placing import Row
 from condensery.methods.oscar.evaluating.settings import Setting
-from condensery.methods.oscar.scoring import bootstrap, match
-from condensery.question import exact_match, f1_score
+from condensery.methods.trainer.reports import bootstrap
+from condensery.question import exact_match, f1_score, normalise_answer
+
+
+def match(answer: str, golds: Sequence[str]) -> float:
+    """Return 1.0 if a gold answer stands in the answer when both are normalised, else 0.0.
+
+    A gold answer of which nothing is left is found only in an answer of which nothing is left.
+
+    Source: OSCAR, arXiv:2504.07109, appendix A.2 (accuracy).
+    """
+    text = normalise_answer(answer)
+    return float(any(gold in text if gold else not text for gold in map(normalise_answer, golds)))
+
 
 METRICS = {"em": exact_match, "f1": f1_score, "match": match}
 COMPARED = (

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from condensery.errors import InputError
-from condensery.methods.distil.retrieval import CorpusPassage, fingerprint
-from condensery.methods.oscar.evaluating.corpus import Corpus
 from condensery.methods.oscar.evaluating.evaluation import Evaluation
 from condensery.methods.oscar.evaluating.questions import sample_questions
 from condensery.methods.oscar.evaluating.settings import FIXED
+from condensery.methods.ranking.retrieval import CorpusPassage, fingerprint
+from condensery.methods.ranking.sets import Corpus
 from condensery.runtime.oscar import OscarModel
 
 Row = dict[str, Any]

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from condensery.methods.oscar.evaluating.asking import Outcome
-from condensery.methods.oscar.evaluating.figures import Figures
+from condensery.methods.oscar.evaluating.figures import Figures, match
 from condensery.methods.oscar.evaluating.judging import Judged
 from condensery.methods.oscar.evaluating.measuring import ChosenPassages, swapped
 from condensery.methods.oscar.evaluating.settings import FIXED, Setting, retrieved
-from condensery.methods.oscar.scoring import match, paired_bootstrap
+from condensery.methods.trainer.reports import paired_bootstrap
 from condensery.question import exact_match, f1_score
 
 Row = dict[str, Any]
@@ -196,3 +196,22 @@ def test_examples_are_of_the_most_telling_setting(rows: list[Row], given: Chosen
     }
     alone = Figures(rows, SETTINGS[:1], given, {"no_passage": outcomes["no_passage"]})
     assert len(alone.examples()) == 12
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "verdict"),
+    [
+        ("it was built in 1912, they say", ["1912"], 1.0),
+        ("The Denver Broncos won", ["denver broncos!"], 1.0),
+        ("broncos", ["Denver Broncos"], 0.0),  # the answer in the gold one is no match
+        ("the river Rhine", ["Danube", "Rhine"], 1.0),
+        ("cathedral", ["the cat"], 1.0),  # a substring, as in the paper, not words
+        ("", ["1912"], 0.0),
+        ("anything", ["the"], 0.0),  # nothing is left of the gold one
+        ("the", ["a"], 1.0),
+    ],
+)
+def test_a_gold_answer_is_found_in_the_answer_once_both_are_normalised(
+    answer: str, golds: list[str], verdict: float
+) -> None:
+    assert match(answer, golds) == verdict

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensery.methods.oscar.leakage import HeldOutText, word_runs
+from condensery.methods.trainer.texts import HeldOutText, word_runs
 
 HELD = "one two three four five six seven eight nine ten eleven twelve"
 

@@ -1,26 +1,7 @@
 import numpy as np
 import pytest
 
-from condensery.methods.oscar.scoring import bootstrap, match, paired_bootstrap
-
-
-@pytest.mark.parametrize(
-    ("answer", "golds", "verdict"),
-    [
-        ("it was built in 1912, they say", ["1912"], 1.0),
-        ("The Denver Broncos won", ["denver broncos!"], 1.0),
-        ("broncos", ["Denver Broncos"], 0.0),  # the answer in the gold one is no match
-        ("the river Rhine", ["Danube", "Rhine"], 1.0),
-        ("cathedral", ["the cat"], 1.0),  # a substring, as in the paper, not words
-        ("", ["1912"], 0.0),
-        ("anything", ["the"], 0.0),  # nothing is left of the gold one
-        ("the", ["a"], 1.0),
-    ],
-)
-def test_a_gold_answer_is_found_in_the_answer_once_both_are_normalised(
-    answer: str, golds: list[str], verdict: float
-) -> None:
-    assert match(answer, golds) == verdict
+from condensery.methods.trainer.reports import bootstrap, paired_bootstrap, table
 
 
 def test_the_bootstrap_brackets_the_mean_difference() -> None:
@@ -70,3 +51,14 @@ def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     found = bootstrap(samples, samples=1000)
     held = (found.low <= 0.3) & (found.high >= 0.3)
     assert 0.91 < held.mean() < 0.98
+
+
+def test_a_column_without_figures_is_left_out_and_a_hole_is_told() -> None:
+    found = table(("a", "b", "c"), [("x", "", "1"), ("y", "", "")])
+    assert found == ["| a | c |", "| --- | ---: |", "| x | 1 |", "| y | – |", ""]
+    assert table(("a",), []) == []
+
+
+def test_text_means_nothing_to_markdown() -> None:
+    (_, _, row, _) = table(("a",), [("<b>| *two*\nlines_[x](y) `c`",)])
+    assert row == r"| &lt;b>\| \*two\* lines\_\[x\](y) \`c\` |"

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.index.conftest import database_of, to_format_4
 
 from condensery.errors import DataDirTaken, EmptyInput, InputError
-from condensery.methods.distil import retrieval
-from condensery.methods.distil.retrieval import CorpusPassage, Retriever
+from condensery.methods.ranking import retrieval
+from condensery.methods.ranking.retrieval import CorpusPassage, Retriever
 from condensery.runtime.tokenizing import MAX_CHARACTERS_PER_TOKEN
 
 WORDS = ["mill", "river", "town", "bread", "stone", "market", "baker", "bridge", "weir", "grain"]

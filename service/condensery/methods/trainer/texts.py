@@ -1,7 +1,29 @@
-"""Keep evaluation text out of training: a passage that shares a long run of words is dropped."""
+"""A tokenizer from its file, for methods that cut and pad by themselves."""
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from condensery.errors import InputError
+
+
+def open_tokenizer(path: Path) -> Tokenizer:
+    """Read a ``tokenizer.json``, or the folder's that holds one, without truncation or padding.
+
+    Raises:
+        InputError: There is none that can be read.
+    """
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise InputError(f"tokenizer: {file}: {error}", field="tokenizer") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
 
 WORD = re.compile(r"\w+")
 RUN = 10  # words; long enough that only copied text shares one
