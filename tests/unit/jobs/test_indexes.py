@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +23,7 @@ from condensery.jobs.services import Services
 from condensery.metrics import Metrics
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.workers import Workers
-from condensery.store.manifest import Manifest
+from condensery.store.manifest import Manifest, StoredModel
 from condensery.values import AliasAction, Document, Floats, IndexPrompts, IndexSpec, Passage
 
 # Of each encoder its prompts, what an index is made with today, and what it was made with before.
@@ -77,9 +76,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Enco
     workers = Workers(1)
     encoders = {}
     for name, (prompts, _, _) in MODELS.items():
-        about = Manifest(name=name, kind="encoder", pooling="mean", max_tokens=64, prompts=prompts)
-        stored = cast(Any, SimpleNamespace(manifest=about, path=folder))
-        encoders[name] = Encoder.load(stored, workers)
+        manifest = Manifest(
+            name=name,
+            kind="encoder",
+            pooling="mean",
+            max_tokens=64,
+            prompts=prompts,
+            files={"model.safetensors": "0" * 64},
+        )
+        encoders[name] = Encoder.load(StoredModel(manifest, folder), workers)
     yield encoders
     for one in encoders.values():
         one.close()

@@ -39,6 +39,9 @@ from condensery.store.store import ModelStore, shipped_store
 BM25: Literal["bm25"] = "bm25"
 LOGGED_EVERY = 20  # queries between lines of progress
 Candidates = Mapping[str, Sequence[str]]  # query, passages, best first
+log = logging.getLogger(__name__)
+DEPTH, SEED = 50, 17
+ENCODER, PAIR, CROSS_ENCODER = "encoder", "pair", "cross_encoder"
 
 
 def retrieve(ranking_set: RankingSet, depth: int, work: Path) -> tuple[dict[str, list[str]], float]:
@@ -133,11 +136,6 @@ def compare(
         fmean(len(judged[q].keys() & set(candidates[q])) / len(judged[q]) for q in queries), 4
     )
     return figures
-
-
-log = logging.getLogger(__name__)
-DEPTH, SEED = 50, 17
-ENCODER, PAIR, CROSS_ENCODER = "encoder", "pair", "cross_encoder"
 
 
 def measure(

@@ -36,6 +36,12 @@ from condensery.values import (
 if TYPE_CHECKING:
     from condensery.store.manifest import StoredModel
 
+log = logging.getLogger(__name__)
+Mode = Literal["bm25", "dense", "hybrid"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+INDEX, ABOUT = "passages", "corpus.json"
+BLOCK = 256  # passages a transaction, and texts embedded at once
+
 
 @contextmanager
 def running(
@@ -81,16 +87,6 @@ def embed(encoder: Encoder, texts: Sequence[str], prompt: str = "") -> Floats:
     return np.concatenate(parts)
 
 
-if TYPE_CHECKING:
-    from condensery.runtime.encoder import Encoder
-
-log = logging.getLogger(__name__)
-Mode = Literal["bm25", "dense", "hybrid"]
-MODES: tuple[Mode, ...] = get_args(Mode)
-INDEX, ABOUT = "passages", "corpus.json"
-BLOCK = 256  # passages a transaction, and texts embedded at once
-
-
 class Entry(Protocol):
     """What a corpus is made of."""
 
@@ -118,7 +114,7 @@ class CorpusPassage:
 
 def titled_text(passage: Entry) -> str:
     """Return a passage with its title, if it has one, on a line before its text."""
-    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+    return "\n".join(part for part in (passage.title, passage.text) if part)
 
 
 class Retriever:
@@ -128,14 +124,14 @@ class Retriever:
     long for it; BM25 reads all of it. Vectors are compared one by one (no approximation).
     """
 
-    def __init__(self, store: IndexStore, encoder: "Encoder | None", prompts: IndexPrompts) -> None:
+    def __init__(self, store: IndexStore, encoder: Encoder | None, prompts: IndexPrompts) -> None:
         self._store = store
         self._encoder = encoder
         self._prompts = prompts
 
     @classmethod
     def build(
-        cls, passages: Sequence[Entry], folder: Path, *, encoder: "Encoder | None" = None
+        cls, passages: Sequence[Entry], folder: Path, *, encoder: Encoder | None = None
     ) -> "Retriever":
         """Index the passages in a folder, or go on with the folder that holds them.
 
@@ -275,7 +271,7 @@ def fingerprint(passages: Sequence[Entry]) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _vectors_of(encoder: "Encoder | None") -> str:
+def _vectors_of(encoder: Encoder | None) -> str:
     return encoder.info.fingerprint if encoder else "none"
 
 

@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from condensery.errors import EmptyInput, InputError, shorten
 from condensery.methods.ranking.retrieval import CorpusPassage, Mode, Retriever, fingerprint
 from condensery.methods.trainer.rows import read_lines, read_rows
+from condensery.runtime.encoder import Encoder
 
-CORPUS, QUERIES = "corpus.jsonl.gz", "queries.jsonl.gz"
+log = logging.getLogger(__name__)
 SEED = 17  # of which queries and passages are taken, where not all are
 
 
@@ -64,6 +64,8 @@ def read_set(
 ) -> RankingSet:
     """Read ``corpus.jsonl.gz``, ``queries.jsonl.gz`` and ``qrels.SPLIT.tsv``.
 
+    Also as BEIR itself lays them out: without ``.gz``, and ``qrels/SPLIT.tsv``.
+
     Args:
         folder: Of the set.
         split: Which judgements.
@@ -79,9 +81,9 @@ def read_set(
     for field, value in (("queries", queries), ("others", others)):
         if value is not None and value < 0:
             raise InputError(f"{field}: {value} is less than 0", field=field, value=value)
-    corpus = read_corpus(folder / CORPUS)
+    corpus = read_corpus(_find(folder, "corpus.jsonl.gz", "corpus.jsonl"))
     texts: dict[str, str] = {}
-    for row in read_rows(folder / QUERIES):
+    for row in read_rows(_find(folder, "queries.jsonl.gz", "queries.jsonl")):
         name, text = row.value.get("_id"), row.value.get("text")
         if not isinstance(name, str) or not isinstance(text, str) or not text.strip():
             raise InputError(
@@ -89,7 +91,9 @@ def read_set(
             )
         texts[name] = text
     judged = read_judgements(
-        folder / f"qrels.{split}.tsv", texts, {passage.id for passage in corpus.passages}
+        _find(folder, f"qrels.{split}.tsv", f"qrels/{split}.tsv"),
+        texts,
+        {passage.id for passage in corpus.passages},
     )
     chosen = list(judged)
     if queries and queries < len(chosen):
@@ -108,6 +112,15 @@ def read_set(
         content,
         {name: texts[name] for name in chosen},
         {name: judged[name] for name in chosen},
+    )
+
+
+def _find(folder: Path, *names: str) -> Path:
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(
+        f"{folder}: is no retrieval set, it has no {' or '.join(names)}", value=str(folder)
     )
 
 
@@ -153,7 +166,7 @@ def read_judgements(
     """Return the passages of a grade above 0 of each query that has one, in the file's order.
 
     Args:
-        path: A heading, then a line ``query, passage, grade`` each, split by tabs.
+        path: Perhaps a heading, then a line ``query, passage, grade`` each, split by tabs.
         queries: Those that there are, by id.
         passages: The ids of those that there are.
 
@@ -163,9 +176,9 @@ def read_judgements(
     """
     judged: dict[str, dict[str, int]] = {}
     for number, line in enumerate(read_lines(path), start=1):
-        if number == 1 or not line.strip():
-            continue
         fields = line.rstrip("\r\n").split("\t")
+        if not line.strip() or (number == 1 and not _is_judgement(fields)):
+            continue
         where = f"{path}, line {number}"
         try:
             query, passage, grade = fields[0], fields[1], int(fields[2])
@@ -183,10 +196,8 @@ def read_judgements(
     return judged
 
 
-if TYPE_CHECKING:
-    from condensery.runtime.encoder import Encoder
-
-log = logging.getLogger(__name__)
+def _is_judgement(fields: Sequence[str]) -> bool:
+    return len(fields) == 3 and fields[2].strip().isdigit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +213,7 @@ class Corpus:
     fingerprint: str
 
     def search(
-        self, questions: Sequence[str], count: int, mode: Mode, encoder: "Encoder | None" = None
+        self, questions: Sequence[str], count: int, mode: Mode, encoder: Encoder | None = None
     ) -> list[list[str]]:
         """Return for each question the texts of the best passages, best first.
 
@@ -223,7 +234,8 @@ def read_corpus(path: Path) -> Corpus:
     """Read a JSONL file of {id or _id, title, text}.
 
     Raises:
-        InputError: A row has no id, an id that came before, or no text; names line and field.
+        InputError: A row has no id, an id that came before, or neither text nor title; names line
+            and field.
         EmptyInput: There is no row.
     """
     passages: list[CorpusPassage] = []
@@ -237,7 +249,7 @@ def read_corpus(path: Path) -> Corpus:
         if name in seen:
             message = f"{row.where}: id: {shorten(name)} stands in {seen[name]} too"
             raise InputError(message, field="id", value=name)
-        if not isinstance(text, str) or not text.strip() or not isinstance(title, str):
+        if not isinstance(text, str) or not isinstance(title, str) or not (text + title).strip():
             message = f"{row.where}: text: {shorten(text)}, title: {shorten(title)}: not a passage"
             raise InputError(message, field="text", value=text)
         seen[name] = row.where

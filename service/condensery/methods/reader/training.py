@@ -35,6 +35,9 @@ from condensery.networks.dtypes import dtype_name
 from condensery.networks.oscar_packing import Specials
 from condensery.question import exact_match, f1_score
 
+log = logging.getLogger(__name__)
+VALIDATED = 200  # questions asked at each checkpoint
+
 
 def new_reader(base: Path, recipe: ReaderRecipe) -> BertForQuestionAnswering:
     """Put a fresh span head on the encoder at ``base``.
@@ -86,10 +89,6 @@ def span_loss(model: BertForQuestionAnswering, batch: Batch) -> Loss:
             logits.float().masked_fill(~spans, -torch.inf), wanted.to(device)
         )
     return Loss((terms["start"] + terms["end"]) / 2, weight=rows, items=rows, terms=terms)
-
-
-log = logging.getLogger(__name__)
-VALIDATED = 200  # questions asked at each checkpoint
 
 
 class ReaderTraining(Method[BertForQuestionAnswering, Batch]):

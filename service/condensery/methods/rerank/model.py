@@ -1,4 +1,4 @@
-"""A cross-encoder's network: BERT with a head of one logit."""
+"""A cross-encoder: BERT with a head of one logit, and the pairs that it reads."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,9 @@ from condensery.store.checking import sha256_of
 from condensery.store.writing import read_json
 
 PASSAGE_SHARE = 2  # a query is cut so that at least this part of a pair is its passage's
+START, END, PADDING, UNKNOWN, MASK = "[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"
+PADDED_TO = 128  # vocabularies are rounded up to at most this, for speed
+NEW = ("classifier.", "bert.pooler.")  # weights that a base may be without
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Pair:
 
 
 class PairTokenizer:
-    """Tokenises pairs.
+    """Tokenises pairs: ``[CLS] query [SEP] passage [SEP]``.
 
     The passage is cut where a pair is too long, as transformers does it (``only_second``). The
     query is cut only where it has more than half of the length: transformers refuses such.
@@ -86,11 +89,6 @@ class PairTokenizer:
         )
         spans = encoded["offset_mapping"]
         return query[: spans[most - 1][1]] if len(spans) > most else query
-
-
-START, END, PADDING, UNKNOWN, MASK = "[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"
-PADDED_TO = 128  # vocabularies are rounded up to at most this, for speed
-NEW = ("classifier.", "bert.pooler.")  # weights that a base may be without
 
 
 def open_base(

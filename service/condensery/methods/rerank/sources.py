@@ -1,14 +1,15 @@
 """Where queries and passages come from: question files, corpora, retrieval sets in BEIR's form."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from condensery.errors import InputError, shorten
+from condensery.methods.ranking.sets import read_set
 from condensery.methods.trainer.questions import Rules, Wrong, read_questions
-from condensery.methods.trainer.rows import Row, read_lines, read_rows
+from condensery.methods.trainer.rows import Row, read_rows
 from condensery.question import normalise_answer
 
 
@@ -42,7 +43,7 @@ class Query:
         gold: Numbers of the passages that answer it, ascending.
         answers: Texts that a passage which answers it may hold; "" and none for judged ones.
         group: What is held out together: an article, or a passage.
-        where: File and line.
+        where: File and line, or set and id.
     """
 
     text: str
@@ -135,61 +136,20 @@ def _read_questions(pool: Pool, sources: Sources) -> None:
 
 def _read_retrieval(pool: Pool, folder: Path, split: str) -> None:
     """Read a set in BEIR's form; a passage is its title and text, as BEIR's measures read it."""
-    passages: dict[str, int] = {}
-    for row in read_rows(_find(folder, "corpus.jsonl.gz", "corpus.jsonl")):
-        title = row.value.get("title") or ""
-        text = f"{title} {_text(row, 'text', empty=bool(title))}".strip()
-        passages[_text(row, "_id")] = pool.add(text)
-    queries = {
-        _text(row, "_id"): row
-        for row in read_rows(_find(folder, "queries.jsonl.gz", "queries.jsonl"))
+    ranking_set = read_set(folder, split)
+    numbers = {
+        passage.id: pool.add(f"{passage.title} {passage.text}".strip())
+        for passage in ranking_set.passages
     }
-    judged: dict[str, set[int]] = {}
-    for query, passage, where in _judgements(
-        _find(folder, f"qrels.{split}.tsv", f"qrels/{split}.tsv")
-    ):
-        for name, value, ids in (("query-id", query, queries), ("corpus-id", passage, passages)):
-            if value not in ids:
-                raise InputError(f"{where}: {name}: {value!r} is unknown", field=name, value=value)
-        judged.setdefault(query, set()).add(passages[passage])
-    if not judged:
-        raise InputError(f"{folder}: the split {split!r} judges no passage relevant", field="split")
-    for name, gold in judged.items():
-        row = queries[name]
-        group = pool.passages[min(gold)]
-        pool.queries.append(Query(_text(row, "text"), tuple(sorted(gold)), (), group, row.where))
+    for name, text in ranking_set.queries.items():
+        gold = tuple(sorted({numbers[passage] for passage in ranking_set.judged[name]}))
+        group = pool.passages[gold[0]]
+        pool.queries.append(Query(text, gold, (), group, f"{folder}, query {name}"))
 
 
-def _judgements(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield query, passage and place of what is judged relevant."""
-    for number, line in enumerate(read_lines(path), start=1):
-        where = f"{path}, line {number}"
-        fields = line.rstrip("\n").split("\t")
-        if number == 1 and fields[0] == "query-id":
-            continue
-        try:
-            query, passage, score = fields
-            relevant = float(score) > 0
-        except ValueError:
-            raise InputError(
-                f"{where}: {shorten(line.strip())} is not query-id, corpus-id and score"
-            ) from None
-        if relevant:
-            yield query, passage, where
-
-
-def _find(folder: Path, *names: str) -> Path:
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise InputError(
-        f"{folder}: is no retrieval set, it has no {' or '.join(names)}", value=str(folder)
-    )
-
-
-def _text(row: Row, name: str, *, empty: bool = False) -> str:
+def _text(row: Row, name: str) -> str:
     value: Any = row.value.get(name)
-    if not isinstance(value, str) or not (value.strip() or empty):
+    if not isinstance(value, str) or not value.strip():
         raise InputError(
             f"{row.where}: {name}: {shorten(value)} is no text", field=name, value=shorten(value)
         )

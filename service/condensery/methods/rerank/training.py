@@ -37,6 +37,7 @@ from condensery.store.layouts import read_licence
 log = logging.getLogger(__name__)
 DATA = "data.json"
 WHILE_TRAINING = 40  # held-out queries measured at each checkpoint; all of them at the end
+Scorer = Callable[[str, Sequence[str]], list[float]]
 
 
 class RerankTraining(Method[BertForSequenceClassification, Batch]):
@@ -202,9 +203,6 @@ def find_negatives(
     if not setup.processes.agree(failed is None, setup.device):
         raise failed or TrainingStopped("the first process could not find negatives")
     return mined or load()
-
-
-Scorer = Callable[[str, Sequence[str]], list[float]]
 
 
 def order_of(scores: Sequence[float]) -> list[int]:

@@ -1,4 +1,4 @@
-"""A tokenizer from its file, for methods that cut and pad by themselves."""
+"""What methods share of texts: a tokenizer from its file, and evaluation text kept out."""
 
 import re
 from collections.abc import Iterable
@@ -7,6 +7,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from condensery.errors import InputError
+
+WORD = re.compile(r"\w+")
+RUN = 10  # words; long enough that only copied text shares one
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
@@ -23,10 +26,6 @@ def open_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-WORD = re.compile(r"\w+")
-RUN = 10  # words; long enough that only copied text shares one
 
 
 def word_runs(text: str, size: int = RUN) -> set[int]:

@@ -1,15 +1,14 @@
 """A tiny encoder that remembers what it was asked."""
 
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.unit.methods.distil.conftest import write_encoder
 
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.workers import Workers
-from condensery.store.manifest import Manifest
+from condensery.store.manifest import Manifest, StoredModel
 
 
 class Watched:
@@ -40,10 +39,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encoder]:
         pooling="mean",
         max_tokens=64,
         prompts={"query": "who ", "passage": "the "},
+        files={"model.safetensors": "0" * 64},
     )
     workers = Workers(1)
-    stored = cast(Any, SimpleNamespace(manifest=manifest, path=folder))
-    encoder = Encoder.load(stored, workers)
+    encoder = Encoder.load(StoredModel(manifest, folder), workers)
     yield encoder
     encoder.close()
     workers.close()

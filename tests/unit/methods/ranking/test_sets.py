@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -5,6 +6,7 @@ from typing import Any
 import pytest
 
 from condensery.errors import EmptyInput, InputError
+from condensery.methods.ranking.retrieval import titled_text
 from condensery.methods.ranking.sets import read_corpus, read_set
 
 
@@ -52,6 +54,7 @@ def test_another_split_has_another_name(beir: Path) -> None:
         ("q9\tp0\t1", "line 2: there is no query 'q9'"),
         ("q0\tp0", "line 2: .* is not query, passage and grade"),
         ("q0\tp0\tgood", "line 2: .* is not query, passage and grade"),
+        ("q0 p0 1", "line 2: .* is not query, passage and grade"),
     ],
 )
 def test_a_wrong_judgement_is_named_by_line(beir: Path, line: str, says: str) -> None:
@@ -64,6 +67,19 @@ def test_a_set_without_anything_relevant_is_refused(beir: Path) -> None:
     (beir / "qrels.test.tsv").write_text("query\tpassage\tgrade\nq0\tp0\t0\n")
     with pytest.raises(EmptyInput, match=r"qrels\.test\.tsv"):
         read_set(beir)
+
+
+def test_a_set_is_read_as_beir_lays_it_out_too(beir: Path) -> None:
+    compact = read_set(beir)
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        (beir / name).write_bytes(gzip.decompress((beir / f"{name}.gz").read_bytes()))
+        (beir / f"{name}.gz").unlink()
+    (beir / "qrels").mkdir()
+    (beir / "qrels.test.tsv").rename(beir / "qrels" / "test.tsv")
+    assert read_set(beir) == compact
+    _, *judgements = (beir / "qrels" / "test.tsv").read_text().splitlines(keepends=True)
+    (beir / "qrels" / "test.tsv").write_text("".join(judgements))  # without a heading
+    assert read_set(beir) == compact
 
 
 def test_a_missing_file_and_a_negative_count_are_named(beir: Path) -> None:
@@ -94,6 +110,8 @@ def test_passages_are_found_by_their_words_and_titles(tmp_path: Path) -> None:
     assert found[1][0] == given[0]["text"]  # the text alone is read, not its title
     other = [{**given[0], "text": "A river that is short."}, *given[1:]]
     assert read_corpus(write(tmp_path / "other.jsonl", other)).fingerprint != corpus.fingerprint
+    titled = read_corpus(write(tmp_path / "titled.jsonl", [{"id": "d", "title": "T", "text": ""}]))
+    assert [titled_text(passage) for passage in titled.passages] == ["T"]
 
 
 @pytest.mark.parametrize(
