@@ -102,12 +102,12 @@ class Dense(nn.Module):
         return cls(linear.weight, linear.bias, activation, fp32=fp32)
 
     @classmethod
-    def stack(cls, linears: Sequence[nn.Linear]) -> "Dense":
+    def stack(cls, linears: Sequence[nn.Linear], *, fp32: bool = False) -> "Dense":
         """Join linear layers of one input, outputs side by side; all have a bias, or none."""
         weight = torch.cat([linear.weight for linear in linears])
         if linears[0].bias is None:
-            return cls(weight, None)
-        return cls(weight, torch.cat([linear.bias for linear in linears]))
+            return cls(weight, None, fp32=fp32)
+        return cls(weight, torch.cat([linear.bias for linear in linears]), fp32=fp32)
 
     def forward(self, inputs: Tensor, residual: Tensor | None = None) -> Tensor:
         """Map ``inputs`` (..., in) to (..., out).
