@@ -94,12 +94,25 @@ def as_sentence_transformers(folder: Path, **about: Any) -> Path:
 
 
 def reference(
-    folder: Path, inputs: list[Any], length: int = LENGTH, side: str = "right"
+    folder: Path,
+    inputs: list[Any],
+    length: int = LENGTH,
+    side: str = "right",
+    model: Any = None,
 ) -> torch.Tensor:
-    """Return the logits as transformers computes them, one input at a time in fp32."""
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    ).eval()
+    """Return the logits as transformers computes them, one input at a time in fp32.
+
+    Args:
+        folder: With the tokenizer, and with the model if none is given.
+        inputs: Texts and pairs.
+        length: Most tokens of one.
+        side: Where what is longer is cut.
+        model: Another than the folder's.
+    """
+    if model is None:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        ).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, truncation_side=side)
     rows = []
     for one in inputs:
