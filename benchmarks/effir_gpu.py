@@ -15,7 +15,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -169,14 +169,21 @@ def measure(
                 else packed_run(model, some)
                 for name, model in models.items()
             }
-            by: dict[str, list[float]] = {name: [] for name in runs}
-            for number in range(rounds + 1):
-                for name, run in runs.items():
-                    taken = timed(run, device)
-                    if number:  # the first one compiles
-                        by[name].append(taken)
-            result["seconds"].setdefault(way, {})[kind] = by
+            result["seconds"].setdefault(way, {})[kind] = turns(runs, rounds, device)
             yield result
+
+
+def turns(
+    runs: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Return the seconds of each run, all of them once a round; one round more goes before."""
+    by: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            taken = timed(run, device)
+            if number:  # the first one compiles
+                by[name].append(taken)
+    return by
 
 
 def compiled_run(model: Any, texts: Texts, device: torch.device) -> Callable[[], object]:

@@ -16,7 +16,8 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,6 @@ from condensery.methods.ranking.retrieval import titled_text
 from condensery.methods.ranking.sets import parse_set, read_set
 
 TEXTS = 512
-LIST = 16  # passages a request
-CONNECTIONS = {"queries": 32, "passages": 8}
 PAGE = """# Pruned retrievers over REST
 
 On {machine}. Texts a second, medians of {rounds} rounds of {seconds:g} s;
@@ -42,11 +41,29 @@ Made on {date} by `{command}`;
 """
 
 
-def write_bodies(folder: Path, model: str, texts: dict[str, list[str]]) -> dict[str, Path]:
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How texts of a kind are asked for.
+
+    Attributes:
+        texts: Of one request.
+        connections: At once.
+    """
+
+    texts: int
+    connections: int
+
+
+ASKING = {"queries": Asking(1, 32), "passages": Asking(16, 8)}
+
+
+def write_bodies(
+    folder: Path, model: str, texts: Mapping[str, list[str]], asking: Mapping[str, Asking]
+) -> dict[str, Path]:
     """Write the requests for one model."""
     found = {}
     for kind, some in texts.items():
-        size = 1 if kind == "queries" else LIST
+        size = asking[kind].texts
         lists = [some[first : first + size] for first in range(0, len(some), size)]
         found[kind] = folder / f"{model}-{kind}.jsonl"
         found[kind].write_text(
@@ -58,21 +75,40 @@ def write_bodies(folder: Path, model: str, texts: dict[str, list[str]]) -> dict[
     return found
 
 
+@contextlib.contextmanager
+def run_server(store: Path, folder: Path) -> Iterator[Server]:
+    """Serve a store's models, as on any machine, until the block ends."""
+    port = find_port()
+    command = [str(Path(sys.executable).with_name("condensery")), "serve", "--port", str(port)]
+    command += ["--grpc-port", "0", "--data-dir", str(folder / "data"), "--no-samples"]
+    command += ["--store", str(store), "--log-level", "warning"]
+    with serve("condensery", command, port, folder / "log") as server:
+        yield server
+
+
 def rounds(
-    server: Server, bodies: dict[str, dict[str, Path]], count: int, seconds: float
-) -> Iterator[tuple[str, str, float]]:
-    """Yield kind, model and texts a second; the first round is for warmth alone."""
+    server: Server,
+    bodies: Mapping[str, dict[str, Path]],
+    asking: Mapping[str, Asking],
+    count: int,
+    seconds: float,
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield kind, model and what ``load`` found, ``texts_per_second`` beside it.
+
+    The first round is for warmth alone.
+    """
     models = list(bodies)
     for number in range(count + 1):
-        for kind, connections in CONNECTIONS.items():
+        for kind, how in asking.items():
             turn = number % len(models)
             for model in models[turn:] + models[:turn]:
                 path = bodies[model][kind]
-                found = load(server, path, connections, seconds, "/v1/embeddings")
-                rate = found["requests_per_second"] * (1 if kind == "queries" else LIST)
+                found = load(server, path, how.connections, seconds, "/v1/embeddings")
+                found["texts_per_second"] = found["requests_per_second"] * how.texts
                 if number:
+                    rate = found["texts_per_second"]
                     print(f"round {number}/{count} {kind} {model} {rate:.0f}/s", flush=True)
-                    yield kind, model, rate
+                    yield kind, model, found
 
 
 def table(report: dict[str, Any]) -> str:
@@ -83,7 +119,7 @@ def table(report: dict[str, Any]) -> str:
         cells = [
             f"{rates[kind]['median']:,.0f} "
             f"({rates[kind]['median'] / report['models'][parent][kind]['median']:.2f}x)"
-            for kind in CONNECTIONS
+            for kind in ASKING
         ]
         lines.append(f"| {model} | {' | '.join(cells)} |")
     told = {
@@ -91,7 +127,7 @@ def table(report: dict[str, Any]) -> str:
         "others": tell_others(report),
         "versions": tell_versions(report),
     }
-    return PAGE.format(**(report | told), list=LIST, lines="\n".join(lines))
+    return PAGE.format(**(report | told), list=ASKING["passages"].texts, lines="\n".join(lines))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -115,19 +151,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "queries": list(texts.queries.values())[:TEXTS],
         "passages": [titled_text(passage) for passage in texts.passages[:TEXTS]],
     }
-    port = find_port()
     rates: dict[str, dict[str, list[float]]] = {
-        model: {kind: [] for kind in CONNECTIONS} for model in args.models
+        model: {kind: [] for kind in ASKING} for model in args.models
     }
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        bodies = {model: write_bodies(folder, model, sample) for model in args.models}
-        command = [str(Path(sys.executable).with_name("condensery")), "serve", "--port", str(port)]
-        command += ["--grpc-port", "0", "--data-dir", str(folder / "data"), "--no-samples"]
-        command += ["--store", str(args.store), "--log-level", "warning"]
-        server = stack.enter_context(serve("condensery", command, port, folder / "log"))
-        for kind, model, rate in rounds(server, bodies, args.rounds, args.seconds):
-            rates[model][kind].append(rate)
+        bodies = {model: write_bodies(folder, model, sample, ASKING) for model in args.models}
+        server = stack.enter_context(run_server(args.store, folder))
+        for kind, model, found in rounds(server, bodies, ASKING, args.rounds, args.seconds):
+            rates[model][kind].append(found["texts_per_second"])
         about = recording.about()
     report = {
         **about,

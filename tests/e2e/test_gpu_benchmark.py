@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-SCRIPTS = ("oscar_gpu.py", "effir_gpu.py")
+SCRIPTS = ("oscar_gpu.py", "effir_gpu.py", "shrp_service.py")
 # What a machine with a GPU may not have.
 ABSENT = ("fastapi", "pydantic", "faiss", "grpc", "prometheus_client", "uvicorn")
 RUN = """
@@ -78,3 +78,17 @@ def test_it_times_every_share_of_layers_each_way(tmp_path: Path) -> None:
         assert all(len(rounds) == 1 and rounds[0] > 0 for rounds in timed.values())
         assert report["flops"][kind]["whole"] > report["flops"][kind]["16M"]
     assert "## Passages, packed" in (tmp_path / "effir_gpu.md").read_text()
+
+
+@pytest.mark.slow
+def test_it_measures_networks_of_experts_beside_what_flops_allow(tmp_path: Path) -> None:
+    flags = ("--size", "tiny", "--device", "cpu", "--no-service", "--rounds", "1")
+    found = run(*flags, "--out", str(tmp_path), scripts=("shrp_service.py",), name="__main__")
+    assert found.returncode == 0, found.stderr
+    report = json.loads((tmp_path / "shrp-tiny.json").read_text())
+    packed = report["in_process"]["packed"]
+    assert set(packed["seconds"]) == {"batch", "one", "query"}
+    assert set(packed["seconds"]["batch"]) == set(packed["agreement"]) == set("0123")
+    assert min(packed["agreement"].values()) > 0.99
+    assert report["may"]["0"] == 1.0
+    assert "| 3 of 4 |" in (tmp_path / "shrp-tiny.md").read_text()
