@@ -1,4 +1,4 @@
-"""Metadata there and back; the tests of the clients send all else."""
+"""Metadata there and back, and messages as arguments; the tests of the clients send all else."""
 
 import math
 from typing import Any
@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from google.protobuf.struct_pb2 import Struct
 
+from condensery import protobuf
 from condensery.errors import InputError
 from condensery.protobuf import read_struct, write_struct
+from condensery.stubs import condensery_v1_pb2 as pb
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -51,3 +53,17 @@ def test_a_value_that_holds_nothing_is_refused_by_its_place() -> None:
     struct.fields["odd"].SetInParent()
     with pytest.raises(InputError, match=r"metadata\.odd"):
         read_struct(struct, "metadata")
+
+
+def describe(
+    services: str, name: str, text: str = "none", *, limit: int | None = 7, with_text: bool = False
+) -> tuple[Any, ...]:
+    return services, name, text, limit, with_text
+
+
+def test_a_functions_arguments_are_a_messages_fields_or_else_its_own_defaults() -> None:
+    unset = pb.ScrollRequest(index="kb", after="not an argument")
+    assert protobuf.call(describe, ("parts", "kb"), unset) == ("parts", "kb", "none", 7, False)
+    request = pb.ScrollRequest(limit=3, with_text=True)
+    result = protobuf.call(describe, ("parts",), request, name="other", limit=4)
+    assert result == ("parts", "other", "none", 4, True)

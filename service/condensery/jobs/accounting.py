@@ -40,7 +40,6 @@ def count_request(
     """Count the block as one request: ``ok``, or the class of the error that leaves it.
 
     Args:
-        services: The running parts.
         model: As the request names it; None is the default of the task's kind.
         task: What the request is for.
         protocol: REST or gRPC.
@@ -81,7 +80,6 @@ def count_refusals(services: Services, task: Task | None, protocol: WireProtocol
     For what is refused before the request is read: no key, over a limit, no message.
 
     Args:
-        services: The running parts.
         task: What the request was for; None is not counted.
         protocol: REST or gRPC.
     """

@@ -124,7 +124,6 @@ async def stream_answer(
     What was done is counted once, also where the caller leaves or the generator fails.
 
     Args:
-        services: The running parts.
         oscar: The OSCAR model.
         question: As it was asked.
         selected: What the generator reads.
@@ -415,7 +414,6 @@ async def compress_documents(
     """Compress and score documents for a question, in one forward pass.
 
     Args:
-        services: The running parts.
         query: The question: memory is made for it, and serves no other.
         documents: One passage each. A blank one is reported as failed.
         model: An OSCAR model's name; None takes the default.

@@ -52,7 +52,6 @@ async def embed(
     """Embed each text; row ``i`` of the vectors answers text ``i``.
 
     Args:
-        services: The running parts.
         texts: One or many; ``""`` embeds as the empty text.
         model: An encoder's name; None takes the default.
         prompt_name: Which of the model's prompts to put before each text; None takes the model's
@@ -221,7 +220,6 @@ async def tokenize(
     """Return the tokens of each text, with the prompt before it; nothing is cut.
 
     Args:
-        services: The running parts.
         texts: One or many.
         model: An encoder's name; None takes the default.
         prompt_name: Which of the model's prompts to put before each text.
@@ -259,7 +257,6 @@ async def decode_tokens(
     """Return the text of each list of tokens.
 
     Args:
-        services: The running parts.
         ids: Of tokens.
         model: An encoder's name; None takes the default.
         skip_special: Without the special tokens.
@@ -307,7 +304,6 @@ async def compare_texts(
     """Return the cosine between a text and each of others, by the default encoder's vectors.
 
     Args:
-        services: The running parts.
         source: The text.
         sentences: The others.
         model: An encoder's name.

@@ -97,7 +97,6 @@ async def create_index(
     """Create an index for an encoder's vectors; the same settings again return it as it is.
 
     Args:
-        services: The running parts.
         name: 1 to 64 of a-z, 0-9, '.', '_', '-'.
         encoder: A running encoder's name; None takes the default.
         metric: ``ip`` (inner product) or ``l2`` (minus squared distance).
@@ -140,17 +139,22 @@ def make_index_spec(
 
 
 async def list_indexes(services: Services) -> list[IndexInfo]:
-    """List every index."""
+    """List the indexes and what they hold."""
     return [describe_index(services, info) for info in services.indexes.list()]
 
 
 async def get_index(services: Services, name: str) -> IndexInfo:
-    """Return what the index is and holds."""
+    """Return what an index is and holds."""
     return describe_index(services, services.indexes.info(name))
 
 
 async def drop_index(services: Services, name: str) -> None:
-    """Delete the index with all it holds; IndexAliased if an alias points at it."""
+    """Delete an index with all it holds.
+
+    Raises:
+        IndexNotFound: No such index.
+        IndexAliased: An alias points at it.
+    """
     await services.rebuilds.run_to_end(_drop_index(services, name))
 
 
@@ -172,7 +176,6 @@ async def upsert_documents(
     """Split documents into passages, embed and write them; synced on return.
 
     Args:
-        services: The running parts.
         name: The index.
         documents: They replace those of the same ids.
         vectors: Made by the caller, (documents, dims): each document is then one passage.
@@ -222,10 +225,11 @@ async def delete_documents(
     *,
     filter: JsonObject | None = None,
 ) -> int:
-    """Delete documents, in one transaction; returns how many there were. Synced on return.
+    """Delete documents by id or by a filter; synced on return.
+
+    In one transaction; returns how many there were.
 
     Args:
-        services: The running parts.
         name: The index.
         ids: Those to delete; or
         filter: what chooses them, which must hold a condition.
@@ -258,7 +262,7 @@ async def delete_documents(
 
 @retry_on_swap
 async def get_documents(services: Services, name: str, ids: Sequence[str]) -> list[Document]:
-    """Return the documents of these ids that exist, in the order of the ids."""
+    """Return the documents of these ids that there are, in the order of the ids."""
     check_count(ids, "ids", services.limits.max_items)
     return await asyncio.to_thread(services.indexes.get, name, ids)
 
@@ -294,7 +298,6 @@ async def scroll_documents(
     between them, and whether or not it is itself replaced.
 
     Args:
-        services: The running parts.
         name: The index.
         filter: Which documents; None is all.
         limit: Most documents of this page; None is ``PAGE_DOCUMENTS``, or as many as a request
@@ -391,7 +394,6 @@ def log_outdated_prompts(
     """Log which indexes were embedded without prompts that their encoder has.
 
     Args:
-        services: The running parts.
         encoder: Only the indexes of this one; None is of all.
         index: Only this one.
     """

@@ -98,7 +98,7 @@ def find_maintenance(services: Services) -> "IndexMaintenance":
 
 
 async def list_index_aliases(services: Services) -> list[Alias]:
-    """List every alias, by name."""
+    """List the aliases by name, and where they lead."""
     return find_maintenance(services).aliases()
 
 
@@ -106,7 +106,6 @@ async def update_index_aliases(services: Services, actions: Sequence[AliasAction
     """Make all of these changes, synced on return, or none; returns the aliases then.
 
     Args:
-        services: The running parts.
         actions: Made in this order. A query sees the names of before all of them, or of after.
 
     Raises:
@@ -159,10 +158,9 @@ async def delete_snapshot(services: Services, name: str, snapshot: str) -> None:
 async def restore_snapshot(
     services: Services, name: str, snapshot: str, *, into: str | None = None
 ) -> IndexInfo:
-    """Make an index of a snapshot; synced on return.
+    """Make an index of a snapshot: over its own, which serves until then, or under a new name.
 
     Args:
-        services: The running parts.
         name: Whose snapshot.
         snapshot: Its id.
         into: The index to make; None is ``name``. One that is there serves until the new one is
@@ -200,7 +198,6 @@ async def ensure_samples(services: Services, report: Callable[[str], None]) -> b
     An index of that name with other settings (another encoder's) is a user's: it stays as it is.
 
     Args:
-        services: The running parts.
         report: Called with a line of progress.
 
     Returns:
@@ -247,13 +244,12 @@ async def rebuild_index(
     kind: str | None = None,
     options: JsonObject | None = None,
 ) -> Rebuild:
-    """Begin to make an index anew for another encoder, or go on where that stopped.
+    """Begin to make an index anew for another encoder, while it serves; or go on with that.
 
-    The old one serves, and is written, until the new one holds all that it holds. The new one is
+    The old one is written, too, until the new one holds all that it holds. The new one is
     embedded with the prompts that an index made today gets, though the encoder is the same.
 
     Args:
-        services: The running parts.
         name: The index.
         encoder: The new encoder's name; None is that of the name that the index has now, as it
             runs today.
@@ -341,7 +337,7 @@ async def get_rebuild(services: Services, name: str) -> Rebuild:
 
 
 async def cancel_rebuild(services: Services, name: str) -> None:
-    """Cancel an index's rebuild, and delete what was made; the old index goes on.
+    """Cancel an index's rebuild, and delete what was made; the index goes on as it was.
 
     Raises:
         RebuildNotFound: There is none to cancel.

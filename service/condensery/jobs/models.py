@@ -187,7 +187,6 @@ async def load_model(
     The old one serves until the new one is checked and warm, and finishes what it has begun.
 
     Args:
-        services: The running parts.
         name: In the store.
         version: A whole number; None is the highest.
         again: Load it though it serves already.
@@ -205,10 +204,9 @@ async def load_model(
 
 
 async def unload_model(services: Services, name: str, *, force: bool = False) -> ModelUnload:
-    """Let a model serve no new request, wait for its last ones, and free its memory.
+    """Unload a model: its last requests are finished, and its memory is free then.
 
     Args:
-        services: The running parts.
         name: The model's own, no alias.
         force: Though it is a default, or indexes or rebuilds need it. Requests that name no model
             are then refused, never answered by another; the server is not ready while a default
@@ -229,7 +227,6 @@ async def set_model_aliases(
     """Set aliases of models, or (None) remove them, all at once; kept over a restart.
 
     Args:
-        services: The running parts.
         changes: What each is to lead to: a running model, or another alias.
 
     Returns:

@@ -38,7 +38,6 @@ async def rerank(
     """Score each passage for the query and sort, best first; of equal ones the earlier first.
 
     Args:
-        services: The running parts.
         query: What is asked.
         passages: What is scored.
         model: A reranker's or pair's name; None takes the default.
@@ -93,7 +92,6 @@ async def classify(
     """Score every label for each input, the likeliest first; of equal ones the lower number.
 
     Args:
-        services: The running parts.
         inputs: Texts, and pairs of texts.
         model: A classifier's or cross-encoder's name; None takes the first classifier.
         truncate: Cut what is too long, the longer text of a pair first; if false, refuse it.

@@ -77,7 +77,6 @@ async def query_index(
     ``fuse``). Scores of different modes can't be compared.
 
     Args:
-        services: The running parts.
         name: The index.
         text: What to search for; or
         vector: its vector, (dims,), with

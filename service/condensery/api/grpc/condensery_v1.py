@@ -1,17 +1,21 @@
-"""The contract condensery.v1: each method reads its request, does the job, writes the reply."""
+"""The contract condensery.v1: each method reads its request, does the job, writes the reply.
+
+Most are a job and no more (``_job_method``): the request's fields are the job's arguments, and what
+it returns is the reply, both by their names (``protobuf``).
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from condensery import protobuf, values
 from condensery.api.grpc import convert
-from condensery.api.grpc.convert import read_optional
 from condensery.api.grpc.errors import Family
 from condensery.auth import KeyScope
 from condensery.encodings import ENCODINGS, Encoding
@@ -28,14 +32,14 @@ from condensery.values import Document
 
 Request = TypeVar("Request", bound=Message)
 
-# Takes the services, the request and the model it names; returns the reply's bytes.
-UnaryHandler = Callable[[Services, Request, str | None], Awaitable[bytes]]
+# Takes the services, the request and the model it names; returns the reply: its bytes, a message,
+# or what ``protobuf.write`` makes one of (None is an empty one).
+UnaryHandler = Callable[[Services, Request, str | None], Awaitable[Any]]
 StreamHandler = Callable[[Services, Request, str | None], AsyncGenerator[bytes, None]]
 # The same, with all messages of a stream.
-GatherHandler = Callable[[Services, Sequence[Request], str | None], Awaitable[bytes]]
+GatherHandler = Callable[[Services, Sequence[Request], str | None], Awaitable[Any]]
 
 MESSAGES_AT_ONCE = 256  # of one stream: several batches' worth
-DEFAULT_CONTEXT_SECONDS = 600.0  # as the contract says
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,14 @@ class RpcMethod(Generic[Request]):
         each: What answers each message of a stream, in the same order.
         gather: What answers a stream once its last message has come.
         at_once: Messages of a stream that may be in work, or wait to be written, at once.
-        package: The contract's.
+        contract: The file that describes it.
         family: How its errors look.
+        request: The class of its messages.
+        reply: The class of its replies.
     """
 
     service: str
     name: str
-    request: type[Request]
     scope: KeyScope
     task: Task | None
     unary: UnaryHandler[Request] | None = None
@@ -69,40 +74,54 @@ class RpcMethod(Generic[Request]):
     each: UnaryHandler[Request] | None = None
     gather: GatherHandler[Request] | None = None
     at_once: int = MESSAGES_AT_ONCE
-    package: str = pb.DESCRIPTOR.package
+    contract: Any = pb.DESCRIPTOR
     family: Family = "condensery"
+    request: type[Request] = field(init=False)
+    reply: type[Message] = field(init=False)
+
+    def __post_init__(self) -> None:
+        described = self.contract.services_by_name[self.service].methods_by_name[self.name]
+        request = GetMessageClass(described.input_type)
+        reply = GetMessageClass(described.output_type)
+        values.set_derived(self, request=request, reply=reply)
+
+    @property
+    def service_name(self) -> str:
+        """The service's, with its package."""
+        return f"{self.contract.package}.{self.service}"
 
     @property
     def path(self) -> str:
         """As clients call it."""
-        return f"/{self.package}.{self.service}/{self.name}"
+        return f"/{self.service_name}/{self.name}"
 
     @property
     def streamed(self) -> bool:
         """Whether its messages come as a stream."""
         return self.each is not None or self.gather is not None
 
+    async def run(self, services: Services, request: Any, model: str | None) -> bytes:
+        """Return the reply to a message, or to all messages of a stream."""
+        handler: Any = self.unary or self.each or self.gather
+        reply = await handler(services, request, model)
+        if isinstance(reply, bytes):
+            return reply
+        if not isinstance(reply, Message):
+            reply = protobuf.write(self.reply, {} if reply is None else reply)
+        return reply.SerializeToString()
+
 
 async def embed_batch(
     services: Services, request: pb.EmbedBatchRequest, model: str | None
 ) -> bytes:
     """Embed texts."""
-    normalize = read_optional(request, "normalize")
+    normalize = request.normalize if request.HasField("normalize") else None
     encoding = cast(Encoding, request.dtype or "float32")
+    side = "left" if request.truncate_left else "right"
     with convert.rename_fields(request):
         check_choice(encoding, "embed_dtype", ENCODINGS)
         check_scaled(normalize, encoding)
-        result = await embed(
-            services,
-            list(request.texts),
-            model=model,
-            prompt_name=read_optional(request, "prompt_name"),
-            input_type=request.input_type or None,
-            normalize=normalize,
-            truncate=read_optional(request, "truncate", True),
-            side="left" if request.truncate_left else "right",
-            dimensions=read_optional(request, "dimensions"),
-        )
+        result = await protobuf.call(embed, (services,), request, model=model, side=side)
         packed = await encode_vectors(result, encoding)
     return convert.serialize_timed(
         services, result, partial(convert.write_embeddings, encoded=packed, encoding=encoding)
@@ -114,86 +133,42 @@ async def rerank_passages(
 ) -> bytes:
     """Order passages."""
     with convert.rename_fields(request):
-        result = await rerank(
-            services,
-            request.query,
-            list(request.passages),
-            model=model,
-            truncate=read_optional(request, "truncate", True),
-            raw_scores=request.raw_scores,
-            top_n=request.top_n or None,
-        )
+        result = await protobuf.call(rerank, (services,), request, model=model)
     return convert.serialize_timed(
         services, result, partial(convert.write_ranking, with_text=request.return_text)
     )
 
 
-async def create_index(
-    services: Services, request: pb.CreateIndexRequest, model: str | None
-) -> bytes:
-    """Create an index."""
-    info = await indexes.create_index(
-        services,
-        request.name,
-        encoder=model,
-        metric=request.metric or "ip",
-        kind=request.kind or "flat",
-        dims=read_optional(request, "dims"),
-        options=dict(request.options),
-    )
-    return protobuf.write(pb.IndexInfo, info).SerializeToString()
-
-
-async def list_indexes(
-    services: Services, request: pb.ListIndexesRequest, model: str | None
-) -> bytes:
-    """List indexes."""
-    infos = await indexes.list_indexes(services)
-    return protobuf.write(pb.ListIndexesResponse, {"data": infos}).SerializeToString()
-
-
-async def get_index(services: Services, request: pb.GetIndexRequest, model: str | None) -> bytes:
-    """Describe an index."""
-    info = await indexes.get_index(services, request.name)
-    return protobuf.write(pb.IndexInfo, info).SerializeToString()
-
-
-async def drop_index(services: Services, request: pb.DropIndexRequest, model: str | None) -> bytes:
-    """Drop an index."""
-    await indexes.drop_index(services, request.name)
-    return pb.DropIndexResponse().SerializeToString()
-
-
 async def upsert_documents(
     services: Services, request: pb.UpsertRequest, model: str | None
-) -> bytes:
+) -> values.Upserted:
     """Write documents."""
     documents = await convert.read_documents(services, request.documents, services.limits.max_items)
     vectors = None
     if request.vectors:
         vectors = convert.read_vectors(request.vectors, "vectors", rows=len(documents))
-    written = await indexes.upsert_documents(
+    return await indexes.upsert_documents(
         services,
         request.index,
         documents,
         vectors=vectors,
         fingerprint=request.fingerprint or None,
     )
-    return protobuf.write(pb.UpsertResponse, written).SerializeToString()
 
 
 async def delete_documents(
     services: Services, request: pb.DeleteRequest, model: str | None
-) -> bytes:
+) -> dict[str, int]:
     """Delete documents."""
     filter = convert.read_filter(request)
     # An empty list where the request holds neither: the job refuses that.
     ids = list(request.ids) if request.ids or filter is None else None
-    deleted = await indexes.delete_documents(services, request.index, ids, filter=filter)
-    return pb.DeleteResponse(deleted=deleted).SerializeToString()
+    return {"deleted": await indexes.delete_documents(services, request.index, ids, filter=filter)}
 
 
-async def query_index(services: Services, request: pb.QueryRequest, model: str | None) -> bytes:
+async def query_index(
+    services: Services, request: pb.QueryRequest, model: str | None
+) -> dict[str, list[values.Hit]]:
     """Find the nearest passages."""
     by = request.WhichOneof("by")
     vector = convert.read_vectors(request.vector, "vector", rows=1)[0] if by == "vector" else None
@@ -207,126 +182,44 @@ async def query_index(services: Services, request: pb.QueryRequest, model: str |
         mode=cast(SearchMode | None, request.mode or None),  # the job checks it
         filter=convert.read_filter(request),
     )
-    return protobuf.write(pb.QueryResponse, {"results": hits}).SerializeToString()
+    return {"results": hits}
 
 
-async def count_documents(services: Services, request: pb.CountRequest, model: str | None) -> bytes:
+async def count_documents(
+    services: Services, request: pb.CountRequest, model: str | None
+) -> pb.CountResponse:
     """Count documents and passages."""
     filter = convert.read_filter(request)
     documents, passages = await indexes.count_documents(services, request.index, filter=filter)
-    return pb.CountResponse(documents=documents, passages=passages).SerializeToString()
+    return pb.CountResponse(documents=documents, passages=passages)
 
 
 async def get_documents(
     services: Services, request: pb.GetDocumentsRequest, model: str | None
-) -> bytes:
-    """Return documents by id."""
+) -> pb.GetDocumentsResponse:
+    """Return documents by id; their metadata take a while to write."""
     documents = await indexes.get_documents(services, request.index, list(request.ids))
-    reply = await asyncio.to_thread(
-        protobuf.write, pb.GetDocumentsResponse, {"documents": documents}
-    )
-    return reply.SerializeToString()
+    reply = {"documents": documents}
+    return await asyncio.to_thread(protobuf.write, pb.GetDocumentsResponse, reply)
 
 
 async def scroll_documents(
     services: Services, request: pb.ScrollRequest, model: str | None
-) -> bytes:
+) -> pb.ScrollResponse:
     """Return documents by id, page by page."""
-    page = await indexes.scroll_documents(
-        services,
-        request.index,
-        filter=convert.read_filter(request),
-        limit=request.limit or None,
-        after=request.after or None,
-        with_text=read_optional(request, "with_text", True),
-        with_metadata=read_optional(request, "with_metadata", True),
-        with_vectors=request.with_vectors,
-    )
-    reply = await asyncio.to_thread(protobuf.write, pb.ScrollResponse, page)
-    return reply.SerializeToString()
+    page = await protobuf.call(indexes.scroll_documents, (services, request.index), request)
+    return await asyncio.to_thread(protobuf.write, pb.ScrollResponse, page)
 
 
 async def update_aliases(
     services: Services, request: pb.UpdateAliasesRequest, model: str | None
-) -> bytes:
+) -> dict[str, list[values.Alias]]:
     """Change aliases."""
     check_count(request.actions, "actions", services.limits.max_items)
     actions = [
         _read_action(action, f"actions[{place}]") for place, action in enumerate(request.actions)
     ]
-    return _write_aliases(await maintenance.update_index_aliases(services, actions))
-
-
-async def list_aliases(
-    services: Services, request: pb.ListAliasesRequest, model: str | None
-) -> bytes:
-    """List aliases."""
-    return _write_aliases(await maintenance.list_index_aliases(services))
-
-
-async def create_snapshot(
-    services: Services, request: pb.CreateSnapshotRequest, model: str | None
-) -> bytes:
-    """Make a snapshot."""
-    snapshot = await maintenance.create_snapshot(services, request.index)
-    return protobuf.write(pb.Snapshot, snapshot).SerializeToString()
-
-
-async def list_snapshots(
-    services: Services, request: pb.ListSnapshotsRequest, model: str | None
-) -> bytes:
-    """List snapshots."""
-    snapshots = await maintenance.list_snapshots(services, request.index)
-    return protobuf.write(pb.ListSnapshotsResponse, snapshots).SerializeToString()
-
-
-async def delete_snapshot(
-    services: Services, request: pb.DeleteSnapshotRequest, model: str | None
-) -> bytes:
-    """Delete a snapshot."""
-    await maintenance.delete_snapshot(services, request.index, request.snapshot)
-    return pb.DeleteSnapshotResponse().SerializeToString()
-
-
-async def restore_snapshot(
-    services: Services, request: pb.RestoreSnapshotRequest, model: str | None
-) -> bytes:
-    """Make an index of a snapshot."""
-    info = await maintenance.restore_snapshot(
-        services, request.index, request.snapshot, into=request.into or None
-    )
-    return protobuf.write(pb.IndexInfo, info).SerializeToString()
-
-
-async def rebuild_index(
-    services: Services, request: pb.RebuildIndexRequest, model: str | None
-) -> bytes:
-    """Begin a rebuild."""
-    rebuild = await maintenance.rebuild_index(
-        services,
-        request.index,
-        encoder=model,
-        metric=request.metric or None,
-        kind=request.kind or None,
-        options=dict(request.options.values) if request.HasField("options") else None,
-    )
-    return protobuf.write(pb.Rebuild, rebuild).SerializeToString()
-
-
-async def get_rebuild(
-    services: Services, request: pb.GetRebuildRequest, model: str | None
-) -> bytes:
-    """Return how far a rebuild has come."""
-    rebuild = await maintenance.get_rebuild(services, request.index)
-    return protobuf.write(pb.Rebuild, rebuild).SerializeToString()
-
-
-async def cancel_rebuild(
-    services: Services, request: pb.CancelRebuildRequest, model: str | None
-) -> bytes:
-    """Cancel a rebuild."""
-    await maintenance.cancel_rebuild(services, request.index)
-    return pb.CancelRebuildResponse().SerializeToString()
+    return {"data": await maintenance.update_index_aliases(services, actions)}
 
 
 def _read_action(action: pb.AliasAction, field: str) -> values.AliasAction:
@@ -341,10 +234,6 @@ def _read_action(action: pb.AliasAction, field: str) -> values.AliasAction:
         f"{field}: it holds no action; set one of create_alias, delete_alias, rename_alias.",
         field=field,
     )
-
-
-def _write_aliases(aliases: Iterable[values.Alias]) -> bytes:
-    return protobuf.write(pb.AliasesResponse, {"data": aliases}).SerializeToString()
 
 
 async def answer_question(
@@ -380,24 +269,18 @@ async def compress_documents(
     services: Services, request: pb.CompressRequest, model: str | None
 ) -> bytes:
     """Compress documents for a question."""
-    result = await answer.compress_documents(
-        services,
-        request.query,
-        await _read_documents(services, request.documents),
-        model=model,
-        ratio=read_optional(request, "ratio"),
-        keep=read_optional(request, "keep", True),
-        ttl_s=read_optional(request, "ttl_s", DEFAULT_CONTEXT_SECONDS),
+    documents = await _read_documents(services, request.documents)
+    result = await protobuf.call(
+        answer.compress_documents, (services,), request, documents=documents, model=model
     )
     return convert.serialize_timed(services, result, partial(protobuf.write, pb.CompressResponse))
 
 
 async def release_context(
     services: Services, request: pb.ReleaseContextRequest, model: str | None
-) -> bytes:
+) -> None:
     """Release a context."""
     answer.release_context(services, request.context)
-    return pb.ReleaseContextResponse().SerializeToString()
 
 
 async def _read_question(
@@ -419,13 +302,14 @@ async def _read_documents(services: Services, messages: Sequence[pb.Document]) -
 
 async def list_models(
     services: Services, request: pb.ListModelsRequest, model: str | None
-) -> bytes:
+) -> dict[str, Any]:
     """List the models that serve, aliases too, and those that could not be loaded."""
-    listing = {"data": models.list_models(services), "refused": services.registry.refusals()}
-    return protobuf.write(pb.ListModelsResponse, listing).SerializeToString()
+    return {"data": models.list_models(services), "refused": services.registry.refusals()}
 
 
-async def get_report(services: Services, request: pb.GetReportRequest, model: str | None) -> bytes:
+async def get_report(
+    services: Services, request: pb.GetReportRequest, model: str | None
+) -> pb.GetReportResponse:
     """Return what a model was measured at."""
     name = model or ""
     reply = protobuf.write(pb.GetReportResponse, await models.read_model_report(services, name))
@@ -433,40 +317,31 @@ async def get_report(services: Services, request: pb.GetReportRequest, model: st
         reply.card = await models.read_model_card(services, name)
     for plot in dict.fromkeys(request.with_plots):
         reply.pictures[plot] = await models.read_model_plot(services, name, plot)
-    return reply.SerializeToString()
+    return reply
 
 
-async def list_stored_models(
-    services: Services, request: pb.StoredModelsRequest, model: str | None
-) -> bytes:
-    """List every stored version of every model, and which of them serve."""
-    versions = await models.list_versions(services)
-    return protobuf.write(pb.StoredModelsResponse, {"data": versions}).SerializeToString()
-
-
-async def load_model(services: Services, request: pb.LoadModelRequest, model: str | None) -> bytes:
+async def load_model(
+    services: Services, request: pb.LoadModelRequest, model: str | None
+) -> values.ModelLoad:
     """Load a stored model, and let it serve in place of the version that does."""
-    loaded = await models.load_model(
-        services, _check_model_named(model), request.version or None, again=request.again
-    )
-    return protobuf.write(pb.LoadModelResponse, loaded).SerializeToString()
+    name = _check_model_named(model)
+    return await protobuf.call(models.load_model, (services, name), request)
 
 
 async def unload_model(
     services: Services, request: pb.UnloadModelRequest, model: str | None
-) -> bytes:
+) -> values.ModelUnload:
     """Unload a model."""
-    unloaded = await models.unload_model(services, _check_model_named(model), force=request.force)
-    return protobuf.write(pb.UnloadModelResponse, unloaded).SerializeToString()
+    name = _check_model_named(model)
+    return await protobuf.call(models.unload_model, (services, name), request)
 
 
 async def set_model_aliases(
     services: Services, request: pb.SetAliasRequest, model: str | None
-) -> bytes:
+) -> dict[str, Any]:
     """Set aliases of models, or remove them."""
     changes = {alias: target or None for alias, target in request.aliases.items()}
-    aliases = await models.set_model_aliases(services, changes)
-    return pb.SetAliasResponse(aliases=aliases).SerializeToString()
+    return {"aliases": await models.set_model_aliases(services, changes)}
 
 
 def _check_model_named(model: str | None) -> str:
@@ -475,77 +350,81 @@ def _check_model_named(model: str | None) -> str:
     return model
 
 
-_index: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "Index", task="index")
-_maintenance: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "IndexUpkeep", task="index")
-_rag: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "Rag", scope="infer")
-_models: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "Models", scope="infer", task=None)
-_admin: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "Admin", scope="admin", task=None)
+def _job_method(
+    service: str,
+    name: str,
+    scope: KeyScope,
+    job: Callable[..., Awaitable[Any]],
+    within: str | None = None,
+    *,
+    task: Task | None = "index",
+    index_field: str | None = None,
+    takes_encoder: bool = False,
+) -> RpcMethod[Any]:
+    """Return the method that is a job and no more.
+
+    Args:
+        job: Takes the services, the index's name, and the request's fields by their names.
+        within: The reply's field, by REST's name, that holds what the job returns; None is the
+            reply itself.
+        takes_encoder: Whether the model that the request names is the job's ``encoder``.
+    """
+
+    async def run(services: Services, request: Message, model: str | None) -> Any:
+        index = () if index_field is None else (getattr(request, index_field),)
+        known = {"encoder": model} if takes_encoder else {}
+        result = await protobuf.call(job, (services, *index), request, **known)
+        return result if within is None else {within: result}
+
+    model_field = "encoder" if takes_encoder else "model"
+    return RpcMethod(
+        service, name, scope, task, run, model_field=model_field, index_field=index_field
+    )
+
+
+_READ: KeyScope = "infer"
 _WRITE: KeyScope = "index-write"
+_index = partial(_job_method, "Index")
+_index_documents: Callable[..., RpcMethod[Any]] = partial(
+    RpcMethod, "Index", task="index", index_field="index"
+)
+_upkeep = partial(_job_method, "IndexUpkeep")
+_answer: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "Rag", scope="infer", task="answer")
+_compress: Callable[..., RpcMethod[Any]] = partial(RpcMethod, "Rag", scope="infer", task="compress")
 
 METHODS: tuple[RpcMethod[Any], ...] = (
-    RpcMethod("Embedding", "EmbedBatch", pb.EmbedBatchRequest, "infer", "embed", embed_batch),
-    RpcMethod("Rerank", "Rerank", pb.RerankRequest, "infer", "rerank", rerank_passages),
-    _index("Create", pb.CreateIndexRequest, _WRITE, unary=create_index, model_field="encoder"),
-    _index("List", pb.ListIndexesRequest, "infer", unary=list_indexes),
-    _index("Get", pb.GetIndexRequest, "infer", unary=get_index, index_field="name"),
-    _index("Drop", pb.DropIndexRequest, _WRITE, unary=drop_index, index_field="name"),
-    _index("Upsert", pb.UpsertRequest, _WRITE, unary=upsert_documents, index_field="index"),
-    _index("Delete", pb.DeleteRequest, _WRITE, unary=delete_documents, index_field="index"),
-    _index("Query", pb.QueryRequest, "infer", unary=query_index, index_field="index"),
-    _index("Count", pb.CountRequest, "infer", unary=count_documents, index_field="index"),
-    _index(
-        "GetDocuments", pb.GetDocumentsRequest, "infer", unary=get_documents, index_field="index"
+    RpcMethod("Embedding", "EmbedBatch", _READ, "embed", embed_batch),
+    RpcMethod("Rerank", "Rerank", _READ, "rerank", rerank_passages),
+    _index("Create", _WRITE, indexes.create_index, takes_encoder=True),
+    _index("List", _READ, indexes.list_indexes, "data"),
+    _index("Get", _READ, indexes.get_index, index_field="name"),
+    _index("Drop", _WRITE, indexes.drop_index, index_field="name"),
+    _index_documents("Upsert", _WRITE, unary=upsert_documents),
+    _index_documents("Delete", _WRITE, unary=delete_documents),
+    _index_documents("Query", _READ, unary=query_index),
+    _index_documents("Count", _READ, unary=count_documents),
+    _index_documents("GetDocuments", _READ, unary=get_documents),
+    _index_documents("Scroll", _READ, unary=scroll_documents),
+    RpcMethod("IndexUpkeep", "UpdateAliases", _WRITE, "index", update_aliases),
+    _upkeep("ListAliases", _READ, maintenance.list_index_aliases, "data"),
+    _upkeep("CreateSnapshot", _WRITE, maintenance.create_snapshot, index_field="index"),
+    _upkeep("ListSnapshots", _READ, maintenance.list_snapshots, index_field="index"),
+    _upkeep("DeleteSnapshot", _WRITE, maintenance.delete_snapshot, index_field="index"),
+    _upkeep("RestoreSnapshot", _WRITE, maintenance.restore_snapshot, index_field="index"),
+    _upkeep(
+        "RebuildIndex", _WRITE, maintenance.rebuild_index, index_field="index", takes_encoder=True
     ),
-    _index("Scroll", pb.ScrollRequest, "infer", unary=scroll_documents, index_field="index"),
-    _maintenance("UpdateAliases", pb.UpdateAliasesRequest, _WRITE, unary=update_aliases),
-    _maintenance("ListAliases", pb.ListAliasesRequest, "infer", unary=list_aliases),
-    _maintenance(
-        "CreateSnapshot",
-        pb.CreateSnapshotRequest,
-        _WRITE,
-        unary=create_snapshot,
-        index_field="index",
-    ),
-    _maintenance(
-        "ListSnapshots", pb.ListSnapshotsRequest, "infer", unary=list_snapshots, index_field="index"
-    ),
-    _maintenance(
-        "DeleteSnapshot",
-        pb.DeleteSnapshotRequest,
-        _WRITE,
-        unary=delete_snapshot,
-        index_field="index",
-    ),
-    _maintenance(
-        "RestoreSnapshot",
-        pb.RestoreSnapshotRequest,
-        _WRITE,
-        unary=restore_snapshot,
-        index_field="index",
-    ),
-    _maintenance(
-        "RebuildIndex",
-        pb.RebuildIndexRequest,
-        _WRITE,
-        unary=rebuild_index,
-        model_field="encoder",
-        index_field="index",
-    ),
-    _maintenance(
-        "GetRebuild", pb.GetRebuildRequest, "infer", unary=get_rebuild, index_field="index"
-    ),
-    _maintenance(
-        "CancelRebuild", pb.CancelRebuildRequest, _WRITE, unary=cancel_rebuild, index_field="index"
-    ),
-    _rag("Answer", pb.AnswerRequest, task="answer", unary=answer_question),
-    _rag("AnswerStream", pb.AnswerRequest, task="answer", stream=answer_events),
-    _rag("Compare", pb.AnswerRequest, task="compare", unary=compare_answers),
-    _rag("Compress", pb.CompressRequest, task="compress", unary=compress_documents),
-    _rag("ReleaseContext", pb.ReleaseContextRequest, task="compress", unary=release_context),
-    _models("List", pb.ListModelsRequest, unary=list_models),
-    _models("GetReport", pb.GetReportRequest, unary=get_report),
-    _admin("ListModels", pb.StoredModelsRequest, unary=list_stored_models),
-    _admin("LoadModel", pb.LoadModelRequest, unary=load_model),
-    _admin("UnloadModel", pb.UnloadModelRequest, unary=unload_model),
-    _admin("SetAlias", pb.SetAliasRequest, unary=set_model_aliases),
+    _upkeep("GetRebuild", _READ, maintenance.get_rebuild, index_field="index"),
+    _upkeep("CancelRebuild", _WRITE, maintenance.cancel_rebuild, index_field="index"),
+    _answer("Answer", unary=answer_question),
+    _answer("AnswerStream", stream=answer_events),
+    _answer("Compare", task="compare", unary=compare_answers),
+    _compress("Compress", unary=compress_documents),
+    _compress("ReleaseContext", unary=release_context),
+    RpcMethod("Models", "List", _READ, None, list_models),
+    RpcMethod("Models", "GetReport", _READ, None, get_report),
+    _job_method("Admin", "ListModels", "admin", models.list_versions, "data", task=None),
+    RpcMethod("Admin", "LoadModel", "admin", None, load_model),
+    RpcMethod("Admin", "UnloadModel", "admin", None, unload_model),
+    RpcMethod("Admin", "SetAlias", "admin", None, set_model_aliases),
 )

@@ -26,11 +26,6 @@ FilteredRequest = (
 DOCUMENT_DEPTH = 3  # the request, its list of documents, the document
 
 
-def read_optional(message: Message, field: str, default: Any = None) -> Any:
-    """Return an optional field's value; ``default`` where the caller left it out."""
-    return getattr(message, field) if message.HasField(field) else default
-
-
 def read_vectors(data: bytes, field: str, *, rows: int) -> values.Floats:
     """Read ``rows`` packed little-endian float32 vectors, (rows, dims).
 

@@ -93,7 +93,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     reflection. A refused call's message is not read: callers without a key take no memory.
 
     Args:
-        services: The running parts.
         methods: The methods that need a scope, by path; all others need any key.
         open_paths: Paths that never need a key, and answer until the server stops: health.
     """
@@ -228,7 +227,7 @@ async def start_server(
         handlers = {
             method.name: make_handler(services, method, readers, streams)
             for method in ALL_METHODS
-            if f"{method.package}.{method.service}" == service.full_name
+            if method.service_name == service.full_name
         }
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service.full_name, handlers),)
@@ -399,7 +398,7 @@ async def _serve_call(
         stack.enter_context(count_call(services, method, request, model))
         request_context.check()
         if method.unary is not None:
-            return await run_in_time(method.unary(services, request, model), request_context)
+            return await run_in_time(method.run(services, request, model), request_context)
         await run_in_time(
             _write_stream(services, method, request, model, context),
             request_context,

@@ -327,7 +327,6 @@ async def _answer_gathered(
     request_context: RequestContext,
     model: str | None,
 ) -> bytes:
-    assert method.gather is not None
     limits = services.limits
     requests: list[Any] = []
     with ExitStack() as stack:
@@ -341,7 +340,7 @@ async def _answer_gathered(
             check_count(requests, "messages", limits.max_items)  # there may be none
         stack.enter_context(count_call(services, method, requests[0], model))
         request_context.check()
-        return await method.gather(services, requests, model)
+        return await method.run(services, requests, model)
 
 
 class _StreamAnswerer:
@@ -430,14 +429,13 @@ class _StreamAnswerer:
 
     async def _answer(self, data: bytes, request_context: RequestContext) -> bytes:
         method, services = self._method, self._services
-        assert method.each is not None
-        answer, outcome = method.each, "CANCELLED"  # unless it ends by itself
+        outcome = "CANCELLED"  # unless it ends by itself
         try:
             with count_refusals(services, method.task, "grpc"):
                 request = parse_message(method, data)
             with count_call(services, method, request, self._model):
                 work = _retry_while_overloaded(
-                    lambda: answer(services, request, self._model), request_context
+                    lambda: method.run(services, request, self._model), request_context
                 )
                 reply = await run_in_time(work, request_context)
             outcome = "OK"

@@ -10,7 +10,7 @@ from typing import Any
 
 import condensery
 from condensery import values
-from condensery.api.grpc.condensery_v1 import Request, RpcMethod, UnaryHandler
+from condensery.api.grpc.condensery_v1 import RpcMethod, UnaryHandler
 from condensery.api.grpc.convert import serialize_timed
 from condensery.errors import InputError, rename_field, shorten
 from condensery.jobs.embed import decode_tokens, embed, embed_sparse, embed_tokens
@@ -88,22 +88,6 @@ def write_ranking(result: values.Reranked, *, with_text: bool) -> pb.RerankRespo
     return pb.RerankResponse(ranks=ranks, metadata=write_request_stats(result.tokens))
 
 
-def write_tokens(tokens: list[values.TextToken]) -> pb.EncodeResponse:
-    """Write a text's tokens."""
-    return pb.EncodeResponse(
-        tokens=[
-            pb.SimpleToken(
-                id=token.id,
-                text=token.text,
-                special=token.special,
-                start=token.start,
-                stop=token.stop,
-            )
-            for token in tokens
-        ]
-    )
-
-
 def write_info(description: ModelDescription, version: str) -> pb.InfoResponse:
     """Write what a model is."""
     model = description.model
@@ -132,9 +116,11 @@ LARGE_REPLIES_AT_ONCE = 16
 SHARED_FIELDS = ("query", "truncate", "truncation_direction")
 
 
-async def show_info(services: Services, request: pb.InfoRequest, model: str | None) -> bytes:
+async def show_info(
+    services: Services, request: pb.InfoRequest, model: str | None
+) -> pb.InfoResponse:
     """Describe the model."""
-    return write_info(describe_model(services, model), condensery.__version__).SerializeToString()
+    return write_info(describe_model(services, model), condensery.__version__)
 
 
 async def embed_one(services: Services, request: pb.EmbedRequest, model: str | None) -> bytes:
@@ -247,7 +233,9 @@ async def _rerank(
     return serialize_timed(services, result, partial(write_ranking, with_text=request.return_text))
 
 
-async def tokenize(services: Services, request: pb.EncodeRequest, model: str | None) -> bytes:
+async def tokenize(
+    services: Services, request: pb.EncodeRequest, model: str | None
+) -> dict[str, list[values.TextToken]]:
     """Return a text's tokens."""
     with rename_field("inputs[0]", "inputs"):
         (text_tokens,) = await tokenize_texts(
@@ -257,15 +245,17 @@ async def tokenize(services: Services, request: pb.EncodeRequest, model: str | N
             prompt_name=_prompt_name(request),
             special=request.add_special_tokens,
         )
-    return write_tokens(text_tokens).SerializeToString()
+    return {"tokens": text_tokens}
 
 
-async def decode(services: Services, request: pb.DecodeRequest, model: str | None) -> bytes:
+async def decode(
+    services: Services, request: pb.DecodeRequest, model: str | None
+) -> dict[str, str]:
     """Return the text of tokens."""
     (text,) = await decode_tokens(
         services, [list(request.ids)], model=model, skip_special=request.skip_special_tokens
     )
-    return pb.DecodeResponse(text=text).SerializeToString()
+    return {"text": text}
 
 
 def _prompt_name(request: Any) -> str | None:
@@ -273,38 +263,29 @@ def _prompt_name(request: Any) -> str | None:
 
 
 _method: Callable[..., RpcMethod[Any]] = partial(
-    RpcMethod, scope="infer", package=pb.DESCRIPTOR.package, family="tei", model_field=""
+    RpcMethod, scope="infer", contract=pb.DESCRIPTOR, family="tei", model_field=""
 )
 
 
 def _unary_and_stream(
-    service: str,
-    name: str,
-    request: type[Request],
-    task: Task,
-    unary: UnaryHandler[Request],
-    **options: Any,
+    service: str, name: str, task: Task, unary: UnaryHandler[Any], **options: Any
 ) -> tuple[RpcMethod[Any], RpcMethod[Any]]:
     """Return the method of one message, and that of a stream of them."""
     return (
-        _method(service, name, request, task=task, unary=unary),
-        _method(service, f"{name}Stream", request, task=task, each=unary, **options),
+        _method(service, name, task=task, unary=unary),
+        _method(service, f"{name}Stream", task=task, each=unary, **options),
     )
 
 
 METHODS: tuple[RpcMethod[Any], ...] = (
-    _method("Info", "Info", pb.InfoRequest, task=None, unary=show_info),
-    *_unary_and_stream("Embed", "Embed", pb.EmbedRequest, "embed", embed_one),
-    *_unary_and_stream("Embed", "EmbedSparse", pb.EmbedSparseRequest, "embed", refuse_sparse),
-    *_unary_and_stream(
-        "Embed", "EmbedAll", pb.EmbedAllRequest, "embed", embed_all, at_once=LARGE_REPLIES_AT_ONCE
-    ),
-    *_unary_and_stream("Predict", "Predict", pb.PredictRequest, "classify", predict),
-    *_unary_and_stream("Predict", "PredictPair", pb.PredictPairRequest, "classify", predict_pair),
-    _method("Rerank", "Rerank", pb.RerankRequest, task="rerank", unary=rerank_texts),
-    _method("Rerank", "RerankStream", pb.RerankStreamRequest, task="rerank", gather=rerank_stream),
-    *_unary_and_stream(
-        "Tokenize", "Tokenize", pb.EncodeRequest, "embed", tokenize, at_once=LARGE_REPLIES_AT_ONCE
-    ),
-    *_unary_and_stream("Tokenize", "Decode", pb.DecodeRequest, "embed", decode),
+    _method("Info", "Info", task=None, unary=show_info),
+    *_unary_and_stream("Embed", "Embed", "embed", embed_one),
+    *_unary_and_stream("Embed", "EmbedSparse", "embed", refuse_sparse),
+    *_unary_and_stream("Embed", "EmbedAll", "embed", embed_all, at_once=LARGE_REPLIES_AT_ONCE),
+    *_unary_and_stream("Predict", "Predict", "classify", predict),
+    *_unary_and_stream("Predict", "PredictPair", "classify", predict_pair),
+    _method("Rerank", "Rerank", task="rerank", unary=rerank_texts),
+    _method("Rerank", "RerankStream", task="rerank", gather=rerank_stream),
+    *_unary_and_stream("Tokenize", "Tokenize", "embed", tokenize, at_once=LARGE_REPLIES_AT_ONCE),
+    *_unary_and_stream("Tokenize", "Decode", "embed", decode),
 )

@@ -14,7 +14,6 @@ def build_app(services: Services, origins: Origins | None = None) -> Middleware:
     """Return the REST API as an ASGI app.
 
     Args:
-        services: The running parts.
         origins: Which web pages and host names are allowed; by default its own pages, any name.
     """
     sections = route_sections(open_metrics=services.limits.open_metrics)

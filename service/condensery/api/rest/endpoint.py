@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
-from condensery import errors
 from condensery.api.rest.errors import ERROR_ROWS, Family, render_error, render_row
 from condensery.auth import KeyScope
 from condensery.errors import CondenseryError, code_of
@@ -28,13 +27,6 @@ T = TypeVar("T")
 
 Access = KeyScope | Literal["any", "open"]
 ErrorTypes = tuple[type[CondenseryError], ...]
-
-# Errors that many routes share.
-ENCODE_ERRORS: ErrorTypes = (errors.EmptyInput, errors.ModelNotFound, errors.ModelFault)
-FIND_ERRORS: ErrorTypes = (errors.IndexNotFound,)
-SEARCH_ERRORS: ErrorTypes = (*FIND_ERRORS, errors.EncoderMismatch, errors.ModelFault)
-WRITE_ERRORS: ErrorTypes = (*FIND_ERRORS, errors.StorageError, errors.StorageFull)
-UNREADY_ERRORS: ErrorTypes = (errors.Unavailable,)
 
 # A queue ends what is late in it itself, and counts it as that; this margin lets it be first.
 LATE_MARGIN_SECONDS = 0.01

@@ -72,7 +72,6 @@ class RestServer:
     """Uvicorn in our loop, with our signals and our socket.
 
     Args:
-        services: The running parts.
         listener: Bound already.
         tls: The certificate to show; None speaks plain HTTP.
         max_connections: At once.

@@ -1,6 +1,10 @@
-"""Indexes, and their aliases, snapshots and rebuilds: `/v1/indexes/**`."""
+"""Indexes, and their aliases, snapshots and rebuilds: `/v1/indexes/**`.
+
+An endpoint that is a job and no more is one line (``io.job_endpoint``).
+"""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +13,7 @@ from starlette.responses import Response
 
 from condensery.api.rest.io import (
     PIECE_TEXTS,
+    job_endpoint,
     read_as,
     read_body,
     write_json,
@@ -33,7 +38,17 @@ from condensery.errors import InputError
 from condensery.jobs import indexes, maintenance, retrieval
 from condensery.jobs.accounting import count_request
 from condensery.jobs.services import Services
-from condensery.values import Alias, AliasAction, Document, Floats, Hit, IndexInfo
+from condensery.values import (
+    Alias,
+    AliasAction,
+    Document,
+    Floats,
+    Hit,
+    IndexInfo,
+    Rebuild,
+    Snapshot,
+    SnapshotList,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +121,23 @@ class RebuildCancelled:
     cancelled: Literal[True] = field(init=False, default=True)
 
 
+_job = partial(job_endpoint, task="index")
+
+list_indexes = _job(indexes.list_indexes, Indexes)
+show_index = _job(indexes.get_index, IndexInfo)
+drop_index = _job(indexes.drop_index, Dropped)
+delete_documents = _job(indexes.delete_documents, Deleted, DeleteRequest)
+list_aliases = _job(maintenance.list_index_aliases, Aliases)
+create_snapshot = _job(maintenance.create_snapshot, Snapshot)
+list_snapshots = _job(maintenance.list_snapshots, SnapshotList)
+show_snapshot = _job(maintenance.get_snapshot, Snapshot)
+delete_snapshot = _job(maintenance.delete_snapshot, SnapshotDeleted)
+restore_snapshot = _job(maintenance.restore_snapshot, IndexInfo, RestoreRequest, optional=True)
+rebuild_index = _job(maintenance.rebuild_index, Rebuild, RebuildRequest, optional=True)
+show_rebuild = _job(maintenance.get_rebuild, Rebuild)
+cancel_rebuild = _job(maintenance.cancel_rebuild, RebuildCancelled)
+
+
 async def create_index(request: Request, services: Services) -> Response:
     """Create an index; the same settings again return it as it is."""
     body = await read_body(request, services, CreateIndexRequest, optional=True)
@@ -120,27 +152,6 @@ async def create_index(request: Request, services: Services) -> Response:
             options=body.options,
         )
         return write_json(info)
-
-
-async def list_indexes(_request: Request, services: Services) -> Response:
-    """List the indexes and what they hold."""
-    with count_request(services, None, "index", "rest"):
-        return write_json(Indexes(await indexes.list_indexes(services)))
-
-
-async def show_index(request: Request, services: Services) -> Response:
-    """Return what an index is and holds."""
-    name = request.path_params["name"]
-    with count_request(services, None, "index", "rest", index=name):
-        return write_json(await indexes.get_index(services, name))
-
-
-async def drop_index(request: Request, services: Services) -> Response:
-    """Delete an index with all it holds."""
-    name = request.path_params["name"]
-    with count_request(services, None, "index", "rest", index=name):
-        await indexes.drop_index(services, name)
-        return write_json(Dropped(name))
 
 
 async def upsert_documents(request: Request, services: Services) -> Response:
@@ -165,15 +176,6 @@ async def get_documents(request: Request, services: Services) -> Response:
     with count_request(services, None, "index", "rest", index=name):
         documents = await indexes.get_documents(services, name, body.ids)
         return await write_list(documents, PIECE_TEXTS, within=Documents(), field="documents")
-
-
-async def delete_documents(request: Request, services: Services) -> Response:
-    """Delete documents by id or by a filter; synced when this returns."""
-    name = request.path_params["name"]
-    body = await read_body(request, services, DeleteRequest)
-    with count_request(services, None, "index", "rest", index=name):
-        deleted = await indexes.delete_documents(services, name, body.ids, filter=body.filter)
-        return write_json(Deleted(deleted))
 
 
 async def count_documents(request: Request, services: Services) -> Response:
@@ -223,15 +225,6 @@ async def query_index(request: Request, services: Services) -> Response:
         return write_json(Hits(name, hits))
 
 
-# Aliases, snapshots and rebuilds
-
-
-async def list_aliases(_request: Request, services: Services) -> Response:
-    """List the aliases, and where they lead."""
-    with count_request(services, None, "index", "rest"):
-        return write_json(Aliases(await maintenance.list_index_aliases(services)))
-
-
 async def update_aliases(request: Request, services: Services) -> Response:
     """Create, move, rename and delete aliases: all that is asked, at one moment, or nothing."""
     body = await read_body(request, services, AliasesRequest)
@@ -239,81 +232,6 @@ async def update_aliases(request: Request, services: Services) -> Response:
         actions = [_read_action(item, f"actions[{i}]") for i, item in enumerate(body.actions)]
         aliases = await maintenance.update_index_aliases(services, actions)
         return write_json(Aliases(aliases))
-
-
-async def create_snapshot(request: Request, services: Services) -> Response:
-    """Copy an index as it is now, while it goes on; synced when this returns."""
-    name = request.path_params["name"]
-    with count_request(services, None, "index", "rest", index=name):
-        return write_json(await maintenance.create_snapshot(services, name))
-
-
-async def list_snapshots(request: Request, services: Services) -> Response:
-    """List an index's snapshots, also of one that is no more."""
-    name = request.path_params["name"]
-    with count_request(services, None, "index", "rest", index=name):
-        return write_json(await maintenance.list_snapshots(services, name))
-
-
-async def show_snapshot(request: Request, services: Services) -> Response:
-    """Tell what a snapshot is."""
-    name = request.path_params["name"]
-    with count_request(services, None, "index", "rest", index=name):
-        return write_json(
-            await maintenance.get_snapshot(services, name, request.path_params["snapshot"])
-        )
-
-
-async def delete_snapshot(request: Request, services: Services) -> Response:
-    """Delete a snapshot."""
-    name, snapshot = request.path_params["name"], request.path_params["snapshot"]
-    with count_request(services, None, "index", "rest", index=name):
-        await maintenance.delete_snapshot(services, name, snapshot)
-        return write_json(SnapshotDeleted(snapshot))
-
-
-async def restore_snapshot(request: Request, services: Services) -> Response:
-    """Make an index of a snapshot: over its own, which serves until then, or under a new name."""
-    name = request.path_params["name"]
-    body = await read_body(request, services, RestoreRequest, optional=True)
-    with count_request(services, None, "index", "rest", index=name):
-        return write_json(
-            await maintenance.restore_snapshot(
-                services, name, request.path_params["snapshot"], into=body.into
-            )
-        )
-
-
-async def rebuild_index(request: Request, services: Services) -> Response:
-    """Begin to make an index anew for another encoder, while it serves; or go on with that."""
-    name = request.path_params["name"]
-    body = await read_body(request, services, RebuildRequest, optional=True)
-    with count_request(services, None, "index", "rest", index=name):
-        return write_json(
-            await maintenance.rebuild_index(
-                services,
-                name,
-                encoder=body.encoder,
-                metric=body.metric,
-                kind=body.kind,
-                options=body.options,
-            )
-        )
-
-
-async def show_rebuild(request: Request, services: Services) -> Response:
-    """Tell how far an index's rebuild has come, or how the last one ended."""
-    name = request.path_params["name"]
-    with count_request(services, None, "index", "rest", index=name):
-        return write_json(await maintenance.get_rebuild(services, name))
-
-
-async def cancel_rebuild(request: Request, services: Services) -> Response:
-    """Give up an index's rebuild; the index goes on as it was."""
-    name = request.path_params["name"]
-    with count_request(services, None, "index", "rest", index=name):
-        await maintenance.cancel_rebuild(services, name)
-        return write_json(RebuildCancelled(name))
 
 
 def make_vectors(rows: list[list[float]], names: list[str]) -> Floats:

@@ -15,8 +15,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
@@ -27,13 +27,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from condensery.api.rest.endpoint import run_in_time
+from condensery.api.rest.endpoint import Endpoint, run_in_time
 from condensery.api.rest.errors import ErrorDetail, find_row
 from condensery.api.rest.validation import validate_body
 from condensery.errors import CondenseryError, InputError, Unavailable, code_of, shorten
-from condensery.jobs.accounting import count_refusals
+from condensery.jobs.accounting import count_refusals, count_request
 from condensery.jobs.embed import TextSimilarities
 from condensery.jobs.services import Services
+from condensery.metrics import Task
 from condensery.question import AnswerEvent, Retrieved
 from condensery.request_context import current_request
 from condensery.values import Embedded, EmbeddedTokens, Predicted, Reranked
@@ -346,6 +347,40 @@ async def _write_pieces(items: Iterable[Any], piece_items: int) -> list[bytes]:
         piece = orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
         pieces.append(b"," + piece if pieces else piece)
     return pieces
+
+
+def job_endpoint(
+    job: Callable[..., Awaitable[Any]],
+    reply: type,
+    body: Any = None,
+    *,
+    optional: bool = False,
+    task: Task | None = None,
+) -> Endpoint:
+    """Return an endpoint that is a job and no more, described by the job's first line.
+
+    Args:
+        job: Takes the services, what the path names, and the body's fields by their names.
+        reply: What the job returns; or what is made of that, or of the path's last name where it
+            returns nothing.
+        body: Its schema; ``optional`` ones may be left out.
+        task: What it counts as, for the index that the path names; None is not counted.
+    """
+
+    async def endpoint(request: Request, services: Services) -> Response:
+        path, fields = request.path_params, {}
+        if body is not None:
+            parsed = await read_body(request, services, body, optional=optional)
+            fields = {name: getattr(parsed, name) for name in body.model_fields}
+        counted = task and count_request(services, None, task, "rest", index=path.get("name"))
+        with counted or nullcontext():
+            result = await job(services, *path.values(), **fields)
+            if not isinstance(result, reply):
+                result = reply([*path.values()][-1] if result is None else result)
+            return write_json(result)
+
+    endpoint.__doc__ = (job.__doc__ or "").partition("\n\n")[0]
+    return endpoint
 
 
 # Server-sent events

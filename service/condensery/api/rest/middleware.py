@@ -174,7 +174,6 @@ class Middleware:
         table: The routes.
         endpoints: What answers, by method and path of the route.
         describe: Returns the API's description.
-        services: The running parts.
         origins: Which web pages and host names are allowed.
     """
 

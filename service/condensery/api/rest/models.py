@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import condensery
-from condensery.api.rest.io import read_body, write_json
+from condensery.api.rest.io import job_endpoint, read_body, write_json
 from condensery.api.rest.schemas.service import (
     LoadModelRequest,
     ModelAliasesRequest,
@@ -22,7 +22,7 @@ from condensery.jobs.models import (
     read_model_report,
 )
 from condensery.jobs.services import Services
-from condensery.values import ModelInfo
+from condensery.values import ModelInfo, ModelLoad, ModelUnload
 
 REPORT_FORMATS = ("json", "markdown")
 MARKDOWN = "text/markdown"
@@ -57,6 +57,10 @@ class Status:
     """All is well."""
 
     status: Literal["live", "ready", "started"]
+
+
+load_model = job_endpoint(models.load_model, ModelLoad, LoadModelRequest, optional=True)
+unload_model = job_endpoint(models.unload_model, ModelUnload, UnloadModelRequest, optional=True)
 
 
 async def livez(_request: Request, services: Services) -> Response:
@@ -130,12 +134,6 @@ def find_model(services: Services, name: str) -> ModelInfo:
     )
 
 
-async def load_model(request: Request, services: Services) -> Response:
-    """Load a stored model, and let it serve in place of the version that does."""
-    body = await read_body(request, services, LoadModelRequest, optional=True)
-    return write_json(await models.load_model(services, request.path_params["name"], body.version))
-
-
 async def reload_model(request: Request, services: Services) -> Response:
     """Load a model again, from its files, though it serves already."""
     body = await read_body(request, services, LoadModelRequest, optional=True)
@@ -143,13 +141,6 @@ async def reload_model(request: Request, services: Services) -> Response:
         services, request.path_params["name"], body.version, again=True
     )
     return write_json(loaded)
-
-
-async def unload_model(request: Request, services: Services) -> Response:
-    """Unload a model: its last requests are finished, and its memory is free then."""
-    body = await read_body(request, services, UnloadModelRequest, optional=True)
-    unloaded = await models.unload_model(services, request.path_params["name"], force=body.force)
-    return write_json(unloaded)
 
 
 async def set_model_aliases(request: Request, services: Services) -> Response:

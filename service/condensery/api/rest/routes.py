@@ -6,22 +6,21 @@ from typing import Any
 from condensery import errors, question, values
 from condensery.api.rest import answers, chat, embeddings, indexes, models, openapi, page, rerank
 from condensery.api.rest.compat import cohere, infinity, kserve, tei
-from condensery.api.rest.endpoint import (
-    ENCODE_ERRORS,
-    FIND_ERRORS,
-    SEARCH_ERRORS,
-    UNREADY_ERRORS,
-    WRITE_ERRORS,
-    Endpoint,
-    ErrorTypes,
-    Route,
-)
+from condensery.api.rest.endpoint import Access, Endpoint, ErrorTypes, Route
 from condensery.api.rest.errors import Family
 from condensery.api.rest.schemas import index, inference, rag, service
+from condensery.metrics import Task
 
+# Errors that many routes share.
+ENCODE_ERRORS: ErrorTypes = (errors.EmptyInput, errors.ModelNotFound, errors.ModelFault)
+FIND_ERRORS: ErrorTypes = (errors.IndexNotFound,)
+DISK_ERRORS: ErrorTypes = (errors.StorageError, errors.StorageFull)
+WRITE_ERRORS: ErrorTypes = (*FIND_ERRORS, *DISK_ERRORS)
+UNREADY_ERRORS: ErrorTypes = (errors.Unavailable,)
 ANSWER_ERRORS: ErrorTypes = (
     *ENCODE_ERRORS,
-    *SEARCH_ERRORS,
+    *FIND_ERRORS,
+    errors.EncoderMismatch,
     errors.ContextTooLong,
     errors.ContextNotFound,
     errors.ContextExpired,
@@ -31,8 +30,32 @@ ANSWER_ERRORS: ErrorTypes = (
 OPENAI_EMBEDDINGS = ("/v1/embeddings", "/embeddings", "/openai/v1/embeddings")
 
 
-_inference_route = partial(Route, "POST", fails=ENCODE_ERRORS)
-_answer_route = partial(Route, "POST", fails=ANSWER_ERRORS)
+def _inference_route(
+    family: Family,
+    path: str,
+    endpoint: Endpoint,
+    task: Task,
+    body: Any,
+    reply: Any,
+    fails: ErrorTypes = ENCODE_ERRORS,
+    **options: Any,
+) -> Route:
+    return Route(
+        "POST",
+        path,
+        endpoint,
+        task,
+        family=family,
+        body=body,
+        reply=reply,
+        fails=fails,
+        **options,
+    )
+
+
+_answer_route = partial(_inference_route, "openai", fails=ANSWER_ERRORS)
+_tei_route = partial(_inference_route, "tei")
+_rerank_route = partial(_inference_route, "rerank")
 
 _TEI_ANY = (
     inference.TeiEmbedRequest
@@ -44,117 +67,61 @@ _TEI_ANY = (
 INFERENCE_ROUTES = (
     *(
         _inference_route(
+            "openai",
             path,
             embeddings.openai_embeddings,
             "embed",
-            family="openai",
-            body=inference.OpenAIEmbedRequest,
-            reply=embeddings.Embeddings,
+            inference.OpenAIEmbedRequest,
+            embeddings.Embeddings,
             other_media=embeddings.OCTET_STREAM,
         )
         for path in OPENAI_EMBEDDINGS
     ),
-    _inference_route("/", tei.tei_any, "embed", family="tei", body=_TEI_ANY, reply=tei.Anything),
-    _inference_route(
-        "/invocations", tei.tei_any, "embed", family="tei", body=_TEI_ANY, reply=tei.Anything
+    _tei_route("/", tei.tei_any, "embed", _TEI_ANY, tei.Anything),
+    _tei_route("/invocations", tei.tei_any, "embed", _TEI_ANY, tei.Anything),
+    _tei_route(
+        "/embed_all", tei.tei_embed_all, "embed", inference.TeiEmbedAllRequest, tei.TokenVectors
     ),
-    _inference_route(
-        "/embed_all",
-        tei.tei_embed_all,
-        "embed",
-        family="tei",
-        body=inference.TeiEmbedAllRequest,
-        reply=tei.TokenVectors,
+    _tei_route(
+        "/similarity", tei.tei_similarity, "embed", inference.TeiSimilarityRequest, tei.Cosines
     ),
-    _inference_route(
-        "/similarity",
-        tei.tei_similarity,
-        "embed",
-        family="tei",
-        body=inference.TeiSimilarityRequest,
-        reply=tei.Cosines,
-    ),
-    _inference_route(
-        "/tokenize",
-        tei.tei_tokenize,
-        "embed",
-        family="tei",
-        body=inference.TeiTokenizeRequest,
-        reply=tei.Tokenized,
-    ),
-    _inference_route(
-        "/decode",
-        tei.tei_decode,
-        "embed",
-        family="tei",
-        body=inference.TeiDecodeRequest,
-        reply=tei.Decoded,
-    ),
-    _inference_route(
-        "/embed",
-        tei.tei_embed,
-        "embed",
-        family="tei",
-        body=inference.TeiEmbedRequest,
-        reply=embeddings.Vectors,
-    ),
-    _inference_route(
+    _tei_route("/tokenize", tei.tei_tokenize, "embed", inference.TeiTokenizeRequest, tei.Tokenized),
+    _tei_route("/decode", tei.tei_decode, "embed", inference.TeiDecodeRequest, tei.Decoded),
+    _tei_route("/embed", tei.tei_embed, "embed", inference.TeiEmbedRequest, embeddings.Vectors),
+    _tei_route(
         "/rerank",
         rerank.any_rerank,
         "rerank",
-        family="tei",
-        body=inference.TeiRerankRequest | inference.RerankRequest,
-        reply=rerank.AnyRanking,
+        inference.TeiRerankRequest | inference.RerankRequest,
+        rerank.AnyRanking,
         other_family="rerank",
     ),
-    _inference_route(
+    _tei_route(
         "/predict",
         tei.tei_predict,
         "classify",
-        family="tei",
-        body=inference.TeiPredictRequest,
-        reply=tei.Predictions,
-        fails=(*ENCODE_ERRORS, errors.ModelCannot),
+        inference.TeiPredictRequest,
+        tei.Predictions,
+        (*ENCODE_ERRORS, errors.ModelCannot),
     ),
-    _inference_route(
+    _rerank_route(
         "/v1/embed",
         cohere.cohere_v1_embed,
         "embed",
-        family="rerank",
-        body=cohere.CohereEmbedRequest,
-        reply=cohere.CohereEmbeddings,
+        cohere.CohereEmbedRequest,
+        cohere.CohereEmbeddings,
     ),
-    _inference_route(
-        "/v2/embed",
-        cohere.cohere_v2_embed,
-        "embed",
-        family="rerank",
-        body=cohere.CohereEmbedRequest,
-        reply=cohere.CohereByType,
+    _rerank_route(
+        "/v2/embed", cohere.cohere_v2_embed, "embed", cohere.CohereEmbedRequest, cohere.CohereByType
     ),
-    _inference_route(
-        "/v1/rerank",
-        rerank.v1_rerank,
-        "rerank",
-        family="rerank",
-        body=inference.RerankRequest,
-        reply=rerank.Ranking,
+    _rerank_route(
+        "/v1/rerank", rerank.v1_rerank, "rerank", inference.RerankRequest, rerank.Ranking
     ),
-    _inference_route(
-        "/v2/rerank",
-        rerank.v2_rerank,
-        "rerank",
-        family="rerank",
-        body=inference.RerankRequest,
-        reply=rerank.Ranking,
+    _rerank_route(
+        "/v2/rerank", rerank.v2_rerank, "rerank", inference.RerankRequest, rerank.Ranking
     ),
-    _inference_route(
-        "/v1/ranking",
-        rerank.nim_ranking,
-        "rerank",
-        family="rerank",
-        body=inference.NimRankingRequest,
-        reply=rerank.NimRanking,
+    _rerank_route(
+        "/v1/ranking", rerank.nim_ranking, "rerank", inference.NimRankingRequest, rerank.NimRanking
     ),
 )
 
@@ -163,31 +130,31 @@ ANSWER_ROUTES = (
         "/v1/rag/answer",
         answers.answer_question,
         "answer",
-        body=rag.AnswerRequest,
-        reply=question.Answer,
+        rag.AnswerRequest,
+        question.Answer,
         streams="events",
     ),
     _answer_route(
         "/v1/rag/compare",
         answers.compare_answers,
         "compare",
-        body=rag.CompareRequest,
-        reply=question.Comparison,
+        rag.CompareRequest,
+        question.Comparison,
     ),
     _answer_route(
         "/v1/chat/completions",
         chat.chat_completions,
         "answer",
-        body=rag.ChatRequest,
-        reply=chat.ChatCompletion,
+        rag.ChatRequest,
+        chat.ChatCompletion,
         streams="chunks",
     ),
     _answer_route(
         "/v1/compress",
         answers.compress_documents,
         "compress",
-        body=rag.CompressRequest,
-        reply=question.Compressed,
+        rag.CompressRequest,
+        question.Compressed,
         fails=ENCODE_ERRORS,
     ),
     Route(
@@ -200,8 +167,10 @@ ANSWER_ROUTES = (
     ),
 )
 
+ALIASES_PATH = "/v1/indexes/aliases"
 INDEX_PATH = "/v1/indexes/{name}"
 DOCUMENTS_PATH = f"{INDEX_PATH}/documents"
+REBUILD_PATH = f"{INDEX_PATH}/rebuild"
 SNAPSHOTS_PATH = f"{INDEX_PATH}/snapshots"
 SNAPSHOT_PATH = f"{SNAPSHOTS_PATH}/{{snapshot}}"
 
@@ -212,17 +181,17 @@ SNAPSHOT_PARAMETER = {
     "description": "The id of one of the index's snapshots.",
     "schema": {"type": "string", "pattern": "^[A-Za-z0-9-]+$"},
 }
-SNAPSHOT_ERRORS: ErrorTypes = (*WRITE_ERRORS, errors.SnapshotNotFound, errors.SnapshotDamaged)
+SNAPSHOT_ERRORS: ErrorTypes = (errors.SnapshotNotFound, errors.SnapshotDamaged)
 
 
 def _index_route(
+    shared: ErrorTypes,
+    access: Access,
     method: str,
     path: str,
     endpoint: Endpoint,
     reply: Any,
-    fails: ErrorTypes = (),
-    *,
-    writes: bool = False,
+    *fails: type[errors.CondenseryError],
     body: Any = None,
     optional: bool = False,
 ) -> Route:
@@ -231,152 +200,138 @@ def _index_route(
         path,
         endpoint,
         "index",
-        "index-write" if writes else "infer",
+        access,
         body=body,
         optional=optional,
         reply=reply,
         parameters=(SNAPSHOT_PARAMETER,) if path.startswith(SNAPSHOT_PATH) else (),
-        fails=fails,
+        fails=(*shared, *fails),
     )
 
 
+_list = partial(_index_route, (), "infer", "GET")
+_read = partial(_index_route, FIND_ERRORS, "infer")
+_write = partial(_index_route, WRITE_ERRORS, "index-write")
+
 MAINTENANCE_ROUTES = (  # before the paths with an index's name, which would match `aliases`
-    _index_route("GET", "/v1/indexes/aliases", indexes.list_aliases, indexes.Aliases),
-    _index_route(
+    _list(ALIASES_PATH, indexes.list_aliases, indexes.Aliases),
+    _write(
         "POST",
-        "/v1/indexes/aliases",
+        ALIASES_PATH,
         indexes.update_aliases,
         indexes.Aliases,
-        (*WRITE_ERRORS, errors.EmptyInput, errors.AliasNotFound, errors.AliasCircle),
-        writes=True,
+        errors.EmptyInput,
+        errors.AliasNotFound,
+        errors.AliasCircle,
         body=index.AliasesRequest,
     ),
-    _index_route(
-        "POST",
-        SNAPSHOTS_PATH,
-        indexes.create_snapshot,
-        values.Snapshot,
-        (*WRITE_ERRORS, errors.LimitReached),
-        writes=True,
+    _write("POST", SNAPSHOTS_PATH, indexes.create_snapshot, values.Snapshot, errors.LimitReached),
+    _read("GET", SNAPSHOTS_PATH, indexes.list_snapshots, values.SnapshotList),
+    _read(
+        "GET", SNAPSHOT_PATH, indexes.show_snapshot, values.Snapshot, *DISK_ERRORS, *SNAPSHOT_ERRORS
     ),
-    _index_route("GET", SNAPSHOTS_PATH, indexes.list_snapshots, values.SnapshotList, FIND_ERRORS),
-    _index_route("GET", SNAPSHOT_PATH, indexes.show_snapshot, values.Snapshot, SNAPSHOT_ERRORS),
-    _index_route(
+    _write(
         "DELETE",
         SNAPSHOT_PATH,
         indexes.delete_snapshot,
         indexes.SnapshotDeleted,
-        (*WRITE_ERRORS, errors.SnapshotNotFound),
-        writes=True,
+        errors.SnapshotNotFound,
     ),
-    _index_route(
+    _write(
         "POST",
         f"{SNAPSHOT_PATH}/restore",
         indexes.restore_snapshot,
         values.IndexInfo,
-        SNAPSHOT_ERRORS,
-        writes=True,
+        *SNAPSHOT_ERRORS,
         body=index.RestoreRequest,
         optional=True,
     ),
-    _index_route(
+    _write(
         "POST",
-        f"{INDEX_PATH}/rebuild",
+        REBUILD_PATH,
         indexes.rebuild_index,
         values.Rebuild,
-        (*WRITE_ERRORS, errors.ModelNotFound, errors.TextsMissing, errors.RebuildRunning),
-        writes=True,
+        errors.ModelNotFound,
+        errors.TextsMissing,
+        errors.RebuildRunning,
         body=index.RebuildRequest,
         optional=True,
     ),
-    _index_route(
-        "GET",
-        f"{INDEX_PATH}/rebuild",
-        indexes.show_rebuild,
-        values.Rebuild,
-        (*FIND_ERRORS, errors.RebuildNotFound),
-    ),
-    _index_route(
+    _read("GET", REBUILD_PATH, indexes.show_rebuild, values.Rebuild, errors.RebuildNotFound),
+    _write(
         "DELETE",
-        f"{INDEX_PATH}/rebuild",
+        REBUILD_PATH,
         indexes.cancel_rebuild,
         indexes.RebuildCancelled,
-        (*WRITE_ERRORS, errors.RebuildNotFound),
-        writes=True,
+        errors.RebuildNotFound,
     ),
 )
 
 INDEX_ROUTES = (
-    _index_route("GET", "/v1/indexes", indexes.list_indexes, indexes.Indexes),
+    _list("/v1/indexes", indexes.list_indexes, indexes.Indexes),
     _index_route(
+        DISK_ERRORS,
+        "index-write",
         "PUT",
         INDEX_PATH,
         indexes.create_index,
         values.IndexInfo,
-        (errors.ModelNotFound, errors.IndexExists, errors.StorageError, errors.StorageFull),
-        writes=True,
+        errors.ModelNotFound,
+        errors.IndexExists,
         body=index.CreateIndexRequest,
         optional=True,
     ),
-    _index_route("GET", INDEX_PATH, indexes.show_index, values.IndexInfo, FIND_ERRORS),
-    _index_route(
-        "DELETE",
-        INDEX_PATH,
-        indexes.drop_index,
-        indexes.Dropped,
-        (*WRITE_ERRORS, errors.IndexAliased),
-        writes=True,
-    ),
-    _index_route(
+    _read("GET", INDEX_PATH, indexes.show_index, values.IndexInfo),
+    _write("DELETE", INDEX_PATH, indexes.drop_index, indexes.Dropped, errors.IndexAliased),
+    _write(
         "POST",
         DOCUMENTS_PATH,
         indexes.upsert_documents,
         values.Upserted,
-        (*WRITE_ERRORS, errors.EmptyInput, errors.EncoderMismatch, errors.ModelFault),
-        writes=True,
+        errors.EmptyInput,
+        errors.EncoderMismatch,
+        errors.ModelFault,
         body=index.UpsertRequest,
     ),
-    _index_route(
+    _read(
         "POST",
         f"{DOCUMENTS_PATH}/get",
         indexes.get_documents,
         indexes.Documents,
-        (*FIND_ERRORS, errors.EmptyInput),
+        errors.EmptyInput,
         body=index.IdsRequest,
     ),
-    _index_route(
+    _write(
         "POST",
         f"{DOCUMENTS_PATH}/delete",
         indexes.delete_documents,
         indexes.Deleted,
-        (*WRITE_ERRORS, errors.EmptyInput),
-        writes=True,
+        errors.EmptyInput,
         body=index.DeleteRequest,
     ),
-    _index_route(
+    _read(
         "POST",
         f"{DOCUMENTS_PATH}/count",
         indexes.count_documents,
         indexes.Counts,
-        FIND_ERRORS,
         body=index.CountRequest,
         optional=True,
     ),
-    _index_route(
+    _read(
         "POST",
         f"{DOCUMENTS_PATH}/scroll",
         indexes.scroll_documents,
         values.Page,
-        FIND_ERRORS,
         body=index.ScrollRequest,
         optional=True,
     ),
-    _index_route(
+    _read(
         "POST",
         f"{INDEX_PATH}/query",
         indexes.query_index,
         indexes.Hits,
-        SEARCH_ERRORS,
+        errors.EncoderMismatch,
+        errors.ModelFault,
         body=index.QueryRequest,
     ),
 )
@@ -433,7 +388,9 @@ def _admin_route(
     )
 
 
-_LOAD, _UNLOAD = service.LoadModelRequest, service.UnloadModelRequest
+_load_route = partial(
+    _admin_route, body=service.LoadModelRequest, reply=values.ModelLoad, fails=LOAD_ERRORS
+)
 
 MODEL_ADMIN_ROUTES = (
     Route("GET", MODEL_ALIASES_PATH, models.list_model_aliases, reply=models.ModelAliases),
@@ -452,14 +409,18 @@ MODEL_ADMIN_ROUTES = (
             errors.StoreError,
         ),
     ),
-    _admin_route("/v1/models/{name}/load", models.load_model, _LOAD, values.ModelLoad, LOAD_ERRORS),
+    _load_route("/v1/models/{name}/load", models.load_model),
+    _load_route("/v1/models/{name}/reload", models.reload_model),
     _admin_route(
-        "/v1/models/{name}/reload", models.reload_model, _LOAD, values.ModelLoad, LOAD_ERRORS
-    ),
-    _admin_route(
-        "/v1/models/{name}/unload", models.unload_model, _UNLOAD, values.ModelUnload, UNLOAD_ERRORS
+        "/v1/models/{name}/unload",
+        models.unload_model,
+        service.UnloadModelRequest,
+        values.ModelUnload,
+        UNLOAD_ERRORS,
     ),
 )
+
+_kserve_route = partial(Route, "GET", family="kserve")
 
 ABOUT_ROUTES = (
     Route("GET", "/v1/models", models.list_models, reply=models.Models),
@@ -494,50 +455,45 @@ ABOUT_ROUTES = (
     Route("GET", "/version", models.show_version, reply=models.Version),
     Route("GET", "/docs", page.show_docs, media="text/html"),
     Route("GET", "/openapi.json", openapi.show_openapi, reply=dict[str, Any]),
-    Route("GET", "/v2", kserve.kserve_server, family="kserve", reply=kserve.KServeServer),
-    Route(
-        "GET",
+    _kserve_route("/v2", kserve.kserve_server, reply=kserve.KServeServer),
+    _kserve_route(
         KSERVE_MODEL_PATH,
         kserve.kserve_model,
-        family="kserve",
         reply=kserve.KServeModel,
         fails=(errors.ModelNotFound,),
     ),
-    Route(
-        "GET",
+    _kserve_route(
         f"{KSERVE_MODEL_PATH}/ready",
         kserve.kserve_model_ready,
-        family="kserve",
         reply=kserve.KServeModelReady,
         fails=(errors.ModelNotFound, *UNREADY_ERRORS),
     ),
 )
 
 
+_repository_route = partial(_admin_route, family="kserve")
+
 KSERVE_REPOSITORY_ROUTES = (
-    _admin_route(
+    _repository_route(
         "/v2/repository/index",
         kserve.kserve_index,
         service.KServeIndexRequest,
-        reply=list[values.ModelVersion],
-        fails=(errors.StoreError,),
-        family="kserve",
+        list[values.ModelVersion],
+        (errors.StoreError,),
     ),
-    _admin_route(
+    _repository_route(
         "/v2/repository/models/{name}/load",
         kserve.kserve_load,
         service.KServeLoadRequest,
-        reply=values.ModelVersion,
-        fails=LOAD_ERRORS,
-        family="kserve",
+        values.ModelVersion,
+        LOAD_ERRORS,
     ),
-    _admin_route(
+    _repository_route(
         "/v2/repository/models/{name}/unload",
         kserve.kserve_unload,
         service.KServeUnloadRequest,
-        reply=values.ModelVersion,
-        fails=UNLOAD_ERRORS,
-        family="kserve",
+        values.ModelVersion,
+        UNLOAD_ERRORS,
     ),
 )
 
