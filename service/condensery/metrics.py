@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Literal
+from itertools import accumulate, product
+from typing import Any, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
@@ -24,30 +24,8 @@ from condensery.request_context import RequestStats, current_request
 
 Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "index"]
 Stage = Literal["tokenize", "queue", "forward", "compress", "generate", "index", "serialize"]
-TASKS: tuple[Task, ...] = ("embed", "rerank", "classify", "compress", "answer", "compare", "index")
-STAGES: tuple[Stage, ...] = (
-    "tokenize",
-    "queue",
-    "forward",
-    "compress",
-    "generate",
-    "index",
-    "serialize",
-)
-PROTOCOLS = ("rest", "grpc")
 FallbackReason = Literal["timeout", "fault"]
-FALLBACK_REASONS: tuple[FallbackReason, ...] = ("timeout", "fault")
-DOCUMENT_STATUSES = ("applied", "fallback", "left_out")
-DROP_STAGES: tuple[Stage, ...] = ("queue", "forward", "compress", "generate")
-CANCEL_CAUSES = ("client", "deadline")
-REJECT_REASONS = (
-    "queue_tokens",
-    "queue_seconds",
-    "requests",
-    "bytes",
-    "connections",
-    "context_bytes",
-)
+_TASKS = ",".join(get_args(Task))
 
 # Seconds, 0.1 ms to 60 s: a CPU query takes milliseconds, a long answer seconds.
 SECONDS_BUCKETS = (
@@ -59,34 +37,52 @@ TOKEN_BUCKETS = tuple(float(2**k) for k in range(17))
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A metric of ``Metrics``, made anew for each of its instances."""
+    """A metric of ``Metrics``, made anew for each of its instances.
+
+    Attributes:
+        labels: Each with the values that are there, at zero, before the first event; None is the
+            name of whichever model there is.
+    """
 
     kind: type[Counter] | type[Gauge] | type[Histogram]
     name: str
     description: str
-    labels: Sequence[str]
+    labels: Mapping[str, Sequence[str] | None]
     options: Mapping[str, Any]
 
     def make(self, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
         return self.kind(
-            self.name, self.description, self.labels, registry=registry, **self.options
+            self.name, self.description, [*self.labels], registry=registry, **self.options
         )
+
+    def label_sets(self, model: str | None) -> Iterator[tuple[str, ...]]:
+        """Yield those of a model that are there at zero, or (None) those that are of no model."""
+        if self.labels and (None in self.labels.values()) == (model is not None):
+            yield from product(*((model or "",) if v is None else v for v in self.labels.values()))
 
 
 # What these return stands in the class for what its instances have, and is typed as that. Labels
-# are one string, blanks between them.
+# are one string, blanks between them: ``model`` alone, others as ``state=used,limit``.
 def _counter(name: str, description: str, labels: str = "") -> Any:
-    return _Declared(Counter, name, description, labels.split(), {})
+    return _Declared(Counter, name, description, _read_labels(labels), {})
 
 
 def _gauge(name: str, description: str, labels: str = "") -> Any:
-    return _Declared(Gauge, name, description, labels.split(), {})
+    return _Declared(Gauge, name, description, _read_labels(labels), {})
 
 
 def _histogram(
     name: str, description: str, labels: str = "", *, buckets: tuple[float, ...] = SECONDS_BUCKETS
 ) -> Any:
-    return _Declared(Histogram, name, description, labels.split(), {"buckets": buckets})
+    return _Declared(Histogram, name, description, _read_labels(labels), {"buckets": buckets})
+
+
+def _read_labels(labels: str) -> dict[str, Sequence[str] | None]:
+    parts = (label.partition("=") for label in labels.split())
+    return {
+        name: None if not equals else values.split(",") if values else ()
+        for name, equals, values in parts
+    }
 
 
 class Metrics:
@@ -99,17 +95,17 @@ class Metrics:
     requests: Counter = _counter(
         "condensery_requests_total",
         "Requests answered, by outcome (ok, or the error's class).",
-        "model task protocol code",
+        f"model task={_TASKS} protocol=rest,grpc code=ok",
     )
     request_seconds: Histogram = _histogram(
         "condensery_request_duration_seconds",
         "Time from a parsed request to its reply.",
-        "model task protocol",
+        f"model task={_TASKS} protocol=rest,grpc",
     )
     stage_seconds: Histogram = _histogram(
         "condensery_stage_duration_seconds",
         "Time spent in one stage of a request or batch.",
-        "model stage",
+        f"model stage={','.join(get_args(Stage))}",
     )
     batch_tokens: Histogram = _histogram(
         "condensery_batch_tokens",
@@ -135,18 +131,18 @@ class Metrics:
     rejected: Counter = _counter(
         "condensery_rejected_total",
         "Requests refused because a limit was reached, by the limit.",
-        "reason",
+        "reason=queue_tokens,queue_seconds,requests,bytes,connections,context_bytes",
     )
     connections: Gauge = _gauge("condensery_connections", "Open connections of the REST port.")
     cancelled: Counter = _counter(
         "condensery_cancelled_total",
         "Work dropped because its caller left or its time ran out, by how far it had come.",
-        "model stage cause",
+        "model stage=queue,forward,compress,generate cause=client,deadline",
     )
     oom: Counter = _counter(
         "condensery_oom_total",
         "Batches that ran out of memory: split and tried again, or failed alone.",
-        "model action",
+        "model action=split,failed",
     )
     worker_restarts: Counter = _counter(
         "condensery_worker_restarts_total", "Device workers replaced because they hung or died."
@@ -158,7 +154,7 @@ class Metrics:
     compressed_docs: Counter = _counter(
         "condensery_compressed_docs_total",
         "Passages of answers: read as vectors, read as text for a failure, or left out.",
-        "model status",
+        "model status=applied,fallback,left_out",
     )
     context_tokens_in: Counter = _counter(
         "condensery_context_tokens_in_total", "Tokens of the passages read as vectors.", "model"
@@ -182,7 +178,7 @@ class Metrics:
     compression_fallback: Counter = _counter(
         "condensery_compression_fallback_total",
         "Passages read as text because their compression failed, by why it did.",
-        "model reason",
+        f"model reason={','.join(get_args(FallbackReason))}",
     )
     contexts: Gauge = _gauge("condensery_contexts", "Compressed contexts held for later answers.")
     context_bytes: Gauge = _gauge("condensery_context_bytes", "Bytes that those contexts take.")
@@ -201,7 +197,7 @@ class Metrics:
     sequences: Gauge = _gauge(
         "condensery_sequences",
         "Answers being generated, and those that wait for cache space.",
-        "model state",
+        "model state=running,waiting",
     )
     decode_graphs: Gauge = _gauge(
         "condensery_decode_graphs",
@@ -216,15 +212,15 @@ class Metrics:
     cache_positions: Gauge = _gauge(
         "condensery_cache_positions",
         "Positions of the key/value cache that are taken, and how many there are.",
-        "model state",
+        "model state=used,limit",
     )
     index_passages: Gauge = _gauge(
-        "condensery_index_passages", "Passages in an index.", "index model"
+        "condensery_index_passages", "Passages in an index.", "index= model="
     )
     index_snapshot_age: Gauge = _gauge(
         "condensery_index_snapshot_age_seconds",
         "How old an index's newest snapshot is; of an index without one, there is none.",
-        "index",
+        "index=",
     )
     model_loaded: Gauge = _gauge(
         "condensery_model_loaded", "1 while the model serves, 0 if it was refused.", "model"
@@ -233,20 +229,20 @@ class Metrics:
         "condensery_model_state",
         "1 for what a model does: ready, loading, unloading, unavailable; while it is replaced"
         " it does two of them.",
-        "model state",
+        "model= state=",
     )
     model_load_seconds: Gauge = _gauge(
         "condensery_model_load_seconds",
         "Time that loading what serves took, from its files; its warm-up is not counted.",
-        "model",
+        "model=",
     )
     model_memory_bytes: Gauge = _gauge(
         "condensery_model_memory_bytes",
         "Bytes of the weights of what serves, by device.",
-        "model device",
+        "model= device=",
     )
     build_info: Gauge = _gauge(
-        "condensery_build_info", "Always 1; the version is a label.", "version"
+        "condensery_build_info", "Always 1; the version is a label.", "version="
     )
 
     def __init__(self, *, tei: bool = True) -> None:
@@ -254,8 +250,7 @@ class Metrics:
         for attribute, metric in vars(Metrics).items():
             if isinstance(metric, _Declared):
                 setattr(self, attribute, metric.make(self.registry))
-        for reason in REJECT_REASONS:
-            self.rejected.labels(reason)
+        self._prepare(None)
         self.tei: TeiMetrics | None = None
         if tei:
             self.tei = TeiMetrics(lambda: _sum_gauge(self.queue_requests))
@@ -263,46 +258,13 @@ class Metrics:
 
     def prepare_model(self, model: str) -> None:
         """Create every label set of ``model`` at zero."""
-        for task in TASKS:
-            for protocol in PROTOCOLS:
-                self.requests.labels(model, task, protocol, "ok")
-                self.request_seconds.labels(model, task, protocol)
-        for stage in STAGES:
-            self.stage_seconds.labels(model, stage)
-        for dropped in DROP_STAGES:
-            for cause in CANCEL_CAUSES:
-                self.cancelled.labels(model, dropped, cause)
-        for state in ("running", "waiting"):
-            self.sequences.labels(model, state)
-        for state in ("used", "limit"):
-            self.cache_positions.labels(model, state)
-        for status in DOCUMENT_STATUSES:
-            self.compressed_docs.labels(model, status)
-        for fallback in FALLBACK_REASONS:
-            self.compression_fallback.labels(model, fallback)
-        for action in ("split", "failed"):
-            self.oom.labels(model, action)
-        for family in (
-            self.batch_tokens,
-            self.batch_items,
-            self.queue_requests,
-            self.queue_tokens,
-            self.input_tokens,
-            self.output_tokens,
-            self.truncated_inputs,
-            self.forwards,
-            self.context_tokens_in,
-            self.context_vectors_out,
-            self.flops_used,
-            self.flops_plain,
-            self.ttft_seconds,
-            self.inter_token_seconds,
-            self.step_tokens,
-            self.decode_graphs,
-            self.decode_graph_failures,
-            self.model_loaded,
-        ):
-            family.labels(model)
+        self._prepare(model)
+
+    def _prepare(self, model: str | None) -> None:
+        for attribute, declared in vars(Metrics).items():
+            if isinstance(declared, _Declared):
+                for labels in declared.label_sets(model):
+                    getattr(self, attribute).labels(*labels)
 
     @contextmanager
     def stage(self, model: str, stage: Stage) -> Iterator[None]:
