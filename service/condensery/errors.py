@@ -1,59 +1,27 @@
-"""Every way to fail, drawn once.
+"""Every way to fail, drawn once; each class says below what it is.
 
 CondenseryError
-├── InputError                 a field of the request is wrong
-│   ├── EmptyInput             a list that must hold something is empty
-│   ├── PayloadTooLarge        the body, or the whole request, is over a limit
-│   │   └── HeadersTooLarge    the headers or metadata are
-│   ├── TokenIdsRefused        token ids where text is expected
-│   └── ContextTooLong         what is to be read does not fit the generator
-├── Unauthenticated            no key, or an unknown one
-├── Forbidden                  the key lacks the scope, or a page of another asks
+├── InputError
+│   ├── EmptyInput, TokenIdsRefused, ContextTooLong
+│   └── PayloadTooLarge ── HeadersTooLarge
+├── Unauthenticated
+├── Forbidden
 ├── NotFound
-│   ├── ModelNotFound
-│   │   ├── ModelCannot        it is of another kind than is asked for
-│   │   └── ModelAliasToNothing  what an alias should name does not serve
-│   ├── ReportNotFound         the model was never measured, or has no such plot
-│   ├── IndexNotFound
-│   │   └── IndexClosed        dropped or replaced while it was asked
-│   ├── AliasNotFound
-│   ├── AliasToNothing         an alias would point at no index and no alias
-│   ├── SnapshotNotFound
-│   ├── RebuildNotFound        the index is not being rebuilt, and was not
-│   └── ContextNotFound        no such handle, or another caller's
-│       ├── ContextExpired     its time is over
-│       └── ContextLost        the pair that made it was unloaded, or changed
+│   ├── ModelNotFound ── ModelCannot, ModelAliasToNothing
+│   ├── IndexNotFound ── IndexClosed
+│   ├── ContextNotFound ── ContextExpired, ContextLost
+│   └── ReportNotFound, AliasNotFound, AliasToNothing, SnapshotNotFound, RebuildNotFound
 ├── Conflict
-│   ├── IndexExists            create of a name that is taken, with other settings
-│   ├── NameTaken              an alias of an index's name, or an index of an alias's
-│   ├── AliasCircle            aliases would lead in a circle
-│   ├── IndexAliased           an alias points at the index that is to be deleted
-│   ├── LimitReached           there are as many indexes, aliases or snapshots as may be
-│   ├── SnapshotDamaged        cut short or altered
-│   ├── SnapshotTooNew         of a format of a newer version
-│   ├── RebuildRunning         with other settings, or where it would be restored over
-│   ├── TextsMissing           of documents whose vectors alone are known
-│   ├── EncoderMismatch        vectors or an index of another encoder
-│   ├── ContextMismatch        a handle for another question, or of another pair
-│   ├── ModelInUse             unload of a default, an index's encoder, what an alias names
-│   ├── ModelNotLoaded         a load failed; what served before serves on
-│   ├── ModelAliasTaken        an alias with a model's name, or a model with an alias's
-│   └── ModelAliasCircle       aliases of models that lead nowhere but to each other
-├── Overloaded                 the queue is full; come back later
-├── Unavailable                not ready, or draining
-├── DeadlineExceeded           the caller's time ran out
-│   └── ExpiredInQueue         before any work on it had begun
-├── ModelFault                 the model failed on this item
-│   └── CompressionFailed      and compression was required
-├── StoreError                 a model store or a stored model can't be read or written
-│   └── CorruptModel
-├── StorageError               the index's disk refused
-│   ├── StorageFull
-│   └── StorageReadOnly
-└── StartError                 the server can't start
-    ├── PortTaken
-    ├── DataDirTaken
-    └── SettingError
+│   ├── IndexExists, NameTaken, AliasCircle, IndexAliased, LimitReached, EncoderMismatch
+│   ├── SnapshotDamaged, SnapshotTooNew, RebuildRunning, TextsMissing, ContextMismatch
+│   └── ModelInUse, ModelNotLoaded, ModelAliasTaken, ModelAliasCircle
+├── Overloaded
+├── Unavailable
+├── DeadlineExceeded ── ExpiredInQueue
+├── ModelFault ── CompressionFailed
+├── StoreError ── CorruptModel
+├── StorageError ── StorageFull, StorageReadOnly
+└── StartError ── PortTaken, DataDirTaken, SettingError
 
 Errors know no transport: each transport has one table, and a test that no error is left out.
 """
@@ -201,7 +169,7 @@ class SnapshotTooNew(Conflict):
 
 
 class RebuildRunning(Conflict):
-    """The index is being rebuilt already, otherwise than asked for."""
+    """The index is being rebuilt with other settings, or would be restored over meanwhile."""
 
 
 class TextsMissing(Conflict):
@@ -217,7 +185,7 @@ class ContextMismatch(Conflict):
 
 
 class ModelInUse(Conflict):
-    """The model is not unloaded: something depends on it."""
+    """The model is not unloaded: it is a default, an index's encoder, or what an alias names."""
 
 
 class ModelNotLoaded(Conflict):

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, get_type_hints
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
 import grpc
 from google.protobuf.message import Message
@@ -23,6 +23,8 @@ from google.protobuf.message_factory import GetMessageClass
 from condensery import errors, protobuf
 from condensery.client.operations import Operations
 from condensery.client.transports import (
+    Asynchronous,
+    Blocking,
     Call,
     Operation,
     Refusal,
@@ -163,29 +165,14 @@ DEFAULT_ADDRESS = "127.0.0.1:8081"
 CHANNEL_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
-def _make_credentials(ca: str | Path | None) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(None if ca is None else read_ca(ca))
-
-
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-class GrpcClient(Operations):
-    """Blocking gRPC client, usable from several threads; ``close`` it, or use ``with``.
+class _RpcClient(Operations):
+    """What both clients are made with; ``GrpcClient`` says what the arguments are."""
 
-    Args:
-        address: Where the service listens, host:port.
-        timeout: Seconds a call may take. The server knows of it, and drops requests after that.
-        retries: How often to try again where the server is full or not ready, and says until when.
-        api_key: A key, if the server wants one.
-        tls: Whether the server shows a certificate.
-        ca: PEM file with the certificates to trust instead of the usual ones; implies ``tls``.
-
-    Raises:
-        CondenseryError: By each method: the server's own error, by class and message.
-            Unavailable also where nobody listens, DeadlineExceeded after ``timeout``.
-    """
+    _library: Any  # which makes the channel
 
     def __init__(
         self,
@@ -202,11 +189,31 @@ class GrpcClient(Operations):
         self._retries = Retries.of(retries)
         self._metadata = tuple(make_auth_headers(api_key).items())
         if tls or ca is not None:
-            self._channel = grpc.secure_channel(
-                address, _make_credentials(ca), options=CHANNEL_OPTIONS
+            credentials = grpc.ssl_channel_credentials(None if ca is None else read_ca(ca))
+            self._channel = self._library.secure_channel(
+                address, credentials, options=CHANNEL_OPTIONS
             )
         else:
-            self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channel = self._library.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class GrpcClient(_RpcClient, Blocking):
+    """Blocking gRPC client, usable from several threads; ``close`` it, or use ``with``.
+
+    Args:
+        address: Where the service listens, host:port.
+        timeout: Seconds a call may take. The server knows of it, and drops requests after that.
+        retries: How often to try again where the server is full or not ready, and says until when.
+        api_key: A key, if the server wants one.
+        tls: Whether the server shows a certificate.
+        ca: PEM file with the certificates to trust instead of the usual ones; implies ``tls``.
+
+    Raises:
+        CondenseryError: By each method: the server's own error, by class and message.
+            Unavailable also where nobody listens, DeadlineExceeded after ``timeout``.
+    """
+
+    _library = grpc
 
     def ready(self) -> bool:
         """Return whether the service is there and ready to serve."""
@@ -262,36 +269,11 @@ class GrpcClient(Operations):
         """Close the channel."""
         self._channel.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncGrpcClient(Operations):
+class AsyncGrpcClient(_RpcClient, Asynchronous):
     """Async gRPC client; otherwise as ``GrpcClient``. Make it where the event loop runs."""
 
-    def __init__(
-        self,
-        address: str = DEFAULT_ADDRESS,
-        *,
-        timeout: float = 120.0,
-        retries: int | Retries = 2,
-        api_key: str | None = None,
-        tls: bool = False,
-        ca: str | Path | None = None,
-    ) -> None:
-        self.address = address
-        self._timeout = timeout
-        self._retries = Retries.of(retries)
-        self._metadata = tuple(make_auth_headers(api_key).items())
-        if tls or ca is not None:
-            self._channel = grpc.aio.secure_channel(
-                address, _make_credentials(ca), options=CHANNEL_OPTIONS
-            )
-        else:
-            self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    _library = grpc.aio
 
     async def ready(self) -> bool:
         """Return whether the service is there and ready to serve."""
@@ -347,9 +329,3 @@ class AsyncGrpcClient(Operations):
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -24,6 +24,8 @@ from condensery import errors, wire
 from condensery.client.operations import Operations
 from condensery.client.transports import (
     TIMEOUT_HEADER,
+    Asynchronous,
+    Blocking,
     Call,
     Operation,
     Refusal,
@@ -41,6 +43,7 @@ from condensery.question import Answer, AnswerEvent, Delta, Retrieved
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 # Where a reply names no class of ours, its status is all there is to go by.
 ERRORS_BY_STATUS: dict[int, type[CondenseryError]] = {
@@ -234,18 +237,35 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 NO_RETRIES = Retries(attempts=1)
 
 
-def _httpx_options(timeout: float, api_key: str | None, ca: str | Path | None) -> dict[str, Any]:
-    """Return httpx's arguments for a client's."""
-    headers = {
-        "content-type": "application/json",
-        TIMEOUT_HEADER: format_milliseconds(timeout),
-        **make_auth_headers(api_key),
-    }
-    verify = True if ca is None else make_ssl_context(read_ca(ca))
-    return {"timeout": timeout, "headers": headers, "verify": verify}
+class _RestClient(Operations, Generic[Http]):
+    """What both clients are made with; ``Client`` says what the arguments are."""
+
+    _kind: type[Http]
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout: float = 120.0,
+        retries: int | Retries = 2,
+        api_key: str | None = None,
+        ca: str | Path | None = None,
+    ) -> None:
+        self.url = url
+        self._retries = Retries.of(retries)
+        headers = {
+            "content-type": "application/json",
+            TIMEOUT_HEADER: format_milliseconds(timeout),
+            **make_auth_headers(api_key),
+        }
+        verify = True if ca is None else make_ssl_context(read_ca(ca))
+        with raise_transport_errors(url):
+            self._http: Http = self._kind(
+                base_url=url, timeout=timeout, headers=headers, verify=verify
+            )
 
 
-class Client(Operations):
+class Client(_RestClient[httpx.Client], Blocking):
     """Blocking REST client, usable from several threads; ``close`` it, or use ``with``.
 
     Args:
@@ -260,19 +280,7 @@ class Client(Operations):
             Unavailable also where nobody listens, DeadlineExceeded after ``timeout``.
     """
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        timeout: float = 120.0,
-        retries: int | Retries = 2,
-        api_key: str | None = None,
-        ca: str | Path | None = None,
-    ) -> None:
-        self.url = url
-        self._retries = Retries.of(retries)
-        with raise_transport_errors(url):
-            self._http = httpx.Client(base_url=url, **_httpx_options(timeout, api_key, ca))
+    _kind = httpx.Client
 
     def ready(self) -> bool:
         """Return whether the service is there and ready to serve."""
@@ -299,12 +307,6 @@ class Client(Operations):
         """Close the connections."""
         self._http.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _read_events(self, request: HttpRequest) -> Iterator[AnswerEvent]:
         events = EventReader(self.url)
         with self._open(request, self._retries) as reply:
@@ -326,22 +328,10 @@ class Client(Operations):
                 time.sleep(retries.pause(attempt, read_refusal(reply)))
 
 
-class AsyncClient(Operations):
+class AsyncClient(_RestClient[httpx.AsyncClient], Asynchronous):
     """Async REST client; otherwise as ``Client``. ``await close()`` it, or use ``async with``."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        timeout: float = 120.0,
-        retries: int | Retries = 2,
-        api_key: str | None = None,
-        ca: str | Path | None = None,
-    ) -> None:
-        self.url = url
-        self._retries = Retries.of(retries)
-        with raise_transport_errors(url):
-            self._http = httpx.AsyncClient(base_url=url, **_httpx_options(timeout, api_key, ca))
+    _kind = httpx.AsyncClient
 
     async def ready(self) -> bool:
         """Return whether the service is there and ready to serve."""
@@ -368,12 +358,6 @@ class AsyncClient(Operations):
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def _read_events(self, request: HttpRequest) -> AsyncIterator[AnswerEvent]:
         events = EventReader(self.url)

@@ -11,6 +11,7 @@ import functools
 import inspect
 import re
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import (
     Concatenate,
     Generic,
     ParamSpec,
-    Protocol,
+    Self,
     TypeVar,
     Unpack,
     get_args,
@@ -85,18 +86,32 @@ def call(**fields: Any) -> Call[Any]:
     return Call({name: value for name, value in fields.items() if value is not None})
 
 
-class Blocking(Protocol):
-    """A client whose methods block, as its ``close`` does."""
+class Blocking(ABC):
+    """A client whose methods block, and which ``with`` closes."""
 
+    @abstractmethod
     def close(self) -> None:
         """Close the connections."""
 
+    def __enter__(self) -> Self:
+        return self
 
-class Asynchronous(Protocol):
-    """A client whose methods are awaited, as its ``close`` is."""
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
+
+class Asynchronous(ABC):
+    """A client whose methods are awaited, and which ``async with`` closes."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Close the connections."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 class Row(Generic[P, T]):
