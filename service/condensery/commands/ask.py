@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, get_args
 
-from condensery.client.operations import QuestionOptions
+from condensery.client.questions import QuestionOptions
 from condensery.commands.common import (
     Parsers,
     add_server_arguments,

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from condensery.client.grpc import AsyncGrpcClient, GrpcClient
-from condensery.client.operations import QuestionOptions
+from condensery.client.questions import QuestionOptions
 from condensery.client.rest import AsyncClient, Client
 from condensery.client.transports import format_milliseconds
 from condensery.errors import InputError

@@ -16,7 +16,8 @@ from condensery.api.rest.schemas.rag import AnswerRequest, CompareRequest, Compr
 from condensery.api.rest.validation import validate_body
 from condensery.client import grpc as rpc
 from condensery.client import rest
-from condensery.client.operations import Operations, make_question
+from condensery.client.operations import Operations
+from condensery.client.questions import make_question
 from condensery.client.rest import Client
 from condensery.errors import InputError
 from condensery.question import (

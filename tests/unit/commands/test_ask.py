@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from condensery.cli import main
-from condensery.client.operations import make_question
+from condensery.client.questions import make_question
 from condensery.commands.ask import describe_compression, describe_flops
 from condensery.question import (
     Agreement,

@@ -5,7 +5,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from condensery.client.operations import PATHS, QuestionOptions, make_documents, make_question
+from condensery.client.questions import PATHS, QuestionOptions, make_documents, make_question
 from condensery.errors import InputError
 from condensery.question import AnswerCompression, AnswerIndex, AnswerRerank, Question
 from condensery.values import Document
