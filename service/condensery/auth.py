@@ -299,7 +299,7 @@ def _parse_line(line: str) -> Key | None:
 
 
 def _refuse(problem: str, field: str = "keys_file") -> SettingError:
-    return SettingError(f"{field}: {problem}.", field=field)
+    return SettingError.at(field, f"{problem}.")
 
 
 def read_request_id(header: str | None) -> str:
@@ -350,10 +350,9 @@ def read_timeout(header: str | None) -> float:
         return math.inf
     digits = header.strip()
     if not (digits.isascii() and digits.isdigit()) or not digits.strip("0"):
-        raise InputError(
-            f"{REQUEST_TIMEOUT_HEADER}: {shorten(header)} is not a whole number of milliseconds, "
-            "1 or more.",
-            field=REQUEST_TIMEOUT_HEADER,
-            value=header,
+        raise InputError.at(
+            REQUEST_TIMEOUT_HEADER,
+            f"{shorten(header)} is not a whole number of milliseconds, 1 or more.",
+            header,
         )
     return int(digits.lstrip("0")[:18]) / 1000  # 18 digits are for ever, and so are more

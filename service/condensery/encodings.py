@@ -128,9 +128,9 @@ def _check_lengths(vectors: Floats, encoding: Encoding, field: str) -> None:
     off = np.abs(np.linalg.norm(vectors, axis=1) - 1)
     if off.size and not float(off.max()) <= LENGTH_TOLERANCE:
         length = float(np.linalg.norm(vectors[int(off.argmax())]))
-        raise InputError(
-            f"{field}: {encoding} is for vectors of length 1, and one has length {length:.4g}; "
+        raise InputError.at(
+            field,
+            f"{encoding} is for vectors of length 1, and one has length {length:.4g}; "
             "ask for normalised ones.",
-            field=field,
-            value=encoding,
+            encoding,
         )

@@ -29,7 +29,7 @@ Errors know no transport: each transport has one table, and a test that no error
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 
 class CondenseryError(Exception):
@@ -46,6 +46,11 @@ class CondenseryError(Exception):
         self.message = message
         self.field = field
         self.value = value
+
+    @classmethod
+    def at(cls, field: str, problem: str, value: Any = None) -> Self:
+        """Make the error of a field: its message is the field's name, and what is wrong."""
+        return cls(f"{field}: {problem}", field=field, value=value)
 
 
 class InputError(CondenseryError):

@@ -80,17 +80,17 @@ class Origins:
             elif key == b"x-forwarded-host":
                 forwarded = forwarded or value
         if len(hosts) > 1:
-            raise Forbidden(f"host: the request has {len(hosts)}, and may have one.", field="host")
+            raise Forbidden.at("host", f"the request has {len(hosts)}, and may have one.")
         names = {"host": hosts[0].decode("latin-1").strip()} if hosts else {}
         if forwarded and self._is_proxy(peer):
             names["x-forwarded-host"] = forwarded.decode("latin-1").partition(",")[0].strip()
         for header, name in names.items():
             if name and self.hosts is not None and not self._is_ours(name, address):
-                raise Forbidden(
-                    f"{header}: {shorten(name)} is no name of this server; --allowed-hosts "
+                raise Forbidden.at(
+                    header,
+                    f"{shorten(name)} is no name of this server; --allowed-hosts "
                     "(CONDENSERY_ALLOWED_HOSTS) lists those that it has beside localhost.",
-                    field=header,
-                    value=name,
+                    name,
                 )
         if (origins or cross) and ANY_ORIGIN not in self.pages:
             pages = [origin.decode("latin-1").strip() for origin in origins]
@@ -112,11 +112,10 @@ class Origins:
             header, value = "sec-fetch-site", "cross-site"
             if not origins:  # a link, perhaps: browsers don't say whose
                 way_out += " To open an address that another page links to, type it."
-        raise Forbidden(
-            f"{header}: {shorten(value)}: pages of other origins may not use this server; "
-            f"{way_out}",
-            field=header,
-            value=value,
+        raise Forbidden.at(
+            header,
+            f"{shorten(value)}: pages of other origins may not use this server; {way_out}",
+            value,
         )
 
     def reply_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:

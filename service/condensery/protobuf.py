@@ -217,21 +217,21 @@ def _read_struct_value(value: Value, field: str, levels: int) -> Any:
             _read_struct_value(item, f"{field}[{place}]", levels - 1)
             for place, item in enumerate(items)
         ]
-    raise InputError(f"{field}: the value is empty.", field=field)
+    raise InputError.at(field, "the value is empty.")
 
 
 def _check_depth(levels: int, field: str) -> None:
     if levels < 1:
-        raise InputError(
-            f"{field}: it is nested too deep, over the limit of objects and lists within each "
+        raise InputError.at(
+            field,
+            "it is nested too deep, over the limit of objects and lists within each "
             "other (max_json_depth).",
-            field=field,
         )
 
 
 def _read_number(number: float, field: str) -> int | float:
     if not math.isfinite(number):
-        raise InputError(f"{field}: {number} is not a finite number.", field=field, value=number)
+        raise InputError.at(field, f"{number} is not a finite number.", number)
     # Over 2^53 not every whole number is a double: it may have been another one.
     return int(number) if number.is_integer() and abs(number) <= 2**53 else number
 

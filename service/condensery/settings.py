@@ -18,10 +18,10 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from condensery.auth import MIN_KEY_CHARACTERS, parse_key
@@ -42,19 +42,48 @@ _SERVICE_LINK = re.compile(
     re.DOTALL,
 )
 
-# Where --help, `condensery settings` and docs/operating.md list a setting.
-_ADDRESSES: JsonDict = {"group": "addresses"}
-_MODELS: JsonDict = {"group": "models and data"}
-_LIMITS: JsonDict = {"group": "limits"}
 SECURITY_GROUP = "keys and TLS"
-_SECURITY: JsonDict = {"group": SECURITY_GROUP}
-_LIFETIME: JsonDict = {"group": "start and shutdown"}
-_LOGGING: JsonDict = {"group": "logging and metrics"}
 _DEFAULT_CAPS = IndexCaps()
+# What reads a list with commas between its parts, by setting.
+LIST_READERS: dict[str, Callable[[str], Any]] = {
+    "trusted_proxies": read_networks,
+    "cors_origin": read_origins,
+    "allowed_hosts": read_hosts,
+}
 # What is allowed where no type says it.
 PROXIES_ALLOWED = "addresses or networks, commas between them"
 ORIGINS_ALLOWED = "origins such as https://app.example.com:8443, commas between them, or *"
 HOSTS_ALLOWED = "names or addresses without a port, commas between them, *.example.com, or *"
+
+
+def _group(title: str, **options: Any) -> Any:
+    """Return what makes the fields of a group.
+
+    Args:
+        title: Under which --help, `condensery settings` and docs/operating.md list them.
+        **options: Pydantic's, for all of them.
+    """
+
+    def field(default: Any = None, *, allowed: str | None = None, **own: Any) -> Any:
+        extra: Any = {"group": title} | ({} if allowed is None else {"allowed": allowed})
+        if "default_factory" not in own:
+            own["default"] = default
+        return Field(json_schema_extra=extra, **options, **own)
+
+    return field
+
+
+_address = _group("addresses")
+_model = _group("models and data")
+_device = _group(
+    "models and data",
+    pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
+    examples=["auto", "cpu", "cuda", "cuda:1"],
+)
+_limit = _group("limits")
+_security = _group(SECURITY_GROUP)
+_lifetime = _group("start and shutdown")
+_logging = _group("logging and metrics")
 
 
 def default_data_dir() -> Path:
@@ -74,140 +103,100 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
     )
 
-    host: str = Field(default="127.0.0.1", min_length=1, json_schema_extra=_ADDRESSES)
+    host: str = _address("127.0.0.1", min_length=1)
     """Address that REST and gRPC listen on; 0.0.0.0 is every one of this machine."""
-    port: int = Field(default=8080, ge=0, le=65535, json_schema_extra=_ADDRESSES)
+    port: int = _address(8080, ge=0, le=65535)
     """REST port; 0 takes a free one."""
-    grpc_port: int = Field(default=8081, ge=0, le=65535, json_schema_extra=_ADDRESSES)
+    grpc_port: int = _address(8081, ge=0, le=65535)
     """gRPC port; 0 takes a free one."""
-    trusted_proxies: str | None = Field(
-        default=None,
-        json_schema_extra=_ADDRESSES | {"allowed": PROXIES_ALLOWED},
-    )
+    trusted_proxies: str | None = _address(allowed=PROXIES_ALLOWED)
     """Proxies before the REST port, whose X-Forwarded-For tells who asks; nobody else's does."""
-    cors_origin: str | None = Field(
-        default=None,
-        json_schema_extra=_ADDRESSES | {"allowed": ORIGINS_ALLOWED},
-    )
+    cors_origin: str | None = _address(allowed=ORIGINS_ALLOWED)
     """Origins whose web pages may use the REST port; pages of no other origin may."""
-    allowed_hosts: str | None = Field(
-        default=None,
-        json_schema_extra=_ADDRESSES | {"allowed": HOSTS_ALLOWED},
-    )
+    allowed_hosts: str | None = _address(allowed=HOSTS_ALLOWED)
     """Names that the REST port may be asked by, beside localhost; by default, off loopback, all."""
 
-    data_dir: Path = Field(default_factory=default_data_dir, json_schema_extra=_MODELS)
+    data_dir: Path = _model(default_factory=default_data_dir)
     """Indexes and own models; by default condensery/ in $XDG_DATA_HOME or in ~/.local/share."""
-    store: Path | None = Field(default=None, json_schema_extra=_MODELS)
+    store: Path | None = _model()
     """Own model store; by default models/ in the data directory."""
-    device: str = Field(
-        default="auto",
-        pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
-        examples=["auto", "cpu", "cuda", "cuda:1"],
-        json_schema_extra=_MODELS,
-    )
+    device: str = _device("auto")
     """What computes; auto is CUDA where there is one."""
-    compressor_device: str | None = Field(
-        default=None,
-        pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
-        examples=["auto", "cpu", "cuda", "cuda:1"],
-        json_schema_extra=_MODELS,
-    )
+    compressor_device: str | None = _device(None)
     """What computes pairs' compressors; by default `device`."""
-    generator_device: str | None = Field(
-        default=None,
-        pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
-        examples=["auto", "cpu", "cuda", "cuda:1"],
-        json_schema_extra=_MODELS,
-    )
+    generator_device: str | None = _device(None)
     """What computes pairs' generators; by default `device`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", json_schema_extra=_MODELS)
+    dtype: Literal["auto", "float32", "bfloat16"] = _model("auto")
     """What models compute in; auto is bfloat16 where the hardware is fast at it."""
-    workers: int = Field(default=0, ge=0, le=1024, json_schema_extra=_MODELS)
+    workers: int = _model(0, ge=0, le=1024)
     """Threads for forward passes; 0 decides by the device."""
-    generator_sequences: int = Field(default=0, ge=0, le=65536, json_schema_extra=_MODELS)
+    generator_sequences: int = _model(0, ge=0, le=65536)
     """Most answers that each pair generates at once; 0 decides by the device."""
-    generator_cache_mib: int = Field(default=0, ge=0, le=2**20, json_schema_extra=_MODELS)
+    generator_cache_mib: int = _model(0, ge=0, le=2**20)
     """MiB of keys and values that each pair's generator keeps; 0 decides by the device."""
-    samples: bool = Field(default=True, json_schema_extra=_MODELS)
+    samples: bool = _model(True)
     """Make the index `samples` on first start."""
-    search: SearchMode = Field(default="dense", json_schema_extra=_MODELS)
+    search: SearchMode = _model("dense")
     """How an index is searched where a request does not say: by vectors, by words, or by both."""
 
-    max_body_bytes: int = Field(default=8 * 2**20, ge=1024, le=2**30, json_schema_extra=_LIMITS)
+    max_body_bytes: int = _limit(8 * 2**20, ge=1024, le=2**30)
     """Longest request, REST body and gRPC message alike."""
-    max_header_bytes: int = Field(default=16 * 2**10, ge=1024, le=2**20, json_schema_extra=_LIMITS)
+    max_header_bytes: int = _limit(16 * 2**10, ge=1024, le=2**20)
     """Longest headers, or metadata, of one request."""
-    max_json_depth: int = Field(default=64, ge=4, le=512, json_schema_extra=_LIMITS)
+    max_json_depth: int = _limit(64, ge=4, le=512)
     """Most objects and lists within each other in one body."""
-    max_items: int = Field(default=2048, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    max_items: int = _limit(2048, ge=1, le=1_000_000)
     """Most texts in one request."""
-    max_requests: int = Field(default=4096, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    max_requests: int = _limit(4096, ge=1, le=1_000_000)
     """Most requests inside at once; more come back later."""
-    max_connections: int = Field(default=4096, ge=1, le=1_000_000, json_schema_extra=_LIMITS)
+    max_connections: int = _limit(4096, ge=1, le=1_000_000)
     """Most REST connections at once; never over three in four files that the process may open."""
-    max_inflight_bytes: int = Field(
-        default=64 * 2**20, ge=1024, le=2**40, json_schema_extra=_LIMITS
-    )
+    max_inflight_bytes: int = _limit(64 * 2**20, ge=1024, le=2**40)
     """Most bytes of requests inside at once, at least max_body_bytes; more come back later."""
-    max_queue_tokens: int = Field(default=1_000_000, ge=1, le=10**12, json_schema_extra=_LIMITS)
+    max_queue_tokens: int = _limit(1_000_000, ge=1, le=10**12)
     """Most tokens that wait for one model; more come back later."""
-    max_queue_seconds: float = Field(default=10.0, ge=0.01, le=3600, json_schema_extra=_LIMITS)
+    max_queue_seconds: float = _limit(10.0, ge=0.01, le=3600)
     """Longest wait for one model; who would wait longer is refused at once, to come back later."""
-    max_context_bytes: int = Field(
-        default=256 * 2**20, ge=2**20, le=2**40, json_schema_extra=_LIMITS
-    )
+    max_context_bytes: int = _limit(256 * 2**20, ge=2**20, le=2**40)
     """Most bytes of compressed contexts held for later answers; one caller gets a quarter."""
-    max_indexes: int = Field(
-        default=_DEFAULT_CAPS.indexes, ge=1, le=1_000_000, json_schema_extra=_LIMITS
-    )
+    max_indexes: int = _limit(_DEFAULT_CAPS.indexes, ge=1, le=1_000_000)
     """Most indexes; those that are there already are all opened."""
-    max_aliases: int = Field(
-        default=_DEFAULT_CAPS.aliases, ge=1, le=1_000_000, json_schema_extra=_LIMITS
-    )
+    max_aliases: int = _limit(_DEFAULT_CAPS.aliases, ge=1, le=1_000_000)
     """Most aliases of indexes."""
-    max_snapshots: int = Field(
-        default=_DEFAULT_CAPS.snapshots, ge=1, le=1_000_000, json_schema_extra=_LIMITS
-    )
+    max_snapshots: int = _limit(_DEFAULT_CAPS.snapshots, ge=1, le=1_000_000)
     """Most snapshots, of all indexes together."""
-    request_timeout_seconds: float = Field(
-        default=300.0, ge=0.01, le=86_400, json_schema_extra=_LIMITS
-    )
+    request_timeout_seconds: float = _limit(300.0, ge=0.01, le=86_400)
     """A request's time, where its caller names none or a longer one."""
 
-    api_key: SecretStr | None = Field(default=None, json_schema_extra=_SECURITY)
+    api_key: SecretStr | None = _security()
     """A key that may do everything, under the name `default`; as it is, or sha256: and its hash."""
-    keys_file: Path | None = Field(default=None, json_schema_extra=_SECURITY)
+    keys_file: Path | None = _security()
     """File of keys and what each may do; read again on SIGHUP."""
-    make_key: bool = Field(default=False, json_schema_extra=_SECURITY)
+    make_key: bool = _security(False)
     """Where no key is given, make one at the first start, and keep it in api-key in data_dir."""
-    allow_no_keys: bool = Field(default=False, json_schema_extra=_SECURITY)
+    allow_no_keys: bool = _security(False)
     """Serve other machines without any key: whoever reaches `host` may use and change all."""
-    open_metrics: bool = Field(default=False, json_schema_extra=_SECURITY)
+    open_metrics: bool = _security(False)
     """Answer /metrics without a key even where keys are set."""
-    tls_cert: Path | None = Field(default=None, json_schema_extra=_SECURITY)
+    tls_cert: Path | None = _security()
     """Certificate chain, PEM; REST and gRPC then speak TLS only."""
-    tls_key: Path | None = Field(default=None, json_schema_extra=_SECURITY)
+    tls_key: Path | None = _security()
     """The certificate's private key, PEM, without a password."""
 
-    start_timeout_seconds: float = Field(
-        default=300.0, ge=1, le=86_400, json_schema_extra=_LIFETIME
-    )
+    start_timeout_seconds: float = _lifetime(300.0, ge=1, le=86_400)
     """Longest start: ready by then, or the process ends."""
-    worker_stall_seconds: float = Field(default=1.5, ge=0.1, le=3600, json_schema_extra=_LIFETIME)
+    worker_stall_seconds: float = _lifetime(1.5, ge=0.1, le=3600)
     """A forward pass that takes longer, and five times what it should, makes the server unready."""
-    settle_seconds: float = Field(default=5.0, ge=0, le=3600, json_schema_extra=_LIFETIME)
+    settle_seconds: float = _lifetime(5.0, ge=0, le=3600)
     """After SIGTERM: unready, and still serving, until all who send requests have seen it."""
-    grace_seconds: float = Field(default=30.0, ge=0, le=3600, json_schema_extra=_LIFETIME)
+    grace_seconds: float = _lifetime(30.0, ge=0, le=3600)
     """After that: new requests are refused, and those in flight have this long to finish."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", json_schema_extra=_LOGGING
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = _logging("info")
     """Least level that is logged."""
-    slow_ms: int = Field(default=10_000, ge=0, le=86_400_000, json_schema_extra=_LOGGING)
+    slow_ms: int = _logging(10_000, ge=0, le=86_400_000)
     """Milliseconds from which a request is logged with its stages, one a second; 0 logs none."""
-    tei_metrics: bool = Field(default=True, json_schema_extra=_LOGGING)
+    tei_metrics: bool = _logging(True)
     """Tell /metrics under TEI's names too (te_*), for dashboards that were made for it."""
 
     @property
@@ -230,20 +219,19 @@ class Settings(BaseModel):
                 raise _wrong_value(str(error)) from None
         return key
 
-    @field_validator("trusted_proxies")
+    @field_validator("trusted_proxies", "cors_origin", "allowed_hosts")
     @classmethod
-    def _are_networks(cls, proxies: str | None) -> str | None:
-        return _check_list(proxies, read_networks, PROXIES_ALLOWED)
-
-    @field_validator("cors_origin")
-    @classmethod
-    def _are_origins(cls, origins: str | None) -> str | None:
-        return _check_list(origins, read_origins, ORIGINS_ALLOWED)
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _are_hosts(cls, hosts: str | None) -> str | None:
-        return _check_list(hosts, read_hosts, HOSTS_ALLOWED)
+    def _is_list(cls, text: str | None, info: ValidationInfo) -> str | None:
+        """Return a list with commas between its parts, each of which can be read."""
+        if text is None:
+            return None
+        try:
+            if not LIST_READERS[str(info.field_name)](text):
+                raise ValueError("it is empty")
+        except ValueError as error:
+            allowed = describe_allowed(str(info.field_name))
+            raise _wrong_value(f"{error}; it must be {allowed}") from None
+        return ",".join(part.strip() for part in text.split(","))
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -387,18 +375,6 @@ def read_certificate(cert: Path, key: Path) -> tuple[bytes, bytes]:
         problem = f"it must be the key of the certificate in {cert}, both PEM, without a password"
         raise SettingError(problem, field="tls_key") from error
     return contents[0], contents[1]
-
-
-def _check_list(text: str | None, read: Callable[[str], Any], allowed: str) -> str | None:
-    """Return a list with commas between its parts, each of which can be read."""
-    if text is None:
-        return None
-    try:
-        if not read(text):
-            raise ValueError("it is empty")
-    except ValueError as error:
-        raise _wrong_value(f"{error}; it must be {allowed}") from None
-    return ",".join(part.strip() for part in text.split(","))
 
 
 def _wrong_value(problem: str, field: str | None = None) -> PydanticCustomError:

@@ -119,7 +119,7 @@ def write_request(operation: Row[Any, T], call: Call[T]) -> RpcRequest:
         for name in NEVER_EMPTY.get(described.input_type.name, ()):
             value = fields.get(name)
             if value is not None and not value:
-                raise InputError(f"{name}: {value!r} is not allowed.", field=name, value=value)
+                raise InputError.at(name, f"{value!r} is not allowed.", value)
         message = kind(**fields)
     except ValueError as error:
         raise InputError(f"the request can't be written as a message: {error}") from error

@@ -183,9 +183,7 @@ class Operations:
         if vectors is None:
             return written
         if len(vectors) != len(documents):
-            raise InputError(
-                f"vectors: {len(vectors)} for {len(documents)} documents", field="vectors"
-            )
+            raise InputError.at("vectors", f"{len(vectors)} for {len(documents)} documents")
         rows = zip(documents, np.asarray(vectors), strict=True)
         items = [{**wire.write(document), "vector": vector} for document, vector in rows]
         return written.over_rest(documents=items).over_rpc(vectors=vectors)
@@ -202,7 +200,7 @@ class Operations:
             filter: what chooses them, as in ``query``; it must hold a condition.
         """
         if ids is not None and not ids and filter is not None:  # which a message can't hold
-            raise InputError("ids: give `ids` or `filter`, one of them; got both", field="ids")
+            raise InputError.at("ids", "give `ids` or `filter`, one of them; got both")
         return call(index=name, ids=None if ids is None else list(ids), filter=filter)
 
     @operation("POST /v1/indexes/{index}/query", "Index/Query", within="results")
@@ -231,7 +229,7 @@ class Operations:
                 ``{"must": [{"key": "year", "range": {"gte": 1900}}]}``.
         """
         if text is not None and vector is not None:  # a message would hold the last one alone
-            raise InputError("query: give a text or a vector, not both", field="query")
+            raise InputError.at("query", "give a text or a vector, not both")
         return call(
             index=name,
             query=text,
@@ -541,9 +539,8 @@ def _fill_passages(page: Page) -> Page:
 
 def _write_action(action: AliasAction) -> dict[str, dict[str, str]]:
     if action.verb not in ALIAS_VERBS:
-        raise InputError(
-            f"actions: {shorten(action.verb)} is not one of {', '.join(ALIAS_VERBS)}",
-            field="actions",
+        raise InputError.at(
+            "actions", f"{shorten(action.verb)} is not one of {', '.join(ALIAS_VERBS)}"
         )
     fields = {"alias": action.alias}
     if action.verb in TARGET_FIELDS:

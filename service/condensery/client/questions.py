@@ -64,7 +64,7 @@ def make_question(text: str, **how: Unpack[QuestionOptions]) -> Question:
         TypeError: There is no such keyword.
     """
     if how.get("filter") is not None and how.get("index") is None:
-        raise InputError("filter: there is no index to filter; give one", field="filter")
+        raise InputError.at("filter", "there is no index to filter; give one")
     options: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {"index": {}, "rerank": {}, "compression": {}}
     for keyword, value in how.items():
@@ -74,9 +74,8 @@ def make_question(text: str, **how: Unpack[QuestionOptions]) -> Question:
         options["documents"] = make_documents(options["documents"])
     documents = options.get("documents")
     if documents is not None and not documents and (how.get("index") or how.get("context")):
-        raise InputError(  # in a message, no documents and an empty list are the same
-            "documents: there are none, and an index or a context; give one of the three.",
-            field="documents",
+        raise InputError.at(
+            "documents", "there are none, and an index or a context; give one of the three."
         )
     if isinstance(options.get("stop"), str):
         options["stop"] = (options["stop"],)
@@ -97,10 +96,8 @@ def make_documents(documents: DocumentInputs) -> list[Document]:
         InputError: ``documents`` is a single text, of which each letter would be a document.
     """
     if isinstance(documents, str):
-        raise InputError(
-            f"documents: {shorten(documents)} is one text; give a list of them.",
-            field="documents",
-            value=documents,
+        raise InputError.at(
+            "documents", f"{shorten(documents)} is one text; give a list of them.", documents
         )
     return [
         Document(str(place), document) if isinstance(document, str) else document

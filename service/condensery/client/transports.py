@@ -234,7 +234,7 @@ def make_auth_headers(api_key: str | None) -> dict[str, str]:
     if api_key is None:
         return {}
     if not (api_key.isascii() and api_key.isprintable()) or not api_key.strip():
-        raise InputError("api_key: a key is printable ASCII, and not empty.", field="api_key")
+        raise InputError.at("api_key", "a key is printable ASCII, and not empty.")
     return {"authorization": f"Bearer {api_key}"}
 
 
@@ -248,12 +248,10 @@ def read_ca(ca: str | Path) -> bytes:
         content = Path(ca).read_bytes()
         make_ssl_context(content)
     except (ssl.SSLError, ValueError) as error:
-        raise InputError(
-            f"ca: {str(ca)!r} holds no certificate in PEM.", field="ca", value=str(ca)
-        ) from error
+        raise InputError.at("ca", f"{str(ca)!r} holds no certificate in PEM.", str(ca)) from error
     except OSError as error:
-        raise InputError(
-            f"ca: {str(ca)!r} can't be read: {error.strerror}.", field="ca", value=str(ca)
+        raise InputError.at(
+            "ca", f"{str(ca)!r} can't be read: {error.strerror}.", str(ca)
         ) from error
     return content
 

@@ -97,7 +97,7 @@ class IndexAliases:
         """
         self._check_readable()
         if not actions:
-            raise EmptyInput("actions: the list is empty.", field="actions")
+            raise EmptyInput.at("actions", "the list is empty.")
         targets = dict(self._targets)
         touched: dict[str, str] = {}
         for place, action in enumerate(actions):
@@ -108,11 +108,11 @@ class IndexAliases:
             if alias in touched or resolve_alias(self._targets, alias) in indexes:
                 _check_end(targets, alias, indexes, touched.get(alias, "actions"))
         if len(targets) > max(self._max_aliases, len(self._targets)):
-            raise LimitReached(
-                f"actions: there would be {len(targets)} aliases, and there may be "
+            raise LimitReached.at(
+                "actions",
+                f"there would be {len(targets)} aliases, and there may be "
                 f"{self._max_aliases} (max_aliases); delete some first.",
-                field="actions",
-                value=len(targets),
+                len(targets),
             )
         text = json.dumps({"format": FORMAT, "aliases": targets}, sort_keys=True, indent=1)
         replace_atomically(self.path, text)
@@ -128,10 +128,8 @@ def _apply(
 ) -> str:
     """Make one change; returns the alias that it leaves to be checked."""
     if action.verb not in ALIAS_VERBS:
-        raise InputError(
-            f"{field}: {shorten(action.verb)} is not one of {', '.join(ALIAS_VERBS)}.",
-            field=field,
-            value=action.verb,
+        raise InputError.at(
+            field, f"{shorten(action.verb)} is not one of {', '.join(ALIAS_VERBS)}.", action.verb
         )
     alias, target = action.alias, action.target
     if action.verb == "create":
@@ -143,10 +141,8 @@ def _apply(
         return alias
     if alias not in targets:
         known = ", ".join(sorted(targets)) or "none"
-        raise AliasNotFound(
-            f"{field}.alias: there is no alias {shorten(alias)}; there are: {known}.",
-            field=f"{field}.alias",
-            value=alias,
+        raise AliasNotFound.at(
+            f"{field}.alias", f"there is no alias {shorten(alias)}; there are: {known}.", alias
         )
     if action.verb == "delete":
         del targets[alias]
@@ -163,11 +159,7 @@ def _apply(
 
 def _check_free(name: str, taken: Collection[str], field: str) -> None:
     if name in taken:
-        raise NameTaken(
-            f"{field}: {name!r} is the name of an index or alias that is there.",
-            field=field,
-            value=name,
-        )
+        raise NameTaken.at(field, f"{name!r} is the name of an index or alias that is there.", name)
 
 
 def _check_end(
@@ -176,15 +168,12 @@ def _check_end(
     path = alias_chain(targets, alias)
     if is_circle(path):
         circle = " -> ".join(path)
-        raise AliasCircle(
-            f"{field}: the aliases would lead in a circle: {circle}.", field=field, value=alias
-        )
+        raise AliasCircle.at(field, f"the aliases would lead in a circle: {circle}.", alias)
     if path[-1] not in indexes:
-        raise AliasToNothing(
-            f"{field}: alias {path[-2]!r} would point at {path[-1]!r}, which is no index and no "
-            "alias.",
-            field=field,
-            value=path[-1],
+        raise AliasToNothing.at(
+            field,
+            f"alias {path[-2]!r} would point at {path[-1]!r}, which is no index and no alias.",
+            path[-1],
         )
 
 

@@ -35,11 +35,11 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 def check_name(name: object, field: str = "index") -> None:
     """Refuse an index name that can't be a directory's on every disk."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(
-            f"{field}: {shorten(name)} is not an index name; use 1 to 64 of a-z, 0-9, '.', '_', "
+        raise InputError.at(
+            field,
+            f"{shorten(name)} is not an index name; use 1 to 64 of a-z, 0-9, '.', '_', "
             "'-', starting with a letter or digit.",
-            field=field,
-            value=name,
+            name,
         )
 
 
@@ -47,9 +47,7 @@ def check_new_name(name: object, field: str = "index") -> None:
     """Refuse a name that nothing new may have."""
     check_name(name, field)
     if name in RESERVED:
-        raise InputError(
-            f"{field}: {name!r} is taken by a route of the API.", field=field, value=name
-        )
+        raise InputError.at(field, f"{name!r} is taken by a route of the API.", name)
 
 
 def check_spec(spec: IndexSpec) -> IndexSpec:
@@ -58,17 +56,13 @@ def check_spec(spec: IndexSpec) -> IndexSpec:
     check_id(spec.fingerprint, "fingerprint")
     dims: object = spec.dims
     if isinstance(dims, bool) or not isinstance(dims, int) or not 1 <= dims <= MAX_DIMS:
-        raise InputError(
-            f"dims: {shorten(dims)} is not a whole number from 1 to {MAX_DIMS}.",
-            field="dims",
-            value=dims,
+        raise InputError.at(
+            "dims", f"{shorten(dims)} is not a whole number from 1 to {MAX_DIMS}.", dims
         )
     for field, value, allowed in (("metric", spec.metric, METRICS), ("kind", spec.kind, KINDS)):
         if value not in allowed:
-            raise InputError(
-                f"{field}: {shorten(value)} is not one of {', '.join(allowed)}.",
-                field=field,
-                value=value,
+            raise InputError.at(
+                field, f"{shorten(value)} is not one of {', '.join(allowed)}.", value
             )
     return replace(spec, options=check_options(spec.kind, spec.options, spec.dims))
 
@@ -82,10 +76,8 @@ def check_ids(ids: Sequence[str]) -> None:
 def check_id(value: object, field: str) -> None:
     """Refuse an id that is empty, too long or not text."""
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS or "\0" in value:
-        raise InputError(
-            f"{field}: {shorten(value)} is not an id of 1 to {MAX_ID_CHARS} characters.",
-            field=field,
-            value=value,
+        raise InputError.at(
+            field, f"{shorten(value)} is not an id of 1 to {MAX_ID_CHARS} characters.", value
         )
     _check_utf8(value, field)
 
@@ -93,7 +85,7 @@ def check_id(value: object, field: str) -> None:
 def check_documents(documents: Sequence[Document], passages: Sequence[Passage]) -> None:
     """Refuse documents or passages that are malformed or do not fit each other."""
     if not documents:
-        raise EmptyInput("documents: the list is empty.", field="documents")
+        raise EmptyInput.at("documents", "the list is empty.")
     texts: dict[str, str] = {}
     for row, document in enumerate(documents):
         field = f"documents[{row}]"
@@ -114,11 +106,10 @@ def check_documents(documents: Sequence[Document], passages: Sequence[Passage]) 
         whole.add(passage.document_id)
     for row, document in enumerate(documents):
         if document.id not in whole:
-            raise InputError(
-                f"documents[{row}]: {shorten(document.id)} has no passages, so that no query "
-                "could find it.",
-                field=f"documents[{row}]",
-                value=document.id,
+            raise InputError.at(
+                f"documents[{row}]",
+                f"{shorten(document.id)} has no passages, so that no query could find it.",
+                document.id,
             )
 
 
@@ -126,11 +117,11 @@ def check_vectors(vectors: Floats, rows: int, dims: int) -> None:
     """Refuse anything but ``rows`` finite float32 vectors of ``dims`` features."""
     _check_array(vectors, "vectors")
     if vectors.shape != (rows, dims):
-        raise InputError(
-            f"vectors: shape {vectors.shape}, but {rows} passages of {dims} dimensions are "
+        raise InputError.at(
+            "vectors",
+            f"shape {vectors.shape}, but {rows} passages of {dims} dimensions are "
             f"({rows}, {dims}).",
-            field="vectors",
-            value=vectors.shape,
+            vectors.shape,
         )
     good = np.isfinite(vectors).all(axis=1) & (np.abs(vectors) <= MAX_COMPONENT).all(axis=1)
     if not good.all():
@@ -142,10 +133,8 @@ def check_query(vector: Floats, dims: int, top_k: object) -> None:
     """Refuse anything but one finite float32 vector and a sensible ``top_k``."""
     _check_array(vector, "vector")
     if vector.shape != (dims,):
-        raise InputError(
-            f"vector: shape {vector.shape}, but the index has {dims} dimensions.",
-            field="vector",
-            value=vector.shape,
+        raise InputError.at(
+            "vector", f"shape {vector.shape}, but the index has {dims} dimensions.", vector.shape
         )
     if not np.isfinite(vector).all() or np.abs(vector).max() > MAX_COMPONENT:
         raise _bad_number("vector", vector)
@@ -161,18 +150,14 @@ def check_match(text: object, top_k: object) -> None:
 def encode_metadata(metadata: object, field: str) -> str:
     """Return ``metadata`` as JSON that reads back equal, or refuse it."""
     if not isinstance(metadata, Mapping):
-        raise InputError(
-            f"{field}: {shorten(metadata)} is not a JSON object.", field=field, value=metadata
-        )
+        raise InputError.at(field, f"{shorten(metadata)} is not a JSON object.", metadata)
     encoded = json.dumps(
         _plain(metadata, field, MAX_METADATA_DEPTH), ensure_ascii=False, allow_nan=False
     )
     size = len(_check_utf8(encoded, field))
     if size > MAX_METADATA_BYTES:
-        raise InputError(
-            f"{field}: {size} bytes of JSON, over the limit of {MAX_METADATA_BYTES}.",
-            field=field,
-            value=size,
+        raise InputError.at(
+            field, f"{size} bytes of JSON, over the limit of {MAX_METADATA_BYTES}.", size
         )
     return encoded
 
@@ -180,46 +165,36 @@ def encode_metadata(metadata: object, field: str) -> str:
 def _plain(value: Any, field: str, depth: int) -> Any:
     """Return ``value`` built of dict, list and scalars; json.dumps would quietly change others."""
     if depth == 0:
-        raise InputError(
-            f"{field}: nested deeper than {MAX_METADATA_DEPTH} levels.", field=field, value=None
-        )
+        raise InputError.at(field, f"nested deeper than {MAX_METADATA_DEPTH} levels.", None)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise InputError(
-                    f"{field}: the key {shorten(key)} is not a string.", field=field, value=key
-                )
+                raise InputError.at(field, f"the key {shorten(key)} is not a string.", key)
         return {key: _plain(item, f"{field}.{key}", depth - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{field}[{row}]", depth - 1) for row, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{field}: {value} is not a JSON number.", field=field, value=value)
+        raise InputError.at(field, f"{value} is not a JSON number.", value)
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    raise InputError(
-        f"{field}: {shorten(value)} is not a JSON value ({type(value).__name__}).",
-        field=field,
-        value=value,
+    raise InputError.at(
+        field, f"{shorten(value)} is not a JSON value ({type(value).__name__}).", value
     )
 
 
 def _check_top_k(top_k: object) -> None:
     if isinstance(top_k, bool) or not isinstance(top_k, int) or not 1 <= top_k <= MAX_TOP_K:
-        raise InputError(
-            f"top_k: {shorten(top_k)} is not a whole number from 1 to {MAX_TOP_K}.",
-            field="top_k",
-            value=top_k,
+        raise InputError.at(
+            "top_k", f"{shorten(top_k)} is not a whole number from 1 to {MAX_TOP_K}.", top_k
         )
 
 
 def _check_text(text: object, field: str) -> None:
     if not isinstance(text, str):
-        raise InputError(f"{field}: {shorten(text)} is not a string.", field=field, value=text)
+        raise InputError.at(field, f"{shorten(text)} is not a string.", text)
     if len(text) > MAX_TEXT_CHARS:
-        raise InputError(
-            f"{field}: {len(text)} characters, over the limit of {MAX_TEXT_CHARS}.",
-            field=field,
-            value=len(text),
+        raise InputError.at(
+            field, f"{len(text)} characters, over the limit of {MAX_TEXT_CHARS}.", len(text)
         )
     _check_utf8(text, field)
 
@@ -227,18 +202,18 @@ def _check_text(text: object, field: str) -> None:
 def _check_span(passage: Passage, texts: Mapping[str, str], field: str) -> None:
     text = texts.get(passage.document_id)
     if text is None:
-        raise InputError(
-            f"{field}.document_id: {shorten(passage.document_id)} is not among the documents.",
-            field=f"{field}.document_id",
-            value=passage.document_id,
+        raise InputError.at(
+            f"{field}.document_id",
+            f"{shorten(passage.document_id)} is not among the documents.",
+            passage.document_id,
         )
     start, end = passage.start, passage.end
     if not 0 <= start <= end <= len(text) or text[start:end] != passage.text:
-        raise InputError(
-            f"{field}: its text is not characters {start} to {end} of document "
+        raise InputError.at(
+            field,
+            f"its text is not characters {start} to {end} of document "
             f"{shorten(passage.document_id)}.",
-            field=field,
-            value=(start, end),
+            (start, end),
         )
 
 
@@ -246,29 +221,25 @@ def _check_utf8(text: str, field: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{field}: the character at {error.start} is half of a surrogate pair.",
-            field=field,
-            value=text[error.start],
+        raise InputError.at(
+            field, f"the character at {error.start} is half of a surrogate pair.", text[error.start]
         ) from error
 
 
 def _check_array(vectors: object, field: str) -> None:
     if not isinstance(vectors, np.ndarray) or vectors.dtype != np.float32:
         got = vectors.dtype if isinstance(vectors, np.ndarray) else type(vectors).__name__
-        raise InputError(
-            f"{field}: expected a float32 array, got {got}.", field=field, value=str(got)
-        )
+        raise InputError.at(field, f"expected a float32 array, got {got}.", str(got))
 
 
 def _bad_number(field: str, vector: Floats) -> InputError:
     at = int(np.flatnonzero(~(np.abs(vector) <= MAX_COMPONENT))[0])
-    return InputError(
-        f"{field}[{at}]: {vector[at]} is not a finite number up to {MAX_COMPONENT:g}.",
-        field=f"{field}[{at}]",
-        value=float(vector[at]),
+    return InputError.at(
+        f"{field}[{at}]",
+        f"{vector[at]} is not a finite number up to {MAX_COMPONENT:g}.",
+        float(vector[at]),
     )
 
 
 def _twice(field: str, value: str) -> InputError:
-    return InputError(f"{field}: the id {shorten(value)} comes twice.", field=field, value=value)
+    return InputError.at(field, f"the id {shorten(value)} comes twice.", value)

@@ -164,10 +164,8 @@ def _quote(name: str) -> str:
 def _read_group(node: object, field: str, depth: int) -> Filter:
     names = _object(node, field, GROUPS)
     if depth == 0:
-        raise InputError(
-            f"{field}: filters within each other, over the limit of {MAX_DEPTH}.",
-            field=field,
-            value=MAX_DEPTH,
+        raise InputError.at(
+            field, f"filters within each other, over the limit of {MAX_DEPTH}.", MAX_DEPTH
         )
     groups: dict[str, tuple[Condition, ...]] = {}
     for name, value in names.items():
@@ -190,7 +188,7 @@ def _read_condition(node: object, field: str, depth: int) -> Condition:
         return HasId(tuple(_ids(condition["has_id"], f"{field}.has_id")))
     if "key" not in condition and not condition.keys() & set(CONDITIONS):
         if not condition:
-            raise InputError(f"{field}: the condition is empty.", field=field, value={})
+            raise InputError.at(field, "the condition is empty.", {})
         return _read_group(condition, field, depth - 1)
     path = _path(condition, field)
     kind = _one_of(condition, CONDITIONS, field)
@@ -216,16 +214,13 @@ def _read_match(path: str, node: object, field: str) -> Match:
 def _read_range(path: str, node: object, field: str) -> Range:
     bounds = _object(node, field, BOUNDS)
     if not bounds:
-        raise InputError(
-            f"{field}: give at least one of {', '.join(BOUNDS)}.", field=field, value={}
-        )
+        raise InputError.at(field, f"give at least one of {', '.join(BOUNDS)}.", {})
     for name, value in bounds.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(
-                f"{field}.{name}: {shorten(value)} is not a number; numbers alone have an order "
-                "here.",
-                field=f"{field}.{name}",
-                value=value,
+            raise InputError.at(
+                f"{field}.{name}",
+                f"{shorten(value)} is not a number; numbers alone have an order here.",
+                value,
             )
         _check_finite(value, f"{field}.{name}")
     return Range(path, tuple(bounds.items()))
@@ -234,14 +229,14 @@ def _read_range(path: str, node: object, field: str) -> Range:
 def _path(condition: Mapping[str, Any], field: str) -> str:
     at = f"{field}.key"
     if "key" not in condition:
-        raise InputError(f"{at}: this field is missing.", field=at)
+        raise InputError.at(at, "this field is missing.")
     key = condition["key"]
     if not isinstance(key, str) or not _PATH.fullmatch(key):
-        raise InputError(
-            f"{at}: {shorten(key)} is no path in metadata: names parted by dots, in quotes where "
+        raise InputError.at(
+            at,
+            f"{shorten(key)} is no path in metadata: names parted by dots, in quotes where "
             'one holds a dot, a bracket or a quote ("" in them), with [] after a list of objects.',
-            field=at,
-            value=key,
+            key,
         )
     _check_utf8(key, at)
     # A list's own elements are at its name already; and a name needs no quotes twice.
@@ -270,17 +265,15 @@ def _ids(node: object, field: str) -> Iterator[str]:
     for place, item in enumerate(listed):
         at = f"{field}[{place}]"
         if not isinstance(item, str):
-            raise InputError(f"{at}: {shorten(item)} is not an id, a string.", field=at, value=item)
+            raise InputError.at(at, f"{shorten(item)} is not an id, a string.", item)
         _check_utf8(item, at)
         yield item
 
 
 def _scalar(node: object, field: str) -> Scalar:
     if not isinstance(node, Scalar):
-        raise InputError(
-            f"{field}: {shorten(node)} is not a string, a number, true or false.",
-            field=field,
-            value=node,
+        raise InputError.at(
+            field, f"{shorten(node)} is not a string, a number, true or false.", node
         )
     if isinstance(node, str):
         _check_utf8(node, field)
@@ -292,21 +285,17 @@ def _scalar(node: object, field: str) -> Scalar:
 def _object(node: object, field: str, known: Sequence[str]) -> dict[str, Any]:
     """Return an object's fields; null is as good as left out."""
     if not isinstance(node, Mapping):
-        raise InputError(f"{field}: {shorten(node)} is not an object.", field=field, value=node)
+        raise InputError.at(field, f"{shorten(node)} is not an object.", node)
     for name in node:
         if name not in known:
             at = f"{field}.{name}"
-            raise InputError(
-                f"{at}: unknown field; known here: {', '.join(known)}.",
-                field=at,
-                value=node[name],
-            )
+            raise InputError.at(at, f"unknown field; known here: {', '.join(known)}.", node[name])
     return {name: value for name, value in node.items() if value is not None}
 
 
 def _list(node: object, field: str) -> Sequence[Any]:
     if not isinstance(node, list | tuple):
-        raise InputError(f"{field}: {shorten(node)} is not a list.", field=field, value=node)
+        raise InputError.at(field, f"{shorten(node)} is not a list.", node)
     return node
 
 
@@ -314,19 +303,17 @@ def _one_of(node: Mapping[str, Any], names: Sequence[str], field: str) -> str:
     present = [name for name in names if name in node]
     if len(present) != 1:
         got = " and ".join(present) or "none"
-        raise InputError(
-            f"{field}: give one of {', '.join(names)}; got {got}.", field=field, value=present
-        )
+        raise InputError.at(field, f"give one of {', '.join(names)}; got {got}.", present)
     return present[0]
 
 
 def _alone(node: Mapping[str, Any], names: Sequence[str], field: str) -> None:
     for name in node:
         if name not in names:
-            raise InputError(
-                f"{field}.{name}: can't stand beside {names[-1]}; make it a condition of its own.",
-                field=f"{field}.{name}",
-                value=node[name],
+            raise InputError.at(
+                f"{field}.{name}",
+                f"can't stand beside {names[-1]}; make it a condition of its own.",
+                node[name],
             )
 
 
@@ -338,22 +325,18 @@ def _values_of(leaf: Match | Range | HasId) -> Sequence[object]:
 
 def _check_most(count: int, most: int, field: str, what: str) -> None:
     if count > most:
-        raise PayloadTooLarge(
-            f"{field}: {count} {what}, over the limit of {most}.", field=field, value=count
-        )
+        raise PayloadTooLarge.at(field, f"{count} {what}, over the limit of {most}.", count)
 
 
 def _check_finite(value: int | float, field: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{field}: {value} is not a finite number.", field=field, value=value)
+        raise InputError.at(field, f"{value} is not a finite number.", value)
 
 
 def _check_utf8(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{field}: the character at {error.start} is half of a surrogate pair.",
-            field=field,
-            value=text[error.start],
+        raise InputError.at(
+            field, f"the character at {error.start} is half of a surrogate pair.", text[error.start]
         ) from error

@@ -162,7 +162,7 @@ class Index:
         """
         if not isinstance(documents, Filter):
             if not documents:
-                raise EmptyInput("ids: the list is empty.", field="ids")
+                raise EmptyInput.at("ids", "the list is empty.")
             checks.check_ids(documents)
         with self._write_lock():
             with transaction(self._writer):

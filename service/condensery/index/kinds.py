@@ -56,34 +56,28 @@ def check_options(kind: str, raw: object, dims: int) -> dict[str, int]:
     if raw is None:
         raw = {}
     if not isinstance(raw, Mapping):
-        raise InputError(f"options: {shorten(raw)} is not an object.", field="options", value=raw)
+        raise InputError.at("options", f"{shorten(raw)} is not an object.", raw)
     known = OPTIONS[kind]
     for name, value in raw.items():
         field = f"options.{name}"
         if name not in known:
             there = ", ".join(known) or "none"
-            raise InputError(
-                f"{field}: unknown option; kind {kind} has: {there}.", field=field, value=value
-            )
+            raise InputError.at(field, f"unknown option; kind {kind} has: {there}.", value)
         least, most = known[name]
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise InputError(
-                f"{field}: {shorten(value)} is not a whole number from {least} to {most}.",
-                field=field,
-                value=value,
+            raise InputError.at(
+                field, f"{shorten(value)} is not a whole number from {least} to {most}.", value
             )
     options: dict[str, int] = dict(raw)
     if dims % options.get("pq_m", 1):
-        raise InputError(
-            f"options.pq_m: {options['pq_m']} does not divide {dims} dimensions.",
-            field="options.pq_m",
-            value=options["pq_m"],
+        raise InputError.at(
+            "options.pq_m", f"{options['pq_m']} does not divide {dims} dimensions.", options["pq_m"]
         )
     if "nlist" in options and options.get("nprobe", 1) > options["nlist"]:
-        raise InputError(
-            f"options.nprobe: {options['nprobe']} is over nlist, {options['nlist']}.",
-            field="options.nprobe",
-            value=options["nprobe"],
+        raise InputError.at(
+            "options.nprobe",
+            f"{options['nprobe']} is over nlist, {options['nlist']}.",
+            options["nprobe"],
         )
     return options
 

@@ -86,17 +86,15 @@ class IndexNames:
         if self.holds(name):
             raise IndexExists(f"Index {name!r} exists.", field="index", value=name)
         if name in self.aliases:
-            raise NameTaken(
-                f"index: {name!r} is an alias, of index {self.aliases.resolve(name)!r}.",
-                field="index",
-                value=name,
+            raise NameTaken.at(
+                "index", f"{name!r} is an alias, of index {self.aliases.resolve(name)!r}.", name
             )
         if (count := len(self.all())) >= self._max_indexes:
-            raise LimitReached(
-                f"index: {name!r} can't be made: there are {count} indexes, and there may be "
+            raise LimitReached.at(
+                "index",
+                f"{name!r} can't be made: there are {count} indexes, and there may be "
                 f"{self._max_indexes} (max_indexes); delete one first.",
-                field="index",
-                value=name,
+                name,
             )
 
     def check_no_aliases(self, name: str) -> None:

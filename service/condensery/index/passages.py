@@ -81,10 +81,8 @@ def insert(
                 (row, passage.id, row_of[passage.document_id], *span, differing),
             )
         except sqlite3.IntegrityError as error:
-            raise InputError(
-                f"passages: the id {shorten(passage.id)} belongs to another document.",
-                field="passages",
-                value=passage.id,
+            raise InputError.at(
+                "passages", f"the id {shorten(passage.id)} belongs to another document.", passage.id
             ) from error
         connection.execute("INSERT INTO vectors VALUES (?, ?)", (row, vector.tobytes()))
     texts = (passage.text for passage, _ in passages)

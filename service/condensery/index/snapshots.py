@@ -190,11 +190,11 @@ class Snapshots:
             there = {path for path in self._root.glob("*/*") if not path.name.endswith(_ASIDE)}
             there |= self._made
             if len(there) >= self._max_snapshots:
-                raise LimitReached(
-                    f"snapshot: none can be made of index {target.parent.name!r}: there are "
+                raise LimitReached.at(
+                    "snapshot",
+                    f"none can be made of index {target.parent.name!r}: there are "
                     f"{len(there)}, of all indexes, and there may be {self._max_snapshots} "
                     "(max_snapshots); delete one first.",
-                    field="snapshot",
                 )
             self._made.add(target)
         try:
@@ -206,10 +206,8 @@ class Snapshots:
     def _find(self, index: str, snapshot: str) -> Path:
         checks.check_name(index)
         if not snapshot or not snapshot.isascii() or not snapshot.replace("-", "").isalnum():
-            raise InputError(
-                f"snapshot: {shorten(snapshot)} is not the id of a snapshot.",
-                field="snapshot",
-                value=snapshot,
+            raise InputError.at(
+                "snapshot", f"{shorten(snapshot)} is not the id of a snapshot.", snapshot
             )
         folder = self._root / index / snapshot
         if not folder.is_dir():

@@ -359,10 +359,10 @@ async def compare_answers(services: Services, question: Question) -> Comparison:
     began = time.perf_counter()
     oscar, context = find_model_and_context(services, question)
     if question.compression.mode == "off":
-        raise InputError(
-            "compression.mode: 'off' leaves nothing to compare with; give auto or required.",
-            field="compression.mode",
-            value=question.compression.mode,
+        raise InputError.at(
+            "compression.mode",
+            "'off' leaves nothing to compare with; give auto or required.",
+            question.compression.mode,
         )
     selected = await select_context(
         oscar, question, await retrieve_context(services, oscar, question, context)

@@ -211,21 +211,19 @@ class CompressedContext:
             ContextMismatch: Which of the two it is.
         """
         if question != self.question:
-            raise ContextMismatch(
-                "context: it was compressed for another question.", field="context"
-            )
+            raise ContextMismatch.at("context", "it was compressed for another question.")
         if info.name != self.model:
-            raise ContextMismatch(
-                f"context: it was compressed by {self.model}, and {info.name} can't read it.",
-                field="context",
-                value=info.name,
+            raise ContextMismatch.at(
+                "context",
+                f"it was compressed by {self.model}, and {info.name} can't read it.",
+                info.name,
             )
         if info.fingerprint != self.fingerprint:
-            raise ContextMismatch(
-                f"context: it was compressed by {self.model} with fingerprint {self.fingerprint}; "
+            raise ContextMismatch.at(
+                "context",
+                f"it was compressed by {self.model} with fingerprint {self.fingerprint}; "
                 f"the one that runs has {info.fingerprint}. Compress again.",
-                field="context",
-                value=info.fingerprint,
+                info.fingerprint,
             )
 
 
@@ -287,11 +285,11 @@ class ContextStore:
         """
         share = self._max_bytes // SHARES
         if size > share:
-            raise PayloadTooLarge(
-                f"documents: a context of {size} bytes, vectors included, is over a caller's share "
+            raise PayloadTooLarge.at(
+                "documents",
+                f"a context of {size} bytes, vectors included, is over a caller's share "
                 f"of {share} (max_context_bytes).",
-                field="documents",
-                value=size,
+                size,
             )
         if self._exceeds(caller, size):
             self._expire()
@@ -372,18 +370,16 @@ class ContextStore:
         if stored is not None and stored.caller == caller:
             return key, stored
         if self._expired.get(key) == caller:
-            raise ContextExpired(
-                "context: its time is over; compress the documents again.", field="context"
-            )
+            raise ContextExpired.at("context", "its time is over; compress the documents again.")
         owner, model = self._lost.get(key, ("", ""))
         if model and owner == caller:
-            raise ContextLost(
-                f"context: the pair {model} that made it was unloaded or replaced since; compress "
+            raise ContextLost.at(
+                "context",
+                f"the pair {model} that made it was unloaded or replaced since; compress "
                 "the documents again.",
-                field="context",
-                value=model,
+                model,
             )
-        raise ContextNotFound("context: there is no such handle.", field="context")
+        raise ContextNotFound.at("context", "there is no such handle.")
 
     def _expire(self) -> None:
         now = self._clock()
@@ -420,10 +416,8 @@ class ContextStore:
 def check_lifetime(ttl_s: float) -> None:
     """Refuse a lifetime that a context can't have."""
     if not (math.isfinite(ttl_s) and LEAST_SECONDS <= ttl_s <= MOST_SECONDS):
-        raise InputError(
-            f"ttl_s: {ttl_s} is not {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds.",
-            field="ttl_s",
-            value=ttl_s,
+        raise InputError.at(
+            "ttl_s", f"{ttl_s} is not {LEAST_SECONDS:g} to {MOST_SECONDS:g} seconds.", ttl_s
         )
 
 

@@ -93,11 +93,11 @@ def check_dimensions(info: ModelInfo, dimensions: int | None) -> None:
     """
     lengths = sorted({*info.dimensions, info.dims or 0})
     if dimensions is not None and dimensions not in lengths:
-        raise InputError(
-            f"dimensions: {dimensions}, but {info.name} gives vectors of "
+        raise InputError.at(
+            "dimensions",
+            f"{dimensions}, but {info.name} gives vectors of "
             f"{', '.join(map(str, lengths))} dimensions only.",
-            field="dimensions",
-            value=dimensions,
+            dimensions,
         )
 
 
@@ -127,10 +127,8 @@ def check_scaled(normalize: bool | None, encoding: Encoding, *, field: str = "em
         InputError: Names the encoding.
     """
     if normalize is False and encoding in INT8_ENCODINGS:
-        raise InputError(
-            f"{field}: {encoding} is for vectors of length 1, and normalize is false.",
-            field=field,
-            value=encoding,
+        raise InputError.at(
+            field, f"{encoding} is for vectors of length 1, and normalize is false.", encoding
         )
 
 
@@ -148,12 +146,12 @@ def choose_prompt(encoder: Encoder, name: str | None, input_type: str | None) ->
     if input_type is None:
         return find_prompt(encoder, name)
     if name is not None:
-        raise InputError("prompt_name: give it or input_type; got both.", field="prompt_name")
+        raise InputError.at("prompt_name", "give it or input_type; got both.")
     if input_type not in INPUT_TYPES:
-        raise InputError(
-            f"input_type: {shorten(input_type)} is not one of {', '.join(INPUT_TYPES)}.",
-            field="input_type",
-            value=input_type,
+        raise InputError.at(
+            "input_type",
+            f"{shorten(input_type)} is not one of {', '.join(INPUT_TYPES)}.",
+            input_type,
         )
     return find_prompt(
         encoder, prompt_name_for(encoder, INPUT_TYPE_SYNONYMS.get(input_type, input_type))
@@ -172,10 +170,10 @@ def find_prompt(encoder: Encoder, name: str | None) -> str:
     prompt = encoder.prompts.get(name)
     if prompt is None:
         names = ", ".join(sorted(encoder.prompts)) or "none"
-        raise InputError(
-            f"prompt_name: {encoder.info.name} has no prompt {shorten(name)}; it has: {names}.",
-            field="prompt_name",
-            value=name,
+        raise InputError.at(
+            "prompt_name",
+            f"{encoder.info.name} has no prompt {shorten(name)}; it has: {names}.",
+            name,
         )
     return prompt
 
@@ -235,11 +233,10 @@ async def tokenize(
     prompt = find_prompt(encoder, prompt_name)
     characters = sum(map(len, texts))
     if characters > MAX_TOKENIZED_CHARACTERS:
-        raise PayloadTooLarge(
-            f"{field}: {characters} characters, over the limit of {MAX_TOKENIZED_CHARACTERS} "
-            "in all.",
-            field=field,
-            value=characters,
+        raise PayloadTooLarge.at(
+            field,
+            f"{characters} characters, over the limit of {MAX_TOKENIZED_CHARACTERS} in all.",
+            characters,
         )
 
     return await asyncio.to_thread(
@@ -270,11 +267,7 @@ async def decode_tokens(
     for place, row in enumerate(ids):
         for number in row:
             if not 0 <= number < MAX_TOKEN_ID:
-                raise InputError(
-                    f"ids[{place}]: {number} is the number of no token.",
-                    field=f"ids[{place}]",
-                    value=number,
-                )
+                raise InputError.at(f"ids[{place}]", f"{number} is the number of no token.", number)
     return await asyncio.to_thread(
         lambda: [encoder.decode(row, skip_special=skip_special) for row in ids]
     )

@@ -114,10 +114,8 @@ async def create_index(
     running, own_dims = find_embedder(services, encoder)
     info = running.info
     if dims is not None and dims != own_dims:
-        raise InputError(
-            f"dims: {dims}, but {info.name} gives vectors of {own_dims} dimensions.",
-            field="dims",
-            value=dims,
+        raise InputError.at(
+            "dims", f"{dims}, but {info.name} gives vectors of {own_dims} dimensions.", dims
         )
     spec = make_index_spec(running, own_dims, metric, kind, options)
     return describe_index(services, await asyncio.to_thread(services.indexes.create, name, spec))
@@ -242,18 +240,18 @@ async def delete_documents(
     info = services.indexes.info(name)
     if (ids is None) == (filter is None):
         got = "neither" if ids is None else "both"
-        raise InputError(f"ids: give `ids` or `filter`, one of them; got {got}.", field="ids")
+        raise InputError.at("ids", f"give `ids` or `filter`, one of them; got {got}.")
     if ids is not None:
         check_count(ids, "ids", services.limits.max_items)
         delete = functools.partial(services.indexes.delete, name, ids)
     elif (condition := read_filter(filter)) is not None and any(True for _ in condition.leaves):
         delete = functools.partial(services.indexes.delete, name, condition)
     else:
-        raise InputError(
-            "filter: it holds no condition, and so would delete every document; to do that, drop "
+        raise InputError.at(
+            "filter",
+            "it holds no condition, and so would delete every document; to do that, drop "
             "the index.",
-            field="filter",
-            value=filter,
+            filter,
         )
     await services.rebuilds.wait_for_last_steps(info.name)
     with services.metrics.stage(info.encoder, "index"):
@@ -339,7 +337,7 @@ def find_embedder(services: Services, name: str | None) -> tuple[Encoder, int]:
     encoder = services.registry.encoder(name)
     info = encoder.info
     if info.dims is None:
-        raise InputError(f"encoder: {info.name} gives no vectors.", field="encoder", value=name)
+        raise InputError.at("encoder", f"{info.name} gives no vectors.", name)
     return encoder, info.dims
 
 
@@ -419,10 +417,10 @@ def check_vectors(
 ) -> str:
     """Check vectors that a caller made, (count, dims); returns their fingerprint."""
     if fingerprint is None:
-        raise InputError(
-            f"fingerprint: needed beside vectors, since index {info.name!r} takes those of encoder "
+        raise InputError.at(
+            "fingerprint",
+            f"needed beside vectors, since index {info.name!r} takes those of encoder "
             f"{info.encoder!r} only, whose fingerprint is {info.fingerprint}.",
-            field="fingerprint",
         )
     if fingerprint != info.fingerprint:
         raise EncoderMismatch(
@@ -443,10 +441,10 @@ def check_vectors(
     finite = np.isfinite(vectors)
     if not finite.all():
         row, column = (int(place) for place in np.argwhere(~finite)[0])
-        raise InputError(
-            f"{names[row]}[{column}]: {vectors[row, column]} is not a finite number.",
-            field=f"{names[row]}[{column}]",
-            value=float(vectors[row, column]),
+        raise InputError.at(
+            f"{names[row]}[{column}]",
+            f"{vectors[row, column]} is not a finite number.",
+            float(vectors[row, column]),
         )
     return fingerprint
 
@@ -483,10 +481,9 @@ def make_passage(document: Document, identity: str) -> Passage:
 
 def _check_document(document: Document, field: str, limits: RequestLimits) -> None:
     if not 1 <= len(document.id) <= MAX_DOCUMENT_ID_CHARS:
-        raise InputError(
-            f"{field}.id: {shorten(document.id)} is not an id of 1 to {MAX_DOCUMENT_ID_CHARS} "
-            "characters.",
-            field=f"{field}.id",
-            value=document.id,
+        raise InputError.at(
+            f"{field}.id",
+            f"{shorten(document.id)} is not an id of 1 to {MAX_DOCUMENT_ID_CHARS} characters.",
+            document.id,
         )
     check_text(document.text, f"{field}.text", limits.max_body_bytes)

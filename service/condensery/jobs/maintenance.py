@@ -86,10 +86,10 @@ def find_maintenance(services: Services) -> "IndexMaintenance":
     """
     maintenance = services.indexes.maintenance
     if maintenance is None:
-        raise InputError(
-            "index: aliases, restores and rebuilds are not to be had of the database that holds "
+        raise InputError.at(
+            "index",
+            "aliases, restores and rebuilds are not to be had of the database that holds "
             "the indexes; use its own tools.",
-            field="index",
         )
     return maintenance
 

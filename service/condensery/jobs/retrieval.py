@@ -122,14 +122,12 @@ def _check_search(
     check_range(top_k, "top_k", 1, services.limits.max_top_k)
     if (text is None) == (vector is None):
         got = "neither" if text is None else "both"
-        raise InputError(f"query: give `query` or `vector`, one of them; got {got}.", field="query")
+        raise InputError.at("query", f"give `query` or `vector`, one of them; got {got}.")
     if mode is not None:
         check_choice(mode, "mode", SEARCH_MODES)
     if vector is not None and mode not in (None, "dense"):
-        raise InputError(
-            f"mode: {mode!r} needs words, and a vector has none; give `query`.",
-            field="mode",
-            value=mode,
+        raise InputError.at(
+            "mode", f"{mode!r} needs words, and a vector has none; give `query`.", mode
         )
 
 

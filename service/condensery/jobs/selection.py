@@ -246,11 +246,10 @@ class Budgets:
         """
         known = self.count_vectors(vectors, 1, 1)
         if self.max_vectors is not None and known > self.max_vectors:
-            raise InputError(
-                f"compression.max_context_vectors: {self.max_vectors}, but one passage is {known} "
-                "vectors at the coarsest rate.",
-                field="compression.max_context_vectors",
-                value=self.max_vectors,
+            raise InputError.at(
+                "compression.max_context_vectors",
+                f"{self.max_vectors}, but one passage is {known} vectors at the coarsest rate.",
+                self.max_vectors,
             )
         return (
             f"compression took {compress_ms:.0f} ms and the first token takes about "
@@ -395,12 +394,12 @@ def fit_prompt(
 def _too_long_error(
     oscar: OscarModel, question: Question, passages: int, over: int, field: str, value: int
 ) -> ContextTooLong:
-    return ContextTooLong(
-        f"{field}: the question, {passages} passages and an answer of max_tokens "
+    return ContextTooLong.at(
+        field,
+        f"the question, {passages} passages and an answer of max_tokens "
         f"{question.max_tokens} take {over} positions more than the generator of "
         f"{oscar.info.name} has.",
-        field=field,
-        value=value,
+        value,
     )
 
 

@@ -27,12 +27,10 @@ FILTER_FIELD = "index.filter"
 def check_count(items: Sequence[object], field: str, limit: int) -> None:
     """Refuse a list that is empty or has over ``limit`` items."""
     if not items:
-        raise EmptyInput(f"{field}: the list is empty; it must hold 1 to {limit}.", field=field)
+        raise EmptyInput.at(field, f"the list is empty; it must hold 1 to {limit}.")
     if len(items) > limit:
-        raise PayloadTooLarge(
-            f"{field}: {len(items)} items, over the limit of {limit} in one request.",
-            field=field,
-            value=len(items),
+        raise PayloadTooLarge.at(
+            field, f"{len(items)} items, over the limit of {limit} in one request.", len(items)
         )
 
 
@@ -45,21 +43,21 @@ def check_text(text: str, field: str, max_chars: int) -> None:
         max_chars: Characters over which it is not worth tokenising, only to be cut.
     """
     if len(text) > max_chars:
-        raise InputError(
-            f"{field}: {len(text)} characters, over the limit of {max_chars}; it begins "
+        raise InputError.at(
+            field,
+            f"{len(text)} characters, over the limit of {max_chars}; it begins "
             f"{shorten(text, 40)}.",
-            field=field,
-            value=len(text),
+            len(text),
         )
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InputError(
-                f"{field}: the character at {error.start} is half of a surrogate pair: "
+            raise InputError.at(
+                field,
+                f"the character at {error.start} is half of a surrogate pair: "
                 f"{shorten(text[error.start])}.",
-                field=field,
-                value=text[error.start],
+                text[error.start],
             ) from error
 
 
@@ -93,28 +91,20 @@ def max_chars_of(limits: RequestLimits, info: ModelInfo) -> int:
 def check_range(value: int, field: str, low: int, high: int) -> None:
     """Refuse a whole number out of ``low`` to ``high``, both allowed."""
     if not low <= value <= high:
-        raise InputError(
-            f"{field}: {value} is not a whole number from {low} to {high}.",
-            field=field,
-            value=value,
-        )
+        raise InputError.at(field, f"{value} is not a whole number from {low} to {high}.", value)
 
 
 def check_number(value: float | None, field: str, low: float, high: float = math.inf) -> None:
     """Refuse a number out of ``low`` to ``high``, or one that is not finite; None is allowed."""
     if value is not None and not (math.isfinite(value) and low <= value <= high):
         allowed = f"a number of {low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
-        raise InputError(f"{field}: {value} is not {allowed}.", field=field, value=value)
+        raise InputError.at(field, f"{value} is not {allowed}.", value)
 
 
 def check_choice(value: str, field: str, allowed: Collection[str]) -> None:
     """Refuse a word that is not among ``allowed``."""
     if value not in allowed:
-        raise InputError(
-            f"{field}: {shorten(value)} is not one of {', '.join(allowed)}.",
-            field=field,
-            value=value,
-        )
+        raise InputError.at(field, f"{shorten(value)} is not one of {', '.join(allowed)}.", value)
 
 
 def check_question(limits: RequestLimits, oscar: OscarModel, question: Question) -> None:
@@ -148,9 +138,8 @@ def check_sources(question: Question) -> None:
     sources = [name for name in PASSAGE_SOURCES if getattr(question, name) is not None]
     if len(sources) != 1:
         got = f"both {' and '.join(sources)}" if sources else "neither"
-        raise InputError(
-            f"documents: give `documents`, `index` or `context`, one of them; got {got}.",
-            field="documents",
+        raise InputError.at(
+            "documents", f"give `documents`, `index` or `context`, one of them; got {got}."
         )
 
 
@@ -158,7 +147,7 @@ def check_query(limits: RequestLimits, oscar: OscarModel, text: str) -> None:
     """Refuse a question that is blank, far too long, or no Unicode text."""
     check_text(text, "query", max_chars_of(limits, oscar.info))
     if not text.strip():
-        raise InputError("query: the question is empty.", field="query", value=text)
+        raise InputError.at("query", "the question is empty.", text)
 
 
 def check_documents(
@@ -174,17 +163,14 @@ def check_documents(
     for place, document in enumerate(documents):
         check_text(document.text, f"documents[{place}].text", max_chars)
         if (first := places.setdefault(document.id, place)) != place:
-            raise InputError(
-                f"documents[{place}].id: {shorten(document.id)} is the id of documents[{first}] "
-                "too.",
-                field=f"documents[{place}].id",
-                value=document.id,
+            raise InputError.at(
+                f"documents[{place}].id",
+                f"{shorten(document.id)} is the id of documents[{first}] too.",
+                document.id,
             )
     if all(is_blank(document.text) for document in documents):
-        raise InputError(
-            "documents[0].text: it is blank, and so is every other.",
-            field="documents[0].text",
-            value=documents[0].text,
+        raise InputError.at(
+            "documents[0].text", "it is blank, and so is every other.", documents[0].text
         )
 
 
@@ -218,10 +204,10 @@ def choose_vector_counts(
         rates = ", ".join(map(str, offered))
         what = "the context was compressed at" if held else "the pair has"
         verb = "are" if len(offered) > 1 else "is"
-        raise InputError(
-            f"{field}: {ratio} is not a rate that {what}; there {verb}: {rates} (tokens a vector).",
-            field=field,
-            value=ratio,
+        raise InputError.at(
+            field,
+            f"{ratio} is not a rate that {what}; there {verb}: {rates} (tokens a vector).",
+            ratio,
         )
     return (offered[ratio],)
 
@@ -236,11 +222,11 @@ def _check_compression(oscar: OscarModel, question: Question) -> None:
     name = oscar.info.name
     if compression.mode == "off":
         if compression.ratio is not None:
-            raise InputError(
-                f"compression.ratio: {compression.ratio} is asked for, but with compression.mode "
+            raise InputError.at(
+                "compression.ratio",
+                f"{compression.ratio} is asked for, but with compression.mode "
                 "off nothing is compressed.",
-                field="compression.ratio",
-                value=compression.ratio,
+                compression.ratio,
             )
         if question.min_relevance:
             raise _unscored_error(
@@ -251,23 +237,19 @@ def _check_compression(oscar: OscarModel, question: Question) -> None:
 
 
 def _unscored_error(value: float, reason: str) -> InputError:
-    return InputError(
-        f"min_relevance: {value} needs the passages' scores, and {reason}.",
-        field="min_relevance",
-        value=value,
+    return InputError.at(
+        "min_relevance", f"{value} needs the passages' scores, and {reason}.", value
     )
 
 
 def _check_stops(stops: Sequence[str]) -> None:
     """Check what the generator would refuse, but only once the answer has begun."""
     if len(stops) > MAX_STOPS:
-        raise InputError(
-            f"stop: {len(stops)} strings, over the limit of {MAX_STOPS}.",
-            field="stop",
-            value=len(stops),
+        raise InputError.at(
+            "stop", f"{len(stops)} strings, over the limit of {MAX_STOPS}.", len(stops)
         )
     for place, stop in enumerate(stops):
         field = f"stop[{place}]"
         if not stop:
-            raise InputError(f"{field}: the string is empty.", field=field, value=stop)
+            raise InputError.at(field, "the string is empty.", stop)
         check_text(stop, field, MAX_STOP_CHARS)

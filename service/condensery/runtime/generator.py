@@ -156,10 +156,8 @@ class StopStrings:
 
     def __init__(self, stops: abc.Sequence[str] = ()) -> None:
         if len(stops) > MAX_STOPS:
-            raise InputError(
-                f"stop: {len(stops)} strings, over the limit of {MAX_STOPS}",
-                field="stop",
-                value=len(stops),
+            raise InputError.at(
+                "stop", f"{len(stops)} strings, over the limit of {MAX_STOPS}", len(stops)
             )
         for place, stop in enumerate(stops):
             if not 0 < len(stop) <= MAX_STOP_CHARS:

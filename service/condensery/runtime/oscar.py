@@ -346,11 +346,11 @@ class OscarModel:
         cut, windows = await self._texts.read(query, passages, field)
         truncated = cut.read < cut.tokens
         if truncated and side == "left":
-            raise InputError(
-                f"truncation_direction: {self.info.name} cuts a query on the right only, and this "
+            raise InputError.at(
+                "truncation_direction",
+                f"{self.info.name} cuts a query on the right only, and this "
                 f"one has {cut.tokens} tokens, over its {cut.limit}",
-                field="truncation_direction",
-                value=side,
+                side,
             )
         if truncated and not truncate:
             raise InputError(

@@ -432,7 +432,7 @@ class CheckedTexts:
         try:
             return self._texts.readings(question, passages)
         except ValueError as error:  # where texts are short, a question may take all of it
-            raise InputError(f"query: {error}", field="query") from error
+            raise InputError.at("query", f"{error}") from error
 
 
 def _texts_of(context: Sequence[Floats | str]) -> list[str]:

@@ -230,9 +230,8 @@ def _read_action(action: pb.AliasAction, field: str) -> values.AliasAction:
         return values.AliasAction("delete", action.delete_alias.alias)
     if kind == "rename_alias":
         return values.AliasAction("rename", action.rename_alias.alias, action.rename_alias.to)
-    raise InputError(
-        f"{field}: it holds no action; set one of create_alias, delete_alias, rename_alias.",
-        field=field,
+    raise InputError.at(
+        field, "it holds no action; set one of create_alias, delete_alias, rename_alias."
     )
 
 
@@ -346,7 +345,7 @@ async def set_model_aliases(
 
 def _check_model_named(model: str | None) -> str:
     if not model:
-        raise InputError("model: it is missing; there is no default for this call.", field="model")
+        raise InputError.at("model", "it is missing; there is no default for this call.")
     return model
 
 

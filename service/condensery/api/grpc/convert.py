@@ -33,10 +33,8 @@ def read_vectors(data: bytes, field: str, *, rows: int) -> values.Floats:
         InputError: The bytes don't divide into that many vectors.
     """
     if not data or len(data) % (4 * rows):
-        raise InputError(
-            f"{field}: {len(data)} bytes are not {rows} vectors of float32.",
-            field=field,
-            value=len(data),
+        raise InputError.at(
+            field, f"{len(data)} bytes are not {rows} vectors of float32.", len(data)
         )
     return protobuf.unpack_floats(data).reshape(rows, -1)
 
@@ -61,9 +59,8 @@ def read_question(
         InputError: A value is out of its range, or a filter has no index.
     """
     if request.HasField("filter") and not request.index:  # nested, it would have no place
-        raise InputError(
-            "index.filter: there is no index to filter; give `index`, or no filter.",
-            field="index.filter",
+        raise InputError.at(
+            "index.filter", "there is no index to filter; give `index`, or no filter."
         )
     sources = documents or (None if request.index or request.context else [])
     return protobuf.read(Question, request, documents=sources, model=model)

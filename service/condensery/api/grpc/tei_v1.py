@@ -38,10 +38,8 @@ def read_truncation_direction(direction: int) -> TruncationDirection:
     """
     side = TRUNCATION_DIRECTIONS.get(direction)
     if side is None:
-        raise InputError(
-            f"truncation_direction: {direction} is neither 0 (right) nor 1 (left).",
-            field="truncation_direction",
-            value=direction,
+        raise InputError.at(
+            "truncation_direction", f"{direction} is neither 0 (right) nor 1 (left).", direction
         )
     return side
 
@@ -172,11 +170,7 @@ async def predict_pair(
     """Classify a pair of texts, or one."""
     texts = list(request.inputs)
     if len(texts) not in (1, 2):
-        raise InputError(
-            f"inputs: {len(texts)} texts are neither one nor a pair.",
-            field="inputs",
-            value=len(texts),
-        )
+        raise InputError.at("inputs", f"{len(texts)} texts are neither one nor a pair.", len(texts))
     return await _classify(services, request, texts[0] if len(texts) == 1 else tuple(texts), model)
 
 
@@ -206,11 +200,11 @@ async def rerank_stream(
     for place, request in enumerate(requests):
         for name in SHARED_FIELDS:
             if (value := getattr(request, name)) != getattr(first, name):
-                raise InputError(
-                    f"{name}: {shorten(value)} in message {place}, {shorten(getattr(first, name))} "
+                raise InputError.at(
+                    name,
+                    f"{shorten(value)} in message {place}, {shorten(getattr(first, name))} "
                     "in the first: a stream ranks passages for one query, in one way.",
-                    field=name,
-                    value=value,
+                    value,
                 )
     return await _rerank(
         services, first, [request.text for request in requests], model, field="text"

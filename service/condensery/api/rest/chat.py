@@ -194,19 +194,19 @@ def read_chat(data: Any) -> ChatQuestion:
         _refuse_fields(data)
     body = validate_body(data, ChatRequest)
     if body.documents is None and body.index is None and body.context is None:
-        raise InputError(
-            "documents: a pair answers from passages: give `documents`, `index` or `context` "
+        raise InputError.at(
+            "documents",
+            "a pair answers from passages: give `documents`, `index` or `context` "
             "beside `messages` (of the openai client, in `extra_body`).",
-            field="documents",
         )
     last = len(body.messages) - 1
     if last and body.history != "ignore":
-        raise InputError(
-            f"messages: {last + 1} of them, but a pair reads one question: leave out all but the "
+        raise InputError.at(
+            "messages",
+            f"{last + 1} of them, but a pair reads one question: leave out all but the "
             'last, or have the others ignored by `"history": "ignore"` (of the openai client, in '
             "`extra_body`).",
-            field="messages",
-            value=last + 1,
+            last + 1,
         )
     return ChatQuestion(
         question=_make_question(body),
@@ -248,25 +248,23 @@ def _make_question(body: ChatRequest) -> Question:
 def _question_text(message: ChatMessage, place: int) -> str:
     if message.role != "user":
         field = f"messages[{place}].role"
-        raise InputError(
-            f"{field}: {shorten(message.role)}: the last message is the question, a user's.",
-            field=field,
-            value=message.role,
+        raise InputError.at(
+            field,
+            f"{shorten(message.role)}: the last message is the question, a user's.",
+            message.role,
         )
     field = f"messages[{place}].content"
     content = message.content
     text = content if isinstance(content, str) else _join_parts(content, field)
     if not text.strip():
-        raise InputError(f"{field}: the question is empty.", field=field, value=content)
+        raise InputError.at(field, "the question is empty.", content)
     return text
 
 
 def _join_parts(parts: Any, field: str) -> str:
     if not isinstance(parts, list):
-        raise InputError(
-            f"{field}: {shorten(parts)} is neither a string nor a list of text parts.",
-            field=field,
-            value=parts,
+        raise InputError.at(
+            field, f"{shorten(parts)} is neither a string nor a list of text parts.", parts
         )
     texts = []
     for place, part in enumerate(parts):
@@ -274,16 +272,15 @@ def _join_parts(parts: Any, field: str) -> str:
         if kind != "text":
             path = f"{field}[{place}].type" if kind is not None else f"{field}[{place}]"
             wrong = part if kind is None else kind
-            raise InputError(
-                f"{path}: {shorten(wrong)}: a pair reads text, "
-                'in parts `{"type": "text", "text": ...}`.',
-                field=path,
-                value=wrong,
+            raise InputError.at(
+                path,
+                f'{shorten(wrong)}: a pair reads text, in parts `{{"type": "text", "text": ...}}`.',
+                wrong,
             )
         if not isinstance(part.get("text"), str):
             path = f"{field}[{place}].text"
             wrong = part.get("text")
-            raise InputError(f"{path}: {shorten(wrong)} is no string.", field=path, value=wrong)
+            raise InputError.at(path, f"{shorten(wrong)} is no string.", wrong)
         texts.append(part["text"])
     return "\n".join(texts)
 
@@ -291,10 +288,10 @@ def _join_parts(parts: Any, field: str) -> str:
 def _max_tokens(body: ChatRequest) -> int:
     old, new = body.max_tokens, body.max_completion_tokens
     if old is not None and new is not None and old != new:
-        raise InputError(
-            f"max_tokens: {old}, but max_completion_tokens, its new name, is {new}; give one.",
-            field="max_tokens",
-            value=old,
+        raise InputError.at(
+            "max_tokens",
+            f"{old}, but max_completion_tokens, its new name, is {new}; give one.",
+            old,
         )
     limit = new if old is None else old
     return ANSWER_TOKENS if limit is None else limit
@@ -302,10 +299,10 @@ def _max_tokens(body: ChatRequest) -> int:
 
 def _count_logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs and not body.logprobs:
-        raise InputError(
-            f"top_logprobs: {body.top_logprobs}, but only with `logprobs` true.",
-            field="top_logprobs",
-            value=body.top_logprobs,
+        raise InputError.at(
+            "top_logprobs",
+            f"{body.top_logprobs}, but only with `logprobs` true.",
+            body.top_logprobs,
         )
     return body.top_logprobs or 0 if body.logprobs else None
 
@@ -314,9 +311,7 @@ def _wants_usage(body: ChatRequest) -> bool:
     if body.stream_options is None:
         return False
     if not body.stream:
-        raise InputError(
-            "stream_options: only with `stream` true.", field="stream_options", value={}
-        )
+        raise InputError.at("stream_options", "only with `stream` true.", {})
     return bool(body.stream_options.include_usage)
 
 

@@ -242,10 +242,8 @@ def make_vectors(rows: list[list[float]], names: list[str]) -> Floats:
     """
     for name, row in zip(names, rows, strict=True):
         if len(row) != len(rows[0]):
-            raise InputError(
-                f"{name}: {len(row)} numbers, but {names[0]} has {len(rows[0])}.",
-                field=name,
-                value=len(row),
+            raise InputError.at(
+                name, f"{len(row)} numbers, but {names[0]} has {len(rows[0])}.", len(row)
             )
     floats = np.empty((len(rows), len(rows[0])), np.float32)
     with np.errstate(over="ignore"):  # over float32's range is infinite, and refused as that
@@ -266,10 +264,9 @@ def _document_vectors(documents: list[NewDocument]) -> Floats | None:
         return None
     if len(rows) < len(documents):
         place = next(i for i, item in enumerate(documents) if item.vector is None)
-        raise InputError(
-            f"documents[{place}].vector: missing, while other documents have one; give all of them "
-            "vectors, or none.",
-            field=f"documents[{place}].vector",
+        raise InputError.at(
+            f"documents[{place}].vector",
+            "missing, while other documents have one; give all of them vectors, or none.",
         )
     return make_vectors(rows, [f"documents[{place}].vector" for place in range(len(rows))])
 
@@ -278,9 +275,7 @@ def _read_action(change: AliasChange, field: str) -> AliasAction:
     verbs = [name for name in AliasChange.model_fields if getattr(change, name) is not None]
     if len(verbs) != 1:
         got = " and ".join(verbs) or "none"
-        raise InputError(
-            f"{field}: give one of {', '.join(AliasChange.model_fields)}; got {got}.", field=field
-        )
+        raise InputError.at(field, f"give one of {', '.join(AliasChange.model_fields)}; got {got}.")
     if change.create_alias is not None:
         return AliasAction("create", change.create_alias.alias, change.create_alias.index)
     if change.rename_alias is not None:

@@ -146,23 +146,21 @@ def _explain_json_error(data: bytes, error: orjson.JSONDecodeError) -> InputErro
         text = data.decode()
     except UnicodeDecodeError as broken:
         byte = data[broken.start]
-        return InputError(
-            f"body: the byte 0x{byte:02x} at {broken.start} is not UTF-8.", field="body", value=byte
-        )
+        return InputError.at("body", f"the byte 0x{byte:02x} at {broken.start} is not UTF-8.", byte)
     excerpt = text[error.pos : error.pos + 20]
     if number := _NOT_FINITE.match(text, max(0, error.pos - 1)):
         word = number["word"]
-        return InputError(
-            f"body: {word} at character {error.pos} (line {error.lineno}) is not JSON; numbers "
+        return InputError.at(
+            "body",
+            f"{word} at character {error.pos} (line {error.lineno}) is not JSON; numbers "
             "must be finite.",
-            field="body",
-            value=word,
+            word,
         )
-    return InputError(
-        f"body: not JSON at line {error.lineno} column {error.colno}: {error.msg}; "
+    return InputError.at(
+        "body",
+        f"not JSON at line {error.lineno} column {error.colno}: {error.msg}; "
         f"it reads {shorten(excerpt)}.",
-        field="body",
-        value=excerpt,
+        excerpt,
     )
 
 
@@ -183,17 +181,15 @@ def check_nesting(data: bytes, max_depth: int) -> None:
     brackets = _outside_strings(data)
     count = brackets.count(b"[")
     if count > MAX_CONTAINERS:
-        raise InputError(
-            f"body: {count} objects and lists, over the limit of {MAX_CONTAINERS}.",
-            field="body",
-            value=count,
+        raise InputError.at(
+            "body", f"{count} objects and lists, over the limit of {MAX_CONTAINERS}.", count
         )
     for _ in range(max_depth):
         if not brackets:
             return
         brackets = brackets.replace(b"[]", b"")  # the innermost level
     if b"[]" in brackets:
-        raise InputError(f"body: nested deeper than {max_depth} (max_json_depth).", field="body")
+        raise InputError.at("body", f"nested deeper than {max_depth} (max_json_depth).")
 
 
 def yield_thread(data: bytes) -> None:

@@ -158,10 +158,8 @@ class Exchange:
                 return
 
     def _refusal(self, size: int) -> PayloadTooLarge:
-        return PayloadTooLarge(
-            f"body: {size} bytes or more, over the limit of {self._limit} (max_body_bytes).",
-            field="body",
-            value=size,
+        return PayloadTooLarge.at(
+            "body", f"{size} bytes or more, over the limit of {self._limit} (max_body_bytes).", size
         )
 
 

@@ -182,10 +182,8 @@ def _report_format(request: Request) -> str:
     if name is None:
         return "markdown" if _prefers_markdown(request.headers.get("accept", "")) else "json"
     if name not in REPORT_FORMATS:
-        raise InputError(
-            f"format: {shorten(name)} is not one of {', '.join(REPORT_FORMATS)}.",
-            field="format",
-            value=name,
+        raise InputError.at(
+            "format", f"{shorten(name)} is not one of {', '.join(REPORT_FORMATS)}.", name
         )
     return name
 

@@ -79,14 +79,13 @@ async def any_rerank(request: Request, services: Services) -> Response:
     def validate(data: Any) -> TeiRerankRequest | RerankRequest:
         keys = data.keys() if isinstance(data, dict) else ()
         if "texts" in keys and "documents" in keys:
-            raise InputError("texts: give `texts` or `documents`; got both.", field="texts")
+            raise InputError.at("texts", "give `texts` or `documents`; got both.")
         if "documents" in keys:
             request.state.family = "rerank"
             return validate_body(data, RerankRequest)
         if keys and "texts" not in keys:
-            raise InputError(
-                "texts: give `texts` (TEI) or `documents` (Jina, Cohere, Infinity); got neither.",
-                field="texts",
+            raise InputError.at(
+                "texts", "give `texts` (TEI) or `documents` (Jina, Cohere, Infinity); got neither."
             )
         return validate_body(data, TeiRerankRequest)
 

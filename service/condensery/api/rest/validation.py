@@ -31,7 +31,7 @@ def validate_body(data: Any, schema: type[Body]) -> Body:
         InputError: A field is missing, of a wrong type or value, or (in our own bodies) unknown.
     """
     if not isinstance(data, dict):
-        raise InputError(f"body: {shorten(data)} is not a JSON object.", field="body", value=data)
+        raise InputError.at("body", f"{shorten(data)} is not a JSON object.", data)
     try:
         body: Body = _make_validator(cast(Any, schema)).validate_python(data)
     except ValidationError as error:
@@ -77,14 +77,12 @@ def _take_json(schema: Any) -> Any:
 def _explain_validation_error(first: Any, schema: Any) -> InputError:
     field, value, kind = _dotted_path(first["loc"]), first["input"], first["type"]
     if kind == "missing":
-        return InputError(f"{field}: this field is missing.", field=field)
+        return InputError.at(field, "this field is missing.")
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         known = f"; known: {', '.join(_field_names(schema))}" if len(first["loc"]) == 1 else ""
-        return InputError(
-            f"{field}: unknown field, with value {shorten(value)}{known}.", field=field, value=value
-        )
+        return InputError.at(field, f"unknown field, with value {shorten(value)}{known}.", value)
     message = PLAIN_MESSAGES.get(kind, first["msg"])
-    return InputError(f"{field}: {shorten(value)}: {message}.", field=field, value=value)
+    return InputError.at(field, f"{shorten(value)}: {message}.", value)
 
 
 def _field_names(schema: Any) -> list[str]:

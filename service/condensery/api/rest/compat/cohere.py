@@ -165,7 +165,7 @@ async def _embed_texts(
 def _refuse_images(body: CohereEmbedRequest) -> None:
     for name in ("images", "inputs"):
         if getattr(body, name):
-            raise InputError(f"{name}: no model here reads pictures; send `texts`.", field=name)
+            raise InputError.at(name, "no model here reads pictures; send `texts`.")
 
 
 async def _encode_rows(result: Embedded, kind: EmbeddingType) -> Iterable[Any]:

@@ -49,14 +49,10 @@ def one_or_many(value: Any, field: str) -> Any:
             # [1, 2] is a single text's ids, [[1, 2]] those of several.
             is_flat = isinstance(value[place], int)
             path, ids = (field, value) if is_flat else (f"{field}[{place}]", value[place])
-            raise TokenIdsRefused(
-                f"{path}: {shorten(ids)}: {TOKEN_IDS_HINT}", field=path, value=ids
-            )
+            raise TokenIdsRefused.at(path, f"{shorten(ids)}: {TOKEN_IDS_HINT}", ids)
         return value
-    raise InputError(
-        f"{field}: {shorten(value)} is neither a string nor a list of strings.",
-        field=field,
-        value=value,
+    raise InputError.at(
+        field, f"{shorten(value)} is neither a string nor a list of strings.", value
     )
 
 
@@ -73,10 +69,10 @@ def refuse_many_fields(data: Any) -> Any:
         InputError: It has.
     """
     if isinstance(data, dict) and len(data) > MAX_FIELDS:
-        raise InputError(
-            f"body: an object of {len(data)} fields; none here has more than {MAX_FIELDS}.",
-            field="body",
-            value=len(data),
+        raise InputError.at(
+            "body",
+            f"an object of {len(data)} fields; none here has more than {MAX_FIELDS}.",
+            len(data),
         )
     return data
 
@@ -225,7 +221,7 @@ def read_inputs(value: Any) -> Any:
     if is_text or (isinstance(value, list) and value and all(isinstance(t, str) for t in value)):
         return read_input(value, "inputs")
     if not isinstance(value, list):
-        raise InputError(f"inputs: {shorten(value)} is no text, pair or list.", field="inputs")
+        raise InputError.at("inputs", f"{shorten(value)} is no text, pair or list.")
     return [read_input(item, f"inputs[{place}]") for place, item in enumerate(value)]
 
 
@@ -241,11 +237,7 @@ def read_input(value: Any, field: str) -> str | tuple[str, str]:
             return str(texts[0])
         if len(texts) == 2:
             return texts[0], texts[1]
-    raise InputError(
-        f"{field}: {shorten(value)} is neither a text nor a pair of texts.",
-        field=field,
-        value=value,
-    )
+    raise InputError.at(field, f"{shorten(value)} is neither a text nor a pair of texts.", value)
 
 
 class TeiPredictRequest(Lenient):
