@@ -19,6 +19,9 @@ from condensery.networks.oscar_paper import table as paper_table
 from condensery.networks.shrp_paper import PAPER_TOKENS
 from condensery.networks.shrp_paper import rows as shrp_rows
 
+OSCAR_HELP = "What OSCAR's compression and generation cost, in FLOPs."
+EFFIR_HELP = "How many parameters EffiR leaves."
+SHRP_HELP = "What SHRP leaves of parameters and FLOPs."
 COLUMNS = ("inference", "compression", "total")
 OSCAR_TEXT = f"""\
 TFLOPs of one question: {QUESTION} tokens of question and prompt, {PASSAGES} passages of \
@@ -48,36 +51,16 @@ def add_cost(parsers: Parsers) -> None:
         description="Work out what a method costs, from dimensions alone.",
     )
     methods = cost.add_subparsers(dest="method", metavar="METHOD", required=True)
-    oscar = methods.add_parser(
-        "oscar",
-        help="compressing and answering",
-        description="What OSCAR's compression and generation cost, in FLOPs.",
-    )
-    oscar.add_argument(
-        "--paper", action="store_true", required=True, help="Table 1 of the paper, and our figures"
-    )
-    oscar.add_argument("--json", action="store_true", help="print JSON, in FLOPs")
-    oscar.set_defaults(run=run_oscar)
-    effir = methods.add_parser(
-        "effir",
-        help="dropping and slimming layers",
-        description="How many parameters EffiR leaves.",
-    )
-    effir.add_argument(
-        "--paper", action="store_true", required=True, help="the paper's models, and our figures"
-    )
-    effir.add_argument("--json", action="store_true", help="print JSON, in parameters")
-    effir.set_defaults(run=run_effir)
-    shrp = methods.add_parser(
-        "shrp",
-        help="heads as experts, pruned to one a layer",
-        description="What SHRP leaves of parameters and FLOPs.",
-    )
-    shrp.add_argument(
-        "--paper", action="store_true", required=True, help="Table 1 of the paper, and our figures"
-    )
-    shrp.add_argument("--json", action="store_true", help="print JSON, in percent")
-    shrp.set_defaults(run=run_shrp)
+    table, models = "Table 1 of the paper, and our figures", "the paper's models, and our figures"
+    for name, run, help, description, paper, unit in (
+        ("oscar", run_oscar, "compressing and answering", OSCAR_HELP, table, "FLOPs"),
+        ("effir", run_effir, "dropping and slimming layers", EFFIR_HELP, models, "parameters"),
+        ("shrp", run_shrp, "heads as experts, pruned to one a layer", SHRP_HELP, table, "percent"),
+    ):
+        method = methods.add_parser(name, help=help, description=description)
+        method.add_argument("--paper", action="store_true", required=True, help=paper)
+        method.add_argument("--json", action="store_true", help=f"print JSON, in {unit}")
+        method.set_defaults(run=run)
 
 
 def run_oscar(args: argparse.Namespace) -> int:

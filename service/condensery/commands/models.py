@@ -2,11 +2,12 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from condensery.atomic_files import PRIVATE_UMASK, umask
 from condensery.commands.common import (
@@ -272,67 +273,37 @@ def run_import(args: argparse.Namespace) -> int:
     return 0
 
 
-class ReportSource(Protocol):
-    """Reads reports; clients do, by these methods."""
-
-    def report(self, name: str, /) -> ModelReport:
-        """Return the report."""
-        ...
-
-    def report_card(self, name: str, /) -> str:
-        """Return the card."""
-        ...
-
-    def report_plot(self, name: str, plot: str, /) -> bytes:
-        """Return a plot."""
-        ...
-
-
-class StoredReports:
-    """Reads reports from the stores in ``args``, by a client's methods."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        with require_extra("serve"):
-            from condensery.store.reports import StoredReport
-        self._stored = StoredReport(open_store(args).open(args.name, check=False))
-
-    def report(self, _name: str, /) -> ModelReport:
-        """Return the report."""
-        return self._stored.report()
-
-    def report_card(self, _name: str, /) -> str:
-        """Return the card."""
-        return self._stored.card()
-
-    def report_plot(self, _name: str, plot: str, /) -> bytes:
-        """Return a plot."""
-        return self._stored.plot(plot)
-
-
 def run_report(args: argparse.Namespace) -> int:
     """Print a report or a card."""
     if args.url is None and args.grpc is None:
-        _print_report(args, StoredReports(args))
+        with require_extra("serve"):
+            from condensery.store.reports import StoredReport
+        stored = StoredReport(open_store(args).open(args.name, check=False))
+        _print_report(args, stored.report, stored.card, stored.plot)
         return 0
-    for flag in ("store", "data_dir"):
-        if getattr(args, flag) is not None:
-            name = flag.replace("_", "-")
-            raise InputError(f"--{name}: it can't be combined with --url or --grpc", field=flag)
+    for field in ("store", "data_dir"):
+        if getattr(args, field) is not None:
+            name = field.replace("_", "-")
+            raise InputError(f"--{name}: it can't be combined with --url or --grpc", field=field)
     with connect(args) as client:
-        _print_report(args, client)
+        report, card = partial(client.report, args.name), partial(client.report_card, args.name)
+        _print_report(args, report, card, partial(client.report_plot, args.name))
     return 0
 
 
-def _print_report(args: argparse.Namespace, source: ReportSource) -> None:
-    report = source.report(args.name)
+def _print_report(
+    args: argparse.Namespace,
+    report: Callable[[], ModelReport],
+    card: Callable[[], str],
+    plot: Callable[[str], bytes],
+) -> None:
+    measured = report()
     if args.format == "markdown":
-        print(source.report_card(args.name), end="")
+        print(card(), end="")
     else:
-        print(json.dumps(asdict(report), indent=2, ensure_ascii=False))
+        print(json.dumps(asdict(measured), indent=2, ensure_ascii=False))
     if args.plots is not None:
-        _write_plots(
-            args.plots, {name: source.report_plot(args.name, name) for name in report.plots}
-        )
+        _write_plots(args.plots, {name: plot(name) for name in measured.plots})
 
 
 def _write_plots(folder: Path, plots: dict[str, bytes]) -> None:
