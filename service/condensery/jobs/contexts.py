@@ -267,7 +267,7 @@ class ContextStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = max_bytes
-        self._metrics = metrics
+        self._metrics = metrics or Metrics(tei=False)
         self._clock = clock
         # By the handle's hash: how far a guessed handle agrees with a real one takes no time.
         self._held: dict[bytes, _StoredContext] = {}
@@ -299,8 +299,7 @@ class ContextStore:
             ends = min(
                 stored.ends for stored in self._held.values() if stored.caller == caller or not own
             )
-            if self._metrics is not None:
-                self._metrics.rejected.labels("context_bytes").inc()
+            self._metrics.rejected.labels("context_bytes").inc()
             what = f"{share} bytes for one caller" if own else f"{self._max_bytes} bytes"
             raise Overloaded(
                 f"Contexts take all of their {what} (max_context_bytes): release one, or come back "
@@ -408,9 +407,8 @@ class ContextStore:
         return over or self._shares[caller] + size > share
 
     def _count(self) -> None:
-        if self._metrics is not None:
-            self._metrics.contexts.set(len(self._held))
-            self._metrics.context_bytes.set(self._bytes)
+        self._metrics.contexts.set(len(self._held))
+        self._metrics.context_bytes.set(self._bytes)
 
 
 def check_lifetime(ttl_s: float) -> None:

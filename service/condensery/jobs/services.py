@@ -64,7 +64,7 @@ class Admission:
         max_bytes: int = 64 * 2**20,
         metrics: Metrics | None = None,
     ) -> None:
-        self._metrics = metrics
+        self._metrics = metrics or Metrics(tei=False)
         self.max_requests = max_requests
         self.max_bytes = max_bytes
         self.requests = 0
@@ -118,8 +118,7 @@ class Admission:
         self._last_left = now if self.requests else math.nan
 
     def _refusal(self, reason: str, message: str, requests: float) -> Overloaded:
-        if self._metrics is not None:
-            self._metrics.rejected.labels(reason).inc()
+        self._metrics.rejected.labels(reason).inc()
         seconds = requests * (self._seconds_each or 1.0)
         return Overloaded(message, retry_after_seconds=min(60.0, max(0.1, seconds)))
 

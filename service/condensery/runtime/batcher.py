@@ -16,6 +16,7 @@ from condensery.errors import CondenseryError, ModelFault, Unavailable
 from condensery.request_context import current_request
 from condensery.runtime.queue import (
     MISSING,
+    NO_METRICS,
     SHORT_TOKENS,
     BatchLimits,
     FairQueue,
@@ -50,7 +51,7 @@ def requests_of(batch: Sequence[QueueItem[Item, Result]]) -> list[QueuedRequest[
 
 
 class BatcherMetrics:
-    """What one batcher counts; without metrics it counts nowhere.
+    """What one batcher counts.
 
     Args:
         metrics: Where to count.
@@ -58,12 +59,10 @@ class BatcherMetrics:
         stage: What its forward passes count as.
     """
 
-    def __init__(self, metrics: "Metrics | None", model: str, stage: "Stage") -> None:
+    def __init__(self, metrics: "Metrics", model: str, stage: "Stage") -> None:
         self._metrics = metrics
         self._model = model
         self._stage = stage
-        if metrics is None:
-            return
         self._queue_requests = metrics.queue_requests.labels(model)
         self._queue_tokens = metrics.queue_tokens.labels(model)
         self._queue_seconds = metrics.stage_seconds.labels(model, "queue")
@@ -74,21 +73,17 @@ class BatcherMetrics:
 
     def show_queue(self, requests: int, tokens: int) -> None:
         """Show what waits."""
-        if self._metrics is not None:
-            self._queue_requests.set(requests)
-            self._queue_tokens.set(tokens)
+        self._queue_requests.set(requests)
+        self._queue_tokens.set(tokens)
 
     def count_forward(self) -> None:
         """Count a forward pass."""
-        if self._metrics is not None:
-            self._forwards.inc()
+        self._forwards.inc()
 
     def count_batch(
         self, batch: Sequence[QueueItem[Any, Any]], tokens: int, started: float, seconds: float
     ) -> None:
         """Count a batch that began at ``started`` and took ``seconds``."""
-        if self._metrics is None:
-            return
         for request in requests_of(batch):
             self._queue_seconds.observe(started - request.arrived)
         self._forward_seconds.observe(seconds)
@@ -99,9 +94,8 @@ class BatcherMetrics:
 
     def count_dropped(self, *, begun: bool, cause: str) -> None:
         """Count a request whose caller has gone, or whose time ran out."""
-        if self._metrics is not None:
-            stage = self._stage if begun else "queue"
-            self._metrics.cancelled.labels(self._model, stage, cause).inc()
+        stage = self._stage if begun else "queue"
+        self._metrics.cancelled.labels(self._model, stage, cause).inc()
 
 
 def run_in_halves(
@@ -158,8 +152,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def empty_device_cache(metrics: "Metrics | None", model: str, *, split: bool) -> None:
     """Give back what torch keeps for later; halves of the batch, if any, are tried next."""
-    if metrics is not None:
-        metrics.oom.labels(model, "split" if split else "failed").inc()
+    (metrics or NO_METRICS).oom.labels(model, "split" if split else "failed").inc()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
@@ -195,8 +188,8 @@ class Batcher(Generic[Item, Result]):
         self._workers = workers
         self._limits = limits or default_limits(workers.device)
         self._model = model
-        self._metrics = metrics
-        self._counts = BatcherMetrics(metrics, model, stage)
+        self._metrics: Metrics = metrics or NO_METRICS
+        self._counts = BatcherMetrics(self._metrics, model, stage)
         self._short: FairQueue[Item, Result] = FairQueue()
         self._long: FairQueue[Item, Result] = FairQueue()
         self._rate = 0.0  # tokens a second and worker

@@ -18,6 +18,7 @@ from condensery.networks.stepping import Stepper
 from condensery.request_context import current_request
 from condensery.runtime.batcher import run_in_halves
 from condensery.runtime.queue import (
+    NO_METRICS,
     SHORT_TOKENS,
     BatchLimits,
     FairQueue,
@@ -56,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineMetrics:
-    """What one engine counts; without metrics it counts nowhere.
+    """What one engine counts.
 
     Args:
         metrics: Where to count.
@@ -64,10 +65,7 @@ class EngineMetrics:
         positions: Of the cache.
     """
 
-    def __init__(self, metrics: "Metrics | None", model: str, positions: int) -> None:
-        self._metrics = metrics
-        if metrics is None:
-            return
+    def __init__(self, metrics: "Metrics", model: str, positions: int) -> None:
         metrics.cache_positions.labels(model, "limit").set(positions)
         self._used = metrics.cache_positions.labels(model, "used")
         self._running = metrics.sequences.labels(model, "running")
@@ -78,25 +76,22 @@ class EngineMetrics:
 
     def show_cache(self, running: int, waiting: int, used: int) -> None:
         """Show how much runs and waits, and the positions taken."""
-        if self._metrics is not None:
-            self._running.set(running)
-            self._waiting.set(waiting)
-            self._used.set(used)
+        self._running.set(running)
+        self._waiting.set(waiting)
+        self._used.set(used)
 
     def count_wait(self, waited: float) -> None:
         """Count the seconds that a sequence waited until it could begin."""
-        if self._metrics is not None:
-            self._queue_seconds.observe(waited)
+        self._queue_seconds.observe(waited)
 
     def count_step(self, tokens: int) -> None:
         """Count a step."""
-        if self._metrics is not None:
-            self._step_tokens.observe(tokens)
+        self._step_tokens.observe(tokens)
 
     def count_token(self, sequence: Sequence) -> None:
         """Count the time since the sequence's token before."""
         seconds = sequence.seconds_since_last()
-        if self._metrics is not None and seconds is not None:
+        if seconds is not None:
             self._inter_token.observe(seconds)
 
 
@@ -124,7 +119,7 @@ class FixedShapeDecoder:
         sequences: int,
         *,
         model: str,
-        metrics: "Metrics | None" = None,
+        metrics: "Metrics" = NO_METRICS,
     ) -> None:
         self.decoder: Decoder | None = None
         self._stepper = stepper
@@ -151,16 +146,14 @@ class FixedShapeDecoder:
         self.decoder = decoder
         graphs = len(decoder.sizes) if self._cache.device.type == "cuda" else 0
         _log.info("decode_ready", extra={"model": self._model, "graphs": graphs})
-        if self._metrics is not None:
-            self._metrics.decode_graphs.labels(self._model).set(graphs)
+        self._metrics.decode_graphs.labels(self._model).set(graphs)
 
     def _failed(self, reason: str, error: Exception | None = None) -> None:
         fields = {"model": self._model, "reason": reason}
         if error is not None:  # graphs are captured before any caller's text is read
             fields["detail"] = str(error)
         _log.warning("decode_graphs_failed", extra=fields, exc_info=error)
-        if self._metrics is not None:
-            self._metrics.decode_graph_failures.labels(self._model).inc()
+        self._metrics.decode_graph_failures.labels(self._model).inc()
 
 
 class Engine:
@@ -193,6 +186,7 @@ class Engine:
         fixed: bool | None = None,
         metrics: "Metrics | None" = None,
     ) -> None:
+        self._metrics: Metrics = metrics or NO_METRICS
         self._stepper = stepper
         self._workers = workers
         self._model = model
@@ -213,10 +207,9 @@ class Engine:
         if stepper.device.type == "cuda" if fixed is None else fixed:
             sequences = self._cache_config.sequences
             self._fixed = FixedShapeDecoder(
-                stepper, self._cache, sequences, model=model, metrics=metrics
+                stepper, self._cache, sequences, model=model, metrics=self._metrics
             )
-        self._metrics = metrics
-        self._counts = EngineMetrics(metrics, model, self._cache.positions)
+        self._counts = EngineMetrics(self._metrics, model, self._cache.positions)
         self._closed = False
         workers.add(self)
 
@@ -462,9 +455,8 @@ class Engine:
         return Unavailable(f"{self._model}: shutting down")
 
     def _count_dropped(self, sequence: Sequence, cause: str) -> None:
-        if self._metrics is not None:
-            stage = "generate" if sequence.queued.begun else "queue"
-            self._metrics.cancelled.labels(self._model, stage, cause).inc()
+        stage = "generate" if sequence.queued.begun else "queue"
+        self._metrics.cancelled.labels(self._model, stage, cause).inc()
 
     def _show(self) -> None:
         self._counts.show_cache(len(self._running), self._queue.items, self._blocks.used * BLOCK)

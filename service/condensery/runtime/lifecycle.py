@@ -29,6 +29,7 @@ from condensery.runtime.loader import (
     ModelLoader,
     self_test,
 )
+from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.workers import lower_priority
 from condensery.store.manifest import BrokenModel, StoredModel
 from condensery.values import (
@@ -86,9 +87,7 @@ class ModelStates:
 
     def update_metrics(self, name: str) -> None:
         """Show in the metrics what a model does."""
-        metrics = self._loader.metrics
-        if metrics is None:
-            return
+        metrics = self._loader.metrics or NO_METRICS
         serving = self._registry.serving(name)
         counts = {
             "READY": serving is not None,

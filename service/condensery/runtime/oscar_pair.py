@@ -7,7 +7,6 @@ from texts, two networks to run, and what an answer costs.
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +46,7 @@ from condensery.runtime.generator import (
     IncrementalDetokenizer,
     WordPieceDetokenizer,
 )
+from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.tokenizing import MAX_CHARACTERS_PER_TOKEN, check_text, run_tokenizing
 from condensery.values import Floats, ModelInfo, PairTraits
 
@@ -334,7 +334,7 @@ class CheckedTexts:
         metrics: "Metrics | None" = None,
     ) -> None:
         self._model = model
-        self._metrics = metrics
+        self._metrics: Metrics = metrics or NO_METRICS
         self._texts = texts
         self._separators = separators
         self._threads = threads
@@ -370,7 +370,7 @@ class CheckedTexts:
         characters = self._check(question, passages, field)
         metrics, spent = self._metrics, current_request().spent
         began = time.perf_counter()
-        with nullcontext() if metrics is None else metrics.stage(self._model, "tokenize"):
+        with metrics.stage(self._model, "tokenize"):
             cut, windows = await run_tokenizing(
                 lambda: self._read(question, passages), characters, self._threads
             )
@@ -383,10 +383,9 @@ class CheckedTexts:
         spent.passages += len(windows)
         tokens = sum(sizes[: len(windows)])
         spent.tokens += cut.read + tokens
-        if metrics is not None:
-            metrics.input_tokens.labels(self._model).inc(cut.tokens + tokens)
-            if cut.read < cut.tokens:
-                metrics.truncated_inputs.labels(self._model).inc()
+        metrics.input_tokens.labels(self._model).inc(cut.tokens + tokens)
+        if cut.read < cut.tokens:
+            metrics.truncated_inputs.labels(self._model).inc()
         return cut, windows
 
     async def prompt(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt:

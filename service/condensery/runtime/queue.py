@@ -37,6 +37,25 @@ DUE_FACTOR = 4
 MISSING = object()
 MAX_RETRY_SECONDS = 60  # the longest Retry-After
 
+
+class _NoMetrics:
+    """Counts nowhere: stands in for ``Metrics`` and all that it has, where nobody scrapes it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+NO_METRICS: Any = _NoMetrics()
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -375,8 +394,7 @@ def refuse_if_overloaded(
         )
     else:
         return
-    if metrics is not None:
-        metrics.rejected.labels(reason).inc()
+    (metrics or NO_METRICS).rejected.labels(reason).inc()
     raise Overloaded(
         f"{model}: {message}",
         retry_after_seconds=float(min(MAX_RETRY_SECONDS, max(1, math.ceil(seconds)))),

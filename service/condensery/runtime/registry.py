@@ -30,6 +30,7 @@ from condensery.runtime.loader import (
 )
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.scheduler import GeneratorLimits
+from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.workers import Workers, WorkersByDevice
 from condensery.settings import Settings
 from condensery.store.aliases import FILE, ModelAliases
@@ -69,7 +70,6 @@ class ModelRegistry:
     def __init__(self, loader: ModelLoader, aliases: ModelAliases, drain_seconds: float) -> None:
         self.aliases = aliases
         self._loader = loader
-        self._metrics = loader.metrics
         self._serving: dict[str, ModelLease] = {}
         self._refused: dict[str, str] = {}
         # By role: what a request that names no model gets, whatever else comes or goes.
@@ -151,9 +151,8 @@ class ModelRegistry:
             say(f"{name}: refused: {error.message}")
         else:
             say(f"{name}: loaded in {self._serving[name].seconds:.1f} s")
-        if self._metrics is not None:
-            self._metrics.prepare_model(name)
-            self.lifecycle.states.update_metrics(name)
+        (self._loader.metrics or NO_METRICS).prepare_model(name)
+        self.lifecycle.states.update_metrics(name)
 
     async def warm_up(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Try every model; one that fails is refused, the rest serve.

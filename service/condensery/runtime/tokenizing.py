@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer
 from condensery.errors import CorruptModel, InputError, shorten
 from condensery.request_context import current_request
 from condensery.runtime.batcher import Batcher, CostedItems
-from condensery.runtime.queue import Item, Result
+from condensery.runtime.queue import NO_METRICS, Item, Result
 from condensery.values import TextToken, TruncationDirection
 
 if TYPE_CHECKING:
@@ -345,7 +344,7 @@ class BatchFeeder(Generic[Item, Result]):
     ) -> None:
         self._batcher = batcher
         self._model = model
-        self._metrics = metrics
+        self._metrics: Metrics = metrics or NO_METRICS
 
     async def feed(
         self,
@@ -374,7 +373,7 @@ class BatchFeeder(Generic[Item, Result]):
         async def parts() -> AsyncGenerator[CostedItems[Item], None]:
             for start in range(0, len(inputs), PART_TEXTS):
                 began = time.perf_counter()
-                with self._tokenizing():
+                with self._metrics.stage(self._model, "tokenize"):
                     part = await tokenise(inputs[start : start + PART_TEXTS], start)
                 spent.tokenizing += time.perf_counter() - began
                 tokens.extend(part)
@@ -384,13 +383,7 @@ class BatchFeeder(Generic[Item, Result]):
 
         cost = characters // TYPICAL_CHARACTERS_PER_TOKEN + 2 * len(inputs)
         rows = await self._batcher.submit_parts(parts(), len(inputs), cost)
-        if self._metrics is not None:
-            count, truncated = sum(t.count for t in tokens), sum(t.truncated for t in tokens)
-            self._metrics.input_tokens.labels(self._model).inc(count)
-            self._metrics.truncated_inputs.labels(self._model).inc(truncated)
+        count, truncated = sum(t.count for t in tokens), sum(t.truncated for t in tokens)
+        self._metrics.input_tokens.labels(self._model).inc(count)
+        self._metrics.truncated_inputs.labels(self._model).inc(truncated)
         return rows, tokens
-
-    def _tokenizing(self) -> AbstractContextManager[None]:
-        if self._metrics is None:
-            return nullcontext()
-        return self._metrics.stage(self._model, "tokenize")

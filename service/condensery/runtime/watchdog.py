@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from condensery.runtime.queue import NO_METRICS
 from condensery.runtime.workers import THREADS_DIR, Worker, Workers, WorkItem
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Watchdog:
         self._stall_seconds = stall_seconds
         self._loading = loading
         self._loaded_last = -WINDOW_SECONDS  # when a load was last seen under way
-        self._metrics = metrics
+        self._metrics: Metrics = metrics or NO_METRICS
         self._reported: str | None = None
         self._last_restart = -WINDOW_SECONDS
         self._fatal_since = 0.0
@@ -134,8 +135,7 @@ class Watchdog:
                 else:
                     wrong = "a device worker hangs"
         self._waits.forget(now - MEMORY_SECONDS)
-        if self._metrics is not None:
-            self._metrics.heartbeat_age.set(oldest)
+        self._metrics.heartbeat_age.set(oldest)
         if wrong != self._reported and not self._fatal_since:
             self._reported = wrong
             self._call(self._on_fault, wrong)
@@ -163,8 +163,7 @@ class Watchdog:
             return reason
         self._last_restart = now
         _log.error("worker_restarted", extra=event)
-        if self._metrics is not None:
-            self._metrics.worker_restarts.inc()
+        self._metrics.worker_restarts.inc()
         workers.replace(worker, f"the device worker {how} while it ran this batch", of=item)
         return None
 
