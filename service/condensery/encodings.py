@@ -66,7 +66,6 @@ def encode(vectors: Floats, encoding: Encoding, *, field: str = "embed_dtype") -
 
     Args:
         vectors: Finite; of length 1 for int8 and uint8.
-        encoding: Which.
         field: What the request calls it, for messages.
 
     Raises:
@@ -92,7 +91,6 @@ def decode(encoded: Encoded, encoding: Encoding, dims: int) -> Floats:
 
     Args:
         encoded: (rows, ``encoded_width``).
-        encoding: Which.
         dims: Of the vectors.
     """
     if encoding in BINARY_ENCODINGS:

@@ -439,7 +439,6 @@ class Operations:
 
         Args:
             name: Whose snapshot.
-            snapshot: Its id.
             into: The index to make; None is ``name``. One that is there serves until the new one is
                 whole, and stays as it is if that fails.
         """

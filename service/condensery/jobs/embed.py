@@ -59,7 +59,6 @@ async def embed(
         input_type: What the texts are for (``INPUT_TYPES``), in place of a prompt's name.
         normalize: Scale vectors to length 1; None does as the model declares.
         truncate: Cut texts that are too long; if false, refuse them.
-        side: Where to cut.
         dimensions: How many of each vector's first numbers to give, of those lengths that the
             model declares; None is all.
         field: What the request calls ``texts``, for messages.
@@ -104,12 +103,7 @@ def check_dimensions(info: ModelInfo, dimensions: int | None) -> None:
 async def encode_vectors(
     embedded: Embedded, encoding: Encoding, *, field: str = "embed_dtype"
 ) -> Encoded:
-    """Return the vectors in an encoding, (texts, numbers).
-
-    Args:
-        embedded: The vectors.
-        encoding: Which.
-        field: What the request calls it, for messages.
+    """Return the vectors in an encoding, (texts, numbers); messages call that ``field``.
 
     Raises:
         InputError: int8 or uint8 of vectors that were not scaled to length 1.
@@ -217,16 +211,7 @@ async def tokenize(
 ) -> list[list[TextToken]]:
     """Return the tokens of each text, with the prompt before it; nothing is cut.
 
-    Args:
-        texts: One or many.
-        model: An encoder's name; None takes the default.
-        prompt_name: Which of the model's prompts to put before each text.
-        special: With the special tokens.
-        field: What the request calls ``texts``, for messages.
-
-    Raises:
-        ModelNotFound: No such encoder.
-        InputError: As the message says; PayloadTooLarge among them.
+    Arguments and errors are those of ``embed``; special tokens are left out unless ``special``.
     """
     encoder = services.registry.encoder(model)
     check_inputs(services.limits, encoder.info, texts, field)
@@ -251,12 +236,7 @@ async def decode_tokens(
     model: str | None = None,
     skip_special: bool = True,
 ) -> list[str]:
-    """Return the text of each list of tokens.
-
-    Args:
-        ids: Of tokens.
-        model: An encoder's name; None takes the default.
-        skip_special: Without the special tokens.
+    """Return the text of each list of tokens, without the special ones if ``skip_special``.
 
     Raises:
         ModelNotFound: No such encoder.
@@ -294,18 +274,10 @@ async def compare_texts(
     truncate: bool = True,
     side: TruncationDirection = "right",
 ) -> TextSimilarities:
-    """Return the cosine between a text and each of others, by the default encoder's vectors.
+    """Return the cosine between a text and each of others.
 
-    Args:
-        source: The text.
-        sentences: The others.
-        model: An encoder's name.
-        prompt_name: Which of the model's prompts to put before each text.
-        truncate: Cut texts that are too long; if false, refuse them.
-        side: Where to cut.
-
-    Raises:
-        As ``embed``; a text is named as ``inputs.source_sentence`` or ``inputs.sentences[i]``.
+    Arguments and errors are those of ``embed``; a text is named as ``inputs.source_sentence`` or
+    ``inputs.sentences[i]``.
     """
     limits, info = services.limits, services.registry.encoder(model).info
     check_inputs(limits, info, sentences, "inputs.sentences", limits.max_items - 1)

@@ -174,7 +174,6 @@ async def upsert_documents(
     """Split documents into passages, embed and write them; synced on return.
 
     Args:
-        name: The index.
         documents: They replace those of the same ids.
         vectors: Made by the caller, (documents, dims): each document is then one passage.
         fingerprint: Of the encoder that made ``vectors``; needed beside them.
@@ -228,7 +227,6 @@ async def delete_documents(
     In one transaction; returns how many there were.
 
     Args:
-        name: The index.
         ids: Those to delete; or
         filter: what chooses them, which must hold a condition.
 
@@ -296,7 +294,6 @@ async def scroll_documents(
     between them, and whether or not it is itself replaced.
 
     Args:
-        name: The index.
         filter: Which documents; None is all.
         limit: Most documents of this page; None is ``PAGE_DOCUMENTS``, or as many as a request
             may have. One that gets too long for a request is shorter: only ``next`` says whether

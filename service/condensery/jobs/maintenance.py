@@ -162,7 +162,6 @@ async def restore_snapshot(
 
     Args:
         name: Whose snapshot.
-        snapshot: Its id.
         into: The index to make; None is ``name``. One that is there serves until the new one is
             whole, and stays as it is if that fails.
 
@@ -250,7 +249,6 @@ async def rebuild_index(
     embedded with the prompts that an index made today gets, though the encoder is the same.
 
     Args:
-        name: The index.
         encoder: The new encoder's name; None is that of the name that the index has now, as it
             runs today.
         metric: As of a new index; None is what it has now.

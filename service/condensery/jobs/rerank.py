@@ -42,7 +42,6 @@ async def rerank(
         passages: What is scored.
         model: A reranker's or pair's name; None takes the default.
         truncate: Cut texts that are too long; if false, refuse them.
-        side: Where to cut.
         raw_scores: Give the logits; else their sigmoids, from 0 to 1.
         top_n: Return only so many of the best; None returns all.
         field: What the request calls ``passages``, for messages.
@@ -95,7 +94,6 @@ async def classify(
         inputs: Texts, and pairs of texts.
         model: A classifier's or cross-encoder's name; None takes the first classifier.
         truncate: Cut what is too long, the longer text of a pair first; if false, refuse it.
-        side: Where to cut.
         raw_scores: Give the logits; else what is likely: of one label among all by softmax, of
             each by itself by sigmoid, as the model declares.
         field: What the request calls ``inputs``, for messages.

@@ -77,7 +77,6 @@ async def query_index(
     ``fuse``). Scores of different modes can't be compared.
 
     Args:
-        name: The index.
         text: What to search for; or
         vector: its vector, (dims,), with
         fingerprint: that of the encoder which made it.
@@ -265,7 +264,6 @@ def count_affordable(
     """Return how many of the first texts can be compressed and read by ``target_ms``; 1 at least.
 
     Args:
-        oscar: The OSCAR model.
         question: What is asked.
         sizes: Tokens of each text, in the order of retrieval.
         vectors: That each may become, at the coarsest.

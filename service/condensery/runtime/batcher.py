@@ -54,7 +54,6 @@ class BatcherMetrics:
     """What one batcher counts.
 
     Args:
-        metrics: Where to count.
         model: The label.
         stage: What its forward passes count as.
     """
@@ -112,7 +111,6 @@ def run_in_halves(
         run: Returns an outcome for each item, in order.
         batch: At least one item.
         model: Name in messages.
-        metrics: Where to count.
         describe: What messages call an item that fails; nothing that a user wrote.
     """
     try:

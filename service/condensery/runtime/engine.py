@@ -60,7 +60,6 @@ class EngineMetrics:
     """What one engine counts.
 
     Args:
-        metrics: Where to count.
         model: The label.
         positions: Of the cache.
     """
@@ -102,11 +101,9 @@ class FixedShapeDecoder:
     counted.
 
     Args:
-        stepper: The model.
         cache: The engine's.
         sequences: Most of them in a step.
         model: Name in metrics and logs.
-        metrics: Where to count.
 
     Attributes:
         decoder: What runs them, once it is ready.
@@ -165,14 +162,12 @@ class Engine:
     nothing to do, it computes with their threads as well.
 
     Args:
-        stepper: The model.
         workers: Where steps run.
         model: Name in metrics and messages.
         limits: Of the queue, and of steps in which nobody waits for a token.
         cache: What may run at the same time; by default what suits the device.
         fixed: Whether steps of single tokens run in fixed shapes, on CUDA as captured graphs; by
             default on CUDA only, since elsewhere padding costs and there is nothing to gain.
-        metrics: Where to count.
     """
 
     def __init__(

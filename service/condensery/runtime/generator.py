@@ -209,7 +209,6 @@ class Generator:
         limits: Of the queue and of steps.
         cache: What may run at the same time; by default what suits, within ``generator_limits``.
         generator_limits: What the operator allows the generator to hold.
-        metrics: Where to count.
 
     Raises:
         CorruptModel: The backbone does not run in steps.

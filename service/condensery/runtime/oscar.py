@@ -71,7 +71,6 @@ class Compressor:
         workers: Where batches run.
         model: Name in metrics and messages.
         limits: Of a batch and of the queue.
-        metrics: Where to count.
     """
 
     def __init__(
@@ -195,7 +194,6 @@ class OscarModel:
         generators: Where the generator's steps run, if on another device.
         limits: Of batches, and of the queue, on a device.
         generator_limits: What the generator may hold.
-        metrics: Where to count.
 
     Attributes:
         info: What ``/v1/models`` shows.

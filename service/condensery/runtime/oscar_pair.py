@@ -321,7 +321,6 @@ class CheckedTexts:
         separators: Positions that its generator puts between two parts of a prompt.
         threads: Where longer texts are tokenised.
         model: The pair's name in metrics.
-        metrics: Where to count.
     """
 
     def __init__(

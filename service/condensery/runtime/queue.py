@@ -369,7 +369,6 @@ def refuse_if_overloaded(
         cost: Tokens it will take.
         limits: ``queue_tokens`` and ``queue_seconds`` count.
         model: Name in the message.
-        metrics: Where to count.
 
     Raises:
         Overloaded: With the time after which it is worth coming back.
@@ -420,7 +419,6 @@ def refuse_if_cache_full(
         drain: Positions given back per second; 0 if not known yet.
         limits: As in ``refuse_if_overloaded``.
         model: Name in the message.
-        metrics: Where to count.
 
     Raises:
         Overloaded: As in ``refuse_if_overloaded``.

@@ -29,8 +29,8 @@ from condensery.runtime.loader import (
     self_test,
 )
 from condensery.runtime.oscar import OscarModel
-from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.queue import NO_METRICS
+from condensery.runtime.scheduler import GeneratorLimits
 from condensery.runtime.workers import Workers, WorkersByDevice
 from condensery.settings import Settings
 from condensery.store.aliases import FILE, ModelAliases
@@ -114,7 +114,6 @@ class ModelRegistry:
             queue_seconds: How long a request may have to wait for its turn.
             aliases: Other names of models; by default none, kept nowhere.
             drain_seconds: How long the last requests of a model that goes may take.
-            metrics: Where to count.
             say: Called with a line of progress for each model.
         """
         loader = ModelLoader(

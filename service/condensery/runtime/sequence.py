@@ -282,7 +282,6 @@ def run_step(
     """Run a step; returns an outcome for each chunk, in order.
 
     Args:
-        stepper: The model.
         cache: The model's key/value cache.
         chunks: What is run.
         model: Name in messages.

@@ -139,7 +139,6 @@ class TextTokenizer:
             texts: What to tokenise; "" is the special tokens alone.
             prompt: Put before each text; cut last on the right, and first on the left.
             truncate: Cut what is too long; else refuse it.
-            side: Where to cut.
             field: The request's field that holds the texts, for messages.
 
         Raises:

@@ -57,7 +57,6 @@ class Watchdog:
         stall_seconds: As above.
         loading: Whether a model is being loaded, called in this thread; what runs meanwhile may
             take ``LOADING_FACTOR`` times as long.
-        metrics: Where to count.
     """
 
     def __init__(

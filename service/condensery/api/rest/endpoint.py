@@ -39,9 +39,7 @@ class Route:
     """A path and a method.
 
     Attributes:
-        method: HTTP's.
         path: Starlette's pattern.
-        endpoint: What answers.
         task: Its label in the metrics; None is not counted.
         access: The scope that a key needs, once there are keys; ``any`` takes every key, ``open``
             needs none.

@@ -317,7 +317,6 @@ def log_reply(
 
     Args:
         request_id: The caller's, or a new one.
-        method: HTTP's.
         route: The path's pattern, since the path itself is the caller's text.
         status: HTTP's; 499 where the client left.
         code: The error's; "-" if there is none.
