@@ -23,9 +23,8 @@ from condensery.index import bm25, checks, database, passages, selecting
 from condensery.index.database import storage_errors, transaction
 from condensery.index.filters import Filter
 from condensery.index.passages import Stamp
-from condensery.index.rwlock import ReadWriteLock
 from condensery.index.selecting import PageQuery
-from condensery.index.vector_index import VectorIndex
+from condensery.index.vector_index import ReadWriteLock, VectorIndex
 from condensery.values import Document, Floats, Hit, IndexInfo, Page, Passage, make_hit
 
 DATABASE = "index.sqlite3"

@@ -5,8 +5,9 @@ At a start it is loaded as it was saved and brought in line with SQLite, or buil
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,6 @@ import numpy as np
 from condensery.errors import CondenseryError, StorageError
 from condensery.index import kinds, passages
 from condensery.index.passages import Rows, Stamp
-from condensery.index.rwlock import ReadWriteLock
 from condensery.index.vectors import CacheUnusable, VectorCache
 from condensery.values import Floats, IndexSpec
 
@@ -24,6 +24,47 @@ Report = Callable[..., None]
 
 # Vectors added to FAISS between two chances for queries: an HNSW insert takes about 1 ms.
 _ADD_BLOCK = 64
+
+
+class ReadWriteLock:
+    """A readers-writer lock: FAISS searches may run side by side, but not beside a change.
+
+    A waiting writer goes before new readers. Not reentrant.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._readers = 0
+        self._writing = False
+        self._writers_waiting = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Keep writers out, let other readers in."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._writing and not self._writers_waiting)
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep everyone else out."""
+        with self._changed:
+            self._writers_waiting += 1
+            self._changed.wait_for(lambda: not self._writing and not self._readers)
+            self._writers_waiting -= 1
+            self._writing = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
 
 
 class VectorIndex:

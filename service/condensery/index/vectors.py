@@ -13,11 +13,12 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from condensery.index import faiss_factory, kinds
+from condensery.index import kinds
 from condensery.index.kinds import Options
 from condensery.index.passages import Rows, Stamp
 from condensery.values import Floats
 
+METRICS = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 FORMAT = 1
 _HEADER_BYTES = 4096
 # With so few rows allowed that their square is under this many times all rows, to score them one by
@@ -89,9 +90,7 @@ class VectorCache:
         self.dims = dims
         self._options = options or {}
         if index is None:
-            index = faiss.IndexIDMap(
-                faiss_factory.make_untrained(kind, metric, dims, self._options)
-            )
+            index = faiss.IndexIDMap(make_untrained(kind, metric, dims, self._options))
         self._index = index
         self._dead: set[int] = set()
         self._alive_only: Any = None  # the FAISS selector, made when tombstones come
@@ -107,7 +106,7 @@ class VectorCache:
     ) -> Self:
         """Return an empty IVF-PQ cache for ``rows`` vectors, trained on a sample of them."""
         with _one_thread():
-            index = faiss_factory.train(metric, dims, options, rows, sample)
+            index = train(metric, dims, options, rows, sample)
         return cls(kind, metric, dims, options, faiss.IndexIDMap(index))
 
     @property
@@ -340,3 +339,29 @@ class VectorCache:
         """Return what FAISS found by rows, where it went by their places, and scores as ours."""
         rows = self.rows()[ids] if by_place else ids
         return rows.tolist(), (scores if self.metric == "ip" else -scores).tolist()
+
+
+# The FAISS index of each kind
+
+
+def make_untrained(kind: str, metric: str, dims: int, options: Options) -> Any:
+    """Return an empty index: of kind ``ivf_pq`` a flat one, which it is until it is trained."""
+    if kind != "hnsw":
+        return faiss.IndexFlat(dims, METRICS[metric])
+    graph = faiss.IndexHNSWFlat(dims, options.get("m", kinds.HNSW_LINKS), METRICS[metric])
+    graph.hnsw.efConstruction = options.get("ef_construction", kinds.HNSW_BUILD_BREADTH)
+    return graph
+
+
+def train(metric: str, dims: int, options: Options, rows: int, sample: Floats) -> Any:
+    """Return an empty IVF-PQ index for ``rows`` vectors, trained on a sample of them."""
+    quantizer = faiss.IndexFlat(dims, METRICS[metric])
+    cells = options.get("nlist", kinds.cells_for(rows))
+    codes = options.get("pq_m", kinds.codes_for(dims))
+    bits = options.get("pq_bits", kinds.PQ_BITS)
+    index = faiss.IndexIVFPQ(quantizer, dims, cells, codes, bits, METRICS[metric])
+    for clustering in (index.cp, index.pq.cp):
+        clustering.niter = kinds.TRAINING_ROUNDS
+        clustering.max_points_per_centroid = kinds.LEAST_A_CENTRE
+    index.train(np.ascontiguousarray(sample))
+    return index

@@ -14,11 +14,15 @@ from condensery.networks.bert import fuse_layers
 from condensery.networks.last_layer import trim_last
 from condensery.networks.oscar import OscarPair
 from condensery.networks.oscar_compressor import Compressor
-from condensery.networks.oscar_interface import Memories, PassageWindow, PromptPart
+from condensery.networks.oscar_interface import (
+    Memories,
+    PassageWindow,
+    PromptPart,
+    SpecialTokenEscaper,
+    cut_windows,
+)
 from condensery.networks.oscar_packing import Pairing, Specials, length, pack
 from condensery.networks.oscar_shape import BertShape, OscarShape
-from condensery.networks.special_tokens import SpecialTokenEscaper
-from condensery.networks.windows import cut_windows
 
 
 class BertWindows:

@@ -8,11 +8,13 @@ generator. ``oscar_bert`` and ``oscar_causal`` have them.
     embeds = generator.embed(texts.prompt(question, kept))   # then forward and logits, step by step
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 # Of a prompt: token ids, or the vectors (vectors, hidden) that stand in the place of some.
@@ -169,3 +171,39 @@ class GeneratorNetwork(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Score every token after the given states, (..., hidden) to (..., vocabulary)."""
         ...
+
+
+# What the texts of both kinds of pair do
+
+FULL_WIDTH = 0xFEE0  # from an ASCII character to its full-width twin
+
+
+def cut_windows(tokens: int, size: int) -> list[tuple[int, int]]:
+    """Cut ``tokens`` into windows of at most ``size``, evenly spaced, a quarter overlapping."""
+    if tokens <= size:
+        return [(0, tokens)]
+    count = -(-(tokens - size) // max(1, size * 3 // 4)) + 1
+    starts = [round(i * (tokens - size) / (count - 1)) for i in range(count)]
+    return [(start, start + size) for start in starts]
+
+
+class SpecialTokenEscaper:
+    """Keeps special tokens out of callers' texts: ``<MEM0>`` in a passage must stay a text.
+
+    Their first character becomes its full-width twin, so that offsets stay as they were.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        names = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
+        names.sort(key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, names))) if names else None
+
+    def __call__(self, text: str) -> str:
+        """Return ``text`` without special tokens, as long as it was."""
+        return text if self._pattern is None else self._pattern.sub(self._disguise, text)
+
+    @staticmethod
+    def _disguise(match: re.Match[str]) -> str:
+        first = ord(match[0][0])
+        twin = chr(first + FULL_WIDTH) if 0x21 <= first <= 0x7E else "\ufffd"
+        return twin + match[0][1:]

@@ -9,10 +9,13 @@ from torch import Tensor
 
 from condensery.networks.oscar_bert import BertWindows
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape, GeneratorShape
-from condensery.networks.oscar_interface import PassageWindow, PromptPart
+from condensery.networks.oscar_interface import (
+    PassageWindow,
+    PromptPart,
+    SpecialTokenEscaper,
+    cut_windows,
+)
 from condensery.networks.oscar_shape import longest_question
-from condensery.networks.special_tokens import SpecialTokenEscaper
-from condensery.networks.windows import cut_windows
 
 
 class CompressorTexts:

@@ -21,7 +21,7 @@ from condensery.errors import (
 )
 from condensery.metrics import Metrics
 from condensery.networks.oscar import OscarPair
-from condensery.networks.windows import cut_windows
+from condensery.networks.oscar_interface import cut_windows
 from condensery.question import CompressedPassage, GeneratedToken, Sampling
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import prepare_for_inference

@@ -9,8 +9,8 @@ import numpy as np
 from condensery.errors import InputError
 from condensery.methods.oscar.batches import Item, Row
 from condensery.methods.oscar.data import Example, Ids, QaData, RetrievedPassage, crop
+from condensery.networks.oscar_interface import cut_windows
 from condensery.networks.oscar_shape import OscarShape
-from condensery.networks.windows import cut_windows
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from condensery.errors import InputError
 from condensery.methods.reader.data import Row, collate
 from condensery.methods.trainer.publishing import MODEL
 from condensery.methods.trainer.texts import open_tokenizer
+from condensery.networks.oscar_interface import cut_windows
 from condensery.networks.oscar_packing import Specials
-from condensery.networks.windows import cut_windows
 
 Scores = NDArray[np.float32]
 BATCH_TOKENS = 8192

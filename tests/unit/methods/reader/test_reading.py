@@ -11,7 +11,7 @@ from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader, best_span, find_reader
 from condensery.methods.reader.training import new_reader
 from condensery.methods.trainer.texts import open_tokenizer
-from condensery.networks.windows import cut_windows
+from condensery.networks.oscar_interface import cut_windows
 
 RECIPE = ReaderRecipe(passage_tokens=16, smallest=4, query_tokens=8, answer_tokens=4)
 

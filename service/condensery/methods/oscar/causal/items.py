@@ -11,9 +11,8 @@ from condensery.methods.oscar.causal.building import Bases
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.method import Draw, Epochs
 from condensery.methods.trainer.questions import TrainingQuestion
-from condensery.networks.oscar_interface import PassageWindow, PromptPart
+from condensery.networks.oscar_interface import PassageWindow, PromptPart, SpecialTokenEscaper
 from condensery.networks.oscar_texts import CausalTexts
-from condensery.networks.special_tokens import SpecialTokenEscaper
 
 
 @dataclass(frozen=True, slots=True)

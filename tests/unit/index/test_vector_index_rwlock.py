@@ -1,7 +1,7 @@
 import threading
 import time
 
-from condensery.index.rwlock import ReadWriteLock
+from condensery.index.vector_index import ReadWriteLock
 
 
 def test_readers_share_and_a_writer_is_alone() -> None:

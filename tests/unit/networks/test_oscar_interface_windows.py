@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from condensery.networks.windows import cut_windows
+from condensery.networks.oscar_interface import cut_windows
 
 
 @pytest.mark.parametrize(
