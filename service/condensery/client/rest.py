@@ -23,6 +23,7 @@ import httpx
 from condensery import errors, wire
 from condensery.client.operations import Operations
 from condensery.client.transports import (
+    DEFAULT_URL,
     TIMEOUT_HEADER,
     Asynchronous,
     Blocking,
@@ -233,7 +234,6 @@ class EventReader:
         return (name, json.loads(data)) if data else None
 
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 NO_RETRIES = Retries(attempts=1)
 
 

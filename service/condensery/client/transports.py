@@ -37,6 +37,8 @@ from condensery.errors import CondenseryError, InputError, Overloaded, Unavailab
 P = ParamSpec("P")
 T = TypeVar("T")
 
+DEFAULT_URL = "http://127.0.0.1:8080"  # REST's
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):

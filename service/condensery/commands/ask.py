@@ -8,9 +8,8 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from condensery.client.questions import QuestionOptions
 from condensery.commands.common import (
     Parsers,
     add_server_arguments,
@@ -32,6 +31,9 @@ from condensery.question import (
     SearchMode,
 )
 from condensery.values import Document
+
+if TYPE_CHECKING:
+    from condensery.client.questions import QuestionOptions
 
 DEFAULT_INDEX = "samples"
 

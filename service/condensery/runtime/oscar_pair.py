@@ -232,8 +232,7 @@ def load_bert_pair(
     try:
         shape = OscarShape.from_dict(stored.manifest.shape)
         config = BertConfig.from_json_file(stored.path / "config.json")
-        pair = OscarPair(config, shape, word_embeddings(base.path))
-        pair.load_own_state(load_state(stored))
+        pair = OscarPair.of_state(config, shape, word_embeddings(base.path), load_state(stored))
     except LOAD_ERRORS as error:
         raise CorruptModel(f"{stored.name}: not an OSCAR pair: {error}") from error
     pair.generator.to(device=device, dtype=dtype)
