@@ -59,7 +59,7 @@ class Recording:
             "machine": describe_machine(),
             "versions": {name: _version(name) for name in self._packages},
             "others": {
-                "seconds": round(seconds, 1),
+                "seconds": round(seconds, 3),
                 "load_before": self._load,  # one minute's average, our own not yet in it
                 "load_after": os.getloadavg()[0],
                 "cpu_seconds": round(foreign, 2),  # of processes that are none of ours
