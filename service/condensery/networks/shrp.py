@@ -117,6 +117,8 @@ class ExpertLayer(nn.Module):
         straight_through: Whether the gate learns from the task: what the chosen expert gives is
             scaled by ``1 + p - stopgrad(p)``, which is 1. Without it (the paper's formula taken
             literally) only the balance loss reaches the gate.
+        top_k: Experts that attend for a sequence, the mean of which is widened (the paper's
+            ablation; its method has one).
         logits: The gate's of the last call, (sequences, experts), for the balance loss and for
             counting which experts are used.
         forced: An expert that all sequences take instead of the gate's choice.
@@ -128,6 +130,7 @@ class ExpertLayer(nn.Module):
         self.head_size = hidden_size // int(config.num_attention_heads)
         self.experts = experts
         self.straight_through = True
+        self.top_k = 1
         self.logits: Tensor | None = None
         self.forced: int | None = None
         eps = float(config.layer_norm_eps)
@@ -150,11 +153,10 @@ class ExpertLayer(nn.Module):
         The first token of each sequence must be its own, so padding comes last.
         """
         chosen = self._route(hidden_states[:, 0])
-        projected = [
+        query, key, value = (
             self._project(linear, hidden_states, chosen)
             for linear in (self.attention.query, self.attention.key, self.attention.value)
-        ]
-        query, key, value = (part.unsqueeze(1) for part in projected)
+        )
         attended = F.scaled_dot_product_attention(
             query,
             key,
@@ -162,30 +164,36 @@ class ExpertLayer(nn.Module):
             attn_mask=attention_mask,
             dropout_p=self.attention_dropout if self.training else 0.0,
         )
-        widened = self.expander(attended.squeeze(1))
+        widened = self.expander(attended.squeeze(1) if self.top_k == 1 else attended.mean(1))
         if self.straight_through and self.training and self.logits is not None:
-            share = self.logits.softmax(-1).gather(1, chosen[:, None])[:, :, None]
+            share = self.logits.softmax(-1).gather(1, chosen).sum(1)[:, None, None]
             widened = widened * (1 + share - share.detach())
         out: Tensor = self.norm(hidden_states + self.dropout(widened))
         return out
 
     def _route(self, first: Tensor) -> Tensor:
-        """Return each sequence's expert, of its first token (sequences, hidden)."""
+        """Return each sequence's experts (sequences, top k), of its first token."""
         logits: Tensor | None = None if self.gate is None else self.gate(first)
         self.logits = logits
         if self.forced is not None:
-            return torch.full(first.shape[:1], self.forced, device=first.device)
+            return torch.full((len(first), 1), self.forced, device=first.device)
         if logits is None:
-            return torch.zeros(first.shape[:1], dtype=torch.long, device=first.device)
-        return logits.argmax(-1)
+            return torch.zeros(len(first), 1, dtype=torch.long, device=first.device)
+        # Of equal logits the lowest number, as argmax has it.
+        return logits.sort(-1, descending=True, stable=True).indices[:, : self.top_k]
 
     def _project(self, linear: nn.Linear, hidden: Tensor, chosen: Tensor) -> Tensor:
-        """Project each sequence by its expert's rows alone: (sequences, length, head size)."""
+        """Project by the chosen experts' rows alone: (sequences, chosen, length, head size)."""
         if self.experts == 1:
-            return cast(Tensor, linear(hidden))
-        weight = linear.weight.view(self.experts, self.head_size, -1)[chosen]
-        bias = linear.bias.view(self.experts, 1, self.head_size)[chosen]
-        return torch.baddbmm(bias, hidden, weight.transpose(1, 2))
+            return cast(Tensor, linear(hidden)).unsqueeze(1)
+        sequences, count = chosen.shape
+        rows = chosen.flatten()
+        weight = linear.weight.view(self.experts, self.head_size, -1)[rows]
+        bias = linear.bias.view(self.experts, 1, self.head_size)[rows]
+        if count > 1:
+            hidden = hidden.repeat_interleave(count, 0)
+        projected = torch.baddbmm(bias, hidden, weight.transpose(1, 2))
+        return projected.view(sequences, count, -1, self.head_size)
 
     def fused(self) -> "FusedExpertLayer":
         """Return it as it infers on packed tokens."""
@@ -207,6 +215,7 @@ class ExpertLayer(nn.Module):
         if self.gate is not None:
             self.gate = _sliced(self.gate, places) if len(places) > 1 else None
         self.experts = len(places)
+        self.top_k = min(self.top_k, self.experts)
 
 
 def _sliced(linear: nn.Linear, rows: Tensor) -> nn.Linear:

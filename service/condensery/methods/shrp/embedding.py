@@ -1,0 +1,327 @@
+"""Sentence embeddings: a network that learns its parent's vectors, from plain text.
+
+Beside the vectors themselves it learns how the texts of a batch resemble each other, and where
+there are rows of queries with passages, to tell a query's passage from the others'.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from condensery.atomic_files import sync_path
+from condensery.errors import InputError, shorten
+from condensery.methods.retriever.batches import Example as Row
+from condensery.methods.retriever.tuning import contrastive
+from condensery.methods.shrp.batching import (
+    LengthBuckets,
+    Tokens,
+    by_length,
+    collate,
+    restored,
+)
+from condensery.methods.shrp.recipe import ShrpRecipe
+from condensery.methods.trainer.method import Draw, Epochs
+from condensery.methods.trainer.rows import read_lines, read_rows
+from condensery.networks.backbone import Backbone, load_backbone
+from condensery.networks.pooling import Pooling, normalise, pool
+from condensery.runtime.tokenizing import TextTokenizer
+from condensery.store.manifest import StoredModel
+
+log = logging.getLogger(__name__)
+FIELDS = ("text", "question", "query", "title", "text1", "text2")
+SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
+FEWEST_WORDS = 4  # of a sentence that stands for itself
+EVALUATED_TOKENS = 8192  # of a batch, padding included
+HELD_OUT, MOST_HELD_OUT = 50, 1000  # one text in so many, and at most so many
+PLAIN = (".txt", ".txt.gz", ".txt.xz")
+
+
+def read_texts(paths: Sequence[Path], *, sentences: bool = False) -> list[str]:
+    """Read texts, each once, in their order: JSONL rows' own, or the lines of plain text.
+
+    Args:
+        paths: Files and folders. Of a row, what its fields ``text``, ``question``, ``query``,
+            ``title``, ``text1`` and ``text2`` hold, each a text.
+        sentences: Also every sentence of a text of several.
+
+    Raises:
+        InputError: A file can't be read, or none of its rows has a text; named.
+    """
+    texts: dict[str, None] = {}
+    for path in paths:
+        before = len(texts)
+        for text in _texts(path):
+            texts[text] = None
+            parts = SENTENCE.split(text) if sentences else ()
+            if len(parts) > 1:
+                texts.update({p: None for p in parts if len(p.split()) >= FEWEST_WORDS})
+        if len(texts) == before:
+            raise InputError(
+                f"text: {path}: no row has any of {', '.join(FIELDS)}", field="text"
+            )
+    return list(texts)
+
+
+def _texts(path: Path) -> Iterator[str]:
+    if path.name.endswith(PLAIN):
+        yield from (line.strip() for line in read_lines(path) if line.strip())
+        return
+    for row in read_rows(path):
+        for name in FIELDS:
+            value = row.value.get(name)
+            if isinstance(value, str) and value.strip():
+                yield value.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Similarities:
+    """Pairs of texts that people scored: what sentence encoders are measured by.
+
+    Attributes:
+        name: The set's.
+        pairs: Texts.
+        scores: As many; more is more alike.
+    """
+
+    name: str
+    pairs: Sequence[tuple[str, str]]
+    scores: NDArray[np.float64]
+
+
+def read_similarities(path: Path) -> Similarities:
+    """Read rows of ``text1``, ``text2`` and ``score``.
+
+    Raises:
+        InputError: A row is of another form; names file, line, field and value.
+    """
+    pairs: list[tuple[str, str]] = []
+    scores: list[float] = []
+    for row in read_rows(path):
+        texts = row.value.get("text1"), row.value.get("text2")
+        score = row.value.get("score")
+        for name, text in zip(("text1", "text2"), texts, strict=True):
+            if not isinstance(text, str) or not text.strip():
+                raise InputError(f"{row.where}: {name}: {shorten(text)} is no text", field=name)
+        if isinstance(score, bool) or not isinstance(score, int | float) or score != score:
+            raise InputError(f"{row.where}: score: {shorten(score)} is no number", field="score")
+        pairs.append((str(texts[0]), str(texts[1])))
+        scores.append(float(score))
+    if len(set(scores)) < 2:
+        raise InputError(f"{path}: holds no two rows of different scores", field="score")
+    return Similarities(f"{path.parent.name}/{path.name.split('.')[0]}", pairs, np.array(scores))
+
+
+def spearman(left: NDArray[Any], right: NDArray[Any], scores: NDArray[np.float64]) -> float:
+    """Return Spearman's correlation of cosines of vectors (pairs, dims) with scores."""
+    return float(spearmanr((left * right).sum(1), scores).statistic)
+
+
+class Vectors:
+    """A backbone's vectors of tokens, of length 1, without gradients.
+
+    Args:
+        backbone: As it is served.
+        pooling: Of token vectors.
+    """
+
+    def __init__(self, backbone: Backbone, pooling: Pooling) -> None:
+        self._backbone, self._pooling = backbone, pooling
+
+    def __call__(self, rows: Sequence[Tokens]) -> NDArray[np.float32]:
+        """Return (rows, dims)."""
+        batches = by_length(rows, EVALUATED_TOKENS)
+        parts = []
+        for number, batch in enumerate(batches):
+            hidden, packing = self._backbone.read(
+                [rows[place].ids for place in batch], pooling=self._pooling
+            )
+            parts.append(normalise(pool(hidden, packing, self._pooling)).cpu())
+            if number % 200 == 199:
+                log.info("%d of %d batches embedded", number + 1, len(batches))
+        vectors: NDArray[np.float32] = restored(parts, batches).numpy()
+        return vectors
+
+
+@dataclass(frozen=True, slots=True)
+class TextBatch:
+    """Padded texts with the parent's vectors, and queries with their passages after them.
+
+    Attributes:
+        inputs: Texts, then queries, then as many passages.
+        vectors: Of the texts, (texts, dims).
+        names: What to call the texts.
+    """
+
+    inputs: Mapping[str, Tensor]
+    vectors: Tensor
+    names: Sequence[str]
+
+
+class EmbeddingTask:
+    """The parent's vectors, learnt.
+
+    Args:
+        parent: A stored encoder.
+        texts: What to learn on; some are held out.
+        recipe: Weights of the losses, length, batch.
+        rows: Queries with passages, for the contrastive loss.
+        similarities: To measure on meanwhile.
+        work: Folder where the parent's vectors are kept.
+        device: Where the parent runs.
+        dtype: What it computes in.
+        padding: The token that fills up.
+
+    Raises:
+        InputError: There are too few texts, or no rows for the contrastive loss.
+    """
+
+    kind = "encoder"
+
+    def __init__(
+        self,
+        parent: StoredModel,
+        texts: Sequence[str],
+        recipe: ShrpRecipe,
+        *,
+        rows: Sequence[Row] = (),
+        similarities: Sequence[Similarities] = (),
+        work: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        padding: int = 0,
+    ) -> None:
+        if recipe.contrast and not rows:
+            raise InputError("rows: the contrastive loss learns from rows; none are given")
+        if len(texts) < 2 * HELD_OUT:
+            raise InputError(
+                f"text: {len(texts)} texts are too few: at least {2 * HELD_OUT}", field="text"
+            )
+        self._recipe, self._rows, self._similarities = recipe, rows, similarities
+        self._padding = padding
+        self._pooling: Pooling = parent.manifest.pooling or "mean"
+        most = min(recipe.length, parent.manifest.max_tokens)
+        self._tokenizer = TextTokenizer.load(parent.path, most)
+        order = np.random.default_rng(recipe.seed).permutation(len(texts))
+        held = min(MOST_HELD_OUT, len(texts) // HELD_OUT)
+        self._texts = [texts[place] for place in order]
+        tokens = self.tokenise(self._texts)
+        content = "\n".join([*self._texts, *(f"{r.query}\t{r.positives}" for r in rows)])
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
+        name = f"{parent.manifest.fingerprint} {self.fingerprint} {most} {dtype}"
+        path = work / f"vectors-{hashlib.sha256(name.encode()).hexdigest()[:16]}.npy"
+        if not path.is_file():
+            backbone = load_backbone(parent.path, device=device, dtype=dtype)
+            work.mkdir(parents=True, exist_ok=True)
+            vectors = Vectors(backbone, self._pooling)(tokens).astype(np.float16)
+            aside = path.with_suffix(".partial.npy")
+            np.save(aside, vectors, allow_pickle=False)
+            sync_path(aside)
+            aside.replace(path)
+        self._vectors = np.load(path, mmap_mode="r")
+        self._held, self._tokens = tokens[:held], tokens[held:]
+        self._first = held
+        self._draw = LengthBuckets(
+            [len(row.ids) for row in self._tokens], recipe.batch, recipe.epoch_steps
+        )
+        self._pairs = Epochs(len(rows)) if rows else None
+        self.epoch_steps = self._draw.epoch_steps
+
+    def tokenise(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of texts, cut to the length."""
+        most = self._tokenizer.max_characters
+        encoded = self._tokenizer.encode([text[:most] for text in texts])
+        return [Tokens(row.ids) for row in encoded]
+
+    def batch(self, draw: Draw, device: torch.device) -> TextBatch:
+        """Return the batch of a draw; as many queries with a passage each as a half of it."""
+        rows = self._draw(draw)
+        tokens = [self._tokens[row] for row in rows]
+        if self._recipe.contrast and self._pairs is not None:
+            count = max(2, len(rows) // 2)
+            first = (draw.step * draw.parts + draw.part) * count
+            chosen = [self._rows[self._pairs(draw.seed, first + n)] for n in range(count)]
+            rng = draw.rng()
+            tokens += self.tokenise([row.query for row in chosen])
+            tokens += self.tokenise([rng.choice(row.positives) for row in chosen])
+        vectors = np.array(self._vectors[[row + self._first for row in rows]], dtype=np.float32)
+        return TextBatch(
+            collate(tokens, self._padding, device),
+            torch.from_numpy(vectors).to(device),
+            [shorten(self._texts[row + self._first]) for row in rows],
+        )
+
+    def loss(self, network: nn.Module, batch: TextBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted distances to the parent's vectors, and the contrastive loss."""
+        recipe, wanted = self._recipe, batch.vectors
+        everything = self._read(network, batch.inputs)
+        own, rest = everything[: len(wanted)], everything[len(wanted) :]
+        terms = {"vectors": (1 - (own * wanted).sum(1)).mean()}
+        total = recipe.distil * terms["vectors"]
+        if recipe.relation and len(own) > 2:
+            terms["relation"] = relation_loss(own, wanted, recipe.temperature)
+            total = total + recipe.relation * terms["relation"]
+        if recipe.contrast and len(rest):
+            queries, passages = rest.chunk(2)
+            terms["contrast"] = contrastive(queries, passages, temperature=recipe.temperature)
+            total = total + recipe.contrast * terms["contrast"]
+        return total, terms
+
+    @torch.no_grad()
+    def evaluate(self, network: nn.Module) -> dict[str, float]:
+        """Return the mean cosine to the parent's vectors of held-out texts, and correlations."""
+        vectors = self._embed(network, self._held)
+        wanted = np.array(self._vectors[: self._first], dtype=np.float32)
+        figures = {"cosine": float((vectors * wanted).sum(1).mean())}
+        for item in self._similarities:
+            left, right = (
+                self._embed(network, self.tokenise([pair[side] for pair in item.pairs]))
+                for side in (0, 1)
+            )
+            figures[f"spearman {item.name}"] = spearman(left, right, item.scores)
+        return figures
+
+    def _embed(self, network: nn.Module, rows: Sequence[Tokens]) -> NDArray[np.float32]:
+        device = next(network.parameters()).device
+        batches = by_length(rows, EVALUATED_TOKENS)
+        parts = [
+            self._read(network, collate([rows[p] for p in batch], self._padding, device)).cpu()
+            for batch in batches
+        ]
+        vectors: NDArray[np.float32] = restored(parts, batches).numpy()
+        return vectors
+
+    def _read(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return vectors of length 1, (texts, dims), float32."""
+        hidden = network(**inputs).last_hidden_state.float()
+        if self._pooling == "cls":
+            return normalise(hidden[:, 0])
+        mask = inputs["attention_mask"][..., None].float()
+        return normalise((hidden * mask).sum(1) / mask.sum(1))
+
+
+def relation_loss(own: Tensor, wanted: Tensor, temperature: float) -> Tensor:
+    """Return how far texts' likenesses to each other are from the parent's: a KL divergence.
+
+    Args:
+        own: Vectors of length 1, (texts, dims).
+        wanted: The parent's, as many.
+        temperature: Of the softmax over the other texts of the batch.
+    """
+    others = ~torch.eye(len(own), dtype=torch.bool, device=own.device)
+    logits, goals = (
+        (vectors @ vectors.T / temperature)[others].view(len(own), -1) for vectors in (own, wanted)
+    )
+    return F.kl_div(
+        logits.log_softmax(1), goals.log_softmax(1), reduction="batchmean", log_target=True
+    )
