@@ -13,6 +13,7 @@ COMMAND_HELP = (
     ("publish", "put a model that was made into a store"),
     ("export", "write a stored model as transformers reads it"),
     ("effir", "drop and slim the layers of a retriever"),
+    ("shrp", "make heads of a BERT experts, and prune them to a static network"),
 )
 # (command, method): the module whose main(arguments) runs it, and its help
 METHOD_MODULES = {
@@ -61,6 +62,10 @@ METHOD_MODULES = {
     ("effir", "analyse"): (
         "condensery.methods.effir.analysis",
         "measure how much each layer changes what passes through it",
+    ),
+    ("shrp", "build"): (
+        "condensery.methods.shrp.command",
+        "make a static encoder, classifier or reranker: convert, prune, measure, publish",
     ),
     ("publish", "oscar"): ("condensery.methods.oscar.publishing", "put a trained pair in a store"),
     ("publish", "oscar-causal"): (

@@ -180,7 +180,8 @@ class ExpertLayer(nn.Module):
         if logits is None:
             return torch.zeros(len(first), 1, dtype=torch.long, device=first.device)
         # Of equal logits the lowest number, as argmax has it.
-        return logits.sort(-1, descending=True, stable=True).indices[:, : self.top_k]
+        ranked: Tensor = logits.sort(dim=-1, descending=True, stable=True).indices
+        return ranked[:, : self.top_k]
 
     def _project(self, linear: nn.Linear, hidden: Tensor, chosen: Tensor) -> Tensor:
         """Project by the chosen experts' rows alone: (sequences, chosen, length, head size)."""

@@ -101,13 +101,11 @@ def label_names(examples: Sequence[Example]) -> tuple[str, ...]:
 
 def _example(row: Row) -> Example:
     value = row.value
-    fields = next((pair for pair in PAIRS if all(name in value for name in pair)), None)
-    if fields is None:
-        name = next((name for name in SINGLE if name in value), None)
-        if name is None:
-            known = ", ".join([*SINGLE, *(" and ".join(pair) for pair in PAIRS)])
-            raise InputError(f"{row.where}: has no text: none of {known}", field="text")
-        fields = (name,)
+    choices: tuple[tuple[str, ...], ...] = (*PAIRS, *((name,) for name in SINGLE))
+    fields = next((names for names in choices if all(name in value for name in names)), ())
+    if not fields:
+        known = ", ".join(" and ".join(names) for names in choices)
+        raise InputError(f"{row.where}: has no text: none of {known}", field="text")
     texts = []
     for name in fields:
         text = value[name]

@@ -82,6 +82,7 @@ class Conversion:
         order: Layers, in the order in which they are converted.
         top_k: Experts that attend for a sequence while it is trained.
         straight_through: See ``ExpertLayer``.
+        scale: Weight of an expander's norm when it is new.
         seed: Of the new weights.
 
     Attributes:
@@ -99,6 +100,7 @@ class Conversion:
         *,
         top_k: int = 1,
         straight_through: bool = True,
+        scale: float = 1.0,
         seed: int = 0,
     ) -> None:
         self.order = tuple(order)
@@ -117,6 +119,7 @@ class Conversion:
                 plain = self._list[number]
                 expert = convert_layer(model, number)
                 expert.top_k, expert.straight_through = top_k, straight_through
+                nn.init.constant_(expert.expander.norm.weight, scale)
                 self.layers[number] = ConvertingLayer(plain, expert)
                 self._list[number] = self.layers[number]
         except (ValueError, IndexError) as error:

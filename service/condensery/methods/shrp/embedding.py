@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,7 @@ def read_texts(paths: Sequence[Path], *, sentences: bool = False) -> list[str]:
             if len(parts) > 1:
                 texts.update({p: None for p in parts if len(p.split()) >= FEWEST_WORDS})
         if len(texts) == before:
-            raise InputError(
-                f"text: {path}: no row has any of {', '.join(FIELDS)}", field="text"
-            )
+            raise InputError(f"text: {path}: no row has any of {', '.join(FIELDS)}", field="text")
     return list(texts)
 
 
@@ -113,7 +112,7 @@ def read_similarities(path: Path) -> Similarities:
         for name, text in zip(("text1", "text2"), texts, strict=True):
             if not isinstance(text, str) or not text.strip():
                 raise InputError(f"{row.where}: {name}: {shorten(text)} is no text", field=name)
-        if isinstance(score, bool) or not isinstance(score, int | float) or score != score:
+        if isinstance(score, bool) or not isinstance(score, int | float) or isnan(score):
             raise InputError(f"{row.where}: score: {shorten(score)} is no number", field="score")
         pairs.append((str(texts[0]), str(texts[1])))
         scores.append(float(score))
@@ -242,6 +241,10 @@ class EmbeddingTask:
         most = self._tokenizer.max_characters
         encoded = self._tokenizer.encode([text[:most] for text in texts])
         return [Tokens(row.ids) for row in encoded]
+
+    def validation_tokens(self) -> Sequence[Tokens]:
+        """Return the tokens of the texts held out."""
+        return self._held
 
     def batch(self, draw: Draw, device: torch.device) -> TextBatch:
         """Return the batch of a draw; as many queries with a passage each as a half of it."""

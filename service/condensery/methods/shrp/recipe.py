@@ -29,6 +29,9 @@ class ShrpRecipe:
         tune_epochs: Of an encoder that is to become a classifier, before anything is converted.
         epoch_steps: Steps of an epoch; 0: every row once.
         top_k: Experts that attend for a text in training; the paper's method has 1.
+        expander_scale: Weight of an expander's norm when it is new. At 1, the norm's own start and
+            the paper's as far as it says, a new layer adds noise as large as what it is added to;
+            at 0.1 it begins near the layer's input.
         straight_through: Whether gates learn from the task; see ``networks.shrp.ExpertLayer``.
         length: Most tokens of a text, or pair.
         distil: Embeddings, rerankers: weight of the distance to the parent's vectors (scores).
@@ -52,6 +55,7 @@ class ShrpRecipe:
     tune_epochs: int = 3
     epoch_steps: int = 0
     top_k: int = 1
+    expander_scale: float = 1.0
     straight_through: bool = True
     length: int = 128
     distil: float = 1.0
@@ -70,7 +74,7 @@ class ShrpRecipe:
             check_field(self, name, getattr(self, name) >= 1, "at least 1")
         for name in ("extra_epochs", "settle_epochs", "tune_epochs", "epoch_steps"):
             check_field(self, name, getattr(self, name) >= 0, "at least 0")
-        for name in ("rate", "temperature"):
+        for name in ("rate", "temperature", "expander_scale"):
             check_field(self, name, getattr(self, name) > 0, "above 0")
         for name in ("new_rate", "weight_decay", "balance", "distil", "relation", "contrast"):
             check_field(self, name, getattr(self, name) >= 0, "at least 0")

@@ -1,14 +1,13 @@
 """Reranking: a cross-encoder that learns its parent's scores of queries with passages."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import log2
-from typing import Any
 
-import asyncio
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -174,5 +173,3 @@ def ndcg(scores: Sequence[float], right: int) -> float:
 
 def _passages(row: Row) -> tuple[str, ...]:
     return row.positives + row.negatives
-
-

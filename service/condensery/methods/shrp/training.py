@@ -199,6 +199,7 @@ def convert_network(
         order,
         top_k=recipe.top_k,
         straight_through=recipe.straight_through,
+        scale=recipe.expander_scale,
         seed=recipe.seed,
     )
     epochs = len(conversion.order) + recipe.extra_epochs
