@@ -131,12 +131,12 @@ class SlowRequests:
         if now - self._logged < SLOW_LINE_SECONDS:
             self._unlogged += 1
             return
-        spent = call.spent
+        stats = call.stats
         stages = {
-            **spent.stages,
-            "tokenize": spent.tokenizing,
-            "queue": spent.queued,
-            "forward": spent.forward_seconds,
+            **stats.stages,
+            "tokenize": stats.tokenizing,
+            "queue": stats.queued,
+            "forward": stats.forward_seconds,
         }
         _log.warning(
             "slow_request",
@@ -147,10 +147,10 @@ class SlowRequests:
                 "status": status,
                 "ms": round(1000 * (now - call.started), 1),
                 **{f"{name}_ms": round(1000 * stages[name], 1) for name in sorted(stages)},
-                "items": spent.inputs,
-                "passages": spent.passages,
-                "tokens": spent.tokens,
-                "tokens_generated": spent.generated,
+                "items": stats.inputs,
+                "passages": stats.passages,
+                "tokens": stats.tokens,
+                "tokens_generated": stats.generated,
                 "slow_unlogged": self._unlogged,
             },
         )

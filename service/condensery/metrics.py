@@ -278,7 +278,7 @@ class Metrics:
     def observe(self, model: str, stage: Stage, seconds: float) -> None:
         """Observe a stage of ``model``, as one of the request that is being served as well."""
         self.stage_seconds.labels(model, stage).observe(seconds)
-        stages = current_request().spent.stages
+        stages = current_request().stats.stages
         stages[stage] = stages.get(stage, 0.0) + seconds
 
 
@@ -363,33 +363,33 @@ class TeiMetrics(Collector):
         self._batch_items = _TeiHistogram(TEI_SIZES)
         self._batch_tokens = _TeiHistogram(TEI_TOKENS)
 
-    def request(self, task: str, code: str, spent: RequestStats, seconds: float) -> None:
+    def request(self, task: str, code: str, stats: RequestStats, seconds: float) -> None:
         """Count a request that is over.
 
         Args:
             task: What it was for; only what TEI does too is counted.
             code: ``ok``, or the class of its error.
-            spent: Where its time went.
+            stats: Where its time went.
             seconds: That it took.
         """
         family = TEI_FAMILIES.get(task)
-        if family is None or (code == "ok" and not spent.inputs):  # it only tokenised
+        if family is None or (code == "ok" and not stats.inputs):  # it only tokenised
             return
         # TEI ranks a query's texts as one request.
-        method = "batch" if spent.inputs > 1 and task != "rerank" else "single"
-        times = (seconds, spent.tokenizing, spent.wait_seconds, spent.forward_seconds)
+        method = "batch" if stats.inputs > 1 and task != "rerank" else "single"
+        times = (seconds, stats.tokenizing, stats.wait_seconds, stats.forward_seconds)
         with self._lock:
             self._requests[method] += 1
-            self._inputs[family] += spent.inputs
+            self._inputs[family] += stats.inputs
             if code != "ok":
                 self._failures[TEI_ERRORS.get(code, "inference")] += 1
                 return
             self._successes[method] += 1
-            self._done[family] += spent.inputs
-            self._lengths.observe(spent.tokens)
+            self._done[family] += stats.inputs
+            self._lengths.observe(stats.tokens)
             for part, value in zip(TEI_PARTS, times, strict=True):
                 self._seconds[f"request_{part}"].observe(value)
-                self._seconds[f"{family}_{part}"].observe(value, spent.inputs)
+                self._seconds[f"{family}_{part}"].observe(value, stats.inputs)
 
     def batch(self, items: int, tokens: int) -> None:
         """Count a batch."""

@@ -68,10 +68,10 @@ class RequestContext:
         request_id: Echoed to the caller, and in every log line about the request.
         caller: Who shares the queue fairly with others: a key's name, or an address.
         deadline: When the caller's time is over, seconds of ``time.monotonic``.
-        began: Whether a forward pass has begun for it.
+        work_begun: Whether a forward pass has begun for it.
         started: When it came, seconds of ``time.monotonic``.
-        spent: Where its time goes.
-        kept: What it uses to its end, by name: it keeps a model that is replaced meanwhile.
+        stats: Where its time goes.
+        leases: The models that it uses to its end, by name, though they are replaced meanwhile.
         endings: Called once it is over.
         over: Whether it is.
     """
@@ -79,10 +79,10 @@ class RequestContext:
     request_id: str = "-"
     caller: str = "local"
     deadline: float = math.inf
-    began: bool = False
+    work_begun: bool = False
     started: float = field(default_factory=time.monotonic)
-    spent: RequestStats = field(default_factory=RequestStats)
-    kept: dict[str, Any] = field(default_factory=dict)
+    stats: RequestStats = field(default_factory=RequestStats)
+    leases: dict[str, Any] = field(default_factory=dict)
     endings: list[Callable[[], None]] = field(default_factory=list)
     over: bool = False
 
@@ -93,7 +93,7 @@ class RequestContext:
 
     def expired(self) -> DeadlineExceeded:
         """Return the error for a caller whose time is over."""
-        if self.began:
+        if self.work_begun:
             return DeadlineExceeded("The request's time ran out while it was being served.")
         return ExpiredInQueue("The request's time ran out before work on it had begun.")
 
@@ -103,9 +103,9 @@ class RequestContext:
             raise self.expired()
 
     def end(self) -> None:
-        """Let go of all that was kept for it."""
+        """Give back what it leased, and call ``endings``."""
         self.over = True
-        self.kept.clear()
+        self.leases.clear()
         while self.endings:
             self.endings.pop()()
 

@@ -88,10 +88,10 @@ def test_who_hangs_up_is_never_computed_for_and_harms_nobody(
         """Return how many were dropped from the queue, and how many tokens were computed."""
         before = metric("condensery_cancelled_total", **left)
         ran = metric("condensery_batch_tokens_sum", model="minilm-l6")
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as registry:
             with dial() as first:  # one that keeps the workers busy
                 first.sendall(written("/embed", {"inputs": TEXTS * 4}))
-                staying = pool.submit(door.post, "/embed", json={"inputs": TEXTS})
+                staying = registry.submit(door.post, "/embed", json={"inputs": TEXTS})
                 with ExitStack() as leaving:
                     for line in [leaving.enter_context(dial()) for _ in range(20)]:
                         line.sendall(written("/embed", {"inputs": TEXTS}))
@@ -143,11 +143,13 @@ def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
     # On a busy machine some are told so before they come to the queue, where it is counted.
     while metric("condensery_cancelled_total", **late) - before < 4:
         assert time.monotonic() < deadline, "too few were dropped from the queue"
-        with ThreadPoolExecutor(16) as pool:
-            patient = [pool.submit(door.post, "/embed", json={"inputs": TEXTS}) for _ in range(8)]
+        with ThreadPoolExecutor(16) as registry:
+            patient = [
+                registry.submit(door.post, "/embed", json={"inputs": TEXTS}) for _ in range(8)
+            ]
             until(lambda: metric("condensery_queue_tokens", model="minilm-l6") > 0)
             hurried = [
-                pool.submit(door.post, path, json={field: TEXTS}, headers={TIMEOUT: "30"})
+                registry.submit(door.post, path, json={field: TEXTS}, headers={TIMEOUT: "30"})
                 for path, field in (("/embed", "inputs"), ("/v1/embeddings", "input"))
                 for _ in range(4)
             ]

@@ -219,7 +219,7 @@ class StandInCounted:
 
 
 @dataclass
-class StandInReader:
+class StandInOscarModel:
     """A passage's relevance is how often it says "gold"; the answer repeats what it read.
 
     A token is a word. A passage becomes two vectors that hold its place among those compressed
@@ -438,7 +438,7 @@ class StandInMeasured:
 class StandInLifecycle:
     """Loads and unloads at once, what a test says; ``asked`` is what was asked for."""
 
-    pool: "StandInPool"
+    registry: "StandInRegistry"
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     fails: CondenseryError | None = None
 
@@ -459,27 +459,27 @@ class StandInLifecycle:
         return ModelUnload(name, "2", info.fingerprint, 0.25)
 
     def _find(self, name: str) -> ModelInfo:
-        for one in self.pool.models():
+        for one in self.registry.models():
             if one.name == name:
                 return one
         raise ModelNotFound(f"no model {name!r} in the store", field="model", value=name)
 
     async def set_aliases(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
-        serving = {one.name for one in self.pool.models()}
-        self.pool.aliases.change(changes, serving=serving, taken=serving)
-        return self.pool.aliases.targets
+        serving = {one.name for one in self.registry.models()}
+        self.registry.aliases.change(changes, serving=serving, taken=serving)
+        return self.registry.aliases.targets
 
     async def versions(self) -> list[ModelVersion]:
         return [
-            *(ModelVersion(one.name, "2", "READY") for one in self.pool.models()),
+            *(ModelVersion(one.name, "2", "READY") for one in self.registry.models()),
             ModelVersion("broken", "1", "UNAVAILABLE", "model.json is cut short"),
         ]
 
 
 @dataclass
-class StandInPool:
+class StandInRegistry:
     encoders: dict[str, StandInEncoder]
-    readers: dict[str, StandInReader]
+    pairs: dict[str, StandInOscarModel]
     classifiers: dict[str, StandInClassifier] = field(default_factory=dict)
     aliases: ModelAliases = field(default_factory=ModelAliases)
     lacks: str | None = None
@@ -491,16 +491,16 @@ class StandInPool:
     def encoder(self, name: str | None = None) -> StandInEncoder:
         return self._find(self.encoders, name)
 
-    def scorer(self, name: str | None = None) -> StandInReader:
-        return self._find(self.readers, name)
+    def scorer(self, name: str | None = None) -> StandInOscarModel:
+        return self._find(self.pairs, name)
 
     def classifier(self, name: str | None = None) -> StandInClassifier:
         if not self.classifiers:
             raise ModelCannot("no classifier serves", field="model")
         return self._find(self.classifiers, name)
 
-    def pair(self, name: str | None = None) -> StandInReader:
-        return self._find(self.readers, name)
+    def pair(self, name: str | None = None) -> StandInOscarModel:
+        return self._find(self.pairs, name)
 
     def measurements(self, name: str) -> StandInMeasured:
         self._find({info.name: info for info in self.models()}, name)
@@ -508,7 +508,7 @@ class StandInPool:
         return StandInMeasured(name, report if name == "pair" else None)
 
     def models(self, *roles: ModelRole) -> list[ModelInfo]:
-        serving = (self.encoders, self.readers, self.classifiers)
+        serving = (self.encoders, self.pairs, self.classifiers)
         infos = [model.info for models in serving for model in models.values()]
         return [i for i in infos if not roles or set(roles) & set(ROLES[i.kind])]
 
@@ -534,20 +534,20 @@ class StandInPool:
 
 
 @pytest.fixture
-def pool() -> StandInPool:
+def registry() -> StandInRegistry:
     encoders = {name: StandInEncoder(info(name, "encoder")) for name in ("words", "other")}
-    return StandInPool(encoders, {"pair": StandInReader(info("pair", "oscar-pair"))})
+    return StandInRegistry(encoders, {"pair": StandInOscarModel(info("pair", "oscar-pair"))})
 
 
 @pytest.fixture
-def classifiers(pool: StandInPool) -> StandInPool:
+def classifiers(registry: StandInRegistry) -> StandInRegistry:
     """Let two classifiers serve as well, one of three labels and a cross-encoder."""
     for name, kind, labels in (
         ("nli", "classifier", ("contradiction", "entailment", "neutral")),
         ("cross", "reranker", ("relevant",)),
     ):
-        pool.classifiers[name] = StandInClassifier(info(name, kind, labels))
-    return pool
+        registry.classifiers[name] = StandInClassifier(info(name, kind, labels))
+    return registry
 
 
 @pytest.fixture
@@ -557,16 +557,16 @@ def classifier_of() -> Callable[..., StandInClassifier]:
 
 
 @pytest.fixture
-def services(pool: StandInPool, tmp_path: Path) -> Iterator[Services]:
+def services(registry: StandInRegistry, tmp_path: Path) -> Iterator[Services]:
     metrics = Metrics()
-    for model in pool.models():
+    for model in registry.models():
         metrics.prepare_model(model.name)
     with IndexStore(tmp_path, metrics=metrics) as indexes:
         limits = RequestLimits(
             max_items=50, max_body_bytes=20_000, passage_tokens=12, passage_overlap=2
         )
         services = Services(
-            registry=pool,
+            registry=registry,
             indexes=indexes,
             metrics=metrics,
             limits=limits,

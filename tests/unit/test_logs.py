@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from tests.unit.conftest import StandInPool
+from tests.unit.conftest import StandInRegistry
 
 from condensery.api.grpc.server import start_server
 from condensery.api.rest.app import build_app
@@ -72,7 +72,7 @@ def test_an_exception_is_told_by_its_type_and_stack_and_never_by_its_message() -
 
 
 async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
-    services: Services, pool: StandInPool, written: io.StringIO
+    services: Services, registry: StandInRegistry, written: io.StringIO
 ) -> None:
     def quotes(kind: type[Exception]) -> Exception:
         error = kind(f"{MARK!r} can't be read")
@@ -96,7 +96,7 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
         httpx.AsyncClient(transport=app, base_url="http://x") as client,
         grpc.aio.insecure_channel(address) as channel,
     ):
-        pool.encoders["words"].fails = quotes(RuntimeError)
+        registry.encoders["words"].fails = quotes(RuntimeError)
         for path, body in (
             ("/embed", {"inputs": MARK}),
             ("/v1/embeddings", {"input": MARK}),
@@ -110,14 +110,14 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
             await channel.unary_unary("/condensery.v1.Embedding/EmbedBatch")(request, timeout=30)
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         logged("internal_error")
-        pool.encoders["words"].fails = None
+        registry.encoders["words"].fails = None
 
-        pool.readers["pair"].breaks = quotes(ValueError)  # while it compresses
+        registry.pairs["pair"].breaks = quotes(ValueError)  # while it compresses
         asked = {"query": MARK, "documents": [MARK]}
         await client.post("/v1/rag/answer", json=asked)
         logged("compression_failed")
-        pool.readers["pair"].breaks = None
-        pool.readers["pair"].generate_from_prompt = _generate_and_fail  # type: ignore[method-assign]
+        registry.pairs["pair"].breaks = None
+        registry.pairs["pair"].generate_from_prompt = _generate_and_fail  # type: ignore[method-assign]
         reply = await client.post("/v1/rag/answer", json={**asked, "stream": True})
         assert "internal_error" in reply.text
         logged("internal_error")
@@ -130,7 +130,7 @@ async def test_no_text_is_logged_where_a_bug_quotes_it_on_any_path(
         logged("internal_error")
     await server.stop(0)
 
-    pool.encoders["other"].fails = quotes(RuntimeError)
+    registry.encoders["other"].fails = quotes(RuntimeError)
     await indexes.upsert_documents(services, "kb", [Document(MARK, MARK)])
     await maintenance.rebuild_index(services, "kb", encoder="other")
     run = services.rebuilds.runs["kb"]
@@ -223,11 +223,11 @@ def test_a_long_request_is_told_with_its_stages_and_counts(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = RequestContext("mine", started=clock.now)
-    spent = call.spent
-    spent.inputs, spent.passages, spent.tokens, spent.generated = 20, 20, 2500, 64
-    spent.tokenizing, spent.queued = 0.25, 4.0
-    spent.count_forward_pass("cpu", 1.0, 5.0, 7.5)
-    spent.stages = {"compress": 6.75, "generate": 3.0, "tokenize": 0.125}
+    stats = call.stats
+    stats.inputs, stats.passages, stats.tokens, stats.generated = 20, 20, 2500, 64
+    stats.tokenizing, stats.queued = 0.25, 4.0
+    stats.count_forward_pass("cpu", 1.0, 5.0, 7.5)
+    stats.stages = {"compress": 6.75, "generate": 3.0, "tokenize": 0.125}
     clock.now += 10.5
     SlowRequests(10_000, clock).log(call, transport="grpc", route="/rag/Answer", status="OK")
     (event,) = caplog.records

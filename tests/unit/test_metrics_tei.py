@@ -67,10 +67,10 @@ def test_buckets_are_teis() -> None:
 def test_requests_are_counted_by_method_inputs_by_family_and_times_by_both() -> None:
     metrics = Metrics()
     assert metrics.tei is not None
-    spent = RequestStats(
+    stats = RequestStats(
         inputs=1, tokens=5, tokenizing=0.001, wait_seconds=0.002, began=1.0, ended=1.25
     )
-    metrics.tei.request("embed", "ok", spent, 0.3)
+    metrics.tei.request("embed", "ok", stats, 0.3)
     metrics.tei.request("embed", "ok", RequestStats(inputs=3, tokens=40), 0.6)
     metrics.tei.request("rerank", "ok", RequestStats(inputs=4, tokens=50), 0.1)
     metrics.tei.request("answer", "ok", RequestStats(inputs=4, tokens=50), 0.1)

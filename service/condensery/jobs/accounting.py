@@ -70,7 +70,7 @@ def count_request(
         seconds = time.perf_counter() - started
         metrics.request_seconds.labels(request.model, task, protocol).observe(seconds)
         if metrics.tei is not None:
-            metrics.tei.request(task, code, current_request().spent, seconds)
+            metrics.tei.request(task, code, current_request().stats, seconds)
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def count_refusals(services: Services, task: Task | None, protocol: WireProtocol
             code = type(error).__name__
             services.metrics.requests.labels(UNKNOWN_MODEL, task, protocol, code).inc()
             if services.metrics.tei is not None:
-                services.metrics.tei.request(task, code, current_request().spent, 0.0)
+                services.metrics.tei.request(task, code, current_request().stats, 0.0)
         raise
 
 
@@ -117,13 +117,13 @@ class Workload:
     Attributes:
         waiting: Items in its queue.
         queue_share: Tokens in it, of those that may be, 0 to 1.
-        inside: Requests that have no reply yet, whatever their model.
+        open_requests: Requests that have no reply yet, whatever their model.
         batch_items: Items of a forward pass, on average since the start; 0 before the first.
     """
 
     waiting: int
     queue_share: float
-    inside: int
+    open_requests: int
     batch_items: int
 
 
@@ -138,6 +138,6 @@ def measure_workload(services: Services, model: str) -> Workload:
     return Workload(
         waiting=round(read("condensery_queue_requests")),
         queue_share=min(1.0, tokens / services.limits.max_queue_tokens),
-        inside=services.admission.requests,
+        open_requests=services.admission.requests,
         batch_items=round(read("condensery_batch_items_sum") / passes) if passes else 0,
     )

@@ -130,7 +130,7 @@ async def stream_answer(
     """
     metrics, name = services.metrics, oscar.info.name
     metrics.observe(name, "tokenize", selected.tokenize_ms / 1000)
-    current_request().spent.tokenizing += selected.tokenize_ms / 1000
+    current_request().stats.tokenizing += selected.tokenize_ms / 1000
     identity = f"ans_{secrets.token_hex(12)}"
     citations = cite_passages(selected)
     generation = Generation(began)
@@ -143,7 +143,7 @@ async def stream_answer(
                 yield delta
     finally:
         metrics.output_tokens.labels(name).inc(generation.tokens)
-        current_request().spent.generated += generation.tokens
+        current_request().stats.generated += generation.tokens
         cost = count_answer_cost(selected, generation.tokens)
         report = compression_report(selected, cost)
         failures = (candidate.failure for candidate in selected.as_text)

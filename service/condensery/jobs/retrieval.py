@@ -219,8 +219,8 @@ async def _compress_retrieved(
 ) -> RetrievedContext:
     """Compress and score what was retrieved; by ``target_ms``, perhaps only the first passages."""
     candidates, compression = retrieved.candidates, question.compression
-    affordable, spent = len(candidates), current_request().spent
-    queued, tokenizing = spent.queued, spent.tokenizing
+    affordable, stats = len(candidates), current_request().stats
+    queued, tokenizing = stats.queued, stats.tokenizing
 
     def afford(sizes: Sequence[int]) -> int:
         nonlocal affordable
@@ -253,8 +253,8 @@ async def _compress_retrieved(
         left_out=(*retrieved.left_out, *(candidate.place for candidate in unread)),
         reasons=reasons,
         compress_ms=compress_ms,
-        queue_ms=1000 * (spent.queued - queued),
-        tokenize_ms=1000 * (spent.tokenizing - tokenizing),
+        queue_ms=1000 * (stats.queued - queued),
+        tokenize_ms=1000 * (stats.tokenizing - tokenizing),
     )
 
 

@@ -50,9 +50,9 @@ class BertWindows:
         cut = question[: encoding.offsets[limit - 1][1]] if len(encoding.ids) > limit else question
         return cut, len(encoding.ids)
 
-    def readings(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
+    def make_windows(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
         """Return the windows of each passage."""
-        head = self.asked(question, self._shape.longest_question)
+        head = self.question_ids(question, self._shape.longest_question)
         room = min(self._shape.passage_tokens, self._shape.text_tokens - len(head) - 1)
         texts = [self._neutral(passage) for passage in passages]
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -75,7 +75,7 @@ class BertWindows:
             )
         return windows
 
-    def asked(self, question: str, most: int | None = None) -> list[int]:
+    def question_ids(self, question: str, most: int | None = None) -> list[int]:
         """Return ``[CLS] question [SEP]``, of the question the first ``most`` tokens if so many."""
         pieces = self.pieces(question)[:most]
         return [self.specials.start, *pieces, self.specials.end]
@@ -104,13 +104,13 @@ class BertTexts:
         self.rates = shape.rates
         self.scores = shape.rerank
         self.cut = self._compressor.cut
-        self.readings = self._compressor.readings
+        self.make_windows = self._compressor.make_windows
 
     def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[PromptPart]:
         """Return the prompt of memory vectors and pieces; ``embed`` puts separators between."""
         own = self._compressor
         passages = (part if isinstance(part, Tensor) else own.pieces(part) for part in context)
-        return [*passages, own.asked(question)]
+        return [*passages, own.question_ids(question)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the pieces' text, special tokens left out."""

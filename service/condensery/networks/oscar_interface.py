@@ -3,7 +3,7 @@
 A pair is three parts: texts (tokens and prompts, no tensors but memory), a compressor and a
 generator. ``oscar_bert`` and ``oscar_causal`` have them.
 
-    for windows in texts.readings(question, passages): ...   # windows of each passage
+    for windows in texts.make_windows(question, passages): ...   # windows of each passage
     memories = compressor.compress(windows)                  # one forward pass
     embeds = generator.embed(texts.prompt(question, kept))   # then forward and logits, step by step
 """
@@ -117,7 +117,7 @@ class PairTexts(Protocol):
         """Return the question as far as the compressor reads it, and its tokens in whole."""
         ...
 
-    def readings(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
+    def make_windows(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
         """Return the windows of each passage, for a question that ``cut`` returned."""
         ...
 

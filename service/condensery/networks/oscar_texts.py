@@ -55,7 +55,7 @@ class CompressorTexts:
         special = self._shape.layout != "enclosed"
         return len(self._tokenizer.encode("".join(self._around("")), add_special_tokens=special))
 
-    def readings(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
+    def make_windows(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
         """Return the windows of each passage.
 
         Raises:
@@ -219,6 +219,6 @@ class CausalTexts:
         self.rates = shape.compressor.rates
         self.scores = shape.compressor.rerank
         self.cut = compressor.cut
-        self.readings = compressor.readings
+        self.make_windows = compressor.make_windows
         self.prompt = generator.prompt
         self.decode = generator.decode

@@ -381,7 +381,7 @@ class Batcher(Generic[Item, Result]):
         self._counts.count_batch(batch, tokens, started, seconds)
         for request in requests_of(batch):
             device = self._workers.device.type
-            request.call.spent.count_forward_pass(
+            request.call.stats.count_forward_pass(
                 device, request.arrived, started, started + seconds
             )
         send_results(batch, outcomes)

@@ -270,12 +270,12 @@ class ModelLease:
 
     def lend(self, call: RequestContext, names: tuple[str, ...]) -> None:
         """Let a call use it to its end, by these names."""
-        if all(call.kept.get(name) is not self for name in names):
+        if all(call.leases.get(name) is not self for name in names):
             with self._lock:
                 self._users += 1
             call.endings.append(self._give_back)
         for name in names:
-            call.kept[name] = self
+            call.leases[name] = self
 
     def _give_back(self) -> None:
         with self._lock:

@@ -366,21 +366,21 @@ class CheckedTexts:
             InputError: A text is over the character limit, or no valid Unicode; names ``field``.
         """
         characters = self._check(question, passages, field)
-        metrics, spent = self._metrics, current_request().spent
+        metrics, stats = self._metrics, current_request().stats
         began = time.perf_counter()
         with metrics.stage(self._model, "tokenize"):
             cut, windows = await run_tokenizing(
                 lambda: self._read(question, passages), characters, self._threads
             )
-        spent.tokenizing += time.perf_counter() - began
-        spent.characters += characters
+        stats.tokenizing += time.perf_counter() - began
+        stats.characters += characters
         sizes = [parts[-1].first + parts[-1].tokens for parts in windows]
         if afford is not None:
             windows = windows[: afford(sizes)]
-        spent.inputs += len(windows)
-        spent.passages += len(windows)
+        stats.inputs += len(windows)
+        stats.passages += len(windows)
         tokens = sum(sizes[: len(windows)])
-        spent.tokens += cut.read + tokens
+        stats.tokens += cut.read + tokens
         metrics.input_tokens.labels(self._model).inc(cut.tokens + tokens)
         if cut.read < cut.tokens:
             metrics.truncated_inputs.labels(self._model).inc()
@@ -427,7 +427,7 @@ class CheckedTexts:
 
     def _windows(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
         try:
-            return self._texts.readings(question, passages)
+            return self._texts.make_windows(question, passages)
         except ValueError as error:  # where texts are short, a question may take all of it
             raise InputError.at("query", f"{error}") from error
 

@@ -196,7 +196,7 @@ class FairQueue(Generic[Item, Result]):
         """Let go of what waits of a request; its empty place is dropped when its turn comes."""
         if request.waiting:
             if not request.begun:  # all its time was waiting
-                request.call.spent.queued += time.perf_counter() - request.arrived
+                request.call.stats.queued += time.perf_counter() - request.arrived
             self._callers[request.call.caller].tokens -= request.tokens
             self.items -= len(request.waiting)
             self.tokens -= request.tokens
@@ -274,8 +274,8 @@ class FairQueue(Generic[Item, Result]):
                 break
             batch.append(request.waiting.popleft())
             if not request.begun:
-                request.call.spent.queued += time.perf_counter() - request.arrived
-            request.begun = request.call.began = True
+                request.call.stats.queued += time.perf_counter() - request.arrived
+            request.begun = request.call.work_begun = True
             taken += entry.tokens
             request.tokens -= entry.tokens
             caller.tokens -= entry.tokens

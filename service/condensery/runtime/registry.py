@@ -295,11 +295,11 @@ class ModelRegistry:
     def _find(self, name: str | None, role: ModelRole) -> RunningModel:
         asked = name or f"default {role}"  # no model's name holds a blank
         call = request_context.served_request()
-        kept: dict[str, ModelLease] = {} if call is None else call.kept
-        if asked in kept and role in kept[asked].model.roles:
-            return kept[asked].model
+        leases: dict[str, ModelLease] = {} if call is None else call.leases
+        if asked in leases and role in leases[asked].model.roles:
+            return leases[asked].model
         wanted = self.aliases.resolve(name or self._defaults.get(role, DEFAULTS[role]))
-        lease = kept.get(wanted) or self._serving.get(wanted)
+        lease = leases.get(wanted) or self._serving.get(wanted)
         if lease is None or role not in lease.model.roles:
             if not wanted:
                 raise ModelCannot(f"no {role} serves", field="model")

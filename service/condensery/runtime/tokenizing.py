@@ -365,19 +365,19 @@ class BatchFeeder(Generic[Item, Result]):
             ModelFault, Overloaded, DeadlineExceeded, Unavailable: As the batcher.
         """
         tokens: list[Tokenised] = []
-        spent = current_request().spent
-        spent.characters += characters
-        spent.inputs += len(inputs)
+        stats = current_request().stats
+        stats.characters += characters
+        stats.inputs += len(inputs)
 
         async def parts() -> AsyncGenerator[CostedItems[Item], None]:
             for start in range(0, len(inputs), PART_TEXTS):
                 began = time.perf_counter()
                 with self._metrics.stage(self._model, "tokenize"):
                     part = await tokenise(inputs[start : start + PART_TEXTS], start)
-                spent.tokenizing += time.perf_counter() - began
+                stats.tokenizing += time.perf_counter() - began
                 tokens.extend(part)
                 counts = [text.count for text in part]
-                spent.tokens += sum(counts)
+                stats.tokens += sum(counts)
                 yield [item(text) for text in part], counts
 
         cost = characters // TYPICAL_CHARACTERS_PER_TOKEN + 2 * len(inputs)

@@ -23,9 +23,9 @@ KNOWN = IndexPrompts(*NOMIC.values())
 
 
 @pytest.fixture(autouse=True)
-def older_index(pool: Any, tmp_path: Any) -> None:
+def older_index(registry: Any, tmp_path: Any) -> None:
     """An index of encoder words from before prompts were kept, made before the store is opened."""
-    for encoder in pool.encoders.values():
+    for encoder in registry.encoders.values():
         encoder.prompts = NOMIC
     own: dict[str, Any] = {"fingerprint": "sha256:words", "dims": 8, "metric": "ip", "kind": "flat"}
     with IndexStore(tmp_path) as store:
@@ -84,9 +84,9 @@ async def test_every_door_says_which_prompts_an_index_has_and_lacks(
 
 
 async def test_an_index_whose_encoder_does_not_run_says_that_nobody_knows(
-    doors: tuple[str, str], pool: Any
+    doors: tuple[str, str], registry: Any
 ) -> None:
-    del pool.encoders["words"]
+    del registry.encoders["words"]
 
     def ask() -> None:
         for client in (Client(doors[0]), GrpcClient(doors[1])):

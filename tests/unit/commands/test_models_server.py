@@ -38,7 +38,7 @@ def url(services: Services) -> Iterator[str]:
 
 
 def test_models_load_reload_and_unload(
-    url: str, pool: Any, capsys: pytest.CaptureFixture[str]
+    url: str, registry: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["models", "load", "other", "--version", "3", "--url", url]) == 0
     assert "other version 3 (sha256:other) serves in place of version 1" in capsys.readouterr().out
@@ -49,7 +49,7 @@ def test_models_load_reload_and_unload(
     out, err = capsys.readouterr()
     assert "other version 2: unloaded" in out
     assert "refused until it serves again: kb" in err
-    assert pool.lifecycle.asked[:2] == [("other", "3", False), ("other", None, True)]
+    assert registry.lifecycle.asked[:2] == [("other", "3", False), ("other", None, True)]
 
 
 def test_aliases_are_set_listed_and_removed(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,11 +102,11 @@ async def test_max_tokens_ends_an_answer(services):
     )
 
 
-async def test_sampling_and_stop_strings_reach_the_generator(services, pool):
+async def test_sampling_and_stop_strings_reach_the_generator(services, registry):
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
     asked = make_question(documents=DOCUMENTS, **asdict(sampling), stop=("end", "."))
     whole = await answer_whole(services, asked)
-    assert pool.readers["pair"].asked == [(sampling, ("end", "."))]
+    assert registry.pairs["pair"].asked == [(sampling, ("end", "."))]
     assert whole.logprobs is None
 
 
@@ -121,8 +121,8 @@ async def test_logprobs_come_with_their_deltas_and_joined_with_the_answer(servic
     assert "".join(logprob.text for logprob in events[-1].logprobs) == events[-1].text
 
 
-async def test_leaving_while_passages_are_compressed_ends_that(services, pool):
-    oscar = pool.readers["pair"]
+async def test_leaving_while_passages_are_compressed_ends_that(services, registry):
+    oscar = registry.pairs["pair"]
     oscar.delay = 60
     task = asyncio.create_task(answer_whole(services, make_question(documents=DOCUMENTS)))
     async with asyncio.timeout(20):
@@ -142,13 +142,13 @@ async def test_times_add_up(services):
     assert times.retrieve_ms + times.compress_ms <= times.ttft_ms <= times.total_ms
 
 
-async def test_leaving_early_stops_the_generator(services, pool):
+async def test_leaving_early_stops_the_generator(services, registry):
     stream = answer(services, make_question(documents=DOCUMENTS))
     async for event in stream:
         if isinstance(event, Delta):
             break
     await stream.aclose()
-    assert pool.readers["pair"].closed == 1
+    assert registry.pairs["pair"].closed == 1
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ async def test_a_bad_request_fails_before_the_first_event(services, request_, er
         await anext(stream)
 
 
-async def test_waiting_for_the_generators_room_is_told_apart_from_generating(services, pool):
-    oscar = pool.readers["pair"]
+async def test_waiting_for_the_generators_room_is_told_apart_from_generating(services, registry):
+    oscar = registry.pairs["pair"]
     oscar.waited = 3600.0  # more than anything takes here: it is taken off, not measured
     whole = await answer_whole(services, make_question(documents=DOCUMENTS))
     assert whole.timings.queue_ms == 3_600_000
@@ -185,13 +185,15 @@ async def test_waiting_for_the_generators_room_is_told_apart_from_generating(ser
     assert sample(services, "condensery_stage_duration_seconds_count", **stage) == 1
 
 
-async def test_what_compression_waits_and_tokenises_is_told_apart_from_compressing(services, pool):
-    oscar = pool.readers["pair"]
+async def test_what_compression_waits_and_tokenises_is_told_apart_from_compressing(
+    services, registry
+):
+    oscar = registry.pairs["pair"]
     compress = oscar.compress
 
     async def slowly(*given, **how):
-        current_request().spent.queued += 0.25
-        current_request().spent.tokenizing += 0.125
+        current_request().stats.queued += 0.25
+        current_request().stats.tokenizing += 0.125
         await asyncio.sleep(0.4)
         return await compress(*given, **how)
 

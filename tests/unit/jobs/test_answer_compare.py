@@ -18,8 +18,8 @@ DOCUMENTS = [
 
 
 @pytest.fixture
-def oscar(pool):
-    return pool.readers["pair"]
+def oscar(registry):
+    return registry.pairs["pair"]
 
 
 def ask(**how):
@@ -90,8 +90,8 @@ async def test_answers_that_differ_by_case_and_articles_are_exact(services, osca
     assert isinstance(comparison.exact, bool)
 
 
-async def test_without_an_encoder_there_is_no_cosine(services, pool):
-    pool.encoder = lambda name=None: pool._find({}, name or "none")
+async def test_without_an_encoder_there_is_no_cosine(services, registry):
+    registry.encoder = lambda name=None: registry._find({}, name or "none")
     assert (await compare_answers(services, ask())).cosine is None
 
 

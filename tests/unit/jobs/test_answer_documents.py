@@ -30,8 +30,8 @@ DOCUMENTS = [
 
 
 @pytest.fixture
-def oscar(pool):
-    return pool.readers["pair"]
+def oscar(registry):
+    return registry.pairs["pair"]
 
 
 async def test_each_document_is_told_in_its_place_with_its_score(services, oscar):
@@ -188,8 +188,8 @@ async def test_a_context_is_its_callers(services):
             release_context(services, compressed.context)
 
 
-async def test_a_context_is_one_pairs_and_one_questions(services, pool, oscar):
-    pool.readers["other"] = replace(oscar, info=replace(oscar.info, id="other"))
+async def test_a_context_is_one_pairs_and_one_questions(services, registry, oscar):
+    registry.pairs["other"] = replace(oscar, info=replace(oscar.info, id="other"))
     compressed = await compress_documents(services, "where?", DOCUMENTS, model="other")
     whole = await answer_whole(services, make_question(context=compressed.context))
     assert whole.model == "other"  # the context's own, though not the default
@@ -197,7 +197,7 @@ async def test_a_context_is_one_pairs_and_one_questions(services, pool, oscar):
         await answer_whole(services, make_question(context=compressed.context, model="pair"))
     with pytest.raises(ContextMismatch, match="another question"):
         await answer_whole(services, make_question("when?", context=compressed.context))
-    pool.readers["other"].info = replace(oscar.info, id="other", fingerprint="sha256:new")
+    registry.pairs["other"].info = replace(oscar.info, id="other", fingerprint="sha256:new")
     with pytest.raises(ContextMismatch, match="sha256:new"):
         await answer_whole(services, make_question(context=compressed.context))
 

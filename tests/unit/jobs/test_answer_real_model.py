@@ -27,7 +27,7 @@ def pair():
 
 
 @pytest.fixture
-def real(services, pool, pair, tmp_path) -> Iterator[Services]:
+def real(services, registry, pair, tmp_path) -> Iterator[Services]:
     """Services whose default pair computes."""
     workers = Workers(1)
     files = pair_files(tmp_path, pair)
@@ -38,7 +38,7 @@ def real(services, pool, pair, tmp_path) -> Iterator[Services]:
             threads=threads,
             metrics=services.metrics,
         )
-        pool.readers = {"pair": oscar}
+        registry.pairs = {"pair": oscar}
         yield services
         oscar.close()
         workers.close()

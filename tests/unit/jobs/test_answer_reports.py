@@ -17,8 +17,8 @@ DOCUMENTS = [
 
 
 @pytest.fixture
-def oscar(pool):
-    return pool.readers["pair"]
+def oscar(registry):
+    return registry.pairs["pair"]
 
 
 def counted(services):
@@ -46,7 +46,7 @@ def summed(reports):
 
 
 async def test_over_answers_of_all_kinds_the_metrics_are_the_sums_of_the_blocks(
-    services, oscar, pool
+    services, oscar, registry
 ):
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(services, "kb", DOCUMENTS)

@@ -50,9 +50,9 @@ async def test_other_dimensions_than_the_models_are_refused(services):
         await embed(services, ["a"], dimensions=4)
 
 
-async def test_a_prompt_is_found_by_its_name(services, pool):
+async def test_a_prompt_is_found_by_its_name(services, registry):
     await embed(services, ["a"], prompt_name="query", normalize=False)
-    assert pool.encoders["words"].asked == [("a", "query: ", False)]
+    assert registry.encoders["words"].asked == [("a", "query: ", False)]
     with pytest.raises(InputError, match="words has no prompt 'haiku'; it has: query"):
         await embed(services, ["a"], prompt_name="haiku")
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.unit.conftest import StandInPool
+from tests.unit.conftest import StandInRegistry
 from tests.unit.index.conftest import database_of, to_format_4
 from tests.unit.methods.distil.conftest import write_encoder
 
@@ -102,8 +102,8 @@ def serving(encoders: dict[str, Gated], data_dir: Path) -> Iterator[Services]:
     for name in encoders:
         metrics.prepare_model(name)
     with IndexStore(data_dir, metrics=metrics) as store:
-        pool = StandInPool(cast(Any, encoders), {})
-        yield Services(registry=cast(Any, pool), indexes=store, metrics=metrics)
+        registry = StandInRegistry(cast(Any, encoders), {})
+        yield Services(registry=cast(Any, registry), indexes=store, metrics=metrics)
 
 
 @pytest.fixture

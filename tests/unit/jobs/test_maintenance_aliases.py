@@ -20,16 +20,16 @@ async def move(services):
     await maintenance.update_index_aliases(services, [AliasAction("create", "live", "kb-2")])
 
 
-async def under_way(pool):
+async def under_way(registry):
     async with asyncio.timeout(30):
-        while not pool.encoders["words"].waiting:  # noqa: ASYNC110 - it has no event
+        while not registry.encoders["words"].waiting:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
 
 
-async def test_a_query_under_way_goes_on_where_the_alias_leads_now(services, pool, swapped):
-    pool.encoders["words"].gate = gate = asyncio.Event()
+async def test_a_query_under_way_goes_on_where_the_alias_leads_now(services, registry, swapped):
+    registry.encoders["words"].gate = gate = asyncio.Event()
     asked = asyncio.create_task(retrieval.query_index(services, "live", "alpha"))
-    await under_way(pool)
+    await under_way(registry)
     await move(services)
     await indexes.drop_index(services, "kb")
     gate.set()
@@ -38,13 +38,13 @@ async def test_a_query_under_way_goes_on_where_the_alias_leads_now(services, poo
 
 
 async def test_a_write_under_way_is_there_under_the_alias_when_acknowledged(
-    services, pool, swapped
+    services, registry, swapped
 ):
-    pool.encoders["words"].gate = gate = asyncio.Event()
+    registry.encoders["words"].gate = gate = asyncio.Event()
     writing = asyncio.create_task(
         indexes.upsert_documents(services, "live", [Document("late", "gamma three")])
     )
-    await under_way(pool)
+    await under_way(registry)
     await move(services)
     gate.set()
     assert (await writing).documents == 1
@@ -54,8 +54,10 @@ async def test_a_write_under_way_is_there_under_the_alias_when_acknowledged(
     assert await indexes.get_documents(services, "kb", ["late"]) == []
 
 
-async def test_vectors_of_the_encoder_before_are_refused_after_the_move(services, pool, swapped):
-    vector = (await pool.encoder("words").embed(["alpha"])).vectors[0]
+async def test_vectors_of_the_encoder_before_are_refused_after_the_move(
+    services, registry, swapped
+):
+    vector = (await registry.encoder("words").embed(["alpha"])).vectors[0]
     await move(services)
     with pytest.raises(EncoderMismatch):
         await retrieval.query_index(services, "live", vector=vector, fingerprint="sha256:words")

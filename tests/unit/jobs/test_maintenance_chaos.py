@@ -43,14 +43,14 @@ def check_files(data_dir: Path, names: set[str]) -> None:
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let each call know of its threads and tasks, which go on where it was cut short."""
-    with ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(16) as registry:
 
         async def counted(work: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
             op = OP.get() or Op(0)
             loop = asyncio.get_running_loop()
 
             op.threads += 1
-            under_way = pool.submit(copy_context().run, partial(work, *args, **options))
+            under_way = registry.submit(copy_context().run, partial(work, *args, **options))
             under_way.add_done_callback(lambda _: loop.call_soon_threadsafe(op.less))
             return await asyncio.wrap_future(under_way)
 
@@ -101,14 +101,14 @@ def fail_now_and_then(monkeypatch: pytest.MonkeyPatch, draw: random.Random, shar
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_all_at_once_keeps_every_promise(
     services: Services,
-    pool: Any,
+    registry: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
     disk_fails: bool,
 ) -> None:
     chaos = Chaos(services, seed, disk_fails)
-    for encoder in pool.encoders.values():
+    for encoder in registry.encoders.values():
         encoder.delay = 0.001
     for name in KEPT:
         await indexes.create_index(services, name)
@@ -139,5 +139,5 @@ async def test_all_at_once_keeps_every_promise(
     with IndexStore(tmp_path) as store:
         assert {info.name for info in store.list()} == names
         assert not store.broken
-        await chaos.check(Services(registry=pool, indexes=store, metrics=services.metrics))
+        await chaos.check(Services(registry=registry, indexes=store, metrics=services.metrics))
         check_files(tmp_path, names)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.conftest import StandInEncoder, StandInPool, info, vector_of
+from tests.unit.conftest import StandInEncoder, StandInRegistry, info, vector_of
 from tests.unit.index.lives import live
 
 from condensery.errors import (
@@ -108,8 +108,10 @@ async def test_the_new_encoder_takes_over_and_all_is_there(services, kb, tmp_pat
         }
 
 
-async def test_writes_while_it_runs_are_in_the_new_one_and_queries_never_fail(services, pool, kb):
-    pool.encoders["other"].delay = 0.02
+async def test_writes_while_it_runs_are_in_the_new_one_and_queries_never_fail(
+    services, registry, kb
+):
+    registry.encoders["other"].delay = 0.02
     wanted = texts_of(*(document(n) for n in range(100)))
     draw = random.Random(4)
     stop = asyncio.Event()
@@ -154,8 +156,8 @@ async def test_writes_while_it_runs_are_in_the_new_one_and_queries_never_fail(se
     assert_whole(services, wanted)
 
 
-async def test_who_writes_all_the_time_does_not_keep_it_from_ending(services, pool, kb):
-    pool.encoders["other"].delay = 0.01
+async def test_who_writes_all_the_time_does_not_keep_it_from_ending(services, registry, kb):
+    registry.encoders["other"].delay = 0.01
     stop = asyncio.Event()
     wanted = texts_of(*(document(n) for n in range(100)))
 
@@ -175,31 +177,31 @@ async def test_who_writes_all_the_time_does_not_keep_it_from_ending(services, po
     assert_whole(services, wanted)
 
 
-async def test_it_goes_on_where_it_was_after_a_start(services, pool, kb, tmp_path):
-    pool.encoders["other"].delay = 0.05
+async def test_it_goes_on_where_it_was_after_a_start(services, registry, kb, tmp_path):
+    registry.encoders["other"].delay = 0.05
     await maintenance.rebuild_index(services, "kb", encoder="other")
     async with asyncio.timeout(60):
         while (await maintenance.get_rebuild(services, "kb")).pending > 70:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     await services.rebuilds.close()
     services.indexes.close()
-    pool.encoders["other"].asked.clear()
-    pool.encoders["other"].delay = 0
+    registry.encoders["other"].asked.clear()
+    registry.encoders["other"].delay = 0
     with IndexStore(tmp_path) as store:
         again = Services(
-            registry=pool, indexes=store, metrics=services.metrics, limits=services.limits
+            registry=registry, indexes=store, metrics=services.metrics, limits=services.limits
         )
         await indexes.upsert_documents(again, "kb", [document(1, 5)])  # before it goes on
         await maintenance.resume_rebuilds(again)
         done = await until_over(again)
         assert (done.state, done.documents) == ("done", 100)
-        made = [text for text, prompt, _ in pool.encoders["other"].asked if not prompt]
+        made = [text for text, prompt, _ in registry.encoders["other"].asked if not prompt]
         assert 0 < len(made) < 100
         assert_whole(again, texts_of(*(document(n) for n in range(100)), document(1, 5)))
 
 
-async def test_it_can_be_cancelled_and_begun_again(services, pool, kb, tmp_path):
-    pool.encoders["other"].delay = 0.05
+async def test_it_can_be_cancelled_and_begun_again(services, registry, kb, tmp_path):
+    registry.encoders["other"].delay = 0.05
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await asyncio.sleep(0.1)
     await maintenance.cancel_rebuild(services, "kb")
@@ -210,12 +212,12 @@ async def test_it_can_be_cancelled_and_begun_again(services, pool, kb, tmp_path)
     assert services.indexes.info("kb").encoder == "words"
     assert not list((tmp_path / "indexes" / "kb").glob("gen-*"))
     assert_whole(services, texts_of(*(document(n) for n in range(100))))
-    pool.encoders["other"].delay = 0
+    registry.encoders["other"].delay = 0
     await maintenance.rebuild_index(services, "kb", encoder="other")
     assert (await until_over(services)).state == "done"
 
 
-async def test_what_can_not_be_rebuilt_is_refused(services, pool, kb):
+async def test_what_can_not_be_rebuilt_is_refused(services, registry, kb):
     with pytest.raises(ModelNotFound, match="nobody"):
         await maintenance.rebuild_index(services, "kb", encoder="nobody")
     with pytest.raises(IndexNotFound):
@@ -226,7 +228,7 @@ async def test_what_can_not_be_rebuilt_is_refused(services, pool, kb):
         await maintenance.rebuild_index(services, "kb", options={"m": 8})
     with pytest.raises(InputError, match="metric: 'cosine'"):
         await maintenance.rebuild_index(services, "kb", metric="cosine")
-    pool.encoders["other"].delay = 0.05
+    registry.encoders["other"].delay = 0.05
     began = await maintenance.rebuild_index(services, "kb", encoder="other")
     again = await maintenance.rebuild_index(services, "kb", encoder="other")
     assert again.began == began.began
@@ -245,8 +247,10 @@ async def test_what_can_not_be_rebuilt_is_refused(services, pool, kb):
     assert services.indexes.info("kb").documents == 101
 
 
-async def test_a_text_that_goes_missing_meanwhile_ends_it_and_nothing_is_lost(services, pool, kb):
-    pool.encoders["other"].delay = 0.05
+async def test_a_text_that_goes_missing_meanwhile_ends_it_and_nothing_is_lost(
+    services, registry, kb
+):
+    registry.encoders["other"].delay = 0.05
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await indexes.upsert_documents(
         services, "kb", [Document("bare", "")], vectors=vector_of("x")[None],
@@ -262,21 +266,21 @@ async def test_a_text_that_goes_missing_meanwhile_ends_it_and_nothing_is_lost(se
     assert services.indexes.info("kb").documents == 100
 
 
-async def test_a_fault_ends_it_with_its_reason_and_it_goes_on_when_asked(services, pool, kb):
-    pool.encoders["other"].fails = ModelFault("a vector came out non-finite")
+async def test_a_fault_ends_it_with_its_reason_and_it_goes_on_when_asked(services, registry, kb):
+    registry.encoders["other"].fails = ModelFault("a vector came out non-finite")
     await maintenance.rebuild_index(services, "kb", encoder="other")
     failed = await until_over(services)
     assert (failed.state, failed.reason) == ("failed", "a vector came out non-finite")
     assert services.indexes.info("kb").encoder == "words"
     await indexes.upsert_documents(services, "kb", [document(200)])
-    pool.encoders["other"].fails = None
+    registry.encoders["other"].fails = None
     await maintenance.rebuild_index(services, "kb", encoder="other")
     assert (await until_over(services)).state == "done"
     assert_whole(services, texts_of(*(document(n) for n in (*range(100), 200))))
 
 
-async def test_it_makes_way_where_the_server_is_full(services, pool, kb):
-    encoder = pool.encoders["other"]
+async def test_it_makes_way_where_the_server_is_full(services, registry, kb):
+    encoder = registry.encoders["other"]
     encoder.fails = Overloaded("full", retry_after_seconds=0.01)
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await asyncio.sleep(0.1)
@@ -302,8 +306,8 @@ async def test_a_disk_that_refuses_the_swap_leaves_the_old_one(services, kb, mon
     assert_whole(services, texts_of(*(document(n) for n in range(100)), document(3, 9)))
 
 
-async def test_an_index_dropped_meanwhile_ends_it(services, pool, kb, tmp_path):
-    pool.encoders["other"].delay = 0.05
+async def test_an_index_dropped_meanwhile_ends_it(services, registry, kb, tmp_path):
+    registry.encoders["other"].delay = 0.05
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await asyncio.sleep(0.06)
     await indexes.drop_index(services, "kb")
@@ -314,13 +318,13 @@ async def test_an_index_dropped_meanwhile_ends_it(services, pool, kb, tmp_path):
     assert_whole(services, texts_of(document(1)))
 
 
-async def test_an_encoder_that_changed_can_not_go_on(services, pool, kb, tmp_path):
-    pool.encoders["other"].delay = 0.05
+async def test_an_encoder_that_changed_can_not_go_on(services, registry, kb, tmp_path):
+    registry.encoders["other"].delay = 0.05
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await services.rebuilds.close()
     changed = info("other", "encoder")
     object.__setattr__(changed, "fingerprint", "sha256:new")
-    pool.encoders["other"].info = changed
+    registry.encoders["other"].info = changed
     await maintenance.resume_rebuilds(services)
     failed = await maintenance.get_rebuild(services, "kb")
     assert failed.state == "failed"
@@ -328,15 +332,15 @@ async def test_an_encoder_that_changed_can_not_go_on(services, pool, kb, tmp_pat
     with pytest.raises(RebuildRunning, match="cancel"):
         await maintenance.rebuild_index(services, "kb", encoder="other")
     await maintenance.cancel_rebuild(services, "kb")
-    pool.encoders["other"].delay = 0
+    registry.encoders["other"].delay = 0
     await maintenance.rebuild_index(services, "kb", encoder="other")
     assert (await until_over(services)).state == "done"
     assert services.indexes.info("kb").fingerprint == "sha256:new"
 
 
-async def test_an_index_whose_encoder_is_gone_gets_one_that_runs(services, pool, kb):
+async def test_an_index_whose_encoder_is_gone_gets_one_that_runs(services, registry, kb):
     await maintenance.update_index_aliases(services, [AliasAction("create", "live", "kb")])
-    del pool.encoders["words"]
+    del registry.encoders["words"]
     done = await maintenance.rebuild_index(services, "live", encoder="other")
     assert done.index == "kb"
     done = await until_over(services, "live")
@@ -344,8 +348,8 @@ async def test_an_index_whose_encoder_is_gone_gets_one_that_runs(services, pool,
     assert len(await retrieval.query_index(services, "live", "number 3 as of 0")) == 10
 
 
-async def test_a_plan_that_can_not_be_read_is_forgotten(services, pool, kb, tmp_path):
-    pool.encoders["other"].delay = 0.05
+async def test_a_plan_that_can_not_be_read_is_forgotten(services, registry, kb, tmp_path):
+    registry.encoders["other"].delay = 0.05
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await services.rebuilds.close()
     services.indexes.close()
@@ -369,7 +373,9 @@ async def _rebuild_and_write(data_dir: Path, say: Any, seed: int) -> None:
     draw = random.Random(seed)
     encoders = {name: StandInEncoder(info(name, "encoder")) for name in ("words", "other")}
     with IndexStore(data_dir) as store:
-        services = Services(registry=StandInPool(encoders, {}), indexes=store, metrics=Metrics())
+        services = Services(
+            registry=StandInRegistry(encoders, {}), indexes=store, metrics=Metrics()
+        )
         await maintenance.resume_rebuilds(services)
         say("ready")
         for number in range(10_000):
@@ -467,8 +473,8 @@ async def test_one_whose_caller_went_away_runs(services, kb):
     assert (await until_over(services)).state == "done"
 
 
-async def test_a_drop_whose_caller_went_away_ends_it_and_not_the_next(services, pool, kb):
-    pool.encoders["other"].delay = 0.05
+async def test_a_drop_whose_caller_went_away_ends_it_and_not_the_next(services, registry, kb):
+    registry.encoders["other"].delay = 0.05
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await cut_short(indexes.drop_index(services, "kb"), at=(services.indexes, "drop"))
     async with asyncio.timeout(10):

@@ -38,14 +38,16 @@ def store(tmp_path: Path) -> ModelStore:
 @pytest.fixture
 def real(store: ModelStore, tmp_path: Path) -> Iterator[Services]:
     """Services whose encoders compute, with an index of 100 documents of the default one."""
-    pool = ModelRegistry.load(
+    registry = ModelRegistry.load(
         store, device=torch.device("cpu"), dtype=torch.float32, workers=1, drain_seconds=60
     )
     with IndexStore(tmp_path / "data") as held:
-        services = Services(registry=pool, indexes=held, metrics=Metrics(), limits=RequestLimits())
+        services = Services(
+            registry=registry, indexes=held, metrics=Metrics(), limits=RequestLimits()
+        )
         models.watch_models(services)
         yield services
-    pool.close()
+    registry.close()
 
 
 @pytest.fixture
@@ -192,13 +194,13 @@ async def test_a_version_loaded_between_a_querys_embedding_and_its_search_change
 
 
 async def test_a_rebuild_is_begun_and_given_up_whole_though_who_asked_has_gone(
-    services: Services, pool: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    services: Services, registry: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(
         services, "kb", [Document(f"d{n}", f"number {n}") for n in range(40)]
     )
-    pool.encoders["other"].delay = 0.2
+    registry.encoders["other"].delay = 0.2
     with monkeypatch.context() as patch:
         patch.setattr(IndexMaintenance, "rebuild", gate.before(IndexMaintenance.rebuild))
         asked = asyncio.create_task(maintenance.rebuild_index(services, "kb", encoder="other"))
@@ -227,38 +229,38 @@ async def test_a_rebuild_is_begun_and_given_up_whole_though_who_asked_has_gone(
 
 
 async def test_writes_do_not_wait_for_a_rebuild_that_waits_for_room(
-    services: Services, pool: Any, monkeypatch: pytest.MonkeyPatch
+    services: Services, registry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "FINAL_STEPS", 0)  # writes wait for it from the start
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(services, "kb", [Document("a", "some text")])
-    pool.encoders["other"].fails = Overloaded("full", retry_after_seconds=0.2)
+    registry.encoders["other"].fails = Overloaded("full", retry_after_seconds=0.2)
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await asyncio.sleep(0.05)
     async with asyncio.timeout(10):
         await indexes.upsert_documents(services, "kb", [Document("b", "more text")])
     assert services.rebuilds.runs["kb"].state == "running"
-    pool.encoders["other"].fails = None
+    registry.encoders["other"].fails = None
     assert (await until_over(services)).state == "done"
     assert services.indexes.info("kb").documents == 2
 
 
 async def test_an_old_encoder_that_fails_costs_a_rebuild_its_figure_only(
-    services: Services, pool: Any
+    services: Services, registry: Any
 ) -> None:
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(services, "kb", [Document("a", "some text")])
-    pool.encoders["words"].fails = ModelFault("a vector came out non-finite")
+    registry.encoders["words"].fails = ModelFault("a vector came out non-finite")
     await maintenance.rebuild_index(services, "kb", encoder="other")
     done = await until_over(services)
     assert (done.state, done.overlap) == ("done", None)
 
 
 async def test_a_hybrid_query_never_mixes_passages_of_an_index_and_of_its_rebuild(
-    services: Services, pool: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    services: Services, registry: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may be split in other places: of one document, some would come twice."""
-    other = pool.encoders["other"]
+    other = registry.encoders["other"]
     other.info = replace(other.info, max_tokens=6)  # shorter passages than the first one's
     await indexes.create_index(services, "kb")
     text = " ".join(f"Sentence {n} of it." for n in range(8))

@@ -12,20 +12,20 @@ from condensery.request_context import RequestContext, serving_request
 from condensery.values import Document
 
 
-def change_fingerprint(pool: Any, name: str) -> None:
+def change_fingerprint(registry: Any, name: str) -> None:
     from dataclasses import replace
 
-    found = pool.encoders.get(name) or pool.readers[name]
+    found = registry.encoders.get(name) or registry.pairs[name]
     found.info = replace(found.info, fingerprint="sha256:another")
 
 
-def tell(pool: Any) -> None:
-    for told in pool.watchers:
+def tell(registry: Any) -> None:
+    for told in registry.watchers:
         told()
 
 
 async def test_a_default_an_indexs_encoder_and_what_an_alias_names_are_each_refused(
-    services: Services, pool: Any
+    services: Services, registry: Any
 ) -> None:
     with pytest.raises(ModelInUse, match="'words' is not unloaded: it is the default encoder"):
         await models.unload_model(services, "words")
@@ -45,41 +45,41 @@ async def test_a_default_an_indexs_encoder_and_what_an_alias_names_are_each_refu
 
 
 async def test_an_index_that_another_encoder_of_the_name_made_does_not_need_this_one(
-    services: Services, pool: Any
+    services: Services, registry: Any
 ) -> None:
     await create_index(services, "kb", encoder="other")
-    change_fingerprint(pool, "other")
+    change_fingerprint(registry, "other")
     assert (await models.unload_model(services, "other")).stranded_indexes == ("kb",)
 
 
 async def test_a_load_says_which_indexes_can_not_be_used_with_it_and_they_refuse(
-    services: Services, pool: Any
+    services: Services, registry: Any
 ) -> None:
     await create_index(services, "kb", encoder="other")
     await create_index(services, "mine", encoder="words")
     assert (await models.load_model(services, "other")).stranded_indexes == ()
-    change_fingerprint(pool, "other")
+    change_fingerprint(registry, "other")
     assert (await models.load_model(services, "other")).stranded_indexes == ("kb",)
     with pytest.raises(EncoderMismatch, match="sha256:another"):
         await upsert_documents(services, "kb", [Document("a", "some text")])
 
 
-async def test_readiness_follows_the_default_models(services: Services, pool: Any) -> None:
+async def test_readiness_follows_the_default_models(services: Services, registry: Any) -> None:
     models.watch_models(services)
-    pool.lacks = "words"
-    tell(pool)
+    registry.lacks = "words"
+    tell(registry)
     assert not services.health.ready
     assert services.health.reason == "the default model words is not loaded"
     services.health.fault("a device worker hangs")
-    pool.lacks = None
-    tell(pool)
+    registry.lacks = None
+    tell(registry)
     assert services.health.reason == "a device worker hangs"
     services.health.fault(None)
     assert services.health.ready
 
 
 async def test_contexts_of_a_pair_that_went_are_lost_and_say_so_to_their_caller_only(
-    services: Services, pool: Any
+    services: Services, registry: Any
 ) -> None:
     models.watch_models(services)
     question = "what is gold?"
@@ -90,10 +90,10 @@ async def test_contexts_of_a_pair_that_went_are_lost_and_say_so_to_their_caller_
         assert made.context is not None
         asked = make_question(question, context=made.context)
         assert (await answer_whole(services, asked)).text
-        tell(pool)  # others came or went: this pair still serves
+        tell(registry)  # others came or went: this pair still serves
         assert (await answer_whole(services, asked)).text
-        change_fingerprint(pool, "pair")
-        tell(pool)
+        change_fingerprint(registry, "pair")
+        tell(registry)
         with pytest.raises(ContextLost, match="the pair pair that made it was unloaded or rep"):
             await answer_whole(services, asked)
     with serving_request(RequestContext(caller="bob")), pytest.raises(ContextNotFound) as caught:
@@ -112,11 +112,11 @@ async def test_aliases_are_listed_as_models_after_them(services: Services) -> No
     assert found["other"].alias_of is None
 
 
-async def test_what_serves_is_told_of_models_and_aliases(services: Services, pool: Any) -> None:
+async def test_what_serves_is_told_of_models_and_aliases(services: Services, registry: Any) -> None:
     await models.set_model_aliases(services, {"best": "other"})
     told = {
         name: models.is_serving(services, name) for name in ("other", "best", "broken", "nobody")
     }
     assert told == {"other": True, "best": True, "broken": False, "nobody": None}
-    del pool.encoders["other"]
+    del registry.encoders["other"]
     assert models.is_serving(services, "best") is False

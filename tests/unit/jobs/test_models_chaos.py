@@ -234,10 +234,10 @@ class Chaos:
 
     async def settled(self) -> None:
         """Wait until all that goes on by itself is over."""
-        pool, runs = self.services.registry, self.services.rebuilds
+        registry, runs = self.services.registry, self.services.rebuilds
         async with asyncio.timeout(60):
             while (  # noqa: ASYNC110 - it has no event
-                pool.lifecycle._tasks
+                registry.lifecycle._tasks
                 or runs._changes
                 or any(run.state == "running" for run in runs.runs.values())
             ):
@@ -266,12 +266,12 @@ def alive() -> int:
     return sum(type(one) in KINDS for one in gc.get_objects())
 
 
-async def vectors_of(store: ModelStore, pool: ModelRegistry) -> dict[str, dict[str, Any]]:
+async def vectors_of(store: ModelStore, registry: ModelRegistry) -> dict[str, dict[str, Any]]:
     """Return each version's vector of each text, by the version's fingerprint."""
     found = {}
     for name, version in ((ENCODER, "1"), (OTHER, "1"), (CALM, "1"), (ENCODER, "2"), (OTHER, "2")):
-        await pool.lifecycle.load(name, version)
-        embedded = await pool.encoder(name).embed(TEXTS)
+        await registry.lifecycle.load(name, version)
+        embedded = await registry.encoder(name).embed(TEXTS)
         found[embedded.fingerprint] = dict(zip(TEXTS, embedded.vectors, strict=True))
     assert len(found) == 5
     return found
@@ -303,7 +303,7 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
     store: ModelStore, tmp_path: Path, seed: int, request: pytest.FixtureRequest
 ) -> None:
     before = alive()
-    pool = ModelRegistry.load(
+    registry = ModelRegistry.load(
         *(store,),
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -313,9 +313,9 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
         metrics=(metrics := Metrics()),
     )
     with IndexStore(tmp_path / "data") as held:
-        services = Services(registry=pool, indexes=held, metrics=metrics)
+        services = Services(registry=registry, indexes=held, metrics=metrics)
         models.watch_models(services)
-        chaos = Chaos(services, await vectors_of(store, pool), seed)
+        chaos = Chaos(services, await vectors_of(store, registry), seed)
         await indexes.create_index(services, "kb", encoder=ENCODER)
         await indexes.create_index(services, CALM, encoder=CALM)
         threads = threading.active_count()
@@ -324,17 +324,17 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
         await chaos.settled()
         for name in ("kb", CALM):
             chaos.check_index(name)
-        states = pool.lifecycle.states
+        states = registry.lifecycle.states
         assert not states.loading
         assert not states.leaving
-        assert ModelAliases(tmp_path / "aliases.json").targets == pool.aliases.targets
-        assert all(one._users == 0 for one in pool._serving.values())
-        assert alive() - before == len(pool.models()), "what went is still held"
-        queues = sum(2 if info.kind == "oscar-pair" else 1 for info in pool.models())
-        assert sum(len(team._sources) for team in pool.workers) == queues
+        assert ModelAliases(tmp_path / "aliases.json").targets == registry.aliases.targets
+        assert all(one._users == 0 for one in registry._serving.values())
+        assert alive() - before == len(registry.models()), "what went is still held"
+        queues = sum(2 if info.kind == "oscar-pair" else 1 for info in registry.models())
+        assert sum(len(team._sources) for team in registry.workers) == queues
         assert threading.active_count() <= threads + 16  # asyncio's own, which stay
-        served = {info.name for info in pool.models()}
-        assert all(pool.aliases.resolve(alias) in served for alias in pool.aliases.targets)
+        served = {info.name for info in registry.models()}
+        assert all(registry.aliases.resolve(alias) in served for alias in registry.aliases.targets)
         await services.rebuilds.close()
-    pool.close()
+    registry.close()
     print(sum(chaos.done.values()), sorted(chaos.done.items()))

@@ -8,10 +8,10 @@ from condensery.jobs.models import read_model_card, read_model_plot, read_model_
 
 
 async def test_report_card_and_plot_are_read_beside_the_loop(
-    services: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
+    services: Any, registry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    measured = pool.measurements("pair")
+    measured = registry.measurements("pair")
     for name in ("report", "card", "plot"):
         method = getattr(measured, name)
 
@@ -20,7 +20,7 @@ async def test_report_card_and_plot_are_read_beside_the_loop(
             return method(*args)
 
         monkeypatch.setattr(measured, name, noted)
-    monkeypatch.setattr(pool, "measurements", lambda name: measured)
+    monkeypatch.setattr(registry, "measurements", lambda name: measured)
     assert (await read_model_report(services, "pair")).plots == ("cost",)
     assert (await read_model_card(services, "pair")).startswith("# pair")
     assert await read_model_plot(services, "pair", "cost") == b"\x89PNG of cost"

@@ -28,8 +28,8 @@ SECRET = "a secret of the caller's"
 
 
 @pytest.fixture
-def oscar(pool):
-    return pool.readers["pair"]
+def oscar(registry):
+    return registry.pairs["pair"]
 
 
 def ask(**how):

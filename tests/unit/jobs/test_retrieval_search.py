@@ -51,9 +51,9 @@ async def test_what_was_written_is_found_counted_and_read(services, index):
     assert await indexes.count_documents(services, index) == (1, 1)
 
 
-async def test_queries_carry_the_query_prompt_and_documents_none(services, index, pool):
+async def test_queries_carry_the_query_prompt_and_documents_none(services, index, registry):
     await retrieval.query_index(services, index, "what?")
-    prompts = {text: prompt for text, prompt, _ in pool.encoders["words"].asked}
+    prompts = {text: prompt for text, prompt, _ in registry.encoders["words"].asked}
     assert prompts == {"alpha one": "", "beta two": "", "what?": "query: "}
 
 
@@ -134,12 +134,12 @@ async def test_hybrid_mixes_no_passages_of_two_indexes_that_took_turns_meanwhile
     assert [hit.passage.document_id for hit in hits] == ["new"]
 
 
-async def test_an_index_of_an_encoder_that_has_changed_is_not_asked(services, index, pool):
-    encoder = pool.encoders["words"]
+async def test_an_index_of_an_encoder_that_has_changed_is_not_asked(services, index, registry):
+    encoder = registry.encoders["words"]
     encoder.info = replace(encoder.info, fingerprint="sha256:new")
     with pytest.raises(EncoderMismatch, match="sha256:words; the one that runs has sha256:new"):
         await retrieval.query_index(services, index, "alpha")
-    del pool.encoders["words"]
+    del registry.encoders["words"]
     with pytest.raises(EncoderMismatch, match="does not run here"):
         await indexes.upsert_documents(services, index, [Document("c", "gamma")])
 
@@ -168,13 +168,13 @@ def places(hits):
     return [hit.passage.document_id for hit in hits]
 
 
-async def test_words_are_looked_for_without_a_forward_pass(services, index, pool):
-    pool.encoders["words"].asked.clear()
+async def test_words_are_looked_for_without_a_forward_pass(services, index, registry):
+    registry.encoders["words"].asked.clear()
     hits = await retrieval.query_index(services, index, "TWO alpha two", mode="bm25")
     assert places(hits) == places(services.indexes.query(index, "two alpha", top_k=10))
-    assert pool.encoders["words"].asked == []
+    assert registry.encoders["words"].asked == []
     # so that an index may outlive its encoder
-    del pool.encoders["words"]
+    del registry.encoders["words"]
     assert places(await retrieval.query_index(services, index, "two", mode="bm25")) == ["b"]
     with pytest.raises(EncoderMismatch):
         await retrieval.query_index(services, index, "two", mode="hybrid")
@@ -194,11 +194,11 @@ async def many(services):
 
 
 @pytest.mark.parametrize("top_k", [1, 10, 70])
-async def test_hybrid_fuses_the_places_in_both_rankings(services, many, pool, top_k):
+async def test_hybrid_fuses_the_places_in_both_rankings(services, many, registry, top_k):
     text = "rare odd 7"
-    pool.encoders["words"].asked.clear()
+    registry.encoders["words"].asked.clear()
     hits = await retrieval.query_index(services, many, text, top_k=top_k, mode="hybrid")
-    assert [prompt for _, prompt, _ in pool.encoders["words"].asked] == ["query: "]
+    assert [prompt for _, prompt, _ in registry.encoders["words"].asked] == ["query: "]
     depth = max(top_k, retrieval.LEAST_CANDIDATES)
     near = await retrieval.query_index(services, many, text, top_k=depth, mode="dense")
     alike = await retrieval.query_index(services, many, text, top_k=depth, mode="bm25")

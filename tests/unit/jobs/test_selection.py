@@ -16,8 +16,8 @@ DOCUMENTS = [Document(str(count), " ".join(["gold"] * count)) for count in (6, 5
 
 
 @pytest.fixture
-def oscar(pool):
-    oscar = pool.readers["pair"]
+def oscar(registry):
+    oscar = registry.pairs["pair"]
     oscar.traits = PairTraits(vectors=(2, 1), rates=(4, 8), top_n=0)
     return oscar
 

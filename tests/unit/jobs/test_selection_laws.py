@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.conftest import StandInReader, info
+from tests.unit.conftest import StandInOscarModel, info
 from tests.unit.questions import make_question
 
 from condensery.errors import ContextTooLong, InputError
@@ -54,7 +54,7 @@ def test_a_choice_keeps_to_what_was_asked_and_accounts_for_every_passage(
     candidates, question, positions
 ):
     traits = PairTraits(vectors=VECTORS, rates=(16, 32, 128), top_n=0)
-    oscar = StandInReader(
+    oscar = StandInOscarModel(
         info("pair", "oscar-pair"), traits=traits, positions=positions, ms_each=(0, 1, 1, 0)
     )
     try:

@@ -42,13 +42,13 @@ DOCUMENTS = [Document("a", "gold"), Document("b", "gold again")]
     ],
 )
 async def test_what_is_wrong_is_told_by_field_and_value_before_anything_is_done(
-    services, pool, how, field, says
+    services, registry, how, field, says
 ):
     stream = answer(services, make_question(**{"documents": DOCUMENTS, **how}))
     with pytest.raises(InputError, match=says) as caught:
         await anext(stream)
     assert caught.value.field == field
-    assert pool.readers["pair"].passes == []
+    assert registry.pairs["pair"].passes == []
 
 
 async def test_too_many_documents_are_refused_by_their_number(services):
@@ -57,8 +57,8 @@ async def test_too_many_documents_are_refused_by_their_number(services):
         await anext(answer(services, make_question(documents=documents)))
 
 
-async def test_a_threshold_needs_a_pair_that_scores(services, pool):
-    pool.readers["pair"].traits = PairTraits(vectors=(2,), rates=(4,), scores=False)
+async def test_a_threshold_needs_a_pair_that_scores(services, registry):
+    registry.pairs["pair"].traits = PairTraits(vectors=(2,), rates=(4,), scores=False)
     with pytest.raises(InputError, match="pair does not score them") as caught:
         await anext(answer(services, make_question(documents=DOCUMENTS, min_relevance=0.1)))
     assert caught.value.field == "min_relevance"

@@ -21,7 +21,7 @@ def ids_of(text: str) -> list[int]:
 
 def test_readings_compress_to_what_the_pairs_own_packing_gives() -> None:
     passages = [text_of(9, seed=1), "", text_of(24, seed=2)]
-    readings = [reading for (reading,) in TEXTS.readings(QUESTION, passages)]
+    readings = [reading for (reading,) in TEXTS.make_windows(QUESTION, passages)]
     pairings = [Pairing(ids_of(QUESTION), ids_of(passage)) for passage in passages]
     places = PAIR.compressor.slot_positions
     given = pack(
@@ -45,13 +45,13 @@ def test_readings_compress_to_what_the_pairs_own_packing_gives() -> None:
 
 def test_a_long_passage_becomes_windows_and_a_long_question_is_cut() -> None:
     passage = text_of(60, seed=3)
-    (windows,) = TEXTS.readings(text_of(PAIR.shape.query_tokens), [passage])
+    (windows,) = TEXTS.make_windows(text_of(PAIR.shape.query_tokens), [passage])
     assert len(windows) == 3
     assert {reading.tokens for reading in windows} == {24}
     assert {reading.head for reading in windows} == {PAIR.shape.query_tokens + 2}
     assert (windows[0].start, windows[-1].end) == (0, len(passage))
     # A longer one leaves a window less, and is cut where that would be less than a quarter.
-    (windows,) = TEXTS.readings(text_of(30), [passage])
+    (windows,) = TEXTS.make_windows(text_of(30), [passage])
     assert {len(reading.ids) for reading in windows} == {39}
     assert {(reading.head, reading.tokens) for reading in windows} == {(27 + 2, 9)}
     assert (windows[0].start, windows[-1].end) == (0, len(passage))
@@ -59,7 +59,7 @@ def test_a_long_passage_becomes_windows_and_a_long_question_is_cut() -> None:
     assert (len(ids_of(cut)), tokens) == (27, 30)
     assert text_of(30).startswith(cut)
     assert TEXTS.cut(cut) == (cut, 27)
-    assert TEXTS.readings(cut, [passage]) == [windows]
+    assert TEXTS.make_windows(cut, [passage]) == [windows]
 
 
 def test_the_generator_is_asked_the_whole_question() -> None:
@@ -98,7 +98,7 @@ def test_special_tokens_in_a_callers_text_stay_text() -> None:
     rude = "the [SEP] mill [CLS]"
     assert {2, 3} <= set(tokenizer.encode(rude, add_special_tokens=False).ids)
     texts = BertTexts(tokenizer, PAIR.shape)
-    ((reading,),) = texts.readings(rude, [rude])
+    ((reading,),) = texts.make_windows(rude, [rude])
     assert (reading.ids.count(2), reading.ids.count(3), reading.end) == (1, 2, len(rude))
     passage, asked = texts.prompt(rude, [rude])
     assert not {2, 3} & set(passage)

@@ -99,7 +99,7 @@ def test_a_stored_pair_says_what_transformers_says_from_its_vectors(
     directory, shape, state = stored(tmp_path, family)
     pair = open_networks(directory, shape, state.items())
     texts: PairTexts = open_texts(directory, shape)
-    readings = [window for found in texts.readings(QUESTION, PASSAGES) for window in found]
+    readings = [window for found in texts.make_windows(QUESTION, PASSAGES) for window in found]
     assert len(readings) == 6  # the last passage has three windows
     compressor: CompressorNetwork = pair.compressor
     with torch.inference_mode():
@@ -152,7 +152,7 @@ def test_the_generator_is_asked_the_whole_question_whatever_the_compressor_reads
     cut, tokens = texts.cut(text_of(30))
     assert tokens == 30
     assert texts.cut(cut) == (cut, 27)
-    assert texts.readings(cut, PASSAGES) == texts.readings(text_of(30), PASSAGES)
+    assert texts.make_windows(cut, PASSAGES) == texts.make_windows(text_of(30), PASSAGES)
     (prompt,) = texts.prompt(text_of(30), [])
     assert f"Question:{text_of(30)} " in texts.decode(prompt)
     assert (texts.query_tokens, texts.text_tokens, texts.scores) == (27, 39, True)
@@ -335,7 +335,7 @@ def test_a_gpu_gives_the_cpus_numbers(tmp_path: Path, dtype: torch.dtype) -> Non
         for one in (cuda, torch.device("cpu"))
     )
     texts = open_texts(directory, shape)
-    readings = [window for found in texts.readings(QUESTION, PASSAGES) for window in found]
+    readings = [window for found in texts.make_windows(QUESTION, PASSAGES) for window in found]
     with torch.inference_mode():
         wanted = here.compressor.compress(readings)
         prompt = texts.prompt(QUESTION, [wanted.vectors[:3], "The mill stands"])

@@ -103,7 +103,7 @@ def test_passages_of_any_number_and_length_together_equal_each_alone(kind: str) 
     for _ in range(ROUNDS):
         question, _ = texts.cut(text(rng, 8))
         passages = [text(rng, rng.choice((0, 20, 250, 250))) for _ in range(rng.randrange(1, 8))]
-        found = texts.readings(question, passages)
+        found = texts.make_windows(question, passages)
         assert len(found) == len(passages)
         windows += sum(len(readings) > 1 for readings in found)
         readings = [reading for readings in found for reading in readings]
@@ -126,7 +126,7 @@ def test_the_order_of_passages_changes_none_of_them(kind: str) -> None:
     texts, compressor, _ = KINDS[kind]()
     rng = random.Random(5)
     passages = [text(rng, 30) for _ in range(6)]
-    readings = [r for found in texts.readings("How long?", passages) for r in found]
+    readings = [r for found in texts.make_windows("How long?", passages) for r in found]
     order = list(range(len(readings)))
     rng.shuffle(order)
     one, other = (compress(compressor, r) for r in (readings, [readings[i] for i in order]))
@@ -150,7 +150,7 @@ def test_the_rerank_token_leaves_the_memory_before_it_as_it_was(reader: str, slo
     texts = CompressorTexts(bpe(reader), own)
     for _ in range(ROUNDS):
         passages = [text(rng, 40) for _ in range(rng.randrange(1, 5))]
-        readings = [r for found in texts.readings("How long?", passages) for r in found]
+        readings = [r for found in texts.make_windows("How long?", passages) for r in found]
         ranked, plain = (compress(p.compressor, readings) for p in (pair, without))
         assert close(ranked.vectors, plain.vectors)
         assert plain.relevance is None

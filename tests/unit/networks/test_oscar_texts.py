@@ -33,7 +33,7 @@ def compressor_texts(layout: str, tokens: int = 64, question: bool = True) -> Co
 def test_each_layout_reads_as_the_reference_writes_it(layout: str, wanted: str) -> None:
     passage = "The mill stands by the river."
     tokenizer = TOKENIZERS[LAYOUTS[layout]]
-    ((found,),) = compressor_texts(layout).readings(QUESTION, [passage])
+    ((found,),) = compressor_texts(layout).make_windows(QUESTION, [passage])
     if layout == "pair":
         start = tokenizer.token_to_id("<|begin_of_text|>")
         halves = (tokenizer.encode(t, add_special_tokens=False).ids for t in (QUESTION, passage))
@@ -57,7 +57,7 @@ def test_windows_leave_out_no_character_and_are_never_too_long(
     layout: str, passage: str, question: str
 ) -> None:
     texts = compressor_texts(layout, tokens=48)
-    (found,) = texts.readings(texts.cut(question[:20])[0], [passage])
+    (found,) = texts.make_windows(texts.cut(question[:20])[0], [passage])
     assert all(len(reading.ids) <= 48 for reading in found)
     assert len({tuple(r.ids[: r.head]) for r in found}) == 1
     covered = {place for reading in found for place in range(reading.start, reading.end)}
@@ -68,8 +68,8 @@ def test_windows_leave_out_no_character_and_are_never_too_long(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_long_passages_first_window_is_what_truncation_would_leave(layout: str) -> None:
     whole, cut = compressor_texts(layout, tokens=2000), compressor_texts(layout, tokens=40)
-    ((all_of_it,),) = whole.readings(QUESTION, [TEXT])
-    (windows,) = cut.readings(QUESTION, [TEXT])
+    ((all_of_it,),) = whole.make_windows(QUESTION, [TEXT])
+    (windows,) = cut.make_windows(QUESTION, [TEXT])
     assert len(windows) > 3
     tail = windows[0].tail
     first = windows[0].ids
@@ -82,7 +82,7 @@ def test_a_long_passages_first_window_is_what_truncation_would_leave(layout: str
 @pytest.mark.parametrize("question", ["", QUESTION])
 def test_an_empty_passage_is_read_as_one(layout: str, question: str) -> None:
     texts = compressor_texts(layout)
-    ((empty,), (one,)) = texts.readings(question, ["", "river"])
+    ((empty,), (one,)) = texts.make_windows(question, ["", "river"])
     assert empty.tokens == 0
     assert (empty.start, empty.end) == (0, 0)
     assert empty.tail == one.tail
@@ -94,8 +94,10 @@ def test_an_empty_passage_is_read_as_one(layout: str, question: str) -> None:
 def test_the_question_is_left_out_where_the_compressor_does_not_read_it() -> None:
     for layout in LAYOUTS:
         texts = compressor_texts(layout, question=False)
-        assert texts.readings("one", ["river"]) == texts.readings("another", ["river"])
-        assert compressor_texts(layout).readings("one", ["river"]) != texts.readings("", ["river"])
+        assert texts.make_windows("one", ["river"]) == texts.make_windows("another", ["river"])
+        assert compressor_texts(layout).make_windows("one", ["river"]) != texts.make_windows(
+            "", ["river"]
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -106,7 +108,7 @@ def test_a_question_is_cut_where_it_would_leave_a_passage_less_than_a_quarter(la
     assert tokens > 64
     assert TEXT.startswith(cut)
     assert texts.cut(cut) == (cut, texts.query_tokens)
-    (windows,) = texts.readings(cut, [TEXT])
+    (windows,) = texts.make_windows(cut, [TEXT])
     assert all(len(window.ids) == 64 for window in windows)
     assert all(15 <= window.tokens <= 18 for window in windows)  # 16, but for what joins to others
     assert windows[-1].end == len(TEXT)
@@ -121,13 +123,13 @@ def test_a_compressor_that_reads_no_question_cuts_none() -> None:
 def test_a_question_that_leaves_no_room_for_a_passage_is_refused() -> None:
     texts = compressor_texts("pair")
     with pytest.raises(ValueError, match=r"leaves no room for a passage: .* tokens of 64"):
-        texts.readings(TEXT, ["river"])
+        texts.make_windows(TEXT, ["river"])
 
 
 def test_memory_tokens_follow_the_length_of_the_text_where_the_shape_says_so() -> None:
     shape = causal_shape("lines", 100, memory_rate=4, memory_rows=1).compressor
     texts = CompressorTexts(TOKENIZERS["qwen2"], shape)
-    for (found,) in texts.readings(QUESTION, ["", "river", "The mill stands by the river."]):
+    for (found,) in texts.make_windows(QUESTION, ["", "river", "The mill stands by the river."]):
         assert found.memory == len(found.ids) // 4 + 1
 
 
@@ -199,10 +201,10 @@ def test_special_tokens_in_a_callers_text_stay_text() -> None:
     assert not special & set(plain)
     parts = generator_texts().prompt(rude, [torch.zeros(8, 4)])
     assert sum(isinstance(part, torch.Tensor) for part in parts) == 1
-    ((found,),) = compressor_texts("joined").readings(rude, [rude])
+    ((found,),) = compressor_texts("joined").make_windows(rude, [rude])
     assert not special & set(found.ids)
     assert found.end == len(rude)
-    ((quiet,),) = compressor_texts("joined").readings("a < b", ["a < b"])
+    ((quiet,),) = compressor_texts("joined").make_windows("a < b", ["a < b"])
     assert quiet.ids == tokenizer.encode("\nQuery:\na < bDocument:\na < b").ids
 
 

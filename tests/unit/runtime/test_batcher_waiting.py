@@ -127,7 +127,7 @@ async def test_who_leaves_the_queue_unserved_has_waited_all_the_time(
     least = time.perf_counter() - began - 0.01
     waits.cancel()
     await settled([waits])
-    assert call.spent.queued >= least
+    assert call.stats.queued >= least
     device.free.set()
     await settled(tasks)
 

@@ -148,15 +148,15 @@ async def test_a_call_knows_where_its_time_went(encoder: Encoder) -> None:
         began = time.perf_counter()
         await encoder.embed(TEXTS, prompt="so: ")
         took = time.perf_counter() - began
-    spent = call.spent
-    assert spent.device == "cpu"
-    assert spent.characters == sum(len("so: " + text) for text in TEXTS)
-    assert 0 < spent.tokenizing < took
-    assert 0 <= spent.wait_seconds < took
-    assert 0 < spent.forward_seconds < took
-    assert spent.wait_seconds + spent.forward_seconds <= took
+    stats = call.stats
+    assert stats.device == "cpu"
+    assert stats.characters == sum(len("so: " + text) for text in TEXTS)
+    assert 0 < stats.tokenizing < took
+    assert 0 <= stats.wait_seconds < took
+    assert 0 < stats.forward_seconds < took
+    assert stats.wait_seconds + stats.forward_seconds <= took
     other = RequestContext()
-    assert (other.spent.device, other.spent.forward_seconds) == ("", 0)
+    assert (other.stats.device, other.stats.forward_seconds) == ("", 0)
 
 
 async def test_tokens_cover_their_texts_and_spell_them_again(encoder: Encoder) -> None:

@@ -84,7 +84,7 @@ def metrics() -> Metrics:
 
 
 @pytest.fixture
-def pool(store: ModelStore, metrics: Metrics) -> Iterator[ModelRegistry]:
+def registry(store: ModelStore, metrics: Metrics) -> Iterator[ModelRegistry]:
     models = ModelRegistry.load(
         store, device=torch.device("cpu"), dtype=torch.float32, workers=1, metrics=metrics
     )
@@ -97,34 +97,36 @@ def allow() -> None:
     """What speaks against an unload: nothing."""
 
 
-async def states(pool: ModelRegistry, name: str) -> list[tuple[str, str]]:
-    return [(one.version, one.state) for one in await pool.lifecycle.versions() if one.name == name]
+async def states(registry: ModelRegistry, name: str) -> list[tuple[str, str]]:
+    return [
+        (one.version, one.state) for one in await registry.lifecycle.versions() if one.name == name
+    ]
 
 
-async def vector(pool: ModelRegistry, name: str, text: str = "the old mill") -> Any:
-    return (await pool.encoder(name).embed([text])).vectors[0]
+async def vector(registry: ModelRegistry, name: str, text: str = "the old mill") -> Any:
+    return (await registry.encoder(name).embed([text])).vectors[0]
 
 
 async def test_a_new_version_takes_the_old_ones_place_and_what_it_computes_is_its_own(
-    store: ModelStore, pool: ModelRegistry, metrics: Metrics
+    store: ModelStore, registry: ModelRegistry, metrics: Metrics
 ) -> None:
-    before = await vector(pool, OTHER)
+    before = await vector(registry, OTHER)
     encoder(store, OTHER, seed=7)
-    assert await states(pool, OTHER) == [("1", "READY"), ("2", "UNAVAILABLE")]
-    loaded = await pool.lifecycle.load(OTHER)
+    assert await states(registry, OTHER) == [("1", "READY"), ("2", "UNAVAILABLE")]
+    loaded = await registry.lifecycle.load(OTHER)
     assert (loaded.info.version, loaded.changed) == ("2", True)
     assert loaded.previous is not None
     assert loaded.previous.version == "1"
     assert loaded.previous.fingerprint != loaded.info.fingerprint
     assert loaded.memory_bytes > 4 * WORDS.numel()
-    assert pool.encoder(OTHER).info == loaded.info
-    assert await states(pool, OTHER) == [("1", "UNAVAILABLE"), ("2", "READY")]
-    after = await vector(pool, OTHER)
+    assert registry.encoder(OTHER).info == loaded.info
+    assert await states(registry, OTHER) == [("1", "UNAVAILABLE"), ("2", "READY")]
+    after = await vector(registry, OTHER)
     assert np.abs(after - before).max() > 0.01
 
-    back = await pool.lifecycle.load(OTHER, "1")
+    back = await registry.lifecycle.load(OTHER, "1")
     assert back.info.version == "1"
-    np.testing.assert_array_equal(await vector(pool, OTHER), before)
+    np.testing.assert_array_equal(await vector(registry, OTHER), before)
 
     def of(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, {"model": OTHER, **labels})
@@ -136,20 +138,20 @@ async def test_a_new_version_takes_the_old_ones_place_and_what_it_computes_is_it
 
 
 async def test_who_has_begun_ends_with_what_it_began_with_and_then_it_is_freed(
-    store: ModelStore, pool: ModelRegistry
+    store: ModelStore, registry: ModelRegistry
 ) -> None:
     encoder(store, OTHER, seed=7)
-    old = weakref.ref(pool.encoder(OTHER))
+    old = weakref.ref(registry.encoder(OTHER))
     with serving_request(RequestContext()):
-        first = await vector(pool, OTHER)
-        await pool.lifecycle.load(OTHER)
-        np.testing.assert_array_equal(await vector(pool, OTHER), first)
-        assert pool.encoder(OTHER).info.version == "1"
-        assert await states(pool, OTHER) == [("1", "UNLOADING"), ("2", "READY")]
-        others = asyncio.create_task(outside(lambda: vector(pool, OTHER)))
+        first = await vector(registry, OTHER)
+        await registry.lifecycle.load(OTHER)
+        np.testing.assert_array_equal(await vector(registry, OTHER), first)
+        assert registry.encoder(OTHER).info.version == "1"
+        assert await states(registry, OTHER) == [("1", "UNLOADING"), ("2", "READY")]
+        others = asyncio.create_task(outside(lambda: vector(registry, OTHER)))
         assert np.abs(await others - first).max() > 0.01
-    await until(lambda: not pool.lifecycle._tasks)
-    assert await states(pool, OTHER) == [("1", "UNAVAILABLE"), ("2", "READY")]
+    await until(lambda: not registry.lifecycle._tasks)
+    assert await states(registry, OTHER) == [("1", "UNAVAILABLE"), ("2", "READY")]
     gc.collect()
     assert old() is None, "the old version is still held"
 
@@ -166,28 +168,28 @@ async def until(so: Callable[[], bool]) -> None:
 
 
 async def test_while_versions_swap_every_reply_is_one_of_theirs_and_none_fails(
-    store: ModelStore, pool: ModelRegistry
+    store: ModelStore, registry: ModelRegistry
 ) -> None:
     encoder(store, OTHER, seed=7)
     texts = ["the old mill", "bread and stone of the market"]
     versions = {}
     for number in ("1", "2"):
-        await pool.lifecycle.load(OTHER, number)
-        versions[number] = (await pool.encoder(OTHER).embed(texts)).vectors
+        await registry.lifecycle.load(OTHER, number)
+        versions[number] = (await registry.encoder(OTHER).embed(texts)).vectors
     done, over = [], False
 
     async def caller() -> None:
         while not over:
             with serving_request(RequestContext()):
-                found = await pool.encoder(OTHER).embed(texts)
-                one = pool.encoder(OTHER).info
+                found = await registry.encoder(OTHER).embed(texts)
+                one = registry.encoder(OTHER).info
                 assert found.fingerprint == one.fingerprint
                 np.testing.assert_allclose(found.vectors, versions[one.version], atol=1e-5)
                 done.append(one.version)
 
     callers = [asyncio.create_task(caller()) for _ in range(8)]
     for number in ("1", "2", "1", "2", "1"):
-        await pool.lifecycle.load(OTHER, number)
+        await registry.lifecycle.load(OTHER, number)
         some = len(done) + 20
         await until(lambda some=some: len(done) >= some or any(one.done() for one in callers))
     over = True
@@ -196,32 +198,32 @@ async def test_while_versions_swap_every_reply_is_one_of_theirs_and_none_fails(
 
 
 async def test_of_two_loads_of_one_model_the_second_finds_it_done(
-    store: ModelStore, pool: ModelRegistry
+    store: ModelStore, registry: ModelRegistry
 ) -> None:
     encoder(store, OTHER, seed=7)
-    loads = await asyncio.gather(pool.lifecycle.load(OTHER), pool.lifecycle.load(OTHER))
+    loads = await asyncio.gather(registry.lifecycle.load(OTHER), registry.lifecycle.load(OTHER))
     one, other = sorted(loads, key=lambda load: not load.changed)  # either may come first
     assert (one.changed, other.changed) == (True, False)
     assert one.info == other.info
     assert other.previous is not None
     assert other.previous.version == "2"
-    again = await pool.lifecycle.load(OTHER, again=True)
+    again = await registry.lifecycle.load(OTHER, again=True)
     assert again.changed
     assert again.info == one.info
 
 
 async def test_a_load_goes_on_though_who_asked_has_gone(
-    store: ModelStore, pool: ModelRegistry
+    store: ModelStore, registry: ModelRegistry
 ) -> None:
     encoder(store, OTHER, seed=7)
     with serving_request(RequestContext()):
-        asked = asyncio.create_task(pool.lifecycle.load(OTHER))
-        await until(lambda: OTHER in pool.lifecycle.states.loading)
+        asked = asyncio.create_task(registry.lifecycle.load(OTHER))
+        await until(lambda: OTHER in registry.lifecycle.states.loading)
         asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    await until(lambda: not pool.lifecycle._tasks)
-    assert pool.encoder(OTHER).info.version == "2"
+    await until(lambda: not registry.lifecycle._tasks)
+    assert registry.encoder(OTHER).info.version == "2"
 
 
 def corrupt(store: ModelStore) -> None:
@@ -261,24 +263,24 @@ def too_long(store: ModelStore) -> None:
     ],
 )
 async def test_what_can_not_be_loaded_says_why_and_the_old_version_serves_on(
-    store: ModelStore, pool: ModelRegistry, harm: Callable[[ModelStore], None], reason: str
+    store: ModelStore, registry: ModelRegistry, harm: Callable[[ModelStore], None], reason: str
 ) -> None:
-    before = await vector(pool, OTHER)
+    before = await vector(registry, OTHER)
     harm(store)
     with pytest.raises(ModelNotLoaded, match=reason) as caught:
-        await pool.lifecycle.load(OTHER)
+        await registry.lifecycle.load(OTHER)
     assert repr(OTHER) in caught.value.message
-    np.testing.assert_array_equal(await vector(pool, OTHER), before)
-    assert pool.refusals() == {}
-    assert (await states(pool, OTHER))[0] == ("1", "READY")
-    failed = (await pool.lifecycle.versions())[-1]
+    np.testing.assert_array_equal(await vector(registry, OTHER), before)
+    assert registry.refusals() == {}
+    assert (await states(registry, OTHER))[0] == ("1", "READY")
+    failed = (await registry.lifecycle.versions())[-1]
     assert failed.name != OTHER or failed.state == "UNAVAILABLE"
     reasons = {
-        one.version: one.reason for one in await pool.lifecycle.versions() if one.name == OTHER
+        one.version: one.reason for one in await registry.lifecycle.versions() if one.name == OTHER
     }
     assert reasons["2"], "the list of versions says why, too"
     encoder(store, OTHER, seed=8)
-    assert (await pool.lifecycle.load(OTHER)).info.version == "3"
+    assert (await registry.lifecycle.load(OTHER)).info.version == "3"
 
 
 @pytest.mark.parametrize(
@@ -293,28 +295,28 @@ async def test_what_can_not_be_loaded_says_why_and_the_old_version_serves_on(
 )
 async def test_a_fault_while_loading_harms_nobody(
     store: ModelStore,
-    pool: ModelRegistry,
+    registry: ModelRegistry,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     reason: str,
 ) -> None:
     encoder(store, OTHER, seed=7)
-    before = await vector(pool, OTHER)
+    before = await vector(registry, OTHER)
 
     def fail(*_: Any) -> None:
         raise error
 
     monkeypatch.setattr(lifecycle.ModelLifecycle, "_open", fail)
     with pytest.raises(ModelNotLoaded, match=f"version 1 serves on: .*{reason}") as caught:
-        await pool.lifecycle.load(OTHER)
+        await registry.lifecycle.load(OTHER)
     assert "secret" not in caught.value.message
     monkeypatch.undo()
-    np.testing.assert_array_equal(await vector(pool, OTHER), before)
-    assert (await pool.lifecycle.load(OTHER)).info.version == "2"
+    np.testing.assert_array_equal(await vector(registry, OTHER), before)
+    assert (await registry.lifecycle.load(OTHER)).info.version == "2"
 
 
 async def test_what_is_not_there_or_does_not_serve_is_told_apart(
-    store: ModelStore, pool: ModelRegistry
+    store: ModelStore, registry: ModelRegistry
 ) -> None:
     files = write_base(store.own.parent / "base", WORDS)
     store.publish(files, Manifest(name="lm", kind="language-model", max_tokens=64))
@@ -328,23 +330,23 @@ async def test_what_is_not_there_or_does_not_serve_is_told_apart(
         ("cross", None, ModelCannot, "serves as reranker; its version 2 is of kind encoder"),
     ):
         with pytest.raises(error, match=says):
-            await pool.lifecycle.load(name, version)
-    assert pool.scorer("cross").info.version == "1"
+            await registry.lifecycle.load(name, version)
+    assert registry.scorer("cross").info.version == "1"
 
 
 async def test_a_model_unloads_once_its_last_request_is_done_and_is_freed(
-    pool: ModelRegistry, metrics: Metrics
+    registry: ModelRegistry, metrics: Metrics
 ) -> None:
-    old = weakref.ref(pool.encoder(OTHER))
+    old = weakref.ref(registry.encoder(OTHER))
     with serving_request(RequestContext()):
-        found = await vector(pool, OTHER)
-        unloading = asyncio.create_task(outside(lambda: pool.lifecycle.unload(OTHER, allow)))
-        await until(lambda: pool.serving(OTHER) is None)
+        found = await vector(registry, OTHER)
+        unloading = asyncio.create_task(outside(lambda: registry.lifecycle.unload(OTHER, allow)))
+        await until(lambda: registry.serving(OTHER) is None)
         assert not unloading.done()
-        assert await states(pool, OTHER) == [("1", "UNLOADING")]
-        np.testing.assert_array_equal(await vector(pool, OTHER), found)
+        assert await states(registry, OTHER) == [("1", "UNLOADING")]
+        np.testing.assert_array_equal(await vector(registry, OTHER), found)
         with pytest.raises(ModelNotFound, match=f"{OTHER!r} does not exist"):
-            await outside(lambda: vector(pool, OTHER))
+            await outside(lambda: vector(registry, OTHER))
     gone = await unloading
     assert (gone.name, gone.revision.version) == (OTHER, "1")
     gc.collect()
@@ -352,13 +354,13 @@ async def test_a_model_unloads_once_its_last_request_is_done_and_is_freed(
     labels = {"model": OTHER, "state": "unavailable"}
     assert metrics.registry.get_sample_value("condensery_model_state", labels) == 1
     with pytest.raises(ModelNotFound):
-        await pool.lifecycle.unload(OTHER, allow)
-    assert (await pool.lifecycle.load(OTHER)).previous is None
-    assert (await vector(pool, OTHER)).shape == found.shape
+        await registry.lifecycle.unload(OTHER, allow)
+    assert (await registry.lifecycle.load(OTHER)).previous is None
+    assert (await vector(registry, OTHER)).shape == found.shape
 
 
 async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded(
-    store: ModelStore, pool: ModelRegistry
+    store: ModelStore, registry: ModelRegistry
 ) -> None:
     class Circle:
         """What only a collection frees, as part of giving back."""
@@ -369,14 +371,14 @@ async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded
         return weakref.ref(one)
 
     async def unload() -> None:
-        await pool.lifecycle.unload(OTHER, allow)
+        await registry.lifecycle.unload(OTHER, allow)
 
     async def replace() -> None:
-        await pool.lifecycle.load(ENCODER)
+        await registry.lifecycle.load(ENCODER)
 
     async def fail() -> None:
         with pytest.raises(ModelNotLoaded):
-            await pool.lifecycle.load(OTHER)
+            await registry.lifecycle.load(OTHER)
 
     encoder(store, ENCODER, seed=7)
     gc.collect()
@@ -387,54 +389,54 @@ async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded
                 corrupt(store)
             garbage = circle()
             await change()
-            await until(lambda: not pool.lifecycle._tasks)
+            await until(lambda: not registry.lifecycle._tasks)
             assert garbage() is None, f"nothing was given back after {change.__name__}"
     finally:
         gc.enable()
 
 
 async def test_what_speaks_against_an_unload_is_heard_at_the_last_moment(
-    pool: ModelRegistry,
+    registry: ModelRegistry,
 ) -> None:
     def object_() -> None:
         raise ModelInUse("it is needed")
 
     with pytest.raises(ModelInUse, match="needed"):
-        await pool.lifecycle.unload(OTHER, object_)
-    assert (await vector(pool, OTHER)).size
-    assert await states(pool, OTHER) == [("1", "READY")]
+        await registry.lifecycle.unload(OTHER, object_)
+    assert (await vector(registry, OTHER)).size
+    assert await states(registry, OTHER) == [("1", "READY")]
 
 
 async def test_pairs_and_cross_encoders_swap_and_go_as_well(
-    store: ModelStore, pool: ModelRegistry
+    store: ModelStore, registry: ModelRegistry
 ) -> None:
     pair(store, seed=5)
-    old = weakref.ref(pool.pair(PAIR))
+    old = weakref.ref(registry.pair(PAIR))
     with serving_request(RequestContext()):
-        before = await memory_of(pool.pair(PAIR))
-        answer = pool.pair(PAIR).generate("who?", [before], max_tokens=8)
+        before = await memory_of(registry.pair(PAIR))
+        answer = registry.pair(PAIR).generate("who?", [before], max_tokens=8)
         first = await anext(answer)
-        assert (await pool.lifecycle.load(PAIR)).info.version == "2"
+        assert (await registry.lifecycle.load(PAIR)).info.version == "2"
         rest = [token async for token in answer]
         assert rest[-1].finish, "an answer that had begun is ended"
         assert first.count == 1
-    await until(lambda: not pool.lifecycle._tasks)
+    await until(lambda: not registry.lifecycle._tasks)
     del answer
     gc.collect()
     assert old() is None, "the old pair is still held"
-    assert np.abs(await memory_of(pool.pair(PAIR)) - before).max() > 0.01
+    assert np.abs(await memory_of(registry.pair(PAIR)) - before).max() > 0.01
 
-    ranked = await pool.scorer("cross").score("who?", ["the mill", "bread"])
-    cross = weakref.ref(pool.scorer("cross"))
-    await pool.lifecycle.load("cross", again=True)
-    await until(lambda: not pool.lifecycle._tasks)
+    ranked = await registry.scorer("cross").score("who?", ["the mill", "bread"])
+    cross = weakref.ref(registry.scorer("cross"))
+    await registry.lifecycle.load("cross", again=True)
+    await until(lambda: not registry.lifecycle._tasks)
     gc.collect()
     assert cross() is None
-    found = await pool.scorer("cross").score("who?", ["the mill", "bread"])
+    found = await registry.scorer("cross").score("who?", ["the mill", "bread"])
     np.testing.assert_array_equal(found.scores, ranked.scores)
-    await pool.lifecycle.unload("cross", allow)
+    await registry.lifecycle.unload("cross", allow)
     with pytest.raises(ModelNotFound, match="'cross' was unloaded"):
-        pool.classifier("cross")
+        registry.classifier("cross")
 
 
 async def memory_of(reader: OscarModel) -> Any:
@@ -443,55 +445,55 @@ async def memory_of(reader: OscarModel) -> Any:
     return found.memory
 
 
-async def test_defaults_stay_who_they_are(store: ModelStore, pool: ModelRegistry) -> None:
+async def test_defaults_stay_who_they_are(store: ModelStore, registry: ModelRegistry) -> None:
     """Whoever names nobody gets the same model as before, or is refused; never another one."""
     encoder(store, "aaa", seed=9)
-    await pool.lifecycle.load("aaa")
-    assert pool.encoder().info.name == ENCODER
-    assert pool.missing() is None
-    assert set(pool.default_of(PAIR)) == {"oscar-pair", "reranker"}
+    await registry.lifecycle.load("aaa")
+    assert registry.encoder().info.name == ENCODER
+    assert registry.missing() is None
+    assert set(registry.default_of(PAIR)) == {"oscar-pair", "reranker"}
     told = []
-    pool.watch(lambda: told.append(pool.missing()))
-    await pool.lifecycle.unload(PAIR, allow)
-    assert pool.missing() == PAIR
+    registry.watch(lambda: told.append(registry.missing()))
+    await registry.lifecycle.unload(PAIR, allow)
+    assert registry.missing() == PAIR
     assert told[0] == PAIR
     with pytest.raises(ModelNotFound, match=f"{PAIR!r} was unloaded"):
-        pool.scorer()
-    await pool.lifecycle.load(PAIR)
-    assert pool.missing() is None
-    assert pool.scorer().info.name == PAIR
+        registry.scorer()
+    await registry.lifecycle.load(PAIR)
+    assert registry.missing() is None
+    assert registry.scorer().info.name == PAIR
 
 
 async def test_aliases_lead_where_a_models_name_is_asked_for(
-    store: ModelStore, pool: ModelRegistry
+    store: ModelStore, registry: ModelRegistry
 ) -> None:
-    await pool.lifecycle.set_aliases({"best": OTHER, "judge": "cross", "answers": PAIR})
-    assert pool.encoder("best").info.name == OTHER
-    assert pool.scorer("judge").info.name == "cross"
-    assert pool.pair("answers").info.name == PAIR
-    assert pool.measurements("best") is not None
+    await registry.lifecycle.set_aliases({"best": OTHER, "judge": "cross", "answers": PAIR})
+    assert registry.encoder("best").info.name == OTHER
+    assert registry.scorer("judge").info.name == "cross"
+    assert registry.pair("answers").info.name == PAIR
+    assert registry.measurements("best") is not None
     with pytest.raises(ModelCannot, match=r"'other' \(alias 'best'\) is no oscar-pair"):
-        pool.pair("best")
+        registry.pair("best")
     with serving_request(RequestContext()):
-        assert pool.encoder("best").info.name == OTHER
-        await pool.lifecycle.set_aliases({"best": ENCODER})
-        assert pool.encoder("best").info.name == OTHER, "what has begun ends as it began"
-    assert pool.encoder("best").info.name == ENCODER
+        assert registry.encoder("best").info.name == OTHER
+        await registry.lifecycle.set_aliases({"best": ENCODER})
+        assert registry.encoder("best").info.name == OTHER, "what has begun ends as it began"
+    assert registry.encoder("best").info.name == ENCODER
     encoder(store, "best", seed=3)
     with pytest.raises(ModelAliasTaken, match="its name is an alias of 'minilm-l6'"):
-        await pool.lifecycle.load("best")
+        await registry.lifecycle.load("best")
     with pytest.raises(ModelAliasTaken):
-        await pool.lifecycle.set_aliases({"aaa": OTHER, "cross": OTHER})
-    assert "aaa" not in pool.aliases
+        await registry.lifecycle.set_aliases({"aaa": OTHER, "cross": OTHER})
+    assert "aaa" not in registry.aliases
     with pytest.raises(ModelNotFound, match="'judge' is an alias of 'cross'"):
-        await pool.lifecycle.unload("judge", allow)
-    await pool.lifecycle.unload(OTHER, allow)
+        await registry.lifecycle.unload("judge", allow)
+    await registry.lifecycle.unload(OTHER, allow)
     with pytest.raises(ModelAliasToNothing, match=OTHER):
-        await pool.lifecycle.set_aliases({"again": OTHER})
+        await registry.lifecycle.set_aliases({"again": OTHER})
 
 
 async def test_aliases_that_are_being_written_are_written_though_who_asked_has_gone(
-    store: ModelStore, pool: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+    store: ModelStore, registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Till then nothing else is named, comes or goes: of two changes the last would win whole."""
     change, held = ModelAliases.change, threading.Event()
@@ -503,14 +505,14 @@ async def test_aliases_that_are_being_written_are_written_though_who_asked_has_g
 
     monkeypatch.setattr(ModelAliases, "change", slow)
     told = []
-    pool.watch(lambda: told.append(pool.aliases.targets))
-    asked = asyncio.create_task(pool.lifecycle.set_aliases({"first": OTHER}))
-    await until(pool.lifecycle._naming.locked)
+    registry.watch(lambda: told.append(registry.aliases.targets))
+    asked = asyncio.create_task(registry.lifecycle.set_aliases({"first": OTHER}))
+    await until(registry.lifecycle._naming.locked)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    gone = asyncio.create_task(pool.lifecycle.unload(OTHER, object_to_aliases(pool)))
-    second = asyncio.create_task(pool.lifecycle.set_aliases({"second": ENCODER}))
+    gone = asyncio.create_task(registry.lifecycle.unload(OTHER, object_to_aliases(registry)))
+    second = asyncio.create_task(registry.lifecycle.set_aliases({"second": ENCODER}))
     await asyncio.sleep(0.05)
     assert not gone.done()
     assert not second.done()
@@ -521,33 +523,33 @@ async def test_aliases_that_are_being_written_are_written_though_who_asked_has_g
     assert told == [{"first": OTHER}, {"first": OTHER, "second": ENCODER}]
 
 
-def object_to_aliases(pool: ModelRegistry) -> Callable[[], None]:
+def object_to_aliases(registry: ModelRegistry) -> Callable[[], None]:
     def check() -> None:
-        if pool.aliases.of(OTHER):
+        if registry.aliases.of(OTHER):
             raise ModelInUse("an alias leads to it")
 
     return check
 
 
 async def test_a_change_that_the_end_finds_is_told_so_and_hangs_nobody(
-    store: ModelStore, pool: ModelRegistry
+    store: ModelStore, registry: ModelRegistry
 ) -> None:
     encoder(store, OTHER, seed=7)
 
     def end() -> None:
         raise ModelInUse("never asked")
 
-    asked = asyncio.create_task(pool.lifecycle.unload(OTHER, end))
+    asked = asyncio.create_task(registry.lifecycle.unload(OTHER, end))
     await asyncio.sleep(0)  # its own task is made by now, and has not begun
-    assert pool.lifecycle._tasks
-    pool.lifecycle.close()
+    assert registry.lifecycle._tasks
+    registry.lifecycle.close()
     async with asyncio.timeout(10):
         with pytest.raises(Unavailable):
             await asked
-        for one in (pool.lifecycle.load(OTHER), pool.lifecycle.set_aliases({"a": OTHER})):
+        for one in (registry.lifecycle.load(OTHER), registry.lifecycle.set_aliases({"a": OTHER})):
             with pytest.raises(Unavailable):
                 await one
-    assert pool.encoder(OTHER).info.version == "1"
+    assert registry.encoder(OTHER).info.version == "1"
 
 
 async def test_a_stored_model_with_an_aliass_name_is_refused_at_the_start(

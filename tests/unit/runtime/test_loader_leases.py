@@ -42,7 +42,7 @@ def test_a_call_keeps_what_it_was_lent_by_each_of_its_names() -> None:
     (lent, _), (newer, _) = serving(), serving()
     call = RequestContext()
     lent.lend(call, ("a", "alias"))
-    assert call.kept == {"a": lent, "alias": lent}
+    assert call.leases == {"a": lent, "alias": lent}
     newer.lend(call, ("b",))
-    assert call.kept == {"a": lent, "alias": lent, "b": newer}
+    assert call.leases == {"a": lent, "alias": lent, "b": newer}
     assert len(call.endings) == 2

@@ -25,8 +25,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> PairTexts:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1, thread_name_prefix="texts") as pool:
-        yield pool
+    with ThreadPoolExecutor(1, thread_name_prefix="texts") as registry:
+        yield registry
 
 
 def causal(text_tokens: int = 64) -> CausalTexts:
@@ -49,9 +49,9 @@ class Watched:
         self.vectors, self.rates = texts.vectors, texts.rates
         self.cut, self.decode = texts.cut, texts.decode
 
-    def readings(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
+    def make_windows(self, question: str, passages: Sequence[str]) -> list[list[PassageWindow]]:
         self.seen.append(threading.current_thread().name)
-        return self._texts.readings(question, passages)
+        return self._texts.make_windows(question, passages)
 
     def prompt(self, question: str, context: Sequence[Tensor | str]) -> list[PromptPart]:
         self.seen.append(threading.current_thread().name)

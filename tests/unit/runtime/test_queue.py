@@ -156,8 +156,8 @@ def test_a_request_whose_time_is_over_is_never_taken(maker: Maker) -> None:
 def test_a_request_learns_that_work_on_it_has_begun(maker: Maker) -> None:
     first, second = maker.put("a", [10]), maker.put("b", [10])
     maker.take(most=1)
-    assert (first.begun, first.call.began) == (True, True)
-    assert (second.begun, second.call.began) == (False, False)
+    assert (first.begun, first.call.work_begun) == (True, True)
+    assert (second.begun, second.call.work_begun) == (False, False)
 
 
 def test_how_much_goes_before_counts_turns_not_the_whole_queue(maker: Maker) -> None:

@@ -42,7 +42,7 @@ def open_pair(stored: StoredModel) -> Opened:
 def compress(opened: Opened, question: str, passages: list[str]) -> list[Tensor]:
     """Compress all passages in one packed batch, each of them one window."""
     pair, texts = opened
-    readings = [reading for (reading,) in texts.readings(question, passages)]
+    readings = [reading for (reading,) in texts.make_windows(question, passages)]
     return list(pair.compressor.compress(readings).split())
 
 
@@ -306,7 +306,7 @@ def test_a_rerank_head_beside_the_compressor_is_taken(
     head = {"weight": torch.randn(1, 32).bfloat16(), "bias": torch.randn(1).bfloat16()}
     torch.save(head, path / "compressor" / "ranking_head.pth")
     opened, without = (open_pair(import_as(store, p)) for p in (path, pair.path))
-    readings = [r for (r,) in opened[1].readings(QUESTION, PASSAGES)]
+    readings = [r for (r,) in opened[1].make_windows(QUESTION, PASSAGES)]
     with torch.inference_mode():
         found = opened[0].compressor.compress(readings)
         plain = without[0].compressor.compress(readings)
@@ -314,7 +314,7 @@ def test_a_rerank_head_beside_the_compressor_is_taken(
     assert plain.relevance is None
     assert found.relevance is not None
     # The token follows the memory tokens, the head reads its last state, before the mapping.
-    tokens = opened[1].readings(QUESTION, PASSAGES)[0][0].ids
+    tokens = opened[1].make_windows(QUESTION, PASSAGES)[0][0].ids
     table = pair.compressor.get_input_embeddings().weight
     slots = pair.reader.convert_tokens_to_ids(pair.names)
     embeds = torch.cat([table[[*tokens, *slots]], row.float()])[None]
@@ -340,7 +340,7 @@ def test_a_long_passages_first_window_is_what_the_published_code_reads_of_it(
     published = Cocom(tmp_path / "naver", (bases[decoder], bases[compressor]), form, **changes)
     long = " ".join(PASSAGES * 20)
     opened = open_pair(import_as(store, published.path, questions=asked, max_length=128))
-    (windows,) = opened[1].readings(QUESTION, [long])
+    (windows,) = opened[1].make_windows(QUESTION, [long])
     assert len(windows) > 2
     with torch.inference_mode():
         found = opened[0].compressor.compress(windows).split()

@@ -36,7 +36,7 @@ def test_a_pair_with_a_bert_size_compressor_is_written_as_it_is_opened(tmp_path:
     weights = load_file(directory / "model-00001.safetensors")
     opened, texts = open_networks(directory, shape, weights.items()), open_texts(directory, shape)
     assert texts.vectors == (3, 1)
-    (readings,) = texts.readings(text_of(4), [text_of(40, seed=1)])
+    (readings,) = texts.make_windows(text_of(4), [text_of(40, seed=1)])
     with torch.inference_mode():
         found, wanted = (p.compressor.compress(readings) for p in (opened, pair))
     assert torch.equal(found.vectors, wanted.vectors)

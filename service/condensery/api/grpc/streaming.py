@@ -377,7 +377,7 @@ class _StreamAnswerer:
                     raise reply
                 data = await reply.data
                 await run_in_time(write_message(context, data), reply.request_context)
-                self._stream_context.began = True
+                self._stream_context.work_begun = True
                 self._replies.popleft().permit.close()
                 self._free.release()
         finally:

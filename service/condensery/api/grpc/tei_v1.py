@@ -47,7 +47,7 @@ def read_truncation_direction(direction: int) -> TruncationDirection:
 def write_request_stats(tokens: int) -> pb.Metadata:
     """Write what the request that is being served took so far."""
     context = current_request()
-    stats = context.spent
+    stats = context.stats
     return pb.Metadata(
         compute_chars=stats.characters,
         compute_tokens=tokens,

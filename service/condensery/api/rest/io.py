@@ -247,7 +247,7 @@ def result_headers(
 def _timing_headers(tokens: int) -> dict[str, str]:
     """Return TEI's headers of what a request took, in milliseconds."""
     context = current_request()
-    stats = context.spent
+    stats = context.stats
     total = time.monotonic() - context.started
     seconds = {
         "compute": total - stats.wait_seconds,

@@ -17,7 +17,7 @@ def admin(channel: grpc.aio.Channel) -> Any:
     return stubs.AdminStub(channel)
 
 
-async def test_models_are_listed_loaded_and_unloaded(admin: Any, pool: Any) -> None:
+async def test_models_are_listed_loaded_and_unloaded(admin: Any, registry: Any) -> None:
     listed = (await admin.ListModels(pb.StoredModelsRequest())).models
     assert [(item.name, item.state) for item in listed][-1] == ("broken", "UNAVAILABLE")
     loaded = await admin.LoadModel(pb.LoadModelRequest(model="other", version="7", again=True))
@@ -25,7 +25,7 @@ async def test_models_are_listed_loaded_and_unloaded(admin: Any, pool: Any) -> N
     assert (loaded.previous.version, loaded.memory_bytes) == ("1", 1024)
     gone = await admin.UnloadModel(pb.UnloadModelRequest(model="other"))
     assert (gone.revision.fingerprint, gone.seconds) == ("sha256:other", 0.25)
-    assert pool.lifecycle.asked == [("other", "7", True), ("other",)]
+    assert registry.lifecycle.asked == [("other", "7", True), ("other",)]
 
 
 async def test_an_alias_is_set_used_listed_and_removed(admin: Any, channel: Any) -> None:
@@ -41,11 +41,11 @@ async def test_an_alias_is_set_used_listed_and_removed(admin: Any, channel: Any)
     assert dict(reply.aliases) == {"b": "words"}
 
 
-async def test_bad_requests_have_statuses_of_their_own(admin: Any, pool: Any) -> None:
+async def test_bad_requests_have_statuses_of_their_own(admin: Any, registry: Any) -> None:
     def alias(**aliases: str) -> Any:
         return admin.SetAlias(pb.SetAliasRequest(aliases=aliases))
 
-    pool.lifecycle.fails = ModelNotLoaded("model 'other' was not loaded: it is broken")
+    registry.lifecycle.fails = ModelNotLoaded("model 'other' was not loaded: it is broken")
     code = grpc.StatusCode
     for call, status, says in (
         (admin.LoadModel(pb.LoadModelRequest()), code.INVALID_ARGUMENT, "model: it is missing"),

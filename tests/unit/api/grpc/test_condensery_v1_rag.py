@@ -39,7 +39,7 @@ def to_compress(**how: Any) -> pb.CompressRequest:
     return pb.CompressRequest(**{"query": QUESTION, "documents": DOCUMENTS, **how})
 
 
-async def test_documents_are_compressed_once_and_answered_from(rag: Any, pool: Any) -> None:
+async def test_documents_are_compressed_once_and_answered_from(rag: Any, registry: Any) -> None:
     whole = await rag.Answer(asked(documents=DOCUMENTS))
     started = time.time()
     compressed = await rag.Compress(to_compress())
@@ -56,13 +56,13 @@ async def test_documents_are_compressed_once_and_answered_from(rag: Any, pool: A
         3,
     )
     assert compressed.expires_at == pytest.approx(started + 600, abs=60)
-    passes = len(pool.readers["pair"].passes)
+    passes = len(registry.pairs["pair"].passes)
     later = await rag.Answer(asked(context=compressed.context))
     assert (later.answer, later.usage) == (whole.answer, whole.usage)
     assert later.answer == "why 1 0 "
     events = [item async for item in rag.AnswerStream(asked(context=compressed.context))]
     assert events[-1].final.answer == whole.answer
-    assert len(pool.readers["pair"].passes) == passes
+    assert len(registry.pairs["pair"].passes) == passes
 
 
 async def test_without_keeping_there_is_no_handle(rag: Any, services: Services) -> None:
@@ -73,8 +73,8 @@ async def test_without_keeping_there_is_no_handle(rag: Any, services: Services) 
     assert services.metrics.registry.get_sample_value("condensery_contexts") == 0
 
 
-async def test_a_document_that_fails_is_told_in_its_place(rag: Any, pool: Any) -> None:
-    pool.readers["pair"].faults["none"] = ModelFault("pair: NaN")
+async def test_a_document_that_fails_is_told_in_its_place(rag: Any, registry: Any) -> None:
+    registry.pairs["pair"].faults["none"] = ModelFault("pair: NaN")
     failed, read = (await rag.Compress(to_compress())).results
     assert (failed.status, failed.vectors_out, failed.HasField("relevance_score")) == (
         *("failed", 0),
@@ -85,10 +85,10 @@ async def test_a_document_that_fails_is_told_in_its_place(rag: Any, pool: Any) -
 
 
 async def test_a_context_is_its_callers_its_questions_and_its_pairs_own(
-    rag: Any, pool: Any
+    rag: Any, registry: Any
 ) -> None:
-    pool.readers["second"] = replace(
-        pool.readers["pair"], info=replace(pool.readers["pair"].info, id="second")
+    registry.pairs["second"] = replace(
+        registry.pairs["pair"], info=replace(registry.pairs["pair"].info, id="second")
     )
     context = (await rag.Compress(to_compress())).context
     found = [
@@ -108,10 +108,10 @@ async def test_a_context_is_its_callers_its_questions_and_its_pairs_own(
 
 
 async def test_requests_about_a_context_count_for_the_pair_that_made_it(
-    rag: Any, pool: Any, services: Services
+    rag: Any, registry: Any, services: Services
 ) -> None:
-    pool.readers["second"] = replace(
-        pool.readers["pair"], info=replace(pool.readers["pair"].info, id="second")
+    registry.pairs["second"] = replace(
+        registry.pairs["pair"], info=replace(registry.pairs["pair"].info, id="second")
     )
     context = (await rag.Compress(to_compress(model="second"))).context
     reply = await rag.Answer(asked(context=context))
@@ -139,10 +139,10 @@ async def test_two_answers_are_compared(rag: Any) -> None:
     assert both.flops_saved == both.compressed.compression.flops_saved
 
 
-async def test_tokens_are_chosen_as_it_is_said(rag: Any, pool: Any) -> None:
+async def test_tokens_are_chosen_as_it_is_said(rag: Any, registry: Any) -> None:
     how: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "seed": -3, "logprobs": 2}
     reply = await rag.Answer(asked(documents=DOCUMENTS, stop=["a", "b"], **how))
-    assert pool.readers["pair"].asked == [(Sampling(**how), ("a", "b"))]
+    assert registry.pairs["pair"].asked == [(Sampling(**how), ("a", "b"))]
     assert [(item.text, item.logprob) for item in reply.logprobs.tokens] == [
         ("why ", -0.5),
         ("1 ", -0.5),
@@ -150,7 +150,7 @@ async def test_tokens_are_chosen_as_it_is_said(rag: Any, pool: Any) -> None:
     ]
     assert [(item.text, item.logprob) for item in reply.logprobs.tokens[0].top] == [("why ", -0.5)]
     bare = await rag.Answer(asked(documents=DOCUMENTS))
-    assert pool.readers["pair"].asked[-1] == (Sampling(), ())
+    assert registry.pairs["pair"].asked[-1] == (Sampling(), ())
     assert not bare.HasField("logprobs")
     events = [item async for item in rag.AnswerStream(asked(documents=DOCUMENTS, **how))]
     streamed = [token.text for item in events for token in item.logprobs.tokens]
@@ -184,16 +184,16 @@ async def test_below_its_threshold_the_answer_says_that_it_was_not_found(rag: An
     assert kept.finish_reason == "stop"
 
 
-async def test_what_was_read_as_text_is_named_by_its_place(rag: Any, pool: Any) -> None:
-    pool.readers["pair"].faults["none"] = ModelFault("pair: NaN")
+async def test_what_was_read_as_text_is_named_by_its_place(rag: Any, registry: Any) -> None:
+    registry.pairs["pair"].faults["none"] = ModelFault("pair: NaN")
     block = (await rag.Answer(asked(documents=DOCUMENTS))).compression
     assert (block.status, list(block.fallback), list(block.left_out)) == ("partial", [0], [])
     failed = rag.Answer(asked(documents=DOCUMENTS, compression_mode="required"))
     assert (await refused(failed))[:2] == (StatusCode.INTERNAL, "CompressionFailed")
 
 
-async def test_what_does_not_fit_is_the_callers_to_shorten(rag: Any, pool: Any) -> None:
-    pool.readers["pair"].positions = 5
+async def test_what_does_not_fit_is_the_callers_to_shorten(rag: Any, registry: Any) -> None:
+    registry.pairs["pair"].positions = 5
     wide = await refused(rag.Answer(asked(documents=DOCUMENTS)))
     assert wide[:2] == (StatusCode.INVALID_ARGUMENT, "ContextTooLong")
 

@@ -50,7 +50,7 @@ async def test_health_is_told_for_the_whole_and_each_service(
 
 
 async def test_health_is_told_for_each_model_and_alias_and_watched(
-    services: Services, pool: Any, channel: grpc.aio.Channel
+    services: Services, registry: Any, channel: grpc.aio.Channel
 ) -> None:
     check = health_pb2_grpc.HealthStub(channel).Check
     await models.set_model_aliases(services, {"best": "other"})
@@ -62,9 +62,9 @@ async def test_health_is_told_for_each_model_and_alias_and_watched(
     watched = {name: watch(channel, name) for name in ("other", "best", "later")}
     first = {name: await next_of(one) for name, one in watched.items()}
     assert first == {"other": 1, "best": 1, "later": Reply.SERVICE_UNKNOWN}
-    pool.encoders["later"] = pool.encoders.pop("other")
-    pool.encoders["later"].info = replace(pool.encoders["later"].info, id="later")
-    for notify in pool.watchers:
+    registry.encoders["later"] = registry.encoders.pop("other")
+    registry.encoders["later"].info = replace(registry.encoders["later"].info, id="later")
+    for notify in registry.watchers:
         notify()
     then = {name: await next_of(one) for name, one in watched.items()}
     expected = {"other": Reply.SERVICE_UNKNOWN, "best": Reply.NOT_SERVING, "later": Reply.SERVING}
@@ -93,7 +93,7 @@ async def test_health_follows_that_of_the_services(services: Services) -> None:
 
 
 async def test_what_no_model_here_can_do_does_not_serve_until_one_comes(
-    channel: grpc.aio.Channel, pool: Any, classifier_of: Callable[..., Any]
+    channel: grpc.aio.Channel, registry: Any, classifier_of: Callable[..., Any]
 ) -> None:
     check = health_pb2_grpc.HealthStub(channel).Check
     for name in ("tei.v1.Predict", "broken"):  # that model was refused
@@ -101,8 +101,8 @@ async def test_what_no_model_here_can_do_does_not_serve_until_one_comes(
         assert status.status == Reply.NOT_SERVING
     watching = watch(channel, "tei.v1.Predict")
     assert await next_of(watching) == Reply.NOT_SERVING
-    pool.classifiers["nli"] = classifier_of("nli", "a", "b")
-    for notify in pool.watchers:
+    registry.classifiers["nli"] = classifier_of("nli", "a", "b")
+    for notify in registry.watchers:
         notify()
     assert await next_of(watching) == Reply.SERVING
     watching.cancel()
@@ -161,32 +161,32 @@ async def test_watchers_hear_the_end_and_do_not_hold_it_up(services: Services) -
 
 
 async def test_what_is_in_flight_at_the_end_is_finished(
-    services: Services, pool: Any, until: Callable[..., Any]
+    services: Services, registry: Any, until: Callable[..., Any]
 ) -> None:
-    pool.encoders["words"].delay = 0.5
+    registry.encoders["words"].delay = 0.5
     server = await start_server(services, "127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = stubs.EmbeddingStub(channel).EmbedBatch(pb.EmbedBatchRequest(texts=["a"]))
-        await until(lambda: pool.encoders["words"].waiting)
+        await until(lambda: registry.encoders["words"].waiting)
         await server.stop(30)
         assert (await call).dims == 8
 
 
 async def test_an_end_that_waits_can_be_hastened(
-    services: Services, pool: Any, until: Callable[..., Any]
+    services: Services, registry: Any, until: Callable[..., Any]
 ) -> None:
-    pool.encoders["words"].delay = 60
+    registry.encoders["words"].delay = 60
     server = await start_server(services, "127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = stubs.EmbeddingStub(channel).EmbedBatch(pb.EmbedBatchRequest(texts=["a"]))
-        await until(lambda: pool.encoders["words"].waiting)
+        await until(lambda: registry.encoders["words"].waiting)
         stopping = asyncio.create_task(server.stop(60))
         await asyncio.sleep(0.1)
         assert not stopping.done()
         await server.stop(0)
         await asyncio.wait_for(stopping, 30)
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
-    assert not pool.encoders["words"].waiting
+    assert not registry.encoders["words"].waiting
 
 
 async def refusal(call: Any) -> grpc.aio.AioRpcError:

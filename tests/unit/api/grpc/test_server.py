@@ -93,19 +93,21 @@ async def test_vectors_come_in_the_encoding_that_is_asked_for(
 
 
 async def test_what_texts_are_for_and_where_they_are_cut_reach_the_model(
-    channel: grpc.aio.Channel, pool: Any
+    channel: grpc.aio.Channel, registry: Any
 ) -> None:
     request = pb.EmbedBatchRequest(texts=["a"], input_type="search_query", truncate_left=True)
     await stubs.EmbeddingStub(channel).EmbedBatch(request)
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     assert (encoder.asked, encoder.sides) == ([("a", "query: ", None)], ["left"])
 
 
-async def test_prompt_and_normalize_reach_the_model(channel: grpc.aio.Channel, pool: Any) -> None:
+async def test_prompt_and_normalize_reach_the_model(
+    channel: grpc.aio.Channel, registry: Any
+) -> None:
     await stubs.EmbeddingStub(channel).EmbedBatch(
         pb.EmbedBatchRequest(texts=["a"], prompt_name="query", normalize=False)
     )
-    assert pool.encoders["words"].asked == [("a", "query: ", False)]
+    assert registry.encoders["words"].asked == [("a", "query: ", False)]
 
 
 async def test_the_model_may_come_as_metadata_and_the_field_wins(
@@ -369,8 +371,10 @@ async def test_bytes_that_are_no_vectors_are_refused(channel: grpc.aio.Channel) 
     assert trailer(error, "x-field") == "vector"
 
 
-async def test_a_full_queue_says_when_to_come_back(channel: grpc.aio.Channel, pool: Any) -> None:
-    pool.encoders["words"].fails = Overloaded("full", retry_after_seconds=2)
+async def test_a_full_queue_says_when_to_come_back(
+    channel: grpc.aio.Channel, registry: Any
+) -> None:
+    registry.encoders["words"].fails = Overloaded("full", retry_after_seconds=2)
     error = await refused(
         stubs.EmbeddingStub(channel).EmbedBatch(pb.EmbedBatchRequest(texts=["a"]))
     )
@@ -384,9 +388,9 @@ async def test_a_full_queue_says_when_to_come_back(channel: grpc.aio.Channel, po
     ids=["model", "bug"],
 )
 async def test_a_fault_is_internal_and_shows_nothing_of_ours(
-    channel: grpc.aio.Channel, pool: Any, fault: Exception, says: str
+    channel: grpc.aio.Channel, registry: Any, fault: Exception, says: str
 ) -> None:
-    pool.encoders["words"].fails = fault
+    registry.encoders["words"].fails = fault
     error = await refused(
         stubs.EmbeddingStub(channel).EmbedBatch(pb.EmbedBatchRequest(texts=["a"]))
     )

@@ -55,10 +55,10 @@ def keys(services: Services) -> None:
 
 
 @pytest.fixture
-def calls(pool: Any) -> list[RequestContext]:
+def calls(registry: Any) -> list[RequestContext]:
     """The calls that reach the encoder."""
     contexts: list[RequestContext] = []
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     embed = encoder.embed
 
     async def watched(*args: Any, **kwargs: Any) -> Any:
@@ -242,9 +242,9 @@ async def test_keys_that_change_hold_at_once(channel: grpc.aio.Channel, services
 
 
 async def test_a_server_about_to_end_takes_no_new_call_and_still_tells_its_health(
-    channel: grpc.aio.Channel, services: Services, pool: Any, until: Callable[..., Any]
+    channel: grpc.aio.Channel, services: Services, registry: Any, until: Callable[..., Any]
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 0.3
     inside = embed(channel)
     await until(lambda: encoder.waiting)

@@ -26,10 +26,10 @@ TIMEOUT = "x-request-timeout-ms"
 
 
 @pytest.fixture
-def calls(pool: Any) -> list[RequestContext]:
+def calls(registry: Any) -> list[RequestContext]:
     """The calls that reach the encoder."""
     contexts: list[RequestContext] = []
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     embed = encoder.embed
 
     async def watched(*args: Any, **kwargs: Any) -> Any:
@@ -109,17 +109,17 @@ async def test_a_time_that_is_none_is_refused_by_name(
 async def test_work_whose_time_runs_out_is_dropped(
     channel: grpc.aio.Channel,
     services: Services,
-    pool: Any,
+    registry: Any,
     calls: list[RequestContext],
     until: Until,
     began: bool,
     kind: str,
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     call = embed(channel, **{TIMEOUT: "2000"})
     await until(lambda: calls)
-    calls[0].began = began  # as the batcher says when a forward pass begins
+    calls[0].work_begun = began  # as the batcher says when a forward pass begins
     error = await refused(call)
     assert error.code() is StatusCode.DEADLINE_EXCEEDED
     assert trailer(error, "x-error") == kind
@@ -142,16 +142,16 @@ async def test_a_call_that_comes_too_late_is_not_begun(
 
 
 async def test_a_timeout_of_somebody_else_is_a_bug_and_no_deadline(
-    channel: grpc.aio.Channel, pool: Any
+    channel: grpc.aio.Channel, registry: Any
 ) -> None:
-    pool.encoders["words"].fails = TimeoutError("secret")
+    registry.encoders["words"].fails = TimeoutError("secret")
     error = await refused(embed(channel))
     assert error.code() is StatusCode.INTERNAL
     assert "secret" not in (error.details() or "")
 
 
 async def test_a_stream_that_hangs_is_cut_soon_after_its_time(
-    channel: grpc.aio.Channel, services: Services, pool: Any, until: Until
+    channel: grpc.aio.Channel, services: Services, registry: Any, until: Until
 ) -> None:
     closed = False
 
@@ -163,7 +163,7 @@ async def test_a_stream_that_hangs_is_cut_soon_after_its_time(
         finally:
             closed = True
 
-    pool.readers["pair"]._say = hanging
+    registry.pairs["pair"]._say = hanging
     call = answer(channel, metadata=((TIMEOUT, "2000"),))
     for kind in ("retrieved", "delta"):
         assert (await call.read()).WhichOneof("event") == kind
@@ -176,7 +176,7 @@ async def test_a_stream_that_hangs_is_cut_soon_after_its_time(
 
 
 async def test_a_stream_whose_client_stopped_reading_ends_at_its_time(
-    channel: grpc.aio.Channel, services: Services, pool: Any, until: Until
+    channel: grpc.aio.Channel, services: Services, registry: Any, until: Until
 ) -> None:
     closed = False
 
@@ -188,7 +188,7 @@ async def test_a_stream_whose_client_stopped_reading_ends_at_its_time(
         finally:
             closed = True
 
-    pool.readers["pair"]._say = endless
+    registry.pairs["pair"]._say = endless
     call = answer(channel, metadata=((TIMEOUT, "2000"),))
     await call.read()
     await until(lambda: closed)
@@ -199,11 +199,11 @@ async def test_a_stream_whose_client_stopped_reading_ends_at_its_time(
 async def test_a_client_that_leaves_takes_its_work_along_and_nobody_is_alarmed(
     channel: grpc.aio.Channel,
     services: Services,
-    pool: Any,
+    registry: Any,
     until: Until,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     call = embed(channel)
     await until(lambda: encoder.waiting)
@@ -215,9 +215,9 @@ async def test_a_client_that_leaves_takes_its_work_along_and_nobody_is_alarmed(
 
 
 async def test_a_clients_own_deadline_drops_its_work(
-    channel: grpc.aio.Channel, services: Services, pool: Any, until: Until
+    channel: grpc.aio.Channel, services: Services, registry: Any, until: Until
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     error = await refused(embed(channel, 2))
     assert error.code() is StatusCode.DEADLINE_EXCEEDED
@@ -226,7 +226,7 @@ async def test_a_clients_own_deadline_drops_its_work(
 
 
 async def test_a_stream_whose_client_leaves_is_closed_at_the_next_step(
-    channel: grpc.aio.Channel, services: Services, pool: Any, until: Until
+    channel: grpc.aio.Channel, services: Services, registry: Any, until: Until
 ) -> None:
     steps = 0
     closed_after = math.inf
@@ -240,7 +240,7 @@ async def test_a_stream_whose_client_leaves_is_closed_at_the_next_step(
         finally:
             closed_after = steps
 
-    pool.readers["pair"]._say = stepping
+    registry.pairs["pair"]._say = stepping
     call = answer(channel)
     for _ in range(4):
         await call.read()
@@ -254,12 +254,12 @@ async def test_a_stream_whose_client_leaves_is_closed_at_the_next_step(
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     channel: grpc.aio.Channel,
     services: Services,
-    pool: Any,
+    registry: Any,
     until: Until,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     chance = random.Random(7)
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
 
     async def leave(number: int) -> None:
         call = answer(channel) if number % 2 else embed(channel)

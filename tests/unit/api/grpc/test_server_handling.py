@@ -79,9 +79,9 @@ async def test_a_request_without_a_usable_id_gets_one(
 
 
 async def test_a_long_refusal_is_cut_to_what_headers_hold(
-    channel: grpc.aio.Channel, pool: Any
+    channel: grpc.aio.Channel, registry: Any
 ) -> None:
-    pool.encoders["words"].fails = InputError("é𝄞" * 20_000, field="f" * 20_000)
+    registry.encoders["words"].fails = InputError("é𝄞" * 20_000, field="f" * 20_000)
     error = await refused(embed(channel))
     assert error.code() is StatusCode.INVALID_ARGUMENT
     assert (error.details() or "").startswith("é𝄞é𝄞")
@@ -116,9 +116,9 @@ async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> 
 
 
 async def test_a_bug_is_logged_with_its_request_id(
-    channel: grpc.aio.Channel, pool: Any, caplog: pytest.LogCaptureFixture
+    channel: grpc.aio.Channel, registry: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool.encoders["words"].fails = RuntimeError("secret")
+    registry.encoders["words"].fails = RuntimeError("secret")
     with caplog.at_level(logging.ERROR):
         error = await refused(embed(channel, request_id="mine"))
     assert error.code() is StatusCode.INTERNAL
@@ -145,9 +145,9 @@ async def test_each_call_is_logged_by_its_request_id(
 
 
 async def test_a_reply_that_can_not_be_written_is_a_fault_of_ours(
-    channel: grpc.aio.Channel, pool: Any, services: Services
+    channel: grpc.aio.Channel, registry: Any, services: Services
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.info = replace(encoder.info, id="half a surrogate: \ud800")
     error = await refused(embed(channel))
     assert error.code() is StatusCode.INTERNAL
@@ -277,9 +277,9 @@ async def test_a_full_disk_refuses_writes_and_still_answers(
 
 
 async def test_a_bug_in_the_middle_of_a_stream_ends_it_as_one(
-    channel: grpc.aio.Channel, pool: Any
+    channel: grpc.aio.Channel, registry: Any
 ) -> None:
-    pool.readers["pair"].fails_after = 1
+    registry.pairs["pair"].fails_after = 1
     call = stubs.RagStub(channel).AnswerStream(
         pb.AnswerRequest(query="why", documents=[pb.Document(text="gold")])
     )
@@ -291,9 +291,9 @@ async def test_a_bug_in_the_middle_of_a_stream_ends_it_as_one(
 
 
 async def test_a_client_that_stops_reading_and_leaves_is_not_generated_for(
-    channel: grpc.aio.Channel, services: Services, pool: Any
+    channel: grpc.aio.Channel, services: Services, registry: Any
 ) -> None:
-    reader = pool.readers["pair"]
+    reader = registry.pairs["pair"]
     written = 0
     closed = False
 

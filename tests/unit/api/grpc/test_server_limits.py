@@ -55,10 +55,10 @@ def counted(services: Services, code: str, task: str = "embed") -> float:
 
 
 async def test_a_full_server_says_when_to_come_back(
-    narrow: tuple[Services, grpc.aio.Channel], pool: Any, until: Until
+    narrow: tuple[Services, grpc.aio.Channel], registry: Any, until: Until
 ) -> None:
     services, channel = narrow
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     inside = [embed(channel) for _ in range(2)]
     await until(lambda: encoder.waiting == 2)
@@ -80,10 +80,10 @@ async def test_a_full_server_says_when_to_come_back(
 
 
 async def test_bytes_in_flight_are_bounded_too(
-    narrow: tuple[Services, grpc.aio.Channel], pool: Any, until: Until
+    narrow: tuple[Services, grpc.aio.Channel], registry: Any, until: Until
 ) -> None:
     services, channel = narrow
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     inside = embed(channel, "a" * 3_500)
     await until(lambda: services.admission.bytes > 3_500)
@@ -95,7 +95,7 @@ async def test_bytes_in_flight_are_bounded_too(
 
 
 async def test_a_stream_holds_its_place_until_it_ends(
-    narrow: tuple[Services, grpc.aio.Channel], pool: Any, until: Until
+    narrow: tuple[Services, grpc.aio.Channel], registry: Any, until: Until
 ) -> None:
     services, channel = narrow
     go_on = asyncio.Event()
@@ -104,7 +104,7 @@ async def test_a_stream_holds_its_place_until_it_ends(
         await go_on.wait()
         yield GeneratedToken("word", 1, "stop")
 
-    pool.readers["pair"]._say = waiting
+    registry.pairs["pair"]._say = waiting
     request = pb.AnswerRequest(query="why", documents=[pb.Document(text="gold")])
     call = stubs.RagStub(channel).AnswerStream(request)
     events = aiter(call)
@@ -154,12 +154,12 @@ async def test_a_connection_may_have_so_many_calls_at_once(server: GrpcServer) -
 
 
 async def test_a_message_over_the_limit_is_refused_as_that_and_not_for_want_of_room(
-    narrow: tuple[Services, grpc.aio.Channel], pool: Any, until: Until
+    narrow: tuple[Services, grpc.aio.Channel], registry: Any, until: Until
 ) -> None:
     services, channel = narrow
-    pool.encoders["words"].delay = 60
+    registry.encoders["words"].delay = 60
     inside = embed(channel)
-    await until(lambda: pool.encoders["words"].waiting)
+    await until(lambda: registry.encoders["words"].waiting)
     error = await refused(embed(channel, "a" * 30_000))
     assert trailer(error, "x-error") == "PayloadTooLarge"
     assert counted(services, "PayloadTooLarge") == 1
@@ -276,7 +276,7 @@ async def test_too_many_documents_are_counted_before_they_are_read(
 
 @pytest.mark.parametrize("te", [True, False], ids=["with te", "without"])
 async def test_a_call_such_as_a_web_page_can_send_is_not_served(
-    server: GrpcServer, pool: Any, te: bool
+    server: GrpcServer, registry: Any, te: bool
 ) -> None:
     """Browsers let no page set ``te``; all else of a call a page of any origin can send."""
     fields = {
@@ -305,7 +305,7 @@ async def test_a_call_such_as_a_web_page_can_send_is_not_served(
             stream = int.from_bytes(head[5:], "big")
             ended = stream == 1 and (head[3] == 3 or (head[3] == 1 and bool(head[4] & 1)))
     writer.close()
-    assert len(pool.encoders["words"].asked) == te
+    assert len(registry.encoders["words"].asked) == te
 
 
 @pytest.mark.parametrize(("pause", "cut"), [(0.0, True), (0.3, False)], ids=["often", "seldom"])
@@ -321,11 +321,11 @@ async def test_a_client_that_pings_too_often_is_cut_off(
 
 
 async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
-    services: Services, monkeypatch: pytest.MonkeyPatch, pool: Any, until: Until
+    services: Services, monkeypatch: pytest.MonkeyPatch, registry: Any, until: Until
 ) -> None:
     monkeypatch.setattr("condensery.api.grpc.server.IDLE_SECONDS", 1.0)
     server = await start_server(services, "127.0.0.1", 0)
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 3
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = embed(channel)

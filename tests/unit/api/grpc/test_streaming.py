@@ -54,9 +54,9 @@ async def broken_off(call: Any) -> tuple[int, grpc.aio.AioRpcError]:
 
 
 @pytest.fixture
-def slow(pool: Any) -> Any:
+def slow(registry: Any) -> Any:
     """An encoder that takes longer for a text the earlier it stands in the alphabet."""
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     embed = encoder.embed
 
     async def slowly(texts: Any, **how: Any) -> Any:
@@ -80,9 +80,9 @@ async def test_replies_come_in_the_order_of_the_messages(
 
 
 async def test_a_callers_streams_take_turns_with_its_single_calls(
-    channel: grpc.aio.Channel, pool: Any
+    channel: grpc.aio.Channel, registry: Any
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     embed_one, callers = encoder.embed, []
 
     async def watched(texts: Any, **how: Any) -> Any:
@@ -105,9 +105,9 @@ async def test_an_empty_stream_has_no_replies(channel: grpc.aio.Channel) -> None
 
 
 async def test_so_many_messages_of_a_stream_are_in_work_at_once(
-    channel: grpc.aio.Channel, services: Services, pool: Any, until: Until
+    channel: grpc.aio.Channel, services: Services, registry: Any, until: Until
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     call = embed(channel, (f"text {n}" for n in range(2 * MESSAGES_AT_ONCE)))
     await until(lambda: encoder.waiting == MESSAGES_AT_ONCE)
@@ -119,9 +119,9 @@ async def test_so_many_messages_of_a_stream_are_in_work_at_once(
 
 
 async def test_who_cancels_a_stream_cancels_its_work(
-    channel: grpc.aio.Channel, services: Services, pool: Any, until: Until
+    channel: grpc.aio.Channel, services: Services, registry: Any, until: Until
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     call = embed(channel)
     for _ in range(3):
@@ -162,15 +162,15 @@ async def test_a_message_that_is_none_ends_the_stream_in_its_place(
     assert says in (error.details() or "")
 
 
-async def test_a_bug_ends_the_stream_as_one(channel: grpc.aio.Channel, pool: Any) -> None:
-    pool.encoders["words"].fails = RuntimeError("secret")
+async def test_a_bug_ends_the_stream_as_one(channel: grpc.aio.Channel, registry: Any) -> None:
+    registry.encoders["words"].fails = RuntimeError("secret")
     error = await refused(embed(channel, ["a"]).read())
     assert error.code() is StatusCode.INTERNAL
     assert "secret" not in (error.details() or "")
 
 
-async def test_a_full_queue_is_waited_for(channel: grpc.aio.Channel, pool: Any) -> None:
-    encoder = pool.encoders["words"]
+async def test_a_full_queue_is_waited_for(channel: grpc.aio.Channel, registry: Any) -> None:
+    encoder = registry.encoders["words"]
     encoder.fails = Overloaded("full", retry_after_seconds=0.05)
     call = embed(channel, ["a", "b"])
     await asyncio.sleep(0.3)
@@ -178,20 +178,20 @@ async def test_a_full_queue_is_waited_for(channel: grpc.aio.Channel, pool: Any) 
     assert len([reply async for reply in call]) == 2
 
 
-async def test_a_full_house_is_waited_for(services: Services, pool: Any, until: Until) -> None:
+async def test_a_full_house_is_waited_for(services: Services, registry: Any, until: Until) -> None:
     small = Admission(2, 20_000, services.metrics)
     async with serving(replace(services, admission=small)) as (_, channel):
-        pool.encoders["words"].delay = 0.2
+        registry.encoders["words"].delay = 0.2
         replies = [reply async for reply in embed(channel, "abcdefgh")]
     assert len(replies) == 8
     assert small.requests == 0
 
 
 async def test_a_message_is_refused_where_the_server_stays_full(
-    services: Services, pool: Any
+    services: Services, registry: Any
 ) -> None:
     hasty = replace(services, limits=replace(services.limits, request_seconds=0.5))
-    pool.encoders["words"].fails = Overloaded("full", retry_after_seconds=0.2)
+    registry.encoders["words"].fails = Overloaded("full", retry_after_seconds=0.2)
     async with serving(hasty) as (_, channel):
         error = await refused(embed(channel, ["a"]).read())
     assert error.code() is StatusCode.RESOURCE_EXHAUSTED
@@ -222,18 +222,18 @@ async def test_a_stream_may_last_longer_than_a_request(services: Services) -> No
 
 
 async def test_a_message_that_takes_too_long_ends_its_stream(
-    services: Services, pool: Any, until: Until
+    services: Services, registry: Any, until: Until
 ) -> None:
     hasty = replace(services, limits=replace(services.limits, request_seconds=0.4))
-    pool.encoders["words"].delay = 60
+    registry.encoders["words"].delay = 60
     async with serving(hasty) as (_, channel):
         error = await refused(embed(channel, ["a"]).read())
         assert error.code() is StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: not pool.encoders["words"].waiting)
+        await until(lambda: not registry.encoders["words"].waiting)
 
 
 async def test_the_clients_patience_is_the_whole_streams(
-    channel: grpc.aio.Channel, pool: Any, until: Until
+    channel: grpc.aio.Channel, registry: Any, until: Until
 ) -> None:
     call = embed(channel, metadata=(("x-request-timeout-ms", "300"),))
     await call.write(pb.EmbedRequest(inputs="a"))
@@ -263,13 +263,13 @@ async def test_one_stream_too_many_is_refused_at_once(
 
 
 async def test_at_the_end_of_the_server_what_has_come_is_answered_and_no_more_read(
-    services: Services, pool: Any, until: Until
+    services: Services, registry: Any, until: Until
 ) -> None:
-    pool.encoders["words"].delay = 0.3
+    registry.encoders["words"].delay = 0.3
     async with serving(services) as (server, channel):
         call = embed(channel)
         await call.write(pb.EmbedRequest(inputs="a"))
-        await until(lambda: pool.encoders["words"].waiting)
+        await until(lambda: registry.encoders["words"].waiting)
         stopping = asyncio.create_task(server.stop(60))
         assert len((await call.read()).embeddings) == 8
         error = await refused(call.read())
@@ -278,9 +278,9 @@ async def test_at_the_end_of_the_server_what_has_come_is_answered_and_no_more_re
 
 
 async def test_a_client_that_does_not_read_is_not_read_from(
-    services: Services, channel: grpc.aio.Channel, pool: Any, until: Until
+    services: Services, channel: grpc.aio.Channel, registry: Any, until: Until
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
 
     def endless() -> Any:
         while True:

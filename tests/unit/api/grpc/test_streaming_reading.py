@@ -120,9 +120,9 @@ async def test_messages_are_read_so_many_at_a_time(
 
 
 async def test_being_served_takes_no_turn_of_reading(
-    one_reader: grpc.aio.Channel, pool: Any, until: Until
+    one_reader: grpc.aio.Channel, registry: Any, until: Until
 ) -> None:
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     calls = [embed(one_reader) for _ in range(3)]
     await until(lambda: encoder.waiting == 3)

@@ -81,7 +81,7 @@ def test_names_and_numbers_are_teis() -> None:
 
 
 async def test_a_text_has_the_vector_that_the_job_gives(
-    channel: grpc.aio.Channel, services: Services, pool: Any
+    channel: grpc.aio.Channel, services: Services, registry: Any
 ) -> None:
     stub = stubs.EmbedStub(channel)
     reply = await stub.Embed(pb.EmbedRequest(inputs="two words"))
@@ -96,15 +96,15 @@ async def test_a_text_has_the_vector_that_the_job_gives(
         truncation_direction=pb.TRUNCATION_DIRECTION_LEFT,
     )
     await stub.Embed(request, metadata=OTHER)
-    other = pool.encoders["other"]
+    other = registry.encoders["other"]
     assert (other.asked, other.sides) == ([("a b", "query: ", False)], ["left"])
 
 
 async def test_vectors_are_scaled_unless_told_otherwise(
-    channel: grpc.aio.Channel, pool: Any
+    channel: grpc.aio.Channel, registry: Any
 ) -> None:
     await stubs.EmbedStub(channel).Embed(pb.EmbedRequest(inputs="a"))
-    assert pool.encoders["words"].asked == [("a", "", True)]
+    assert registry.encoders["words"].asked == [("a", "", True)]
 
 
 async def test_each_token_has_its_vector(channel: grpc.aio.Channel) -> None:
@@ -215,7 +215,7 @@ async def test_tokens_have_places_and_spell_texts(channel: grpc.aio.Channel) -> 
 
 
 async def test_info_is_of_the_model_that_is_asked_for(
-    channel: grpc.aio.Channel, services: Services, pool: Any, classifier_of: Any
+    channel: grpc.aio.Channel, services: Services, registry: Any, classifier_of: Any
 ) -> None:
     info = stubs.InfoStub(channel).Info
     result = await info(pb.InfoRequest())
@@ -223,7 +223,7 @@ async def test_info_is_of_the_model_that_is_asked_for(
     assert (result.model_sha, result.max_input_length) == ("sha256:words", 16)
     assert result.max_client_batch_size == services.limits.max_items
     assert result.max_concurrent_requests == services.admission.max_requests
-    pool.classifiers["nli"] = classifier_of("nli", "a", "b")
+    registry.classifiers["nli"] = classifier_of("nli", "a", "b")
     types = {"pair": pb.MODEL_TYPE_RERANKER, "nli": pb.MODEL_TYPE_CLASSIFIER}
     for name, kind in types.items():
         reply = await info(pb.InfoRequest(), metadata=(("x-model", name),))
@@ -256,9 +256,9 @@ async def test_a_model_that_can_not_do_it_is_a_failed_precondition(
     ],
 )
 async def test_codes_are_teis(
-    channel: grpc.aio.Channel, pool: Any, fault: Exception, code: StatusCode
+    channel: grpc.aio.Channel, registry: Any, fault: Exception, code: StatusCode
 ) -> None:
-    pool.encoders["words"].fails = fault
+    registry.encoders["words"].fails = fault
     error = await refused(stubs.EmbedStub(channel).Embed(pb.EmbedRequest(inputs="a")))
     assert error.code() is code
     assert "secret" not in (error.details() or "")
@@ -310,9 +310,9 @@ async def test_calls_are_counted_as_rests_are(
 
 
 async def test_the_info_of_an_empty_house_is_unavailable(
-    channel: grpc.aio.Channel, pool: Any
+    channel: grpc.aio.Channel, registry: Any
 ) -> None:
-    pool.encoders.clear()
-    pool.readers.clear()
+    registry.encoders.clear()
+    registry.pairs.clear()
     error = await refused(stubs.InfoStub(channel).Info(pb.InfoRequest()))
     assert error.code() is StatusCode.UNAVAILABLE

@@ -104,10 +104,10 @@ REQUESTS = [
 ]
 
 
-async def request_every_route(client, pool) -> AsyncIterator[tuple[str, str, Any, Any]]:
+async def request_every_route(client, registry) -> AsyncIterator[tuple[str, str, Any, Any]]:
     """Send all of ``REQUESTS`` to a server; yields method, template, body and reply."""
     held, made = "", ""
-    pool.encoders["other"].delay = 60  # so that there is a rebuild to cancel
+    registry.encoders["other"].delay = 60  # so that there is a rebuild to cancel
     for method, path, body in REQUESTS:
         template = path.replace("/kb", "/{name}").replace("/ctx_...", "/{name}")
         template = template.replace("/snap_...", "/{snapshot}")

@@ -41,10 +41,10 @@ async def answer(client, **more):
     return whole
 
 
-async def test_how_to_sample_and_where_to_stop_reach_the_pair(client, pool):
+async def test_how_to_sample_and_where_to_stop_reach_the_pair(client, registry):
     body = {"temperature": 0.5, "top_p": 0.5, "seed": 3, "logprobs": 1, "stop": "END"}
     await answer(client, **body)
-    assert pool.readers["pair"].asked == [(Sampling(0.5, 0.5, 3, 1), ("END",))] * 2
+    assert registry.pairs["pair"].asked == [(Sampling(0.5, 0.5, 3, 1), ("END",))] * 2
 
 
 async def test_log_probabilities_are_of_each_token_or_null(client):
@@ -63,8 +63,8 @@ async def test_passages_that_do_not_hold_the_answer_are_said_not_to(client):
     assert (await answer(client, min_relevance=0.5))["finish_reason"] == "stop"
 
 
-async def test_a_passage_that_cannot_be_compressed_is_told_by_its_place(client, pool):
-    pool.readers["pair"].faults["some words"] = ModelFault("not finite")
+async def test_a_passage_that_cannot_be_compressed_is_told_by_its_place(client, registry):
+    registry.pairs["pair"].faults["some words"] = ModelFault("not finite")
     block = (await answer(client))["compression"]
     assert (block["status"], block["fallback_docs"]) == ("partial", [0])
     assert "1 of 2 passages could not be compressed" in block["reason"]
@@ -91,28 +91,28 @@ async def test_a_rate_is_one_of_the_pairs(client):
     assert "4, 8" in error["message"]
 
 
-async def test_all_are_read_or_as_many_as_the_pair_reads_best(client, pool):
+async def test_all_are_read_or_as_many_as_the_pair_reads_best(client, registry):
     body = {"documents": [f"words {place}" for place in range(8)]}
-    best = pool.readers["pair"].traits.top_n
+    best = registry.pairs["pair"].traits.top_n
     for rerank, read in (({"top_n": 0}, 8), ({"top_n": 3}, 3), ({}, best), ({"top_n": None}, best)):
         assert len((await answer(client, **body, rerank=rerank))["citations"]) == read
 
 
-async def test_what_was_compressed_is_read_again_without_a_pass(client, pool):
+async def test_what_was_compressed_is_read_again_without_a_pass(client, registry):
     whole = await answer(client)
     done = (await client.post("/v1/compress", json=QUESTION)).json()
-    passes = len(pool.readers["pair"].passes)
+    passes = len(registry.pairs["pair"].passes)
     again = await answer(client, documents=None, context=done["context"])
-    assert len(pool.readers["pair"].passes) == passes
+    assert len(registry.pairs["pair"].passes) == passes
     assert (again["answer"], again["citations"]) == (whole["answer"], whole["citations"])
     reply = await client.post(PATH, json={"query": "why?", "context": done["context"]})
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "context_mismatch")
     assert reply.headers["x-should-retry"] == "false"
 
 
-async def test_a_context_names_its_pair_in_the_reply_and_in_the_metrics(client, pool):
-    second = replace(pool.readers["pair"].info, id="second")
-    pool.readers["second"] = replace(pool.readers["pair"], info=second)
+async def test_a_context_names_its_pair_in_the_reply_and_in_the_metrics(client, registry):
+    second = replace(registry.pairs["pair"].info, id="second")
+    registry.pairs["second"] = replace(registry.pairs["pair"], info=second)
     body = {**QUESTION, "model": "second"}
     done = (await client.post("/v1/compress", json=body)).json()
     assert done["model"] == "second"
@@ -180,8 +180,8 @@ async def test_what_is_wrong_is_named_streamed_or_not(client, body, status, fiel
         assert (reply.status_code, error["param"]) == (status, field), error
 
 
-async def test_an_answer_that_is_too_long_for_the_generator_is_refused(client, pool):
-    pool.readers["pair"].positions = 3
+async def test_an_answer_that_is_too_long_for_the_generator_is_refused(client, registry):
+    registry.pairs["pair"].positions = 3
     for stream in (False, True):
         reply = await client.post(PATH, json={**QUESTION, "stream": stream})
         error = reply.json()["error"]

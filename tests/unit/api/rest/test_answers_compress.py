@@ -13,8 +13,8 @@ DOCUMENTS = ["some words", {"id": "best", "text": "gold"}, " ", {"text": "gold g
 BODY = {"query": "where?", "documents": DOCUMENTS}
 
 
-async def test_results_are_in_the_requests_order_and_number(client, pool):
-    pool.readers["pair"].faults["some words"] = ModelFault("not finite")
+async def test_results_are_in_the_requests_order_and_number(client, registry):
+    registry.pairs["pair"].faults["some words"] = ModelFault("not finite")
     before = time.time()
     reply = await client.post(PATH, json=BODY)
     done = reply.json()

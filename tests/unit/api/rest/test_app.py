@@ -29,10 +29,10 @@ async def test_base64_and_float_are_the_same_numbers(client, services):
     assert floats["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
 
 
-async def test_tei_nests_a_single_text_too_and_ignores_unknown_fields(client, pool):
+async def test_tei_nests_a_single_text_too_and_ignores_unknown_fields(client, registry):
     reply = await client.post("/embed", json={"inputs": "a", "truncation_direction": "left"})
     assert np.array(reply.json()).shape == (1, 8)
-    assert pool.encoders["words"].asked == [("a", "", True)]
+    assert registry.encoders["words"].asked == [("a", "", True)]
 
 
 async def test_cut_inputs_are_counted_in_a_header(client):
@@ -164,8 +164,8 @@ async def test_a_bad_question_fails_with_a_status_streamed_or_not(client):
         assert error_of(reply)["code"] == "index_not_found"
 
 
-async def test_a_failure_amid_a_stream_is_an_event_without_its_details(client, pool):
-    pool.readers["pair"].fails_after = 1
+async def test_a_failure_amid_a_stream_is_an_event_without_its_details(client, registry):
+    registry.pairs["pair"].fails_after = 1
     reply = await client.post("/v1/rag/answer", json={**QUESTION, "stream": True})
     events = list(events_of(reply.text))
     assert [name for name, _ in events] == ["search_results", "message", "error", "done"]
@@ -227,8 +227,8 @@ async def test_too_many_texts_are_refused_with_their_count(client):
     assert error_of(reply)["message"] == "input: 51 items, over the limit of 50 in one request."
 
 
-async def test_a_bug_shows_no_traceback_and_is_found_by_its_request_id(client, pool, caplog):
-    pool.encoders["words"].fails = RuntimeError("secret detail")
+async def test_a_bug_shows_no_traceback_and_is_found_by_its_request_id(client, registry, caplog):
+    registry.encoders["words"].fails = RuntimeError("secret detail")
     for path, body in (("/v1/embeddings", {"input": "a"}), ("/embed", {"inputs": "a"})):
         reply = await client.post(path, json=body, headers={"x-request-id": "mine-7"})
         assert reply.status_code == 500
@@ -238,11 +238,11 @@ async def test_a_bug_shows_no_traceback_and_is_found_by_its_request_id(client, p
     assert logged == [("internal_error", "mine-7"), ("reply", "mine-7")] * 2
 
 
-async def test_faults_and_overload_look_as_the_family_expects(client, pool):
-    pool.encoders["words"].fails = ModelFault("not finite")
+async def test_faults_and_overload_look_as_the_family_expects(client, registry):
+    registry.encoders["words"].fails = ModelFault("not finite")
     assert (await client.post("/embed", json={"inputs": "a"})).status_code == 424
     assert (await client.post("/v1/embeddings", json={"input": "a"})).status_code == 500
-    pool.encoders["words"].fails = Overloaded("full", retry_after_seconds=3)
+    registry.encoders["words"].fails = Overloaded("full", retry_after_seconds=3)
     reply = await client.post("/embed", json={"inputs": "a"})
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
     assert reply.json() == {"error": "full", "error_type": "Overloaded"}

@@ -116,18 +116,18 @@ async def test_a_token_that_is_part_of_a_character_has_no_bytes(client):
     assert chat["choices"][0]["logprobs"]["content"][0]["bytes"] is None
 
 
-async def test_how_to_sample_reaches_the_pair(client, pool):
+async def test_how_to_sample_reaches_the_pair(client, registry):
     body = {**CHAT, "temperature": 0.5, "top_p": 0.5, "seed": 3, "stop": "END"}
     assert (await client.post(PATH, json=body)).status_code == 200
     assert (await client.post(PATH, json=CHAT)).status_code == 200
-    assert pool.readers["pair"].asked == [
+    assert registry.pairs["pair"].asked == [
         (Sampling(0.5, 0.5, 3), ("END",)),
         (Sampling(temperature=0), ()),
     ]
 
 
-async def test_a_failure_amid_chunks_is_an_error_that_openais_client_raises(client, pool):
-    pool.readers["pair"].fails_after = 1
+async def test_a_failure_amid_chunks_is_an_error_that_openais_client_raises(client, registry):
+    registry.pairs["pair"].fails_after = 1
     chunks = await streamed(client)
     assert [list(chunk) for chunk in chunks[2:]] == [["error"]]
     assert chunks[2]["error"]["code"] == "internal_error"
@@ -178,7 +178,7 @@ async def test_a_chat_counts_as_an_answer(client):
 
 
 @pytest.mark.parametrize("until", ["http.response.start", "http.response.body"])
-async def test_who_leaves_amid_chunks_stops_the_generator(line, pool, services, until):
+async def test_who_leaves_amid_chunks_stops_the_generator(line, registry, services, until):
     asked = line(PATH, {**CHAT, "stream": True})
 
     held = []
@@ -194,7 +194,7 @@ async def test_who_leaves_amid_chunks_stops_the_generator(line, pool, services, 
     asked.leave()
     await asked.end()
     began = until == "http.response.body"
-    assert pool.readers["pair"].closed == int(began)
+    assert registry.pairs["pair"].closed == int(began)
     labels = {"model": "pair", "task": "answer", "protocol": "rest", "code": "Cancelled"}
     metrics = services.metrics.registry
     assert metrics.get_sample_value("condensery_requests_total", labels) == 1

@@ -50,8 +50,8 @@ async def test_the_first_version_gives_one_list_unless_types_are_named(client, w
     assert list(body["embeddings"]) == ["float"]
 
 
-async def test_what_texts_are_for_chooses_the_models_prompt(client, pool):
-    encoder = pool.encoders["words"]
+async def test_what_texts_are_for_chooses_the_models_prompt(client, registry):
+    encoder = registry.encoders["words"]
     for kind in ("search_query", "search_document", "classification", None):
         body = {**BODY, "texts": ["a"], "input_type": kind}
         assert (await client.post("/v2/embed", json=body)).status_code == 200
@@ -64,19 +64,19 @@ async def test_what_texts_are_for_chooses_the_models_prompt(client, pool):
     assert [prompt for _, prompt, _ in encoder.asked] == ["passage: ", "all: ", "all: "]
 
 
-async def test_texts_are_cut_at_the_end_that_is_named(client, pool):
+async def test_texts_are_cut_at_the_end_that_is_named(client, registry):
     body = {**BODY, "texts": ["b " * 20]}
     for word in ("START", "END", None):  # LangChain's sends null
         reply = await client.post("/v2/embed", json={**body, "truncate": word})
         assert reply.headers["x-truncated-inputs"] == "1"
-    assert pool.encoders["words"].sides == ["left", "right", "right"]
+    assert registry.encoders["words"].sides == ["left", "right", "right"]
     reply = await client.post("/v2/embed", json={**body, "truncate": "NONE"})
     assert reply.status_code == 400
     assert reply.json()["message"] == "texts[0] has 20 tokens"
 
 
-async def test_a_length_that_the_model_declares_is_given(client, pool, wanted):
-    encoder = pool.encoders["words"]
+async def test_a_length_that_the_model_declares_is_given(client, registry, wanted):
+    encoder = registry.encoders["words"]
     encoder.info = replace(encoder.info, dimensions=(4,))
     body = {**BODY, "output_dimension": 4}
     found = (await client.post("/v2/embed", json=body)).json()["embeddings"]["float"]

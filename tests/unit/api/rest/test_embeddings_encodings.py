@@ -60,8 +60,8 @@ async def test_what_is_wrong_is_named(client, change, says):
     assert says in reply.json()["error"]["message"]
 
 
-async def test_a_model_that_does_not_scale_its_vectors_has_no_int8(client, pool):
-    encoder = pool.encoders["words"]
+async def test_a_model_that_does_not_scale_its_vectors_has_no_int8(client, registry):
+    encoder = registry.encoders["words"]
     embed = encoder.embed
 
     async def longer(texts, **options):
@@ -74,8 +74,8 @@ async def test_a_model_that_does_not_scale_its_vectors_has_no_int8(client, pool)
     assert "has length 3" in reply.json()["error"]["message"]
 
 
-async def test_what_a_text_is_for_and_where_it_is_cut_reach_the_model(client, pool):
-    encoder = pool.encoders["words"]
+async def test_what_a_text_is_for_and_where_it_is_cut_reach_the_model(client, registry):
+    encoder = registry.encoders["words"]
     body = {"input": ["a"], "truncation_direction": "Left"}
     for word in ("query", "search_query", "passage"):
         assert (await client.post(PATH, json={**body, "input_type": word})).status_code == 200
@@ -83,8 +83,8 @@ async def test_what_a_text_is_for_and_where_it_is_cut_reach_the_model(client, po
     assert encoder.sides == ["left"] * 3
 
 
-async def test_the_models_default_prompt_is_taken_where_none_is_named(client, pool):
-    encoder = pool.encoders["words"]
+async def test_the_models_default_prompt_is_taken_where_none_is_named(client, registry):
+    encoder = registry.encoders["words"]
     encoder.default_prompt = "query"
     await client.post(PATH, json={"input": ["a"]})
     await client.post("/embed", json={"inputs": ["a"]})
@@ -99,8 +99,8 @@ async def test_the_models_default_prompt_is_taken_where_none_is_named(client, po
         ("/v2/embed", "texts", "output_dimension"),
     ],
 )
-async def test_only_declared_lengths_are_given_on_every_door(client, pool, path, text, length):
-    encoder = pool.encoders["words"]
+async def test_only_declared_lengths_are_given_on_every_door(client, registry, path, text, length):
+    encoder = registry.encoders["words"]
     for lengths, given, status in (
         ((), 4, False),
         ((4,), 4, True),

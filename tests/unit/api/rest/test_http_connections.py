@@ -84,16 +84,16 @@ async def test_a_connection_that_is_kept_and_idle_is_ended(serve, monkeypatch):
         ("127.0.0.1", "", "127.0.0.1"),
     ],
 )
-async def test_only_a_trusted_proxy_says_who_asks(serve, pool, trusted, forwarded, caller):
+async def test_only_a_trusted_proxy_says_who_asks(serve, registry, trusted, forwarded, caller):
     """A local client that names another each time would else take many callers' turns."""
     seen = []
-    embed = pool.encoders["words"].embed
+    embed = registry.encoders["words"].embed
 
     async def noting(texts, **options):
         seen.append(current_request().caller)
         return await embed(texts, **options)
 
-    pool.encoders["words"].embed = noting
+    registry.encoders["words"].embed = noting
     async with (
         asyncio.timeout(20),
         serve(trusted_proxies=trusted) as port,

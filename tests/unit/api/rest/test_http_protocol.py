@@ -97,8 +97,8 @@ async def test_broken_chunks_of_a_body_are_told_so(server, brief):
     assert (status, body["error_type"], ended) == (400, "Validation", True)
 
 
-async def test_garbage_after_a_good_request_is_not_taken_for_its_reply(server, brief, pool):
-    pool.encoders["words"].delay = 0.2
+async def test_garbage_after_a_good_request_is_not_taken_for_its_reply(server, brief, registry):
+    registry.encoders["words"].delay = 0.2
     async with asyncio.timeout(30), connected(server) as (reader, writer):
         writer.write(post("/embed") * 2)
         await asyncio.sleep(0.05)

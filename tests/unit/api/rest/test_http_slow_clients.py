@@ -36,10 +36,12 @@ async def test_a_head_that_never_ends_ends_the_connection(server, quick, first):
     assert 0.25 < time.monotonic() - started < 30
 
 
-async def test_a_slow_reply_is_not_cut_though_the_next_request_has_begun(server, monkeypatch, pool):
+async def test_a_slow_reply_is_not_cut_though_the_next_request_has_begun(
+    server, monkeypatch, registry
+):
     overdue, times = BoundedProtocol._on_read_timeout, []
     begun, go_on = asyncio.Event(), asyncio.Event()
-    embed = pool.encoders["words"].embed
+    embed = registry.encoders["words"].embed
 
     def counted(self):
         times.append(self.head_seconds)
@@ -51,7 +53,7 @@ async def test_a_slow_reply_is_not_cut_though_the_next_request_has_begun(server,
         return await embed(texts, **options)
 
     monkeypatch.setattr(BoundedProtocol, "_on_read_timeout", counted)
-    pool.encoders["words"].embed = slow
+    registry.encoders["words"].embed = slow
     async with asyncio.timeout(60), connected(server) as (reader, writer):
         writer.write(post("/embed"))
         await begun.wait()
@@ -93,13 +95,13 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for_long(server, quick):
 
 
 @pytest.fixture
-def big(pool):
+def big(registry):
     """Let a reply have 8 MB."""
 
     async def embed(texts, **options):
         return Embedded("words", "f", np.ones((50, 40_000), np.float32), tokens=1)
 
-    pool.encoders["words"].embed = embed
+    registry.encoders["words"].embed = embed
 
 
 async def test_a_client_that_takes_nothing_is_dropped_and_its_place_is_free(
@@ -165,9 +167,9 @@ async def test_a_slow_client_that_takes_something_is_served_to_the_end(server, m
 
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/indexes/kb/query"])
-async def test_a_client_that_hangs_up_is_dropped_from_the_queue(server, pool, services, path):
+async def test_a_client_that_hangs_up_is_dropped_from_the_queue(server, registry, services, path):
     await asked(server, b"PUT" + post("/v1/indexes/kb", b"{}")[4:])
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     body = EMBED if path == "/embed" else b'{"query": "a"}'
     async with asyncio.timeout(60):
@@ -177,8 +179,8 @@ async def test_a_client_that_hangs_up_is_dropped_from_the_queue(server, pool, se
         await until(lambda: not encoder.waiting and not services.admission.requests)
 
 
-async def test_a_client_that_hangs_up_amid_its_answer_stops_the_generator(server, pool):
-    reader_of_passages = pool.readers["pair"]
+async def test_a_client_that_hangs_up_amid_its_answer_stops_the_generator(server, registry):
+    reader_of_passages = registry.pairs["pair"]
     say = reader_of_passages._say
 
     async def slow(words, most):
@@ -217,12 +219,12 @@ async def test_who_comes_after_the_last_call_reads_why_and_the_connection_ends(s
     assert json.loads(body)["error_type"] == "Unhealthy"
 
 
-async def test_when_the_grace_is_over_who_still_waits_is_told(services, pool):
+async def test_when_the_grace_is_over_who_still_waits_is_told(services, registry):
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     rest = RestServer(services, listener)
     await rest.started()
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
     encoder.delay = 60
     async with (
         asyncio.timeout(60),

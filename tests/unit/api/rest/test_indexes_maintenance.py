@@ -142,8 +142,8 @@ async def test_a_rebuild_that_can_not_be_is_refused(client, kb, body, status, co
     assert (await client.get("/v1/indexes/kb/rebuild")).status_code == 404
 
 
-async def test_vectors_without_texts_are_not_rebuilt(client, kb, pool):
-    vector = (await pool.encoder("words").embed(["x"])).vectors[0].tolist()
+async def test_vectors_without_texts_are_not_rebuilt(client, kb, registry):
+    vector = (await registry.encoder("words").embed(["x"])).vectors[0].tolist()
     body = {"documents": [{"id": "bare", "vector": vector}], "fingerprint": "sha256:words"}
     (await client.post("/v1/indexes/kb/documents", json=body)).raise_for_status()
     reply = await client.post("/v1/indexes/kb/rebuild", json={"encoder": "other"})

@@ -15,13 +15,13 @@ async def test_models_are_listed_with_what_they_can_do(client, classifiers):
     assert data[0]["revision"] == "sha256:words"
 
 
-async def test_how_busy_a_model_is_comes_from_the_metrics(client, services, pool):
+async def test_how_busy_a_model_is_comes_from_the_metrics(client, services, registry):
     metrics = services.metrics
     metrics.queue_requests.labels("words").set(7)
     metrics.queue_tokens.labels("words").set(services.limits.max_queue_tokens // 4)
     for items in (2, 4):
         metrics.batch_items.labels("words").observe(items)
-    pool.encoders["words"].delay = 0.3
+    registry.encoders["words"].delay = 0.3
     asked = asyncio.create_task(client.post("/embed", json={"inputs": "a"}))
     await asyncio.sleep(0.1)
     first, second, *_ = (await client.get("/models")).json()["data"]

@@ -55,9 +55,9 @@ async def test_others_have_their_turn_between_pieces():
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-async def test_many_vectors_leave_in_pieces_as_they_are(line, pool, services, encoding):
+async def test_many_vectors_leave_in_pieces_as_they_are(line, registry, services, encoding):
     vectors = np.random.default_rng(2).random((45, 2000), np.float32)
-    encoder = pool.encoders["words"]
+    encoder = registry.encoders["words"]
 
     async def embed(texts, **options):
         return Embedded("words", "f", vectors[: len(texts)], tokens=1)

@@ -27,13 +27,13 @@ class Watching:
 
     async def embed(self, texts, **options) -> Embedded:
         self.calls.append(current_request())
-        current_request().began = self.begins
+        current_request().work_begun = self.begins
         return await self.encoder.embed(texts, **options)
 
 
 @pytest.fixture
-def watching(pool):
-    pool.encoders["words"] = encoder = Watching(pool.encoders["words"])
+def watching(registry):
+    registry.encoders["words"] = encoder = Watching(registry.encoders["words"])
     return encoder
 
 
@@ -97,16 +97,16 @@ async def test_a_body_that_dribbles_ends_with_its_time(line):
 
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/indexes/kb/query"])
-async def test_a_client_that_leaves_is_dropped_and_sent_nothing(line, pool, caplog, path):
+async def test_a_client_that_leaves_is_dropped_and_sent_nothing(line, registry, caplog, path):
     caplog.set_level(logging.INFO, "condensery")
     await line("/v1/indexes/kb", {}, method="PUT").run()
-    pool.encoders["words"].delay = 60
+    registry.encoders["words"].delay = 60
     asked = line(path, EMBED if path == "/embed" else {"query": "x"})
     asked.start()
-    await asked.until(lambda: pool.encoders["words"].waiting)
+    await asked.until(lambda: registry.encoders["words"].waiting)
     asked.leave()
     await asked.end()
-    assert pool.encoders["words"].waiting == 0
+    assert registry.encoders["words"].waiting == 0
     assert asked.sent == []
     (event,) = caplog.records
     assert (event.getMessage(), event.status, event.levelname) == ("reply", 499, "INFO")
@@ -132,7 +132,7 @@ async def test_leaving_after_the_reply_harms_nothing(line, caplog):
     assert caplog.records == []
 
 
-async def test_a_client_that_leaves_amid_a_stream_stops_the_generator(line, services, pool):
+async def test_a_client_that_leaves_amid_a_stream_stops_the_generator(line, services, registry):
     asked = line("/v1/rag/answer", ASK)
 
     async def pause(message):
@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_amid_a_stream_stops_the_generator(line, serv
     await asked.until(lambda: b"event: message" in asked.content if asked.sent else False)
     asked.leave()
     await asked.end()
-    assert pool.readers["pair"].closed == 1
+    assert registry.pairs["pair"].closed == 1
     assert cancelled(services) == 1
 
 
@@ -192,8 +192,8 @@ def names_of(content):
     ]
 
 
-async def test_a_stream_that_runs_out_of_time_ends_with_an_error_and_done(line, pool):
-    slow_to_say(pool.readers["pair"], after=2)
+async def test_a_stream_that_runs_out_of_time_ends_with_an_error_and_done(line, registry):
+    slow_to_say(registry.pairs["pair"], after=2)
     headers = {"x-request-timeout-ms": "2000"}
     asked = await line("/v1/rag/answer", ASK, headers=headers).run()
     assert asked.status == 200
@@ -203,28 +203,28 @@ async def test_a_stream_that_runs_out_of_time_ends_with_an_error_and_done(line, 
     assert asked.sent[-1]["more_body"] is False
 
 
-async def test_a_stream_is_not_cut_by_time_that_it_does_not_need(line, pool):
-    say = pool.readers["pair"]._say
+async def test_a_stream_is_not_cut_by_time_that_it_does_not_need(line, registry):
+    say = registry.pairs["pair"]._say
 
     async def steady(words, most):
         async for token in say(words, most):
             await asyncio.sleep(0.1)
             yield token
 
-    pool.readers["pair"]._say = steady
+    registry.pairs["pair"]._say = steady
     asked = await line("/v1/rag/answer", ASK, headers={"x-request-timeout-ms": "60000"}).run()
     assert names_of(asked.content)[-2:] == ["final_answer", "done"]
 
 
-async def test_when_the_servers_grace_is_over_who_still_waits_is_told(line, pool):
-    pool.encoders["words"].delay = 60
+async def test_when_the_servers_grace_is_over_who_still_waits_is_told(line, registry):
+    registry.encoders["words"].delay = 60
     asked = line("/embed", EMBED)
     asked.start()
-    await asked.until(lambda: pool.encoders["words"].waiting)
+    await asked.until(lambda: registry.encoders["words"].waiting)
     asked.task.cancel()
     await asked.end()
     assert (asked.status, json.loads(asked.content)["error_type"]) == (503, "Unhealthy")
-    slow_to_say(pool.readers["pair"], after=1)
+    slow_to_say(registry.pairs["pair"], after=1)
     asked = line("/v1/rag/answer", ASK)
     asked.start()
     await asked.until(lambda: b"event: message" in asked.content if asked.sent else False)

@@ -157,17 +157,17 @@ async def test_a_refusal_has_the_body_of_its_family(line, keyed):
     assert isinstance(asked.error, str)
 
 
-async def test_the_keys_name_is_who_shares_the_queue(line, keyed, pool):
+async def test_the_keys_name_is_who_shares_the_queue(line, keyed, registry):
     from condensery.request_context import current_request
 
     seen = []
-    embed = pool.encoders["words"].embed
+    embed = registry.encoders["words"].embed
 
     async def noting(texts, **options):
         seen.append(current_request().caller)
         return await embed(texts, **options)
 
-    pool.encoders["words"].embed = noting
+    registry.encoders["words"].embed = noting
     await line("/embed", {"inputs": "a"}, headers=bearer("both")).run()
     assert seen == ["both"]
 

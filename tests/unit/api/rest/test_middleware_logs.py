@@ -54,8 +54,10 @@ async def test_good_replies_are_told_to_who_debugs_only(line, events):
     assert [(event.levelname, event.status) for event in events.records] == [("DEBUG", 200)]
 
 
-async def test_our_own_failures_are_errors_and_a_probes_no_is_none(line, pool, services, events):
-    pool.encoders["words"].fails = ModelFault("not finite")
+async def test_our_own_failures_are_errors_and_a_probes_no_is_none(
+    line, registry, services, events
+):
+    registry.encoders["words"].fails = ModelFault("not finite")
     await line("/v1/embeddings", {"input": "a"}).run()
     services.health.drain()
     await line("/readyz", method="GET").run()
@@ -63,8 +65,8 @@ async def test_our_own_failures_are_errors_and_a_probes_no_is_none(line, pool, s
     assert logged == [("ERROR", 500), ("INFO", 503)]
 
 
-async def test_a_stream_that_fails_is_told_though_its_status_is_good(line, pool, events):
-    pool.readers["pair"].fails_after = 1
+async def test_a_stream_that_fails_is_told_though_its_status_is_good(line, registry, events):
+    registry.pairs["pair"].fails_after = 1
     body = {"query": "q", "documents": ["gold"], "stream": True}
     await line("/v1/rag/answer", body).run()
     bug, reply = events.records

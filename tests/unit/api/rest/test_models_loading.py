@@ -8,18 +8,20 @@ LOAD = "/v1/models/other/load"
 KSERVE = "/v2/repository/models/other"
 
 
-async def test_a_load_tells_what_serves_now_and_what_did(client, pool):
+async def test_a_load_tells_what_serves_now_and_what_did(client, registry):
     reply = await client.post(LOAD, json={"version": "7"})
     assert reply.status_code == 200
     told = reply.json()
     assert (told["id"], told["model"]["version"], told["changed"]) == ("other", "7", True)
     assert told["previous"] == {"version": "1", "fingerprint": "sha256:other"}
     assert (await client.post("/v1/models/other/reload")).status_code == 200
-    assert pool.lifecycle.asked == [("other", "7", False), ("other", None, True)]
+    assert registry.lifecycle.asked == [("other", "7", False), ("other", None, True)]
 
 
-async def test_a_load_that_fails_is_told_in_each_familys_body(client, pool):
-    pool.lifecycle.fails = ModelNotLoaded("model 'other' version 2 was not loaded", field="model")
+async def test_a_load_that_fails_is_told_in_each_familys_body(client, registry):
+    registry.lifecycle.fails = ModelNotLoaded(
+        "model 'other' version 2 was not loaded", field="model"
+    )
     reply = await client.post(LOAD)
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "model_not_loaded")
     assert reply.headers["x-should-retry"] == "false"
@@ -30,7 +32,7 @@ async def test_a_load_that_fails_is_told_in_each_familys_body(client, pool):
     )
 
 
-async def test_kserve_lists_loads_and_unloads(client, pool):
+async def test_kserve_lists_loads_and_unloads(client, registry):
     rows = (await client.post("/v2/repository/index")).json()
     assert {"name": "other", "version": "2", "state": "READY", "reason": ""} in rows
     assert rows[-1]["state"] == "UNAVAILABLE"
@@ -43,7 +45,7 @@ async def test_kserve_lists_loads_and_unloads(client, pool):
     body = {"parameters": {"unload_dependents": False}}
     reply = await client.post(f"{KSERVE}/unload", json=body)
     assert reply.json() == {"name": "other", "version": "2", "state": "UNAVAILABLE", "reason": ""}
-    assert pool.lifecycle.asked == [("other", "3", False), ("other",)]
+    assert registry.lifecycle.asked == [("other", "3", False), ("other",)]
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,11 @@ async def test_what_there_is_not_is_told_in_our_words(client, path, status, code
     assert says in error["message"]
 
 
-async def test_a_file_that_was_altered_is_no_bug(client, pool, monkeypatch):
+async def test_a_file_that_was_altered_is_no_bug(client, registry, monkeypatch):
     def broken(name):
         raise CorruptModel("model 'pair': report.json: is not the file that was published")
 
-    monkeypatch.setattr(pool, "measurements", broken)
+    monkeypatch.setattr(registry, "measurements", broken)
     reply = await client.get(REPORT)
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "corrupt_model")
 

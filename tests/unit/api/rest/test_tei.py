@@ -61,8 +61,8 @@ async def test_the_root_does_what_the_body_asks_for(client, body, as_if):
         assert (await client.post(path, json=body)).json() == wanted
 
 
-async def test_the_root_classifies_where_its_model_does(client, pool, classifier_of):
-    pool.classifiers["nli"] = classifier_of("nli", "no", "yes")
+async def test_the_root_classifies_where_its_model_does(client, registry, classifier_of):
+    registry.classifiers["nli"] = classifier_of("nli", "no", "yes")
     for inputs in ("a", [["a"], ["a", "b"]]):
         for body, headers in (({"model": "nli"}, {}), ({}, {"x-model": "nli"})):
             asked = {"inputs": inputs, **body}
@@ -71,8 +71,8 @@ async def test_the_root_classifies_where_its_model_does(client, pool, classifier
             assert found.json() == wanted.json()
             assert found.status_code == 200
     assert (await client.post("/", json={"inputs": "a"})).json()[0][0] > -9, "the default embeds"
-    pool.encoders.clear()
-    pool.readers.clear()
+    registry.encoders.clear()
+    registry.pairs.clear()
     found = await client.post("/", json={"inputs": "a"})
     assert {one["label"] for one in found.json()} == {"no", "yes"}, "the only one classifies"
 

@@ -73,13 +73,13 @@ async def test_an_empty_list_is_refused(client):
     assert (reply.status_code, reply.json()["error_type"]) == (400, "Empty")
 
 
-async def test_too_long_a_text_is_cut_where_it_is_asked_for(client, pool):
+async def test_too_long_a_text_is_cut_where_it_is_asked_for(client, registry):
     text = "c" * 100 + "n" * 100
     for side, first in (("Right", "contradiction"), ("Left", "neutral"), ("left", "neutral")):
         body = {"inputs": text, "truncation_direction": side}
         assert (await client.post("/predict", json=body)).json()[0]["label"] == first
         await client.post("/embed", json=body)
-    assert pool.encoder().sides == ["right", "left", "left"]
+    assert registry.encoder().sides == ["right", "left", "left"]
     reply = await client.post("/embed", json={"inputs": "a", "truncation_direction": "up"})
     assert (reply.status_code, "truncation_direction: 'up'" in reply.text) == (422, True)
     body = {"query": "q", "texts": ["a"], "truncation_direction": "Left"}
@@ -103,8 +103,8 @@ async def test_what_was_cut_is_told(client):
     assert reply.headers["x-model"] == "nli"
 
 
-async def test_where_nothing_classifies_tei_says_backend(client, pool):
-    pool.classifiers.clear()
+async def test_where_nothing_classifies_tei_says_backend(client, registry):
+    registry.classifiers.clear()
     reply = await client.post("/predict", json={"inputs": "a"})
     assert (reply.status_code, reply.json()["error_type"]) == (424, "Backend")
     assert "no classifier serves" in reply.json()["error"]

@@ -130,10 +130,10 @@ def test_a_server_passes_a_language_model_over(
     store = ModelStore(None, tmp_path / "alone")
     publish(shared, store, name="tiny-lm")
     lines: list[str] = []
-    pool = ModelRegistry.load(
+    registry = ModelRegistry.load(
         store, device=torch.device("cpu"), dtype=torch.float32, metrics=Metrics(), say=lines.append
     )
     try:
-        assert (pool.models(), pool.refusals(), lines) == ([], {}, [])
+        assert (registry.models(), registry.refusals(), lines) == ([], {}, [])
     finally:
-        pool.close(0)
+        registry.close(0)

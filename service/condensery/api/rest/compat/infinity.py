@@ -84,6 +84,6 @@ def _measure_stats(services: Services, model: str) -> Stats:
     return Stats(
         queue_fraction=workload.queue_share,
         queue_absolute=workload.waiting,
-        results_pending=workload.inside,
+        results_pending=workload.open_requests,
         batch_size=workload.batch_items,
     )

@@ -102,7 +102,7 @@ class Questions:
         row = self.rows[number]
         question = row.question  # as it serves, cut for the compressor alone
         passages = row.passages[: self._recipe.passages]
-        windows = self._texts.readings(self._texts.cut(question)[0], passages)
+        windows = self._texts.make_windows(self._texts.cut(question)[0], passages)
         golds = [text.casefold() for text in (row.label, *row.answers) if text.strip()]
         readings = [window_of(*pair, golds) for pair in zip(passages, windows, strict=True)]
         item = Item(
@@ -209,7 +209,7 @@ class Chunks:
         """Return a piece's item: continued where ``part`` is below the recipe's share."""
         document, first, last, after = self._places[number]
         bases, continued = self._bases, part < self._recipe.continuation
-        (readings,) = bases.texts.readings("", [document[first:last]])
+        (readings,) = bases.texts.make_windows("", [document[first:last]])
         piece = document[last:after] if continued else document[first:last]
         ids = bases.tokenizer.encode(self._neutral(piece), add_special_tokens=False).ids
         label = ids[: self._recipe.label_tokens] if continued else [*ids, bases.end]

@@ -38,7 +38,7 @@ def test_an_item_is_what_serving_reads_and_the_label_with_its_end(
     assert len(item.readings) == 2  # of three passages
     assert item.question == row["question"]
     assert made.texts.cut(row["question"])[1] > made.shape.compressor.query_tokens
-    wanted = made.texts.readings(row["question"], row["passages"][:2])
+    wanted = made.texts.make_windows(row["question"], row["passages"][:2])
     assert all(one in windows for one, windows in zip(item.readings, wanted, strict=True))
     assert item.scores == tuple(row["scores"][:2])
     assert made.tokenizer.decode(list(item.label[:-1])) == row["label"]
@@ -48,7 +48,7 @@ def test_an_item_is_what_serving_reads_and_the_label_with_its_end(
 
 def test_of_a_long_passage_the_window_with_an_answer_is_read(made: Bases) -> None:
     long = "The mill stands by the river. " * 8 + "Anna built it. " + "Nobody knows the road. " * 8
-    windows = made.texts.readings("Who?", [long])[0]
+    windows = made.texts.make_windows("Who?", [long])[0]
     texts = [long[window.start : window.end] for window in windows]
     (wanted,) = [i for i, text in enumerate(texts) if "Anna" in text][:1]
     nobody = next(i for i, text in enumerate(texts) if "Nobody" in text)

@@ -40,7 +40,7 @@ def greedy(pair: CausalPair, bases: Bases, question: str, passages: list[str]) -
     from condensery.networks.packing import Packing
 
     asked = bases.texts.cut(question)[0]
-    readings = [windows[0] for windows in bases.texts.readings(asked, passages)]
+    readings = [windows[0] for windows in bases.texts.make_windows(asked, passages)]
     said: list[int] = []
     with torch.no_grad():
         memory = pair.eval().compressor.compress(readings).split()
