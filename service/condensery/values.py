@@ -10,7 +10,8 @@ Those that REST replies with are its contract: orjson writes them as they are, a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol, get_args
+from importlib import import_module
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +32,6 @@ class Described:
         return handler.generate_schema(self._load())
 
 
-def _load_json_value() -> Any:
-    from pydantic import JsonValue  # the command line does without pydantic
-
-    return JsonValue
-
-
 Floats = NDArray[np.float32]
 # What a stored model is, and what made it smaller: what its manifest may say. Both are open:
 # ``runtime.loader.register_kind`` registers how a kind runs, ``networks.building.register_method``
@@ -48,26 +43,13 @@ METHODS = {"none", "effir", "shrp", "llm2comp", "oscar"}
 # of any kind has one, or several.
 ModelRole = Literal["encoder", "oscar-pair", "reranker", "classifier"]
 ModelState = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
-Metadata = Mapping[str, Annotated[Any, Described(_load_json_value)]]
+# The command line does without pydantic.
+Metadata = Mapping[str, Annotated[Any, Described(lambda: import_module("pydantic").JsonValue)]]
 TruncationDirection = Literal["right", "left"]  # of a text that is too long, which is cut
 Input = str | tuple[str, str]  # what is classified: a text, or a pair of texts
 AliasVerb = Literal["create", "delete", "rename"]
 RebuildState = Literal["running", "done", "failed"]
 ALIAS_VERBS: tuple[AliasVerb, ...] = get_args(AliasVerb)
-
-# Which of a model's prompts goes before a text, for requests, indexes and offline methods. Keys:
-# what a text is for, as clients name it. Values: what models call their prompt for it; the first
-# that a model has counts, else its default prompt, else none.
-PROMPT_PURPOSES: dict[str, tuple[str, ...]] = {
-    "search_query": ("query", "search_query"),
-    "search_document": ("document", "passage", "corpus", "search_document"),
-    "classification": ("classification", "Classification"),
-    "clustering": ("clustering", "Clustering"),
-}
-# What indexes looked for before they kept their prompts, defaults apart. Not to be changed: it is
-# how the passages of those that are there were embedded.
-OLDER_QUERY_PROMPTS = ("query",)
-OLDER_PASSAGE_PROMPTS = ("document", "passage")
 
 
 def set_derived(value: Any, **derived: Any) -> None:
@@ -595,47 +577,6 @@ class Rebuild:
     overlap: float | None = None
     """Of the documents that the old index finds for some of its own texts, the share that the new
     one finds; null where the old encoder does not run."""
-
-
-class HasPrompts(Protocol):
-    """A model, or what is stored of it."""
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """Text put before an input, by the prompt's name."""
-        ...
-
-    @property
-    def default_prompt(self) -> str | None:
-        """The name of the one that is taken where none is named, if there is one."""
-        ...
-
-
-def prompt_name_for(model: HasPrompts, purpose: str) -> str | None:
-    """Return the name of a model's prompt for one of ``PROMPT_PURPOSES``; None if it has none."""
-    names = (name for name in PROMPT_PURPOSES[purpose] if name in model.prompts)
-    return next(names, model.default_prompt)
-
-
-def make_index_prompts(model: HasPrompts) -> IndexPrompts:
-    """Return what an index of a model's vectors that is made today puts before its texts."""
-    names = (prompt_name_for(model, purpose) for purpose in ("search_query", "search_document"))
-    query, passage = ("" if name is None else model.prompts[name] for name in names)
-    return IndexPrompts(query, passage)
-
-
-def make_older_index_prompts(model: HasPrompts) -> IndexPrompts:
-    """Return what an index put before its texts that was made before indexes kept it.
-
-    Prompts not named in ``OLDER_QUERY_PROMPTS`` and ``OLDER_PASSAGE_PROMPTS`` were not used then. A
-    model's fingerprint covers its prompts, so that they are those which it had.
-    """
-    prompts = model.prompts
-    query, passage = (
-        next((prompts[name] for name in names if name in prompts), "")
-        for names in (OLDER_QUERY_PROMPTS, OLDER_PASSAGE_PROMPTS)
-    )
-    return IndexPrompts(query, passage)
 
 
 def alias_chain(targets: Mapping[str, str], name: str) -> list[str]:

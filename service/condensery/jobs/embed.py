@@ -7,18 +7,17 @@ from typing import NoReturn
 
 from condensery.encodings import INT8_ENCODINGS, Encoded, Encoding, encode
 from condensery.errors import InputError, ModelCannot, PayloadTooLarge, shorten
+from condensery.index.prompts import PROMPT_PURPOSES, prompt_name_for
 from condensery.jobs.interfaces import Encoder
 from condensery.jobs.services import Services
 from condensery.jobs.validation import check_count, check_inputs, check_texts, max_chars_of
 from condensery.values import (
-    PROMPT_PURPOSES,
     Embedded,
     EmbeddedTokens,
     Floats,
     ModelInfo,
     TextToken,
     TruncationDirection,
-    prompt_name_for,
 )
 
 INPUT_TYPE_SYNONYMS = {

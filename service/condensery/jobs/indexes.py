@@ -22,6 +22,7 @@ from condensery.errors import (
 )
 from condensery.index.filters import read_filter
 from condensery.index.kinds import KINDS
+from condensery.index.prompts import make_index_prompts, make_older_index_prompts
 from condensery.index.selecting import PageQuery
 from condensery.index.splitting import split
 from condensery.jobs.interfaces import Encoder, JsonObject
@@ -37,8 +38,6 @@ from condensery.values import (
     Passage,
     RebuildPlan,
     Upserted,
-    make_index_prompts,
-    make_older_index_prompts,
 )
 
 _log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from typing import Any
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
+from condensery.index.prompts import make_index_prompts
 from condensery.methods.effir.analysis import NAME, PICTURE, SAMPLES, analyse
 from condensery.methods.effir.importance import GROUPS, Depth, Importance, check, choose
 from condensery.methods.effir.measuring import (
@@ -46,7 +47,6 @@ from condensery.store.manifest import Manifest, Provenance, StoredModel
 from condensery.store.store import ModelStore, check_name
 from condensery.store.weights import open_folder
 from condensery.store.writing import read_json
-from condensery.values import make_index_prompts
 
 log = logging.getLogger(__name__)
 TRADE_OFF = "trade-off.png"

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from condensery.atomic_files import write_atomically
+from condensery.index.prompts import make_index_prompts
 from condensery.methods.effir.speed import ROUNDS, Texts, profile, times
 from condensery.methods.ranking.measures import measure
 from condensery.methods.ranking.retrieval import running, titled_text
@@ -23,7 +24,6 @@ from condensery.networks.sublayers import family_of, layers_of
 from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer
 from condensery.store.manifest import StoredModel
 from condensery.store.weights import open_folder
-from condensery.values import make_index_prompts
 
 PARENT, CHILD = "parent", "model"
 TIMED = 256  # queries, and passages, that are timed

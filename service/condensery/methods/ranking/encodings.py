@@ -24,6 +24,7 @@ from condensery.encodings import (
     int8_range,
 )
 from condensery.errors import ReportNotFound
+from condensery.index.prompts import make_index_prompts
 from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.parts import check_out, command_line, write_part
 from condensery.methods.ranking.retrieval import embed, running, titled_text
@@ -35,7 +36,7 @@ from condensery.runtime.encoder import Encoder
 from condensery.store.manifest import REPORT, StoredModel
 from condensery.store.reports import StoredReport
 from condensery.store.store import ModelStore, shipped_store
-from condensery.values import Floats, make_index_prompts
+from condensery.values import Floats
 
 log = logging.getLogger(__name__)
 DEPTH, SEED = 10, 17

@@ -8,11 +8,12 @@ from typing import Protocol
 import numpy as np
 
 from condensery.errors import ModelFault
+from condensery.index.prompts import make_index_prompts
 from condensery.methods.ranking.retrieval import embed
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.oscar import OscarModel
-from condensery.values import Floats, make_index_prompts
+from condensery.values import Floats
 
 
 class Ranker(Protocol):

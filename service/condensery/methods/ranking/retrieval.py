@@ -17,21 +17,13 @@ import torch
 from condensery.atomic_files import write_atomically
 from condensery.errors import EmptyInput, InputError, shorten
 from condensery.index.fusion import LEAST_CANDIDATES, fuse
+from condensery.index.prompts import make_index_prompts, make_older_index_prompts
 from condensery.index.store import IndexStore
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.queue import BatchLimits
 from condensery.runtime.tokenizing import MAX_CHARACTERS_PER_TOKEN
 from condensery.runtime.workers import Workers
-from condensery.values import (
-    Document,
-    Floats,
-    Hit,
-    IndexPrompts,
-    IndexSpec,
-    Passage,
-    make_index_prompts,
-    make_older_index_prompts,
-)
+from condensery.values import Document, Floats, Hit, IndexPrompts, IndexSpec, Passage
 
 if TYPE_CHECKING:
     from condensery.store.manifest import StoredModel

@@ -16,6 +16,7 @@ import torch
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
+from condensery.index.prompts import make_index_prompts
 from condensery.methods.ranking.retrieval import CorpusPassage, Retriever, embed, running
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sets import RankingSets
@@ -24,7 +25,6 @@ from condensery.methods.trainer.trainer import differences
 from condensery.runtime.encoder import Encoder
 from condensery.store.importing import import_model
 from condensery.store.store import ModelStore
-from condensery.values import make_index_prompts
 
 log = logging.getLogger(__name__)
 NAME = "negatives.jsonl"

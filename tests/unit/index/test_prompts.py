@@ -2,13 +2,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from condensery.index.prompts import PROMPT_PURPOSES, make_index_prompts, make_older_index_prompts
 from condensery.jobs.embed import INPUT_TYPES, choose_prompt
-from condensery.values import (
-    PROMPT_PURPOSES,
-    IndexPrompts,
-    make_index_prompts,
-    make_older_index_prompts,
-)
+from condensery.values import IndexPrompts
 
 NOMIC = {
     "search_query": "search_query: ",
