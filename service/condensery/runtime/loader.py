@@ -20,6 +20,7 @@ from condensery.request_context import RequestContext
 from condensery.runtime.classifier import Classifier
 from condensery.runtime.device import mapped_weights, weight_bytes
 from condensery.runtime.encoder import Encoder
+from condensery.runtime.generator import NO_GENERATOR_LIMITS
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.queue import BatchLimits, default_limits
 from condensery.runtime.scheduler import GeneratorLimits
@@ -150,10 +151,10 @@ class ModelLoader:
     compressor: torch.device
     generator: torch.device
     dtype: torch.dtype
-    generator_limits: GeneratorLimits
-    queue_tokens: int | None
-    queue_seconds: float
-    metrics: "Metrics | None"
+    generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS
+    queue_tokens: int | None = None
+    queue_seconds: float = 10.0
+    metrics: "Metrics | None" = None
 
     def open(self, stored: StoredModel) -> LoadedModel:
         """Load a stored model, its files checked before. Blocks: call it off the event loop.

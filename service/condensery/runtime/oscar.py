@@ -463,7 +463,7 @@ class OscarModel:
             window=min(window, self._pair.window or window),
         )
 
-    async def generate_from_prompt(
+    def generate_from_prompt(
         self,
         prompt: GeneratorPrompt,
         *,
@@ -477,12 +477,9 @@ class OscarModel:
             InputError: A stop string can't be one.
             Overloaded, DeadlineExceeded, ModelFault, Unavailable: As ``Generator.generate``.
         """
-        answer = self._generator.generate(
+        return self._generator.generate(
             prompt.parts, max_tokens=max_tokens, sampling=sampling, stop=stop
         )
-        async with aclosing(answer) as tokens:
-            async for token in tokens:
-                yield token
 
     def free_positions_for(
         self, question: str, context: Sequence[Floats | str], max_tokens: int

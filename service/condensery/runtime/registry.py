@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -19,7 +19,6 @@ from condensery.runtime.device import (
     prepare_process,
 )
 from condensery.runtime.encoder import Encoder
-from condensery.runtime.generator import NO_GENERATOR_LIMITS
 from condensery.runtime.lifecycle import ModelLifecycle
 from condensery.runtime.loader import (
     RUNNERS,
@@ -88,33 +87,26 @@ class ModelRegistry:
         store: ModelStore,
         *,
         device: torch.device,
-        dtype: torch.dtype,
         compressor: torch.device | None = None,
         generator: torch.device | None = None,
-        generator_limits: GeneratorLimits = NO_GENERATOR_LIMITS,
         workers: int | None = None,
-        queue_tokens: int | None = None,
-        queue_seconds: float = 10.0,
         aliases: ModelAliases | None = None,
         drain_seconds: float = 330.0,
-        metrics: "Metrics | None" = None,
         say: Callable[[str], None] = lambda line: None,
+        **options: Any,
     ) -> "ModelRegistry":
         """Load every stored model that is whole; one that is not is refused, the rest serve.
 
         Args:
             store: Where the models are.
             device: Where to run them.
-            dtype: What to compute in.
             compressor: Where to run pairs' compressors, if elsewhere.
             generator: Where to run their generators, if elsewhere.
-            generator_limits: What each generator may hold.
             workers: Threads for forward passes; None is one a core on a CPU.
-            queue_tokens: Tokens that may wait for each model; None is what suits the device.
-            queue_seconds: How long a request may have to wait for its turn.
             aliases: Other names of models; by default none, kept nowhere.
             drain_seconds: How long the last requests of a model that goes may take.
             say: Called with a line of progress for each model.
+            **options: The other fields of ``ModelLoader``.
         """
         loader = ModelLoader(
             store=store,
@@ -123,11 +115,7 @@ class ModelRegistry:
             device=device,
             compressor=compressor or device,
             generator=generator or device,
-            dtype=dtype,
-            generator_limits=generator_limits,
-            queue_tokens=queue_tokens,
-            queue_seconds=queue_seconds,
-            metrics=metrics,
+            **options,
         )
         for used in (device, loader.compressor, loader.generator):  # watched from the start
             loader.workers.on(used)

@@ -130,10 +130,8 @@ async def tei_embed_all(request: Request, services: Services) -> Response:
         result = await embed_tokens(
             services,
             body.inputs,
-            model=body.model,
             prompt_name=body.prompt_name,
-            truncate=body.truncate is not False,
-            side=body.truncation_direction,
+            **_shared_options(body),
         )
         with services.metrics.stage(result.model, "serialize"):
             return await write_list(result.vectors, 1, headers=result_headers(result))
@@ -204,13 +202,11 @@ async def _embed_texts(body: TeiEmbedRequest, services: Services) -> Response:
         result = await embed(
             services,
             body.inputs,
-            model=body.model,
             prompt_name=body.prompt_name,
             normalize=body.normalize,
-            truncate=body.truncate is not False,
-            side=body.truncation_direction,
             dimensions=body.dimensions,
             field="inputs",
+            **_shared_options(body),
         )
         with services.metrics.stage(result.model, "serialize"):
             # Each row contiguous, as orjson requires.
@@ -224,10 +220,8 @@ async def _classify_texts(body: TeiPredictRequest, services: Services) -> Respon
         result = await classify(
             services,
             inputs,
-            model=body.model,
-            truncate=body.truncate is not False,
-            side=body.truncation_direction,
             raw_scores=body.raw_scores,
+            **_shared_options(body),
         )
         with services.metrics.stage(result.model, "serialize"):
             reply = result.items if isinstance(body.inputs, list) else result.items[0]
@@ -257,11 +251,9 @@ async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
             services,
             body.query,
             body.texts,
-            model=body.model,
-            truncate=body.truncate is not False,
-            side=body.truncation_direction,
             raw_scores=body.raw_scores,
             field="texts",
+            **_shared_options(body),
         )
         with services.metrics.stage(result.model, "serialize"):
             ranks: list[TeiRank] = [
@@ -271,6 +263,12 @@ async def rerank_as_tei(body: TeiRerankRequest, services: Services) -> Response:
                 for rank, item in zip(ranks, result.items, strict=True):
                     rank["text"] = item.text
             return await write_list(ranks, PIECE_TEXTS, headers=result_headers(result))
+
+
+def _shared_options(body: Any) -> dict[str, Any]:
+    """Return the jobs' arguments for what most of TEI's bodies have."""
+    truncate = body.truncate is not False  # null is as true
+    return {"model": body.model, "truncate": truncate, "side": body.truncation_direction}
 
 
 def _model_type(described: ModelDescription) -> dict[str, Any]:

@@ -111,6 +111,12 @@ TruncationSide = Annotated[
 ]
 
 
+InputTexts = Annotated[
+    Many[str],
+    BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
+]
+
+
 class OpenAIEmbedRequest(Lenient):
     """``POST /v1/embeddings``."""
 
@@ -143,10 +149,9 @@ class OpenAIEmbedRequest(Lenient):
 class TeiEmbedRequest(Lenient):
     """``POST /embed``."""
 
-    inputs: Annotated[
-        Many[str],
-        BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
-    ] = Field(description="A string, or a list of strings.", examples=["What is a near twin?"])
+    inputs: InputTexts = Field(
+        description="A string, or a list of strings.", examples=["What is a near twin?"]
+    )
     normalize: bool | None = True
     truncate: bool | None = None
     truncation_direction: TruncationSide = "right"
@@ -158,10 +163,7 @@ class TeiEmbedRequest(Lenient):
 class TeiEmbedAllRequest(Lenient):
     """``POST /embed_all``."""
 
-    inputs: Annotated[
-        Many[str],
-        BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
-    ]
+    inputs: InputTexts
     truncate: bool | None = None
     truncation_direction: TruncationSide = "right"
     prompt_name: str | None = None
@@ -194,10 +196,7 @@ class TeiSimilarityRequest(Lenient):
 class TeiTokenizeRequest(Lenient):
     """``POST /tokenize``."""
 
-    inputs: Annotated[
-        Many[str],
-        BeforeValidator(lambda value: one_or_many(value, "inputs"), json_schema_input_type=Texts),
-    ]
+    inputs: InputTexts
     add_special_tokens: bool = True
     prompt_name: str | None = None
     model: str | None = None

@@ -1,13 +1,11 @@
 """The bodies of requests that load, unload and name models."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from condensery.api.rest.schemas.inference import Ours
 
 
-class _StrictBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class LoadModelRequest(_StrictBody):
+class LoadModelRequest(Ours):
     """Which version of a model to load."""
 
     version: str | None = Field(
@@ -15,7 +13,7 @@ class LoadModelRequest(_StrictBody):
     )
 
 
-class UnloadModelRequest(_StrictBody):
+class UnloadModelRequest(Ours):
     """How to unload a model."""
 
     force: bool = Field(
@@ -24,7 +22,7 @@ class UnloadModelRequest(_StrictBody):
     )
 
 
-class ModelAliasesRequest(_StrictBody):
+class ModelAliasesRequest(Ours):
     """What aliases of models are to lead to: all of this is done, or none."""
 
     aliases: dict[str, str | None] = Field(
@@ -33,19 +31,19 @@ class ModelAliasesRequest(_StrictBody):
     )
 
 
-class KServeIndexRequest(_StrictBody):
+class KServeIndexRequest(Ours):
     """Which models to list."""
 
     ready: bool = Field(default=False, description="Only those that serve.")
 
 
-class KServeLoadParameters(_StrictBody):
+class KServeLoadParameters(Ours):
     """What a load may say; other parameters of Triton's are refused."""
 
     version: str | None = None
 
 
-class KServeUnloadParameters(_StrictBody):
+class KServeUnloadParameters(Ours):
     """What an unload may say."""
 
     unload_dependents: bool = Field(
@@ -54,13 +52,13 @@ class KServeUnloadParameters(_StrictBody):
     force: bool = False
 
 
-class KServeLoadRequest(_StrictBody):
+class KServeLoadRequest(Ours):
     """Load a model, as KServe asks."""
 
     parameters: KServeLoadParameters = KServeLoadParameters()
 
 
-class KServeUnloadRequest(_StrictBody):
+class KServeUnloadRequest(Ours):
     """Unload a model, as KServe asks."""
 
     parameters: KServeUnloadParameters = KServeUnloadParameters()
