@@ -128,7 +128,10 @@ def _varlen(
     elif repeats > 1:  # torch 2.11's knows no shared key heads
         key, value = (rows.repeat_interleave(repeats, dim=1) for rows in (key, value))
     output = varlen_attn(
-        *(query.contiguous(), key, value, *step.ends),
+        query.contiguous(),
+        key,
+        value,
+        *step.ends,
         scale=scale,
         # Rows are the last ones of their keys: the causal rule holds from the end.
         window_size=(-1 if window is None else window - 1, 0),

@@ -73,10 +73,8 @@ def pack(
         text = size - shape.slots
         first = start + len(pairing.question) + 2
         end = start + text
-        ids[start:end] = (
-            *(specials.start, *pairing.question, specials.end),
-            *(*pairing.passage, specials.end),
-        )
+        question = (specials.start, *pairing.question, specials.end)
+        ids[start:end] = (*question, *pairing.passage, specials.end)
         types[first:end] = 1
         places[start:end] = np.arange(text)
         places[end : start + size] = slot_positions

@@ -122,7 +122,7 @@ def paged_attention(
         from condensery.networks.paging_kernel import paged_attention_kernel
 
         return paged_attention_kernel(
-            *(query, keys, values, tokens.table, tokens.ends), scale=scale, window=window or 0
+            query, keys, values, tokens.table, tokens.ends, scale=scale, window=window or 0
         )
     return _by_formula(tokens, query, keys, values, scale, window)
 

@@ -150,9 +150,19 @@ def paged_attention_kernel(
     # Triton launches on the current device, whatever its tensors are on.
     with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
         launch(
-            *(query, keys, values, table, ends, output, sums, scale),
-            *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), table.stride(0)),
-            *(output.stride(0), output.stride(1), output.stride(2), sums.stride(0), sums.stride(1)),
+            query,
+            keys,
+            values,
+            table,
+            ends,
+            output,
+            sums,
+            scale,
+            *query.stride()[:2],
+            *keys.stride()[:2],
+            table.stride(0),
+            *output.stride()[:3],
+            *sums.stride()[:2],
             WINDOW=window,
             SPLITS=splits,
             GROUP=group,

@@ -79,7 +79,10 @@ class Stepper:
     def cache(self, positions: int) -> Cache:
         """Make room for so many positions."""
         return Cache(
-            *(self.layers, positions, self._heads, self._size),
+            self.layers,
+            positions,
+            self._heads,
+            self._size,
             dtype=self._network.dtype,
             device=self._network.device,
         )

@@ -252,8 +252,7 @@ class _AfterLine(StoppingCriteria):
         self._tokenizer = tokenizer
         self._prompt = prompt
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        del scores, kwargs
+    def __call__(self, input_ids: Tensor, _scores: Tensor, **_: Any) -> Tensor:
         texts = self._tokenizer.batch_decode(input_ids[:, self._prompt :], skip_special_tokens=True)
         over = ["\n" in text.lstrip() for text in texts]
         return torch.tensor(over, device=input_ids.device)

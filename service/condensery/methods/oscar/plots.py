@@ -108,7 +108,9 @@ def _cost_lines(axes: Axes, report: Report, cost: str) -> None:
             counts, xs, ys = zip(*points, strict=True)
             axes.plot(xs, ys, color=color, marker=marker, markersize=5, label=label)
             axes.annotate(
-                *(f"K={counts[-1]}", (xs[-1], ys[-1]), (7, -3)),
+                f"K={counts[-1]}",
+                (xs[-1], ys[-1]),
+                (7, -3),
                 textcoords="offset points",
                 fontsize="x-small",
                 color=color,
@@ -117,7 +119,8 @@ def _cost_lines(axes: Axes, report: Report, cost: str) -> None:
         setting = report.settings.get(key)
         if setting is not None and (getattr(setting, cost) or 0) > 0:
             axes.plot(
-                *([getattr(setting, cost)], [setting.f1.mean]),
+                [getattr(setting, cost)],
+                [setting.f1.mean],
                 color=color,
                 marker=marker,
                 markersize=11,
@@ -219,7 +222,9 @@ def draw_abstention(report: Report, min_relevance: float | None) -> Figure | Non
         ("questions answered", "#0072B2", "o", lambda point: point.answered),
         ("F1 of what is answered", "#009E73", "s", lambda point: point.f1_answered),
         (
-            *("answered though no passage holds it", "#D55E00", "^"),
+            "answered though no passage holds it",
+            "#D55E00",
+            "^",
             lambda point: point.wrong_without_gold,
         ),
     )
