@@ -51,33 +51,17 @@ def requests_of(batch: Sequence[QueueItem[Item, Result]]) -> list[QueuedRequest[
 
 
 class BatcherMetrics:
-    """What one batcher counts.
+    """What one batcher counts, with its model's label looked up once."""
 
-    Args:
-        model: The label.
-        stage: What its forward passes count as.
-    """
-
-    def __init__(self, metrics: "Metrics", model: str, stage: "Stage") -> None:
-        self._metrics = metrics
-        self._model = model
-        self._stage = stage
-        self._queue_requests = metrics.queue_requests.labels(model)
-        self._queue_tokens = metrics.queue_tokens.labels(model)
+    def __init__(self, metrics: "Metrics", model: str) -> None:
+        self._tei = metrics.tei
+        self.queue_requests = metrics.queue_requests.labels(model)
+        self.queue_tokens = metrics.queue_tokens.labels(model)
+        self.forwards = metrics.forwards.labels(model)
         self._queue_seconds = metrics.stage_seconds.labels(model, "queue")
         self._forward_seconds = metrics.stage_seconds.labels(model, "forward")
         self._batch_tokens = metrics.batch_tokens.labels(model)
         self._batch_items = metrics.batch_items.labels(model)
-        self._forwards = metrics.forwards.labels(model)
-
-    def show_queue(self, requests: int, tokens: int) -> None:
-        """Show what waits."""
-        self._queue_requests.set(requests)
-        self._queue_tokens.set(tokens)
-
-    def count_forward(self) -> None:
-        """Count a forward pass."""
-        self._forwards.inc()
 
     def count_batch(
         self, batch: Sequence[QueueItem[Any, Any]], tokens: int, started: float, seconds: float
@@ -88,13 +72,8 @@ class BatcherMetrics:
         self._forward_seconds.observe(seconds)
         self._batch_tokens.observe(tokens)
         self._batch_items.observe(len(batch))
-        if self._metrics.tei is not None:
-            self._metrics.tei.batch(len(batch), tokens)
-
-    def count_dropped(self, *, begun: bool, cause: str) -> None:
-        """Count a request whose caller has gone, or whose time ran out."""
-        stage = self._stage if begun else "queue"
-        self._metrics.cancelled.labels(self._model, stage, cause).inc()
+        if self._tei is not None:
+            self._tei.batch(len(batch), tokens)
 
 
 def run_in_halves(
@@ -186,8 +165,9 @@ class Batcher(Generic[Item, Result]):
         self._workers = workers
         self._limits = limits or default_limits(workers.device)
         self._model = model
+        self._stage = stage
         self._metrics: Metrics = metrics or NO_METRICS
-        self._counts = BatcherMetrics(self._metrics, model, stage)
+        self._counts = BatcherMetrics(self._metrics, model)
         self._short: FairQueue[Item, Result] = FairQueue()
         self._long: FairQueue[Item, Result] = FairQueue()
         self._rate = 0.0  # tokens a second and worker
@@ -262,7 +242,7 @@ class Batcher(Generic[Item, Result]):
             return []
         call = current_request()
         if call.seconds_left <= 0:
-            self._counts.count_dropped(begun=False, cause="deadline")
+            self._count_dropped(begun=False, cause="deadline")
             raise call.expired()
         request: QueuedRequest[Item, Result] = QueuedRequest(
             asyncio.get_running_loop().create_future(), call, [MISSING] * count, count, each=each
@@ -278,12 +258,12 @@ class Batcher(Generic[Item, Result]):
                         break
                 return await request.reply
         except TimeoutError:
-            self._counts.count_dropped(begun=request.begun, cause="deadline")
+            self._count_dropped(begun=request.begun, cause="deadline")
             raise call.expired() from None
         except asyncio.CancelledError:
             # An endpoint's own timeout for the same deadline may come first.
             cause = "deadline" if call.seconds_left <= 0 else "client"
-            self._counts.count_dropped(begun=request.begun, cause=cause)
+            self._count_dropped(begun=request.begun, cause=cause)
             raise
         finally:
             # Cancelled, or failed: what is still queued of it never runs.
@@ -336,8 +316,13 @@ class Batcher(Generic[Item, Result]):
         state = QueueState(waiting, min(waiting, ahead), self.rate)
         refuse_if_overloaded(state, cost, self._limits, model=self._model, metrics=self._metrics)
 
+    def _count_dropped(self, *, begun: bool, cause: str) -> None:
+        stage = self._stage if begun else "queue"
+        self._metrics.cancelled.labels(self._model, stage, cause).inc()
+
     def _show_queue(self) -> None:
-        self._counts.show_queue(self._short.items + self._long.items, self.queued_tokens)
+        self._counts.queue_requests.set(self._short.items + self._long.items)
+        self._counts.queue_tokens.set(self.queued_tokens)
 
     def take(self, idle: int, *, express: bool) -> WorkItem | None:
         """Make a batch of what waits; called by a free worker (``WorkSource``)."""
@@ -389,7 +374,7 @@ class Batcher(Generic[Item, Result]):
     def _forward_entries(
         self, batch: list[QueueItem[Item, Result]]
     ) -> Sequence[Result | CondenseryError]:
-        self._counts.count_forward()
+        self._counts.forwards.inc()
         return self._forward([entry.item for entry in batch])
 
     def _abandon(self, batch: list[QueueItem[Item, Result]], reason: str) -> None:

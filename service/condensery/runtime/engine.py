@@ -57,41 +57,20 @@ _log = logging.getLogger(__name__)
 
 
 class EngineMetrics:
-    """What one engine counts.
+    """What one engine counts, with its model's label looked up once.
 
     Args:
-        model: The label.
         positions: Of the cache.
     """
 
     def __init__(self, metrics: "Metrics", model: str, positions: int) -> None:
         metrics.cache_positions.labels(model, "limit").set(positions)
-        self._used = metrics.cache_positions.labels(model, "used")
-        self._running = metrics.sequences.labels(model, "running")
-        self._waiting = metrics.sequences.labels(model, "waiting")
-        self._queue_seconds = metrics.stage_seconds.labels(model, "queue")
-        self._step_tokens = metrics.step_tokens.labels(model)
-        self._inter_token = metrics.inter_token_seconds.labels(model)
-
-    def show_cache(self, running: int, waiting: int, used: int) -> None:
-        """Show how much runs and waits, and the positions taken."""
-        self._running.set(running)
-        self._waiting.set(waiting)
-        self._used.set(used)
-
-    def count_wait(self, waited: float) -> None:
-        """Count the seconds that a sequence waited until it could begin."""
-        self._queue_seconds.observe(waited)
-
-    def count_step(self, tokens: int) -> None:
-        """Count a step."""
-        self._step_tokens.observe(tokens)
-
-    def count_token(self, sequence: Sequence) -> None:
-        """Count the time since the sequence's token before."""
-        seconds = sequence.seconds_since_last()
-        if seconds is not None:
-            self._inter_token.observe(seconds)
+        self.used = metrics.cache_positions.labels(model, "used")
+        self.running = metrics.sequences.labels(model, "running")
+        self.waiting = metrics.sequences.labels(model, "waiting")
+        self.queue_seconds = metrics.stage_seconds.labels(model, "queue")
+        self.step_tokens = metrics.step_tokens.labels(model)
+        self.inter_token_seconds = metrics.inter_token_seconds.labels(model)
 
 
 class FixedShapeDecoder:
@@ -360,7 +339,7 @@ class Engine:
         self._waiting.discard(sequence)
         self._running.add(sequence)
         sequence.waited = time.perf_counter() - sequence.queued.arrived
-        self._counts.count_wait(sequence.waited)
+        self._counts.queue_seconds.observe(sequence.waited)
         sequence.blocks = self._blocks.take(blocks)
         sequence.positions = block_positions(sequence.blocks)
         self._ready.append(sequence)
@@ -394,12 +373,13 @@ class Engine:
             event = chunk.apply(outcome)
             if event is not None:
                 events.append((sequence, event))
-                self._counts.count_token(sequence)
+                if (seconds := sequence.seconds_since_last()) is not None:
+                    self._counts.inter_token_seconds.observe(seconds)
             if isinstance(event, CondenseryError) or (event is not None and event.finish):
                 self._end(sequence)
             else:
                 self._ready.append(sequence)
-        self._counts.count_step(sum(chunk.count for chunk in chunks))
+        self._counts.step_tokens.observe(sum(chunk.count for chunk in chunks))
         self._show()
         # Before another worker can take the next step, whose tokens would else overtake these.
         send_events(events)
@@ -454,7 +434,9 @@ class Engine:
         self._metrics.cancelled.labels(self._model, stage, cause).inc()
 
     def _show(self) -> None:
-        self._counts.show_cache(len(self._running), self._queue.items, self._blocks.used * BLOCK)
+        self._counts.running.set(len(self._running))
+        self._counts.waiting.set(self._queue.items)
+        self._counts.used.set(self._blocks.used * BLOCK)
 
 
 def _count_token_rows(chunks: list[ScheduledChunk]) -> int:
