@@ -55,6 +55,7 @@ class FakeManifest:
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     shape: dict[str, Any] = field(default_factory=dict)
+    base_parts: None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,17 @@ class FakeStored:
 
     manifest: FakeManifest
     path: Path
+
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        return tuple(sorted(self.path.glob("*.safetensors")))
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    def file(self, name: str) -> Path:
+        return self.path / name
 
 
 def tiny_tokenizer() -> Tokenizer:
