@@ -1,10 +1,12 @@
 """A real server by each door, and servers that a test may end or break."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,27 @@ from tests.conftest import wait_for
 
 CONDENSERY = str(Path(sys.executable).with_name("condensery"))
 SLOW = ["a few words that take their time " * 8] * 400
+
+
+def run_whole(command: Sequence[str], seconds: float) -> "subprocess.CompletedProcess[str]":
+    """Run a program; one that is not done in time, or is left, goes with all that it started.
+
+    A server that outlived its load would take the machine from every test that comes after.
+    """
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, failed = process.communicate(timeout=seconds)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, said, failed)
 
 
 @pytest.fixture(params=["rest", "grpc"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.conftest import run_whole
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SPIN = """
@@ -30,13 +31,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run(script: str, *argv: str, seconds: float = 110) -> str:
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / script), *argv],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    done = run_whole([sys.executable, str(FOLDER / script), *argv], seconds)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

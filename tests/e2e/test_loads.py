@@ -1,12 +1,12 @@
 """The loads of ``loadtests/``, small: what they say is what docs/reliability.md promises."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.conftest import run_whole
 
 pytestmark = pytest.mark.alone
 
@@ -16,7 +16,7 @@ LOADS = Path(__file__).parents[2] / "loadtests"
 def load(name: str, out: Path, *flags: str, seconds: float = 115) -> tuple[int, str, Any]:
     """Run a load for at most so many seconds; returns its status, what it printed, its figures."""
     command = [sys.executable, str(LOADS / name), "--out", str(out), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    done = run_whole(command, seconds)
     assert out.exists(), done.stdout + done.stderr
     figures = json.loads(out.read_text())
     run = figures.pop("run")  # what it ran on, and beside what
@@ -37,7 +37,7 @@ def test_nothing_is_lost_when_a_loaded_server_is_told_to_end(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_second_sigterm_ends_a_loaded_server_sooner_and_as_well(tmp_path: Path) -> None:
-    status, said, _ = load("drain.py", tmp_path / "drain.json", "--rounds", "1", "--again", "2")
+    status, said, _ = load("drain.py", tmp_path / "drain.json", "--rounds", "1", "--again", "1")
     assert status == 0, said
 
 
@@ -62,7 +62,7 @@ def test_on_a_crowded_machine_nothing_is_said_to_hang_but_what_hangs(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["items", "hang", "death"])
 def test_a_fault_hurts_nobody_else(part: str, tmp_path: Path) -> None:
-    flags = ("--parts", part, "--seconds", "24")
+    flags = ("--parts", part, "--seconds", "16")
     status, said, figures = load("faults.py", tmp_path / "faults.json", *flags)
     assert status == 0, said
     assert figures[part]["faults"], "nothing was injected"
@@ -72,7 +72,7 @@ def test_a_fault_hurts_nobody_else(part: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_ten_times_the_capacity_is_refused_and_memory_stays_flat(tmp_path: Path) -> None:
-    flags = ("--seconds", "60", "--find-seconds", "4", "--warm-seconds", "8")
+    flags = ("--seconds", "40", "--find-seconds", "4", "--warm-seconds", "8")
     status, said, figures = load("overload.py", tmp_path / "out.json", *flags, seconds=230)
     assert status == 0, said
     assert figures["goodput"] > figures["capacity"] / 2, said

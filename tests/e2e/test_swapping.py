@@ -1,12 +1,12 @@
 """Models that come and go under load (``loadtests/swapping.py``), small, and in full."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.conftest import run_whole
 
 pytestmark = pytest.mark.alone
 
@@ -15,7 +15,7 @@ SWAPPING = Path(__file__).parents[2] / "loadtests" / "swapping.py"
 
 def swapping(out: Path, *flags: str, seconds: float) -> tuple[int, str, Any]:
     command = [sys.executable, str(SWAPPING), "--json", str(out), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)
+    done = run_whole(command, seconds)
     assert out.exists(), done.stdout + done.stderr
     return done.returncode, done.stdout + done.stderr, json.loads(out.read_text())
 
