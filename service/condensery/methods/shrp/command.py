@@ -73,6 +73,9 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
         "--sentences", action="store_true", help="learn each sentence of the texts as well"
     )
     group.add_argument(
+        "--most-texts", type=int, default=0, metavar="N", help="of them at random (0: all)"
+    )
+    group.add_argument(
         "--set",
         dest="sets",
         nargs="+",
@@ -141,7 +144,7 @@ def _read_inputs(args: argparse.Namespace, parent: StoredModel, command: str) ->
         train=train,
         validation=validation,
         test=test,
-        texts=read_texts(args.text, sentences=args.sentences),
+        texts=read_texts(args.text, sentences=args.sentences, most=args.most_texts, seed=args.seed),
         rows=read_ranked(args.rows) if args.rows else (),
         similarities=[read_similarities(path) for path in args.pairs],
         sets=read_sets(args.sets, queries=args.set_queries, others=args.set_others),

@@ -6,6 +6,7 @@ there are rows of queries with passages, to tell a query's passage from the othe
 
 import hashlib
 import logging
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,13 +49,17 @@ HELD_OUT, MOST_HELD_OUT = 50, 1000  # one text in so many, and at most so many
 PLAIN = (".txt", ".txt.gz", ".txt.xz")
 
 
-def read_texts(paths: Sequence[Path], *, sentences: bool = False) -> list[str]:
+def read_texts(
+    paths: Sequence[Path], *, sentences: bool = False, most: int = 0, seed: int = 0
+) -> list[str]:
     """Read texts, each once, in their order: JSONL rows' own, or the lines of plain text.
 
     Args:
         paths: Files and folders. Of a row, what its fields ``text``, ``question``, ``query``,
             ``title``, ``text1`` and ``text2`` hold, each a text.
         sentences: Also every sentence of a text of several.
+        most: How many are chosen at random; 0: all.
+        seed: Of the choice.
 
     Raises:
         InputError: A file can't be read, or none of its rows has a text; named.
@@ -69,7 +74,8 @@ def read_texts(paths: Sequence[Path], *, sentences: bool = False) -> list[str]:
                 texts.update({p: None for p in parts if len(p.split()) >= FEWEST_WORDS})
         if len(texts) == before:
             raise InputError(f"text: {path}: no row has any of {', '.join(FIELDS)}", field="text")
-    return list(texts)
+    chosen = list(texts)
+    return random.Random(seed).sample(chosen, most) if 0 < most < len(chosen) else chosen
 
 
 def _texts(path: Path) -> Iterator[str]:
