@@ -286,13 +286,17 @@ class EmbeddingTask:
             total = total + recipe.contrast * terms["contrast"]
         return total, terms
 
-    @torch.no_grad()
     def evaluate(self, network: nn.Module) -> dict[str, float]:
+        """Return figures on what was held out, and on the pairs given."""
+        return self.measure(network, self._similarities)
+
+    @torch.no_grad()
+    def measure(self, network: nn.Module, similarities: Sequence[Similarities]) -> dict[str, float]:
         """Return the mean cosine to the parent's vectors of held-out texts, and correlations."""
         vectors = self._embed(network, self._held)
         wanted = np.array(self._vectors[: self._first], dtype=np.float32)
         figures = {"cosine": float((vectors * wanted).sum(1).mean())}
-        for item in self._similarities:
+        for item in similarities:
             left, right = (
                 self._embed(network, self.tokenise([pair[side] for pair in item.pairs]))
                 for side in (0, 1)

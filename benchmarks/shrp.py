@@ -1,0 +1,404 @@
+"""What converting layers costs, by task and by size, beside other ways to make a network smaller.
+
+    python benchmarks/shrp.py tasks --data DATA --tasks sst2 mrpc rte cola qnli --seeds 13 14 15
+        --out docs/benchmarks/shrp-tasks
+    python benchmarks/shrp.py embeddings --data DATA --out docs/benchmarks/shrp-embeddings
+
+`tasks` tunes the encoder on each task once a seed, converts 1 to 5 of its layers from there, and
+measures before and after experts go; then the variants of the recipe. `embeddings` teaches networks
+their parent's vectors, all by the same steps on the same texts: with layers converted (SHRP), with
+MLPs dropped (EffiR), with whole layers dropped. Every row is written as it is made, and rows of
+OUT.json stay: run again to go on. Data is in folders of DATA (GLUE's, STS-B, SICK, SciFact).
+Writes OUT.json and OUT.md.
+"""
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from recording import Recording, tell_machine, tell_others, tell_versions
+from torch import nn
+
+from condensery.atomic_files import write_atomically
+from condensery.methods.effir.analysis import analyse
+from condensery.methods.effir.importance import Depth, choose
+from condensery.methods.effir.measuring import MeasuringSetup, quality
+from condensery.methods.ranking.sets import read_sets
+from condensery.methods.retriever.publishing import publish
+from condensery.methods.shrp.classification import ClassificationTask, label_names, read_examples
+from condensery.methods.shrp.conversion import choose_layers
+from condensery.methods.shrp.embedding import EmbeddingTask, read_similarities, read_texts
+from condensery.methods.shrp.networks import (
+    base_of,
+    freeze_embeddings,
+    open_network,
+    stored_weights,
+)
+from condensery.methods.shrp.recipe import ShrpRecipe
+from condensery.methods.shrp.training import convert_network, tune_network
+from condensery.methods.trainer.method import TrainingSetup
+from condensery.methods.trainer.reports import table
+from condensery.networks.effir import prune
+from condensery.runtime.device import choose_device, choose_dtype
+from condensery.store.manifest import StoredModel
+from condensery.store.store import ModelStore, shipped_store
+
+FILES = {
+    "sst2": ("train", "dev"),
+    "mrpc": ("train", "test"),
+    "rte": ("train", "dev"),
+    "cola": ("train", "dev"),
+    "qnli": ("train_derived", "dev"),
+}
+HEADLINE = {"cola": "matthews"}  # the measure that GLUE has; accuracy otherwise
+TEXTS = (
+    "wikipedia_passages/passages.jsonl.gz",
+    "qamr/train.jsonl.gz",
+    "nq_open/train_ambigqa.jsonl.gz",
+    "nq_open/train_dpr_dev.jsonl.gz",
+    "stackoverflow_titles/all.jsonl.gz",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A row: so many layers converted, and what differs from the recipe."""
+
+    converted: int
+    order: str = "last"
+    keep: int = 1
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        parts = [f"{self.converted} converted"]
+        parts += [self.order] if self.order != "last" else []
+        parts += [f"{name} {value}" for name, value in self.changes]
+        return ", ".join(parts)
+
+
+def variants(args: argparse.Namespace) -> Iterator[Variant]:
+    """Yield the curve, then what the ablations change, at a middle size."""
+    for count in args.converted:
+        yield Variant(count)
+    if args.ablate:
+        yield Variant(args.ablate, "first")
+        yield Variant(args.ablate, "spread")
+        yield Variant(args.ablate, changes=(("straight_through", False),))
+        yield Variant(args.ablate, changes=(("balance", 0.0),))
+        yield Variant(args.ablate, changes=(("expander_scale", 1.0),))
+        yield Variant(args.ablate, changes=(("settle_epochs", 1),))
+        for count in (3, 5):
+            yield Variant(args.ablate, changes=(("top_k", count),))
+
+
+class Table:
+    """The rows of OUT.json, written as they come."""
+
+    def __init__(self, out: Path, recording: Recording, page: Callable[["Table"], str]) -> None:
+        self._out, self._recording, self._page = out, recording, page
+        path = out.with_suffix(".json")
+        kept = json.loads(path.read_text()) if path.is_file() else {}
+        self.rows: dict[str, dict[str, Any]] = kept.get("rows", {})
+        self.runs: list[dict[str, Any]] = kept.get("runs", [])
+
+    def add(self, key: str, row: Mapping[str, Any]) -> None:
+        """Keep a row, and write both files."""
+        self.rows[key] = dict(row)
+        about = self._recording.about()
+        content = {"runs": [*self.runs, about], "rows": self.rows}
+        write_atomically(self._out.with_suffix(".json"), json.dumps(content, indent=1) + "\n")
+        head = [
+            f"Made on {run['date']} by `{run['command']}` on {tell_machine(run)}; "
+            f"{tell_others(run)}; {tell_versions(run)}."
+            for run in (*self.runs, about)
+        ]
+        page = "\n\n".join([self._page(self), *head])
+        write_atomically(self._out.with_suffix(".md"), page + "\n")
+
+
+def run_tasks(args: argparse.Namespace, parent: StoredModel, setup: TrainingSetup) -> None:
+    """Tune, convert and measure, task by task and seed by seed."""
+    results = Table(args.out, Recording("benchmarks/shrp.py", "torch", "transformers"), tasks_page)
+    for name in args.tasks:
+        train_file, test_file = FILES[name]
+        train = read_examples([args.data / name / f"{train_file}.jsonl.gz"])
+        labels = label_names(train)
+        test = read_examples([args.data / name / f"{test_file}.jsonl.gz"], labels)
+        for seed in args.seeds:
+            recipe = recipe_of(args, seed)
+            task = ClassificationTask(
+                parent, train, test, labels,
+                length=recipe.length, batch=recipe.batch, epoch_steps=recipe.epoch_steps,
+            )  # fmt: skip
+            wanted = [v for v in variants(args) if f"{name} {seed} {v.name}" not in results.rows]
+            if not wanted:
+                continue
+            with TemporaryDirectory() as folder:
+                tuned = open_network(parent, labels=labels, seed=seed)
+                began = time.perf_counter()
+                tune_network(
+                    tuned, task, recipe, recipe.tune_epochs, Path(folder) / "tuning",
+                    identity={}, setup=setup,
+                )  # fmt: skip
+                figures = {"figures": task.evaluate(tuned), "seconds": time.perf_counter() - began}
+                results.add(f"{name} {seed} parent", figures)
+                for variant in wanted:
+                    row = one_conversion(tuned, task, recipe, variant, Path(folder), setup)
+                    results.add(f"{name} {seed} {variant.name}", row)
+
+
+def recipe_of(args: argparse.Namespace, seed: int) -> ShrpRecipe:
+    return ShrpRecipe(
+        seed=seed,
+        rate=args.rate,
+        new_rate=args.new_rate,
+        expander_scale=args.expander_scale,
+        epoch_steps=args.epoch_steps,
+        tune_epochs=args.tune_epochs,
+        relation=args.relation,
+        length=args.length,
+    )
+
+
+def one_conversion(
+    tuned: nn.Module,
+    task: Any,
+    recipe: ShrpRecipe,
+    variant: Variant,
+    folder: Path,
+    setup: TrainingSetup,
+) -> dict[str, Any]:
+    """Convert a copy of a tuned network; returns figures before and after experts go."""
+    network = copy.deepcopy(tuned).train()
+    base = base_of(network)
+    own = replace(recipe, **dict(variant.changes))
+    layers = int(base.config.num_hidden_layers)
+    order = choose_layers(variant.converted, layers, variant.order)  # type: ignore[arg-type]
+    began = time.perf_counter()
+    run = folder / variant.name.replace(" ", "-")
+    made = convert_network(
+        network, base, task, own, order, variant.keep, run, identity={}, setup=setup
+    )
+    row: dict[str, Any] = {
+        "heads": made.experts.to_config()["shrp_heads"],
+        "usage": {str(number): counts.tolist() for number, counts in made.usage.items()},
+        "routed": dict(made.routed),
+        "figures": dict(made.pruned),
+    }
+    if own.settle_epochs:
+        tune_network(
+            network, task, own, own.settle_epochs, folder / f"{run.name}-settled",
+            identity={}, setup=setup,
+        )  # fmt: skip
+        row["figures"] = task.evaluate(network)
+    return {**row, "seconds": time.perf_counter() - began}
+
+
+def tasks_page(results: Table) -> str:
+    """Return a table a task: means over seeds, with the least and the most."""
+    grouped: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for key, row in results.rows.items():
+        task, _, variant = key.split(" ", 2)
+        grouped.setdefault(task, {}).setdefault(variant, []).append(row)
+    lines = ["# SHRP by task", ""]
+    for task, by_variant in grouped.items():
+        measure = HEADLINE.get(task, "accuracy")
+        lines += [f"## {task}: {measure}", ""]
+        parent = fmean(row["figures"][measure] for row in by_variant["parent"])
+        rows = []
+        for variant, of_it in by_variant.items():
+            values = [row["figures"][measure] for row in of_it]
+            routed = [row["routed"][measure] for row in of_it if "routed" in row]
+            rows.append(
+                [
+                    variant,
+                    str(len(of_it)),
+                    f"{fmean(routed):.4f}" if routed else "",
+                    f"{fmean(values):.4f}",
+                    f"{min(values):.4f} to {max(values):.4f}" if len(values) > 1 else "",
+                    f"{100 * fmean(values) / parent:.1f} %",
+                    f"{fmean(row['seconds'] for row in of_it):.0f}",
+                ]
+            )
+        head = ["", "seeds", "all experts", "static", "least to most", "of parent", "seconds"]
+        lines += table(head, rows)
+    return "\n".join(lines)
+
+
+def run_embeddings(args: argparse.Namespace, parent: StoredModel, setup: TrainingSetup) -> None:
+    """Teach every network the parent's vectors by the same steps, and measure all."""
+    recording = Recording("benchmarks/shrp.py", "torch", "transformers")
+    results = Table(args.out, recording, embeddings_page)
+    recipe = recipe_of(args, args.seeds[0])
+    texts = read_texts(
+        [args.data / name for name in TEXTS], sentences=True, most=args.most_texts, seed=recipe.seed
+    )
+    task = EmbeddingTask(
+        parent, texts, recipe, work=args.work, device=setup.device, dtype=setup.dtype
+    )
+    alike = [read_similarities(args.data / name) for name in args.pairs]
+    sets = read_sets(
+        [str(args.data / name) for name in args.sets], queries=args.set_queries,
+        others=args.set_others,
+    )  # fmt: skip
+    where = MeasuringSetup(setup.device, choose_dtype(setup.device), args.workers, 0)
+    total = len(args.converted) + 2  # epochs of the longest conversion: all get its steps
+    for name, make in shapes(args, parent, task, recipe, setup):
+        if name in results.rows:
+            continue
+        began = time.perf_counter()
+        with TemporaryDirectory() as folder:
+            network, config = make(Path(folder), total)
+            made_by = "shrp" if "shrp_heads" in config else "effir"
+            fields = {"name": "child", "method": made_by, "shape": config}
+            stored = publish(
+                ModelStore(parent.root, Path(folder) / "store"),
+                parent,
+                parent.manifest.model_copy(update=fields),
+                stored_weights(network),
+                config=config,
+            )
+            ranked = quality({"model": stored}, sets, where, args.work / "quality")
+        for by_model in ranked.values():
+            by_model["model"].pop("by", None)
+        figures = task.measure(network, alike)
+        results.add(
+            name,
+            {
+                "parameters": sum(p.numel() for p in network.parameters()),
+                "ndcg@10": {item: f["model"]["ndcg@10"] for item, f in ranked.items()},
+                "cosine": figures.pop("cosine"),
+                "spearman": {k.removeprefix("spearman "): v for k, v in figures.items()},
+                "seconds": time.perf_counter() - began,
+            },
+        )
+
+
+Make = Callable[[Path, int], tuple[nn.Module, dict[str, Any]]]
+
+
+def shapes(
+    args: argparse.Namespace,
+    parent: StoredModel,
+    task: EmbeddingTask,
+    recipe: ShrpRecipe,
+    setup: TrainingSetup,
+) -> Iterator[tuple[str, Make]]:
+    """Yield what is compared, each with how it is made in so many epochs."""
+
+    def whole() -> nn.Module:
+        network = open_network(parent, labels=None, seed=recipe.seed)
+        freeze_embeddings(network)
+        return network
+
+    def as_it_is(folder: Path, epochs: int) -> tuple[nn.Module, dict[str, Any]]:
+        network = whole()
+        setup.place(network)
+        return network.eval(), {}
+
+    yield "parent", as_it_is
+    importance = analyse(
+        parent.path, [args.data / args.calibration], samples=args.samples, length=128,
+        device=setup.device, dtype=setup.dtype,
+    )  # fmt: skip
+    for count in args.converted:
+
+        def experts(folder: Path, epochs: int, count: int = count) -> Any:
+            network = whole()
+            layers = int(base_of(network).config.num_hidden_layers)
+            own = replace(recipe, extra_epochs=epochs - count)
+            made = convert_network(
+                network, base_of(network), task, own, choose_layers(count, layers, "last"), 1,
+                folder / "run", identity={}, setup=setup,
+            )  # fmt: skip
+            return network, made.experts.to_config()
+
+        yield f"SHRP, {count} layers", experts
+        for kind, depth in (
+            ("EffiR, {} MLPs dropped", Depth(mlp=count)),
+            ("{} layers dropped", Depth(blocks=count)),
+            ("the last {} layers dropped", Depth(last=count)),
+        ):
+
+            def dropped(folder: Path, epochs: int, depth: Depth = depth) -> Any:
+                network = whole()
+                pruning = choose(importance, depth)
+                prune(base_of(network), pruning)
+                tune_network(
+                    network, task, recipe, epochs, folder / "run", identity={}, setup=setup
+                )
+                return network, pruning.to_config()
+
+            yield kind.format(count), dropped
+
+
+def embeddings_page(results: Table) -> str:
+    """Return all rows by their size."""
+    rows = []
+    for name, row in sorted(results.rows.items(), key=lambda item: -item[1]["parameters"]):
+        measured = {**row["ndcg@10"], **row["spearman"]}
+        rows.append(
+            [
+                name,
+                f"{row['parameters'] / 1e6:.1f} M",
+                *(f"{value:.3f}" for value in measured.values()),
+                f"{fmean(measured.values()):.3f}",
+                f"{row['cosine']:.3f}",
+            ]
+        )
+    first = next(iter(results.rows.values()))
+    head = ["", "parameters", *first["ndcg@10"], *first["spearman"], "mean", "cosine to parent"]
+    return "\n".join(["# Encoders taught their parent's vectors", "", *table(head, rows)])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("what", choices=("tasks", "embeddings"))
+    add("--model", default="minilm-l6")
+    add("--store", type=Path, required=True)
+    add("--data", type=Path, required=True)
+    add("--out", type=Path, required=True)
+    add("--work", type=Path, default=Path("runs/shrp"))
+    add("--tasks", nargs="+", default=list(FILES), choices=list(FILES))
+    add("--seeds", type=int, nargs="+", default=[13])
+    add("--converted", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    add("--ablate", type=int, default=0, help="layers converted in the ablations (0: none)")
+    add("--rate", type=float, default=2e-5)
+    add("--new-rate", type=float, default=0.0)
+    add("--expander-scale", type=float, default=1.0)
+    add("--relation", type=float, default=1.0)
+    add("--epoch-steps", type=int, default=0)
+    add("--tune-epochs", type=int, default=3)
+    add("--length", type=int, default=128)
+    add("--most-texts", type=int, default=0)
+    add("--pairs", nargs="+", default=["stsb/test.jsonl.gz", "sick/test.jsonl.gz"])
+    add("--sets", nargs="+", default=["scifact"])
+    add("--set-queries", type=int, default=0)
+    add("--set-others", type=int)
+    add("--calibration", default="wikipedia_passages/passages.jsonl.gz")
+    add("--samples", type=int, default=64)
+    add("--workers", type=int, default=torch.get_num_threads())
+    add("--threads", type=int, default=torch.get_num_threads())
+    add("--device", default="auto")
+    add("--dtype", default="auto")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    device = choose_device(args.device)
+    setup = TrainingSetup(device, choose_dtype(device, args.dtype), every=0)
+    parent = ModelStore(shipped_store(), args.store).open(args.model)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    (run_tasks if args.what == "tasks" else run_embeddings)(args, parent, setup)
+
+
+if __name__ == "__main__":
+    main()
