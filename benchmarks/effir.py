@@ -84,12 +84,12 @@ def make(args: argparse.Namespace, rest: Sequence[str]) -> dict[str, StoredModel
     for name, flags in variants(bool(args.rows)):
         slug = f"{args.model}-{'-'.join(name.replace(',', '').replace('%', '').split())}"
         if slug not in own.names() and not (args.time_only or args.page_only):
-            given = ["--model", args.model, "--store", str(args.store), "--name", slug]
-            given += ["--out", str(args.work / slug), "--work", str(args.work / "quality")]
-            given += ["--text", *map(str, args.text), "--set", *args.sets, "--rounds", "0"]
+            words = ["--model", args.model, "--store", str(args.store), "--name", slug]
+            words += ["--out", str(args.work / slug), "--work", str(args.work / "quality")]
+            words += ["--text", *map(str, args.text), "--set", *args.sets, "--rounds", "0"]
             if name.endswith("tuned"):
-                given += ["--rows", *map(str, args.rows)]
-            build([*given, *flags, *rest])
+                words += ["--rows", *map(str, args.rows)]
+            build([*words, *flags, *rest])
         if slug in own.names():
             made[name] = own.open(slug)
     return made
@@ -99,20 +99,23 @@ def comparable(reports: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str,
     """Return an earlier run's reports whose parent did as well on the same queries."""
 
     def parents(report: Any) -> dict[str, tuple[int, float]]:
-        found = report["retrieval"]
+        retrieval = report["retrieval"]
         return {
-            one: (it["parent"]["queries"], it["parent"]["ndcg@10"]) for one, it in found.items()
+            name: (it["parent"]["queries"], it["parent"]["ndcg@10"])
+            for name, it in retrieval.items()
         }
 
-    def alike(one: Any, other: Any) -> bool:
-        ours, theirs = parents(one), parents(other)
+    def alike(report: Any, other: Any) -> bool:
+        ours, theirs = parents(report), parents(other)
         return ours.keys() == theirs.keys() and all(
             ours[key][0] == theirs[key][0] and abs(ours[key][1] - theirs[key][1]) < SAME
             for key in ours
         )
 
     return {
-        name: one for name, one in reports.items() if all(alike(one, it) for it in made.values())
+        name: report
+        for name, report in reports.items()
+        if all(alike(report, it) for it in made.values())
     }
 
 
@@ -122,7 +125,7 @@ def timing(args: argparse.Namespace, made: Mapping[str, StoredModel]) -> dict[st
     shapes: dict[str, tuple[StoredModel, Pruning]] = {}
     for name, stored in made.items():
         pruning = pruning_of(read_json(stored.path / "config.json"))
-        if pruning is not None and pruning not in (one for _, one in shapes.values()):
+        if pruning is not None and pruning not in (shape for _, shape in shapes.values()):
             shapes[name] = stored, pruning
     device = choose_device("auto")
     where = MeasuringSetup(device, choose_dtype(device, "auto"), workers=1, rounds=args.rounds)
@@ -137,12 +140,12 @@ def quality_table(reports: Mapping[str, Any]) -> str:
     whole = [first["cost"]["parent"]["parameters"] / 1e6]
     rows = [
         ["parent", f"{whole[0]:.1f} M"]
-        + [f"{first['retrieval'][one]['parent']['ndcg@10']:.3f}" for one in sets]
+        + [f"{first['retrieval'][set_name]['parent']['ndcg@10']:.3f}" for set_name in sets]
     ]
     for name, report in reports.items():
         cells = [name, f"{report['cost']['model']['parameters'] / 1e6:.1f} M"]
-        for one in sets:
-            child = report["retrieval"][one]["model"]
+        for set_name in sets:
+            child = report["retrieval"][set_name]["model"]
             low, high = child["interval"]
             difference = f"{child['minus_parent']:+.3f}, {low:+.3f} to {high:+.3f}"
             cells.append(f"{child['ndcg@10']:.3f} ({difference})")
@@ -157,8 +160,8 @@ def speed_table(timed: Mapping[str, Any]) -> str:
     rows = []
     for name in next(iter(timed.values()))["models"]:
         cells = [name]
-        for one in timed.values():
-            own = one["models"][name]
+        for figures in timed.values():
+            own = figures["models"][name]
             share = own["speed_up"] / own["predicted"]
             cells.append(f"{own['speed_up']:.2f}x ({own['predicted']:.2f}x; {share:.2f} of it)")
         rows.append(cells)
@@ -185,7 +188,7 @@ def say_searched(rest: Sequence[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Make all, and write both files."""
-    given = sys.argv[1:] if argv is None else list(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="the parent's name")
     parser.add_argument("--store", type=Path, required=True, help="receives what is made")
@@ -199,8 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     part.add_argument("--make-only", action="store_true", help="keep the timing of an earlier run")
     part.add_argument("--time-only", action="store_true", help="make nothing; time what is there")
     part.add_argument("--page-only", action="store_true", help="make and time nothing; write both")
-    args, rest = parser.parse_known_args(given)
-    command = without_folders(f"python benchmarks/effir.py {shlex.join(given)}")
+    args, rest = parser.parse_known_args(words)
+    command = without_folders(f"python benchmarks/effir.py {shlex.join(words)}")
     packages = ("condensery", "torch", "transformers")
     recording = Recording("benchmarks/effir.py", *packages, command=command)
     made = make(args, rest)
@@ -208,15 +211,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not (args.make_only or args.page_only):
         timer = Recording("benchmarks/effir.py", *packages, command=command)  # its own neighbours
         timed = timing(args, made)
-        found = {"speed": timed, "timed": timer.about() | {"rounds": args.rounds}}
-        write_atomically(kept, json.dumps(found, indent=1) + "\n")
+        times = {"speed": timed, "timed": timer.about() | {"rounds": args.rounds}}
+        write_atomically(kept, json.dumps(times, indent=1) + "\n")
     record = args.out.with_suffix(".json")
     earlier = json.loads(record.read_text()) if record.is_file() else {"quality": {}, "speed": {}}
     # What was timed says on which machine that was: making the page again moves nothing.
     last = json.loads(kept.read_text()) if kept.is_file() else earlier
     timed = last.get("speed", last)  # alone in the file, in older ones
     on = last.get("timed") or {key: earlier[key] for key in ("machine", "rounds") if key in earlier}
-    new = {name: StoredReport(one).report().report for name, one in made.items()}
+    new = {name: StoredReport(stored).report().report for name, stored in made.items()}
     known = comparable(earlier["quality"], new) | new
     reports = {name: known[name] for name, _ in variants(tuned=True) if name in known}
     about = {
@@ -228,12 +231,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     whole = {**about, "quality": reports, "speed": timed, "timed": on}
     record.write_text(json.dumps(whole, indent=1) + "\n")
-    told = {
+    context = {
         "versions": tell_versions(about),
         "timed_on": tell_machine(on) if "machine" in on else "a machine that was not noted",
         "others": tell_others(on),
     }
-    page = PAGE.format(**(about | told), quality=quality_table(reports), speed=speed_table(timed))
+    page = PAGE.format(
+        **(about | context), quality=quality_table(reports), speed=speed_table(timed)
+    )
     args.out.with_suffix(".md").write_text(page)
     sys.stdout.write(page)
 

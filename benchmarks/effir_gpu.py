@@ -65,7 +65,7 @@ def variants(shape: DecoderShape) -> dict[str, Pruning]:
     """Return what is left in each variant; on tiny models, the same shares of its layers."""
     layers = shape.layers
     names = {"whole": 0.0, "16M": 16 / 32, "20M": 20 / 32, "16M, -30% width": 16 / 32}
-    found: dict[str, Pruning] = {}
+    by_name: dict[str, Pruning] = {}
     for name, share in names.items():
         # The last ones, as in Mistral-7B; which they are changes no time.
         gone = tuple(range(layers - 1 - round(share * layers), layers - 1)) if share else ()
@@ -73,8 +73,8 @@ def variants(shape: DecoderShape) -> dict[str, Pruning]:
         if "width" in name:
             left = round(0.7 * shape.mlp_size / 8) * 8
             sizes = tuple(0 if layer in gone else left for layer in range(layers))
-        found[name] = Pruning(layers, (), gone, sizes)
-    return found
+        by_name[name] = Pruning(layers, (), gone, sizes)
+    return by_name
 
 
 def make(
@@ -100,18 +100,18 @@ def texts_of(kind: str, count: int, vocabulary: int) -> Texts:
 def padded(texts: Texts, device: torch.device) -> list[tuple[Any, Any]]:
     """Return padded batches of texts by length, ready on the device."""
     rows = sorted(texts, key=len)
-    found = []
+    batches = []
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
         # One width a kind of text: a compiled model is compiled once.
         width = max(map(len, rows))
         ids = torch.zeros(len(batch), width, dtype=torch.long)
         mask = torch.zeros(len(batch), width, dtype=torch.long)
-        for row, one in enumerate(batch):
-            ids[row, : len(one)] = torch.tensor(one)
-            mask[row, : len(one)] = 1
-        found.append((ids.to(device), mask.to(device)))
-    return found
+        for row, text in enumerate(batch):
+            ids[row, : len(text)] = torch.tensor(text)
+            mask[row, : len(text)] = 1
+        batches.append((ids.to(device), mask.to(device)))
+    return batches
 
 
 def timed(run: Callable[[], object], device: torch.device) -> float:
@@ -137,7 +137,7 @@ def flops(shape: DecoderShape, pruning: Pruning, texts: Texts) -> int:
     weights = retriever_parameters(shape, pruning) - shape.table
     attentions = shape.layers - len(pruning.attention)
     heads = shape.heads * shape.head_size
-    return sum(2 * weights * len(one) + 4 * attentions * heads * len(one) ** 2 for one in texts)
+    return sum(2 * weights * len(text) + 4 * attentions * heads * len(text) ** 2 for text in texts)
 
 
 @torch.inference_mode()
@@ -245,11 +245,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tiny", action="store_true", help="try it at small size, on any machine")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
-    given = sys.argv[1:] if argv is None else argv
+    words = sys.argv[1:] if argv is None else argv
     recording = Recording(
         "benchmarks/effir_gpu.py",
         *("torch", "transformers"),
-        command=f"python benchmarks/effir_gpu.py {tell_command(given)}".strip(),
+        command=f"python benchmarks/effir_gpu.py {tell_command(words)}".strip(),
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

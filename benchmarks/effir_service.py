@@ -61,18 +61,18 @@ def write_bodies(
     folder: Path, model: str, texts: Mapping[str, list[str]], asking: Mapping[str, Asking]
 ) -> dict[str, Path]:
     """Write the requests for one model."""
-    found = {}
+    bodies = {}
     for kind, some in texts.items():
         size = asking[kind].texts
         lists = [some[first : first + size] for first in range(0, len(some), size)]
-        found[kind] = folder / f"{model}-{kind}.jsonl"
-        found[kind].write_text(
+        bodies[kind] = folder / f"{model}-{kind}.jsonl"
+        bodies[kind].write_text(
             "".join(
-                json.dumps({"model": model, "input": one, "encoding_format": "base64"}) + "\n"
-                for one in lists
+                json.dumps({"model": model, "input": block, "encoding_format": "base64"}) + "\n"
+                for block in lists
             )
         )
-    return found
+    return bodies
 
 
 @contextlib.contextmanager
@@ -103,12 +103,12 @@ def rounds(
             turn = number % len(models)
             for model in models[turn:] + models[:turn]:
                 path = bodies[model][kind]
-                found = load(server, path, how.connections, seconds, "/v1/embeddings")
-                found["texts_per_second"] = found["requests_per_second"] * how.texts
+                figures = load(server, path, how.connections, seconds, "/v1/embeddings")
+                figures["texts_per_second"] = figures["requests_per_second"] * how.texts
                 if number:
-                    rate = found["texts_per_second"]
+                    rate = figures["texts_per_second"]
                     print(f"round {number}/{count} {kind} {model} {rate:.0f}/s", flush=True)
-                    yield kind, model, found
+                    yield kind, model, figures
 
 
 def table(report: dict[str, Any]) -> str:
@@ -122,17 +122,17 @@ def table(report: dict[str, Any]) -> str:
             for kind in ASKING
         ]
         lines.append(f"| {model} | {' | '.join(cells)} |")
-    told = {
+    context = {
         "machine": tell_machine(report),
         "others": tell_others(report),
         "versions": tell_versions(report),
     }
-    return PAGE.format(**(report | told), list=ASKING["passages"].texts, lines="\n".join(lines))
+    return PAGE.format(**(report | context), list=ASKING["passages"].texts, lines="\n".join(lines))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Load all, and write both files."""
-    given = sys.argv[1:] if argv is None else list(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--models", nargs="+", required=True, help="the parent first")
@@ -140,11 +140,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--out", type=Path, required=True, help="without its ending")
-    args = parser.parse_args(given)
+    args = parser.parse_args(words)
     recording = Recording(
         "benchmarks/effir_service.py",
         *("condensery", "torch", "transformers"),
-        command=f"python benchmarks/effir_service.py {tell_command(given)}",
+        command=f"python benchmarks/effir_service.py {tell_command(words)}",
     )
     texts = read_set(*parse_set(args.set, split="test"))
     sample = {

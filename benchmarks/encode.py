@@ -210,19 +210,19 @@ def questions(count: int) -> Workload:
 
 def measure(workload: Workload, contenders: Sequence[Contender], args: Any) -> dict[str, Any]:
     """Interleave the contenders over one workload, round by round."""
-    cells: dict[str, list[dict[str, float]]] = {one.name: [] for one in contenders}
+    cells: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in contenders}
     vectors: dict[str, Vectors] = {}
-    for one in contenders:
+    for contender in contenders:
         for _ in range(WARM_UPS):
-            _, vectors[one.name] = one.encode(workload.texts)
+            _, vectors[contender.name] = contender.encode(workload.texts)
     lengths = count_tokens(workload.texts, args.store)
     for number in range(args.rounds):
         turn = number % len(contenders)
-        for one in [*contenders[turn:], *contenders[:turn]]:
-            cell, vectors[one.name] = one.encode(workload.texts)
-            cells[one.name].append(cell)
+        for contender in [*contenders[turn:], *contenders[:turn]]:
+            cell, vectors[contender.name] = contender.encode(workload.texts)
+            cells[contender.name].append(cell)
             print(
-                f"{workload.title} {number + 1}/{args.rounds}  {one.name:<27}"
+                f"{workload.title} {number + 1}/{args.rounds}  {contender.name:<27}"
                 f" {sum(lengths) / cell['seconds']:10,.0f} tokens/s"
                 f"  foreign {cell['foreign_cores']:.2f} cores",
                 flush=True,
@@ -337,7 +337,7 @@ def main() -> int:
         report = {
             **recording.about(),
             "rounds": args.rounds,
-            "contenders": {one.name: one.about for one in contenders},
+            "contenders": {contender.name: contender.about for contender in contenders},
             "tables": tables,
         }
     args.out.mkdir(parents=True, exist_ok=True)

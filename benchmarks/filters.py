@@ -46,7 +46,7 @@ TOP_K = 10
 SHARES_WALKED = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 PAGE = """# Finding under a filter, by each kind of index
 {parts}"""
-FOUND = """
+SUMMARY = """
 On {machine}; {threads}.
 {passages:,} passages of {dims} dimensions ({vectors}), {queries} more as queries, the {top_k}
 nearest. Times are medians of the queries, in milliseconds; those of a row are taken in turn.
@@ -80,12 +80,12 @@ HEADS = {
 
 def draw(rows: int, dims: int, chance: np.random.Generator) -> Floats:
     centres = chance.standard_normal((200, dims))
-    found = centres[chance.integers(200, size=rows)] + chance.standard_normal((rows, dims))
-    return unit(found.astype(np.float32))
+    drawn = centres[chance.integers(200, size=rows)] + chance.standard_normal((rows, dims))
+    return unit(drawn.astype(np.float32))
 
 
-def unit(found: Floats) -> Floats:
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+def unit(vectors: Floats) -> Floats:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def embed(source: Path, target: Path, rows: int) -> None:
@@ -139,9 +139,9 @@ def describe(rows: Floats, chance: np.random.Generator) -> list[dict[str, Any]]:
 
 def timed(work: Callable[[], Any], times: list[float]) -> Any:
     began = time.perf_counter()
-    found = work()
+    result = work()
     times.append(1000 * (time.perf_counter() - began))
-    return found
+    return result
 
 
 def measure(
@@ -160,16 +160,16 @@ def measure(
             return numbers(store.query(kind, query, top_k=TOP_K, filter=asked))
 
         def drop(query: Floats = query) -> set[int]:
-            found = store.query(kind, query, top_k=wanted)
+            hits = store.query(kind, query, top_k=wanted)
             return numbers(
-                [one for one in found if allowed[int(one.passage.document_id[1:])]][:TOP_K]
+                [hit for hit in hits if allowed[int(hit.passage.document_id[1:])]][:TOP_K]
             )
 
         def score(query: Floats = query) -> set[int]:
             return set(places[np.argsort(-(rows[places] @ query))[:TOP_K]].tolist())
 
-        found, dropped, true = timed(search, before), timed(drop, after), timed(score, brute)
-        for each, recall in zip((found, dropped), recalls, strict=True):
+        filtered, dropped, true = timed(search, before), timed(drop, after), timed(score, brute)
+        for each, recall in zip((filtered, dropped), recalls, strict=True):
             recall.append(len(each & true) / len(true))
     return {
         "recall_before": statistics.mean(recalls[0]),
@@ -197,7 +197,7 @@ def compare(
         for name, share in asked:
             limit: Any = {"must": {"key": name, "range": {"lt": share}}}
             chosen = None if name == "none" else read_filter(limit)
-            allowed = np.array([name == "none" or one[name] < share for one in metadata])
+            allowed = np.array([name == "none" or row[name] < share for row in metadata])
             cells = measure(store, kind, rows, queries, allowed, chosen)
             measured.append({"kind": kind, "filter": name, "share": share, **cells})
             print(json.dumps(measured[-1]), flush=True)
@@ -216,14 +216,14 @@ def switch(store: IndexStore, rows: Floats, queries: Floats) -> list[dict[str, A
         times: dict[float, list[float]] = {0: [], float("inf"): []}
         same = 0
         for query in queries:
-            found = []
+            medians = []
             for factor, each in times.items():
                 vectors.FEW_FACTOR = factor
                 nearest = timed(
                     lambda query=query, allowed=allowed: cache.search(query, TOP_K, allowed), each
                 )
-                found.append(set(nearest[0]))
-            same += len(found[0] & found[1])
+                medians.append(set(nearest[0]))
+            same += len(medians[0] & medians[1])
         walked, scored = (statistics.median(each) for each in times.values())
         row = {"allowed": len(places), "square": len(places) ** 2 / len(rows), "walked_ms": walked}
         measured.append({**row, "recall": same / TOP_K / len(queries), "scored_ms": scored})
@@ -251,15 +251,15 @@ def table(part: str, rows: Sequence[dict[str, Any]]) -> str:
 def render(report: dict[str, Any]) -> str:
     """Write the page of the parts that were measured."""
     parts = []
-    for part, text in (("found", FOUND), ("walked", WALKED)):
-        if (told := report.get(part)) is not None:
+    for part, text in (("found", SUMMARY), ("walked", WALKED)):
+        if (part_report := report.get(part)) is not None:
             words = {
-                "machine": tell_machine(told),
-                "others": tell_others(told),
-                "versions": tell_versions(told),
-                "rows": table(part, told["rows"]),
+                "machine": tell_machine(part_report),
+                "others": tell_others(part_report),
+                "versions": tell_versions(part_report),
+                "rows": table(part, part_report["rows"]),
             }
-            parts.append(text.format(**(told | words), top_k=TOP_K))
+            parts.append(text.format(**(part_report | words), top_k=TOP_K))
     return PAGE.format(parts="".join(parts))
 
 
@@ -282,17 +282,17 @@ def main() -> None:
         return
     recording = Recording("benchmarks/filters.py", "condensery", "faiss-cpu", "numpy")
     if args.vectors:
-        found = unit(np.load(args.vectors).astype(np.float32))
+        vectors = unit(np.load(args.vectors).astype(np.float32))
     else:
-        found = draw(args.passages + args.queries, args.dims, np.random.default_rng(1))
-    rows, queries = found[: -args.queries][: args.passages], found[-args.queries :]
+        vectors = draw(args.passages + args.queries, args.dims, np.random.default_rng(1))
+    rows, queries = vectors[: -args.queries][: args.passages], vectors[-args.queries :]
     with tempfile.TemporaryDirectory() as folder, IndexStore(Path(folder)) as store:
         if args.switch:
             part, measured = "walked", switch(store, rows, queries)
         else:
             part, measured = "found", compare(args.kinds, store, rows, queries)
     threads = os.environ.get("OMP_NUM_THREADS")
-    told = {
+    figures = {
         **recording.about(),
         "passages": len(rows),
         "dims": rows.shape[1],
@@ -301,10 +301,10 @@ def main() -> None:
         "threads": f"OMP_NUM_THREADS={threads}" if threads else "OMP_NUM_THREADS not set",
         "rows": measured,
     }
-    report = {part: told}
+    report = {part: figures}
     if args.out and args.out.exists():
         report = json.loads(args.out.read_text()) | report
-    print(f"\n{render({part: told})}")
+    print(f"\n{render({part: figures})}")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(report, indent=1) + "\n")

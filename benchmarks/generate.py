@@ -79,11 +79,11 @@ large product ({rate:.0f} GFLOP/s, the best of ten).
 def questions(count: int, most: int, *, varied: bool) -> list[Question]:
     """Make questions; half of the answers are as long as can be, the others so too or shorter."""
     draws = random.Random(13)
-    found = []
+    drawn = []
     for seed in range(count):
         words, shorter = draws.randint(8, 48), draws.choice([most, draws.randint(4, most)])
-        found.append(Question(seed, words, shorter if varied else most))
-    return found
+        drawn.append(Question(seed, words, shorter if varied else most))
+    return drawn
 
 
 class Rounds:
@@ -114,17 +114,17 @@ class Rounds:
             for name in contenders[turn:] + contenders[:turn]:
                 if name == LOOP and number > 1:
                     continue  # a minute each, and always the same
-                given = asked if number else asked[:WARM_UP]
+                sent = asked if number else asked[:WARM_UP]
                 pipe = self._pipes[name if varied else OURS]
-                pipe.send(Task(model, "vectors" if varied else name, concurrency, given))
+                pipe.send(Task(model, "vectors" if varied else name, concurrency, sent))
                 seconds, timed = pipe.recv()
-                answers[name] = [one.ids for one in timed]
+                answers[name] = [answer.ids for answer in timed]
                 if number:
                     rounds[name].append(
                         {
                             "questions_per_second": len(timed) / seconds,
-                            "first_ms": 1000 * statistics.median(one.first for one in timed),
-                            "whole_ms": 1000 * statistics.median(one.whole for one in timed),
+                            "first_ms": 1000 * statistics.median(answer.first for answer in timed),
+                            "whole_ms": 1000 * statistics.median(answer.whole for answer in timed),
                         }
                     )
         rows: dict[str, dict[str, float]] = {
@@ -138,7 +138,9 @@ class Rounds:
         table = {"title": title, "questions": count, "rows": rows, "rounds": rounds}
         if varied:
             cost, prompt = self._costs[model], PASSAGES * MEMORY
-            flops = sum(cost.generate(prompt + one.words, one.tokens) for one in asked)
+            flops = sum(
+                cost.generate(prompt + question.words, question.tokens) for question in asked
+            )
             table["products_alone"] = self._rate * count / flops
         print(render(table), flush=True)
         return table
@@ -204,8 +206,8 @@ def main() -> int:
         sizes, costs = (0.0, 0.0), {}
         for name in ENGINES:
             pipes[name], theirs = context.Pipe()
-            given = (name, Path(folder), args.tiny, args.dtype, args.threads, theirs)
-            process = context.Process(target=contend, args=given, daemon=True)
+            arguments = (name, Path(folder), args.tiny, args.dtype, args.threads, theirs)
+            process = context.Process(target=contend, args=arguments, daemon=True)
             process.start()
             stack.callback(process.join, 20)
             stack.callback(pipes[name].send, None)
@@ -235,14 +237,14 @@ def main() -> int:
     whole = json.dumps({**report, "pairs": pairs, "engines": engines}, indent=1)
     (args.out / "generate.json").write_text(whole + "\n")
     tables = {"pairs": pairs, "engines": engines}
-    told = {
+    about = {
         "machine": tell_machine(report),
         "others": tell_others(report),
         "versions": tell_versions(report),
     }
     page = PAGE.format(
-        **(report | told),
-        **{key: "\n\n".join(map(render, found)) for key, found in tables.items()},
+        **(report | about),
+        **{key: "\n\n".join(map(render, rows_of)) for key, rows_of in tables.items()},
     )
     (args.out / "generate.md").write_text(page)
     return 0

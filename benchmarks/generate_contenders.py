@@ -77,7 +77,7 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
     compressor = random_compressor(config_of(small), large.hidden_size, cpu, kind, mapping=512)
     shapes = (replace(shape, trimmed=True) for shape in (small, large))
     cost = CausalPairCost.of(*shapes, memory_tokens=MEMORY, mapping_size=512)
-    found = {"random": Model(cost, compressor, ours, theirs.network, False)}
+    by_name = {"random": Model(cost, compressor, ours, theirs.network, False)}
     shelf = ModelStore(ROOT / "model_store", store)
     stored = shelf.open("oscar-mini")
     base = shelf.open_base(stored)
@@ -94,15 +94,15 @@ def models(store: Path, tiny: bool, dtype: str) -> dict[str, Model]:
         head.bias.copy_(plain.output_bias)
     model.lm_head = head
     pair = runnable_bert_pair(load_bert_pair(stored, base, device=cpu, dtype=kind), stored.path)
-    found["oscar-mini"] = Model(
+    by_name["oscar-mini"] = Model(
         *(cost_of(whole), pair.compressor, pair.generator, model.to(kind), True)
     )
-    return found
+    return by_name
 
 
-def sizes(found: dict[str, Model]) -> tuple[float, float]:
+def sizes(by_name: dict[str, Model]) -> tuple[float, float]:
     """Return the millions of weights in the layers of the random pair's halves."""
-    pair = found["random"]
+    pair = by_name["random"]
     return tuple(  # type: ignore[return-value]
         sum(p.numel() for name, p in half.named_parameters() if "layers." in name) / 1e6
         for half in (pair.compressor.backbone, pair.theirs)
@@ -119,12 +119,12 @@ def contend(name: str, store: Path, tiny: bool, dtype: str, threads: int, pipe: 
         prepare_process()
     else:
         torch.set_num_threads(threads)
-    found = models(store, tiny, dtype)
-    counted = sizes(found) if dtype == "float32" or name != OURS else (0.0, 0.0)
-    pipe.send((counted, {model: one.cost for model, one in found.items()}))
+    by_name = models(store, tiny, dtype)
+    counted = sizes(by_name) if dtype == "float32" or name != OURS else (0.0, 0.0)
+    pipe.send((counted, {model: entry.cost for model, entry in by_name.items()}))
     serving: dict[str, Any] = {}
     while (task := pipe.recv()) is not None:
-        model = found[task.model]
+        model = by_name[task.model]
         if name == OURS:
             run = asyncio.run(serve(model, task, serving))
         else:
@@ -199,8 +199,8 @@ async def serve(model: Model, task: Task, serving: dict[str, Any]) -> tuple[floa
         if task.kind == "plain":
             return [*passages_of(question, vocabulary), asked]
         readings = readings_of(model, question, vocabulary)
-        found = await compressor.compress([[one] for one in readings])
-        return [*(torch.from_numpy(one.memory) for one in found), asked]
+        compressed = await compressor.compress([[reading] for reading in readings])
+        return [*(torch.from_numpy(passage.memory) for passage in compressed), asked]
 
     async def caller() -> None:
         while waiting:
@@ -211,12 +211,12 @@ async def serve(model: Model, task: Task, serving: dict[str, Any]) -> tuple[floa
             generation = engine.begin(GenerationRequest(prompt, question.tokens))
             finish = None
             while finish is None:
-                told = await generation.events.get()
-                assert isinstance(told, TokenEvent), told
+                event = await generation.events.get()
+                assert isinstance(event, TokenEvent), event
                 if not ids:
                     results[place].first = time.perf_counter() - asked
-                ids.append(told.token.id)
-                finish = told.finish
+                ids.append(event.token.id)
+                finish = event.finish
             results[place].whole = time.perf_counter() - asked
             results[place].ids = tuple(ids)
 
@@ -240,7 +240,7 @@ def generate(model: Any, task: Task, *, batched: bool) -> tuple[float, list[Time
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
     table = model.get_input_embeddings().weight.detach()
-    prompts = [vectors_of(table, one) for one in task.questions]
+    prompts = [vectors_of(table, question) for question in task.questions]
     results = [Timed() for _ in prompts]
     started = time.perf_counter()
     coming = deque(range(len(prompts)))
@@ -255,7 +255,7 @@ def generate(model: Any, task: Task, *, batched: bool) -> tuple[float, list[Time
             mask[row, longest - len(prompts[place]) :] = 1
         clock = Clock()
         with torch.inference_mode():
-            found = model.generate(
+            generated = model.generate(
                 inputs_embeds=embeds,
                 attention_mask=mask,
                 max_new_tokens=max(task.questions[place].tokens for place, _ in turn),
@@ -264,7 +264,7 @@ def generate(model: Any, task: Task, *, batched: bool) -> tuple[float, list[Time
                 stopping_criteria=StoppingCriteriaList([clock]),
             )
         now = time.perf_counter()
-        for (place, asked), ids in zip(turn, found.tolist(), strict=True):
+        for (place, asked), ids in zip(turn, generated.tolist(), strict=True):
             answer = tuple(ids[: task.questions[place].tokens])
             results[place] = Timed(clock.first - asked, now - asked, answer)
             if coming:

@@ -146,10 +146,10 @@ class Bench:
             generation = engine.begin(GenerationRequest(prompt, self.sizes.answer))
             finish = None
             while finish is None:
-                told = await generation.events.get()
-                if not isinstance(told, TokenEvent):
-                    raise told
-                finish = told.finish
+                event = await generation.events.get()
+                if not isinstance(event, TokenEvent):
+                    raise event
+                finish = event.finish
 
         async def every() -> None:
             await asyncio.gather(*map(one, prompts))
@@ -261,11 +261,11 @@ def cell(
         if cuda:
             torch.cuda.reset_peak_memory_stats(bench.device)
         if half is None:
-            found = bench.plain(engine, batch)
+            figures = bench.plain(engine, batch)
         else:
-            found = bench.compressed(engine, batch, compressor, half, asked)
+            figures = bench.compressed(engine, batch, compressor, half, asked)
         if number:
-            seconds.append(found)
+            seconds.append(figures)
     peak = torch.cuda.max_memory_allocated(bench.device) / 1e9 if cuda else 0.0
     fixed = engine._fixed
     decoder = fixed.decoder if fixed is not None else None
@@ -321,8 +321,8 @@ def main() -> int:
         **recording.about(),
     }
     tables = "\n\n".join(render(cells, batch, peak) for batch in asked)
-    told = {"machine": tell_machine(report), "versions": tell_versions(report)}
-    page = PAGE.format(**(report | told), tables=tables, memory=render_memory(cells))
+    context = {"machine": tell_machine(report), "versions": tell_versions(report)}
+    page = PAGE.format(**(report | context), tables=tables, memory=render_memory(cells))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "oscar_gpu.json").write_text(
         json.dumps({**report, "cells": cells}, indent=1) + "\n"

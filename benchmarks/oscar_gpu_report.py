@@ -39,7 +39,7 @@ GB at batch {peak_batch}, weights, cache and activations.
 
 def render(cells: list[dict[str, Any]], batch: int, peak: float) -> str:
     """Write a batch's table."""
-    mine = [one for one in cells if one["batch"] == batch]
+    mine = [cell for cell in cells if cell["batch"] == batch]
     plain = mine[0]
     whole = plain["tflops_compress"] + plain["tflops_generate"]
     lines = [f"## Batch {batch}", ""]
@@ -48,19 +48,19 @@ def render(cells: list[dict[str, Any]], batch: int, peak: float) -> str:
         "| paper's | of FLOPs |"
     )
     lines.append("|---|---|---|---|---|---|---|---|---|---|---|")
-    for one in mine:
-        teras = one["tflops_compress"] + one["tflops_generate"]
+    for cell in mine:
+        teras = cell["tflops_compress"] + cell["tflops_generate"]
         bound = 1e15 * teras / peak
-        generating, compressing, _ = PAPER[one["name"]]
+        generating, compressing, _ = PAPER[cell["name"]]
         paper = generating + compressing
-        speed = plain["total_ms"] / one["total_ms"]
-        known = batch == 256 and (one is plain or not one["question"])
+        speed = plain["total_ms"] / cell["total_ms"]
+        known = batch == 256 and (cell is plain or not cell["question"])
         printed = f"{paper:.1f}" if known else "-"
         gained = f"{sum(PAPER['plain'][:2]) / paper:.1f}" if known else "-"
-        asked = "-" if one is plain else "read" if one["question"] else "left out"
+        asked = "-" if cell is plain else "read" if cell["question"] else "left out"
         lines.append(
-            f"| {one['name']} | {asked} | {one['compress_ms']:.2f} | {one['generate_ms']:.2f} "
-            f"| {one['total_ms']:.2f} | {printed} | {bound:.2f} | {bound / one['total_ms']:.0%} "
+            f"| {cell['name']} | {asked} | {cell['compress_ms']:.2f} | {cell['generate_ms']:.2f} "
+            f"| {cell['total_ms']:.2f} | {printed} | {bound:.2f} | {bound / cell['total_ms']:.0%} "
             f"| {speed:.2f} | {gained} | {speed * teras / whole:.0%} |"
         )
     return "\n".join(lines)
@@ -69,10 +69,10 @@ def render(cells: list[dict[str, Any]], batch: int, peak: float) -> str:
 def render_memory(cells: list[dict[str, Any]]) -> str:
     """Write what memory was taken at its batch."""
     lines = ["| | question | ours | paper's |", "|---|---|---|---|"]
-    for one in cells:
-        if one["batch"] == PEAK_BATCH:
-            asked = "-" if one["name"] == "plain" else "read" if one["question"] else "left out"
+    for cell in cells:
+        if cell["batch"] == PEAK_BATCH:
+            asked = "-" if cell["name"] == "plain" else "read" if cell["question"] else "left out"
             lines.append(
-                f"| {one['name']} | {asked} | {one['peak_gb']:.1f} | {PAPER[one['name']][2]} |"
+                f"| {cell['name']} | {asked} | {cell['peak_gb']:.1f} | {PAPER[cell['name']][2]} |"
             )
     return "\n".join(lines)

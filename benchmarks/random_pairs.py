@@ -97,14 +97,14 @@ def reading_of(question: Sequence[int], passage: Sequence[int], vocabulary: int)
 @torch.inference_mode()
 def compress_all(compressor: Any, readings: Sequence[PassageWindow], most: int) -> list[Tensor]:
     """Compress readings in forward passes of at most ``most`` positions; vectors of each."""
-    found: list[Tensor] = []
+    memories: list[Tensor] = []
     batch: list[PassageWindow] = []
     taken = 0
     for reading in readings:
         cost = compressor.cost(reading)
         if batch and taken + cost > most:
-            found += compressor.compress(batch).split()
+            memories += compressor.compress(batch).split()
             batch, taken = [], 0
         batch.append(reading)
         taken += cost
-    return found + list(compressor.compress(batch).split())
+    return memories + list(compressor.compress(batch).split())

@@ -87,8 +87,8 @@ def read_cpu(cpuinfo: str | None = None) -> tuple[str, frozenset[str]]:
         cpuinfo: As Linux tells it; None reads it.
     """
     lines = (cpuinfo or Path("/proc/cpuinfo").read_text()).splitlines()
-    told = [line.partition(":") for line in lines]
-    first = {key.strip(): value.strip() for key, _, value in reversed(told)}
+    fields = [line.partition(":") for line in lines]
+    first = {key.strip(): value.strip() for key, _, value in reversed(fields)}
     flags = first.get("flags", first.get("Features", ""))
     return first.get("model name", platform.machine()), frozenset(flags.split())
 

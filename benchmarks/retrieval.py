@@ -81,8 +81,8 @@ def read_judgements(path: Path) -> Judgements:
     return judged
 
 
-def recall(found: Sequence[str], grades: Mapping[str, int], depth: int = 10) -> float:
-    return len(grades.keys() & set(found[:depth])) / len(grades)
+def recall(ranked: Sequence[str], grades: Mapping[str, int], depth: int = 10) -> float:
+    return len(grades.keys() & set(ranked[:depth])) / len(grades)
 
 
 async def fill(services: Services, documents: Sequence[dict[str, Any]]) -> None:
@@ -91,8 +91,8 @@ async def fill(services: Services, documents: Sequence[dict[str, Any]]) -> None:
     done, _ = await indexes.count_documents(services, "set")
     for start in range(done, len(documents), BATCH):
         block = [
-            Document(one["_id"], f"{one.get('title', '')}\n{one['text']}".strip())
-            for one in documents[start : start + BATCH]
+            Document(document["_id"], f"{document.get('title', '')}\n{document['text']}".strip())
+            for document in documents[start : start + BATCH]
         ]
         await indexes.upsert_documents(services, "set", block)
         seconds = time.perf_counter() - started
@@ -111,8 +111,8 @@ async def measure(
         top_k = services.limits.max_top_k
         hits = await retrieval.query_index(services, "set", queries[query], top_k=top_k, mode=mode)
         times.append(1000 * (time.perf_counter() - started))
-        found = list(dict.fromkeys(hit.passage.document_id for hit in hits))
-        orders[query] = found
+        ranked = list(dict.fromkeys(hit.passage.document_id for hit in hits))
+        orders[query] = ranked
     recalls = {query: recall(orders[query], grades) for query, grades in judged.items()}
     gains = ndcg(orders, judged)
     return {
@@ -129,17 +129,17 @@ async def measure(
 def render(report: dict[str, Any]) -> str:
     """Write the page of all sets that were measured."""
     parts = []
-    for name, told in report.items():
+    for name, figures in report.items():
         rows = [
-            f"| {mode} | {one['ndcg@10']:.4f} | {one['recall@10']:.4f} | {one['median_ms']:.1f} |"
-            for mode, one in told["modes"].items()
+            f"| {mode} | {row['ndcg@10']:.4f} | {row['recall@10']:.4f} | {row['median_ms']:.1f} |"
+            for mode, row in figures["modes"].items()
         ]
         words = {
-            "machine": tell_machine(told),
-            "others": tell_others(told),
-            "versions": tell_versions(told),
+            "machine": tell_machine(figures),
+            "others": tell_others(figures),
+            "versions": tell_versions(figures),
         }
-        parts.append(PART.format(**(told | words), name=name, rows="\n".join(rows)))
+        parts.append(PART.format(**(figures | words), name=name, rows="\n".join(rows)))
     return PAGE.format(parts="".join(parts))
 
 
@@ -159,7 +159,7 @@ async def compare(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         await fill(services, read_lines(args.data / "corpus.jsonl.gz"))
         judged = read_judgements(args.data / "qrels.test.tsv")
         judged = dict(list(judged.items())[: args.queries])
-        queries = {one["_id"]: one["text"] for one in read_lines(args.data / "queries.jsonl.gz")}
+        queries = {row["_id"]: row["text"] for row in read_lines(args.data / "queries.jsonl.gz")}
         documents, passages = await indexes.count_documents(services, "set")
         modes = {mode: await measure(services, queries, judged, mode) for mode in MODES}
     encoder.close()

@@ -92,12 +92,12 @@ def migrate(path: Path) -> tuple[float, int, int]:
 
 
 def render(report: dict[str, Any]) -> str:
-    told = {
+    context = {
         "machine": tell_machine(report),
         "others": tell_others(report),
         "versions": tell_versions(report),
     }
-    return PAGE.format(**(report | told))
+    return PAGE.format(**(report | context))
 
 
 def main() -> None:

@@ -116,10 +116,10 @@ def load(
 def compare(ours: list[str | None], theirs: list[str | None]) -> tuple[float, int]:
     """Return the least cosine between the two servers' vectors of one text, and of how many."""
     cosines = []
-    for one, other in zip(ours, theirs, strict=True):
-        if one is None or other is None:  # a short round did not come that far
+    for ours_of, other in zip(ours, theirs, strict=True):
+        if ours_of is None or other is None:  # a short round did not come that far
             continue
-        first, second = (np.asarray(json.loads(reply)[0], np.float64) for reply in (one, other))
+        first, second = (np.asarray(json.loads(reply)[0], np.float64) for reply in (ours_of, other))
         cosines.append(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
     return (min(cosines), len(cosines)) if cosines else (float("nan"), 0)
 

@@ -77,23 +77,23 @@ def render_cell(cell: dict[str, Any]) -> tuple[str, str]:
 
 def render_rounds(row: dict[str, Any], name: str) -> str:
     cell = row[name]
-    rates = [f"{one['requests_per_second']:.0f}" for one in cell["rounds"]]
+    rates = [f"{round_of['requests_per_second']:.0f}" for round_of in cell["rounds"]]
     whole = [f"{cell[key]:.0f}" for key in ("lowest", "requests_per_second", "highest")]
     return f"| {row['concurrency']} | {name} | {' | '.join(rates)} | {' / '.join(whole)} |"
 
 
 def render_uneven(results: list[dict[str, Any]]) -> str:
     """Name the servers whose rounds lie far apart: of those a median alone would mislead."""
-    found = [
+    uneven = [
         f"{name} with {row['concurrency']} clients ({row[name]['lowest']:.0f} to "
         f"{row[name]['highest']:.0f})"
         for row in results
         for name in SERVERS
         if row[name]["highest"] > UNEVEN * row[name]["lowest"]
     ]
-    if not found:
+    if not uneven:
         return ""
     return (
-        f"- Rounds that lie far apart, so that the median says little: {', '.join(found)}. The\n"
+        f"- Rounds that lie far apart, so that the median says little: {', '.join(uneven)}. The\n"
         "  ratio's range, round by round, is in brackets behind it.\n"
     )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from doors import Ask, GrpcDoor, RestDoor, Said
-from mix import Known, a_kind, make, percent, spoil
+from doors import Ask, GrpcDoor, Reply, RestDoor
+from mix import RightReplies, a_kind, make, percent, spoil
 
 Outcome = Literal[
     "right",  # the reply that it should be
@@ -60,17 +60,17 @@ class Records:
 
     def latencies(self, phase: str) -> tuple[float, float]:
         """Return p50 and p95 of single queries answered in a phase, milliseconds."""
-        found = self.find(phase=phase, kind="embed one", outcome="right")
-        seconds = [record.seconds for record in found]
+        records = self.find(phase=phase, kind="embed one", outcome="right")
+        seconds = [record.seconds for record in records]
         return percent(seconds, 50), percent(seconds, 95)
 
     def broken(self) -> list[str]:
         """Return what may never be."""
         bad = [record for record in self.all if record.outcome in ("failed", "lost")]
-        told = Counter(
+        counts = Counter(
             f"{record.door} {record.kind} {record.outcome}: {record.note}" for record in bad
         )
-        return [f"{count} x {what}" for what, count in told.most_common()]
+        return [f"{count} x {what}" for what, count in counts.most_common()]
 
 
 class Callers:
@@ -88,7 +88,7 @@ class Callers:
     def __init__(
         self,
         doors: Sequence[RestDoor | GrpcDoor],
-        known: Known,
+        known: RightReplies,
         rate: float,
         chance: random.Random,
         hurried: float = 0.1,
@@ -162,32 +162,32 @@ class Callers:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(leaves):
-                said = await door.ask(ask)
+                reply = await door.ask(ask)
         except TimeoutError:
             outcome, note = "left", ""
         else:
-            outcome, note = self._judge(ask, said, spoiled, time.perf_counter() - started)
+            outcome, note = self._judge(ask, reply, spoiled, time.perf_counter() - started)
         seconds = time.perf_counter() - started
         self.records.all.append(Record(kind, door.name, phase, outcome, seconds, note))
 
-    def _judge(self, ask: Ask, said: Said, spoiled: bool, seconds: float) -> tuple[Outcome, str]:
-        told = f"{said.code} {said.message[:120]}"
+    def _judge(self, ask: Ask, reply: Reply, spoiled: bool, seconds: float) -> tuple[Outcome, str]:
+        status = f"{reply.code} {reply.message[:120]}"
         if ask.seconds is not None and seconds > ask.seconds + LATE_SECONDS:
-            return "failed", f"{seconds - ask.seconds:.1f} s after its deadline: {told}"
-        if said.verdict == "ok":
+            return "failed", f"{seconds - ask.seconds:.1f} s after its deadline: {status}"
+        if reply.verdict == "ok":
             if spoiled:
                 return "failed", "a spoiled text got a vector"
-            fault = self.known.fault(ask, said)
-            if fault and said.uncompressed:
-                return "worker", said.uncompressed
+            fault = self.known.fault(ask, reply)
+            if fault and reply.uncompressed:
+                return "worker", reply.uncompressed
             return ("failed", fault) if fault else ("right", "")
-        if said.verdict == "expired" and ask.seconds is not None:
+        if reply.verdict == "expired" and ask.seconds is not None:
             return "expired", ""
-        if said.verdict == "fault":
+        if reply.verdict == "fault":
             if spoiled:
                 return "own fault", ""
-            if "device worker" in said.message:
+            if "device worker" in reply.message:
                 return "worker", ""
-        if said.verdict in ("refused", "lost"):
-            return said.verdict, told
-        return "failed", told
+        if reply.verdict in ("refused", "lost"):
+            return reply.verdict, status
+        return "failed", status

@@ -23,7 +23,7 @@ from typing import Any
 
 from callers import Callers
 from doors import GrpcDoor, RestDoor
-from mix import Known
+from mix import RightReplies
 from servers import Neighbours, Server, begin, keep, serving, take_out, workplace
 from watching import HealthWatch
 
@@ -46,26 +46,26 @@ def crowd(others: int) -> Iterator[None]:
             loop.wait()
 
 
-async def oldest(server: Server, found: list[float]) -> None:
+async def oldest(server: Server, ages: list[float]) -> None:
     """Note how long the oldest forward pass has been running, again and again."""
     while True:
         metrics = await asyncio.to_thread(server.metrics)
-        found.append(metrics.get("condensery_heartbeat_age_seconds", 0.0))
+        ages.append(metrics.get("condensery_heartbeat_age_seconds", 0.0))
         await asyncio.sleep(LOOKS_SECONDS)
 
 
 async def run(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     doors = (RestDoor(server.url), GrpcDoor(server.grpc))
-    known = Known()
+    known = RightReplies()
     await known.learn(doors[0])
     callers = Callers(doors, known, args.rate, random.Random(args.seed), hurried=0)
     watch = HealthWatch(server.url, doors[1])
     neighbours, ages = Neighbours(server), [0.0]
-    found: dict[str, Any] = {"broken": []}
+    figures: dict[str, Any] = {"broken": []}
 
     def expect(holds: bool, otherwise: str) -> None:
         if not holds:
-            found["broken"].append(otherwise)
+            figures["broken"].append(otherwise)
 
     with crowd(args.others):
         watching = asyncio.create_task(watch.run())
@@ -80,7 +80,7 @@ async def run(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         restarts = (await asyncio.to_thread(server.metrics)).get(
             "condensery_worker_restarts_total", 0.0
         )
-        found |= {
+        figures |= {
             "seconds": took,
             "others_cores": neighbours.cores(),
             "server_cores": (server.cpu_seconds() - used) / took,
@@ -92,20 +92,22 @@ async def run(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         expect(not alarms, f"{len(alarms)} times a worker was said to hang, and none did")
         expect(not restarts, f"{restarts:g} workers were replaced, and none hung")
         wrong = callers.records.find(outcome="failed")
-        expect(not wrong, f"{len(wrong)} replies were wrong: {[one.note for one in wrong[:3]]}")
+        expect(
+            not wrong, f"{len(wrong)} replies were wrong: {[record.note for record in wrong[:3]]}"
+        )
         at = time.monotonic()
         server.inject(hang=None)
         await callers.run("hang", 15)
         unready = next((change for change in watch.after(at) if change.ready == 503), None)
         expect(unready is not None, "a real hang was not noticed")
         if unready is not None:
-            found["hang_noticed_seconds"] = unready.at - at
+            figures["hang_noticed_seconds"] = unready.at - at
             expect(unready.at - at <= NOTICED_SECONDS, f"noticed after {unready.at - at:.1f} s")
         await callers.settle()
         watching.cancel()
     for door in doors:
         await door.close()
-    return found
+    return figures
 
 
 def main() -> int:
@@ -120,16 +122,16 @@ def main() -> int:
     recording = begin("crowded.py")
     with workplace() as folder, serving(folder, args.flags.split(), faulty=True) as server:
         try:
-            found = asyncio.run(run(server, args))
+            figures = asyncio.run(run(server, args))
         except OSError as error:  # nobody is there any more to tell its metrics
-            found = {"broken": [f"the process ended by itself with {server.wait()} ({error})"]}
-    for name, value in found.items():
+            figures = {"broken": [f"the process ended by itself with {server.wait()} ({error})"]}
+    for name, value in figures.items():
         if name != "broken":
             print(f"{name}: {value:.2f}" if isinstance(value, float) else f"{name}: {value}")
-    for broken in found["broken"]:
+    for broken in figures["broken"]:
         print(f"BROKEN: {broken}")
-    keep(found, recording, args.out)
-    return 1 if found["broken"] else 0
+    keep(figures, recording, args.out)
+    return 1 if figures["broken"] else 0
 
 
 if __name__ == "__main__":

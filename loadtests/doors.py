@@ -1,4 +1,4 @@
-"""Both doors as callers see them: one question, one `Said`, whatever the protocol."""
+"""Both doors as callers see them: one question, one `Reply`, whatever the protocol."""
 
 import base64
 import json
@@ -54,7 +54,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Said:
+class Reply:
     """What came back.
 
     Attributes:
@@ -84,8 +84,8 @@ class RestDoor:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self.client = httpx.AsyncClient(base_url=url, timeout=REPLY_SECONDS, limits=limits)
 
-    async def ask(self, ask: Ask) -> Said:
-        """Send a request; whatever happens is a `Said`."""
+    async def ask(self, ask: Ask) -> Reply:
+        """Send a request; whatever happens is a `Reply`."""
         headers = {}
         if ask.seconds is not None:
             headers["x-request-timeout-ms"] = str(round(ask.seconds * 1000))
@@ -93,13 +93,13 @@ class RestDoor:
         try:
             reply = await self.client.post(path, json=body, headers=headers)
         except httpx.HTTPError as error:
-            return Said("lost", type(error).__name__, str(error))
+            return Reply("lost", type(error).__name__, str(error))
         code = str(reply.status_code)
         if reply.status_code != 200:
             verdict = REST_VERDICTS.get(reply.status_code, "other")
             if verdict == "refused" and "retry-after" not in reply.headers:
                 verdict = "other"
-            return Said(verdict, code, reply.text[:300])
+            return Reply(verdict, code, reply.text[:300])
         return _read_rest(ask, reply)
 
     async def ready(self) -> bool:
@@ -121,17 +121,17 @@ def _rest_request(ask: Ask) -> tuple[str, dict[str, Any]]:
     return "/v1/rag/answer", {**body, "stream": ask.job == "stream"}
 
 
-def _read_rest(ask: Ask, reply: httpx.Response) -> Said:
+def _read_rest(ask: Ask, reply: httpx.Response) -> Reply:
     if ask.job == "embed":
-        rows = [base64.b64decode(one["embedding"]) for one in reply.json()["data"]]
-        return Said(
+        rows = [base64.b64decode(row["embedding"]) for row in reply.json()["data"]]
+        return Reply(
             "ok", "200", vectors=np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), -1)
         )
     if ask.job == "rerank":
-        return Said("ok", "200", scores={one["index"]: one["score"] for one in reply.json()})
+        return Reply("ok", "200", scores={row["index"]: row["score"] for row in reply.json()})
     if ask.job == "answer":
-        said = reply.json()
-        return Said("ok", "200", text=said["answer"], uncompressed=_why(said["compression"]))
+        body = reply.json()
+        return Reply("ok", "200", text=body["answer"], uncompressed=_why(body["compression"]))
     deltas, final, why = "", None, ""
     for event in reply.text.split("\n\n"):
         name, _, data = event.partition("\ndata: ")
@@ -144,15 +144,15 @@ def _read_rest(ask: Ask, reply: httpx.Response) -> Said:
         elif name == "event: error":
             return _read_error(json.loads(data)["error"])
     if final is None:
-        return Said("lost", "200", "the stream ended before its answer")
-    return Said("ok", "200", text=final, deltas=deltas, uncompressed=why)
+        return Reply("lost", "200", "the stream ended before its answer")
+    return Reply("ok", "200", text=final, deltas=deltas, uncompressed=why)
 
 
 def _why(compression: dict[str, Any]) -> str:
     return str(compression["reason"]) if compression["status"] in LESSENED else ""
 
 
-def _read_error(error: dict[str, Any]) -> Said:
+def _read_error(error: dict[str, Any]) -> Reply:
     """Read an error in a stream, whose status was long sent."""
     verdicts: dict[str, Verdict] = {
         "model_fault": "fault",
@@ -162,7 +162,7 @@ def _read_error(error: dict[str, Any]) -> Said:
         "timeout": "expired",
     }
     code = str(error.get("code"))
-    return Said(verdicts.get(code, "other"), code, str(error.get("message")))
+    return Reply(verdicts.get(code, "other"), code, str(error.get("message")))
 
 
 class GrpcDoor:
@@ -175,8 +175,8 @@ class GrpcDoor:
         self.rag = stubs.RagStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)
 
-    async def ask(self, ask: Ask) -> Said:
-        """Send a request; whatever happens is a `Said`."""
+    async def ask(self, ask: Ask) -> Reply:
+        """Send a request; whatever happens is a `Reply`."""
         timeout = REPLY_SECONDS if ask.seconds is None else ask.seconds
         try:
             return await self._ask(ask, timeout)
@@ -184,31 +184,33 @@ class GrpcDoor:
             trailers = {name for name, _ in error.trailing_metadata() or ()}
             code, message = error.code().name, error.details() or ""
             if code == "DEADLINE_EXCEEDED" and ask.seconds is None:
-                return Said("lost", code, message)
+                return Reply("lost", code, message)
             verdict = GRPC_VERDICTS.get(code, "other")
             # Said by gRPC itself, not by the server: the connection broke.
             if code == "UNAVAILABLE" and "x-error" not in trailers:
-                return Said("lost", code, message)
+                return Reply("lost", code, message)
             if code == "RESOURCE_EXHAUSTED" and "grpc-retry-pushback-ms" not in trailers:
                 verdict = "other"
-            return Said(verdict, code, message)
+            return Reply(verdict, code, message)
 
-    async def _ask(self, ask: Ask, timeout: float) -> Said:
+    async def _ask(self, ask: Ask, timeout: float) -> Reply:
         if ask.job == "embed":
             embedded = await self.embedding.EmbedBatch(
                 pb.EmbedBatchRequest(texts=ask.texts), timeout=timeout
             )
             rows = np.frombuffer(embedded.vectors, "<f4").reshape(-1, embedded.dims)
-            return Said("ok", "OK", vectors=rows)
+            return Reply("ok", "OK", vectors=rows)
         if ask.job == "rerank":
             request = pb.RerankRequest(query=ask.query, passages=ask.texts)
             ranked = await self.rerank.Rerank(request, timeout=timeout)
-            return Said("ok", "OK", scores={one.index: one.score for one in ranked.results})
+            return Reply(
+                "ok", "OK", scores={result.index: result.score for result in ranked.results}
+            )
         documents = [pb.Document(text=text) for text in ask.texts]
         asked = pb.AnswerRequest(query=ask.query, documents=documents, max_tokens=8)
         if ask.job == "answer":
             answer = await self.rag.Answer(asked, timeout=timeout)
-            return Said("ok", "OK", text=answer.answer, uncompressed=_why_grpc(answer))
+            return Reply("ok", "OK", text=answer.answer, uncompressed=_why_grpc(answer))
         deltas, final, why = "", None, ""
         async for event in self.rag.AnswerStream(asked, timeout=timeout):
             if event.HasField("delta"):
@@ -216,8 +218,8 @@ class GrpcDoor:
             elif event.HasField("final"):
                 final, why = event.final.answer, _why_grpc(event.final)
         if final is None:
-            return Said("lost", "OK", "the stream ended before its answer")
-        return Said("ok", "OK", text=final, deltas=deltas, uncompressed=why)
+            return Reply("lost", "OK", "the stream ended before its answer")
+        return Reply("ok", "OK", text=final, deltas=deltas, uncompressed=why)
 
     async def ready(self) -> bool:
         try:

@@ -29,7 +29,7 @@ from typing import Any
 import grpc
 from callers import Callers
 from doors import Door, GrpcDoor, RestDoor
-from mix import Known
+from mix import RightReplies
 from servers import Server, begin, keep, serving, take_out, workplace
 from wire import CHANNEL, EMBED, Connection, Rest
 
@@ -55,13 +55,13 @@ class Round:
 
 
 async def balance(
-    callers: Callers, door: Door, terminated: "asyncio.Future[float]", one: Round
+    callers: Callers, door: Door, terminated: "asyncio.Future[float]", round_of: Round
 ) -> None:
     """Take a door out once it is not ready, as a load balancer would."""
     while True:
         if not await door.ready():
             callers.doors.remove(door)
-            one.unready[door.name] = time.monotonic() - await terminated
+            round_of.unready[door.name] = time.monotonic() - await terminated
             return
         await asyncio.sleep(LOOK_SECONDS)
 
@@ -69,34 +69,36 @@ async def balance(
 async def leave(server: Server, args: argparse.Namespace, seed: int, *, twice: bool) -> Round:
     """Load a server, tell it to end, and see what becomes of every request."""
     doors: tuple[RestDoor, GrpcDoor] = (RestDoor(server.url), GrpcDoor(server.grpc))
-    known = Known()
+    known = RightReplies()
     await known.learn(doors[0])
     callers = Callers(doors, known, args.rate, random.Random(seed), hurried=0)
-    one = Round()
+    round_of = Round()
     terminated: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-    balancing = [asyncio.create_task(balance(callers, door, terminated, one)) for door in doors]
+    balancing = [
+        asyncio.create_task(balance(callers, door, terminated, round_of)) for door in doors
+    ]
     sending = asyncio.create_task(callers.run("load", LONGEST))
     await asyncio.sleep(args.seconds)
     before = callers.sent
-    one.waiting = callers.waiting
+    round_of.waiting = callers.waiting
     server.terminate()
     began = time.monotonic()
     terminated.set_result(began)
     if twice:
         await asyncio.sleep(SECOND_AFTER)
         server.terminate()
-    one.status = await asyncio.to_thread(server.wait)
-    one.seconds = time.monotonic() - began
+    round_of.status = await asyncio.to_thread(server.wait)
+    round_of.seconds = time.monotonic() - began
     await sending
     await callers.settle()
     for task in balancing:
         task.cancel()
-    one.sent_after = callers.sent - before
-    one.outcomes = callers.records.count()
-    one.bad = callers.records.broken()
+    round_of.sent_after = callers.sent - before
+    round_of.outcomes = callers.records.count()
+    round_of.bad = callers.records.broken()
     for door in doors:
         await door.close()
-    return one
+    return round_of
 
 
 class Newcomers:
@@ -127,8 +129,8 @@ class Newcomers:
             for number in range(clients)
         ]
         async with grpc.aio.insecure_channel(self.server.grpc, options=CHANNEL) as channel:
-            one = [self._go_on("gRPC, one kept", self._over(channel), n) for n in range(clients)]
-            await asyncio.gather(*asked, *one)
+            kept = [self._go_on("gRPC, one kept", self._over(channel), n) for n in range(clients)]
+            await asyncio.gather(*asked, *kept)
 
     async def _go_on(
         self, name: str, ask: Callable[[int], Coroutine[Any, Any, str]], number: int
@@ -142,9 +144,9 @@ class Newcomers:
                 end = "lost"
                 self.lost[f"{name}: {type(error).__name__}: {error}"] += 1
             except grpc.aio.AioRpcError as error:
-                told = {key for key, _ in error.trailing_metadata() or ()}
+                keys = {key for key, _ in error.trailing_metadata() or ()}
                 details = error.details() or ""
-                if "x-error" in told:
+                if "x-error" in keys:
                     end = "refused"
                 elif "failed to connect" in details or "Failed to connect" in details:
                     end = "not let in"
@@ -226,29 +228,31 @@ def show_newcomers(ends: dict[str, Counter[str]], rounds: int) -> None:
 def show(name: str, rounds: list[Round]) -> None:
     heads = ("in flight", "sent after", "right", "refused", "failed", "lost", "unready s", "exit s")
     print(f"\n{name}\n\n| round | {' | '.join(heads)} | status |\n|{'---|' * 10}")
-    for number, one in enumerate(rounds):
+    for number, round_of in enumerate(rounds):
         counts = " | ".join(
-            str(one.outcomes[what]) for what in ("right", "refused", "failed", "lost")
+            str(round_of.outcomes[what]) for what in ("right", "refused", "failed", "lost")
         )
-        unready = "/".join(f"{seconds:.1f}" for _, seconds in sorted(one.unready.items()))
+        unready = "/".join(f"{seconds:.1f}" for _, seconds in sorted(round_of.unready.items()))
         print(
-            f"| {number + 1} | {one.waiting} | {one.sent_after} | {counts} | {unready}"
-            f" | {one.seconds:.1f} | {one.status} |"
+            f"| {number + 1} | {round_of.waiting} | {round_of.sent_after} | {counts} | {unready}"
+            f" | {round_of.seconds:.1f} | {round_of.status} |"
         )
 
 
 def broken(once: list[Round], twice: list[Round]) -> list[str]:
     """Return the promises that did not hold."""
     promises = []
-    for number, one in enumerate(once):
-        refused = [f"{one.outcomes['refused']} refused"] if one.outcomes["refused"] else []
-        promises += [f"SIGTERM, round {number + 1}: {bad}" for bad in (*refused, *one.bad)]
-    for number, one in enumerate((*once, *twice)):
-        for door, seconds in one.unready.items():
+    for number, round_of in enumerate(once):
+        refused = (
+            [f"{round_of.outcomes['refused']} refused"] if round_of.outcomes["refused"] else []
+        )
+        promises += [f"SIGTERM, round {number + 1}: {bad}" for bad in (*refused, *round_of.bad)]
+    for number, round_of in enumerate((*once, *twice)):
+        for door, seconds in round_of.unready.items():
             if seconds > UNREADY_SECONDS:
                 promises.append(f"round {number + 1}: {door} said ready for {seconds:.1f} s more")
-        if one.status != 0:
-            promises.append(f"round {number + 1}: the server ended with {one.status}")
+        if round_of.status != 0:
+            promises.append(f"round {number + 1}: the server ended with {round_of.status}")
     if once and twice and min(o.seconds for o in once) <= max(t.seconds for t in twice):
         promises.append("a second SIGTERM did not hasten the end")
     return promises
@@ -290,14 +294,14 @@ def main() -> int:
         show("SIGTERM twice", rounds[True])
     if ends:
         show_newcomers(ends, met)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "newcomers": ends,
-        "once": [vars(one) for one in rounds[False]],
-        "twice": [vars(one) for one in rounds[True]],
+        "once": [vars(round_of) for round_of in rounds[False]],
+        "twice": [vars(round_of) for round_of in rounds[True]],
     }
-    keep(found, recording, args.out)
-    for number, one in enumerate(rounds[True]):
-        for bad in one.bad:
+    keep(figures, recording, args.out)
+    for number, round_of in enumerate(rounds[True]):
+        for bad in round_of.bad:
             print(f"SIGTERM twice, round {number + 1}: {bad}")
     promises += broken(rounds[False], rounds[True])
     for promise in promises:

@@ -84,7 +84,7 @@ class Bench:
             query = self.queries[len(sent) % len(self.queries)]
             sent.append(asyncio.create_task(self.asking.send(query)))
             await asyncio.sleep(max(0.0, began + len(sent) / self.rate - time.perf_counter()))
-        return [good(await one).seconds * 1000 for one in sent]
+        return [good(await request).seconds * 1000 for request in sent]
 
     async def ask_for(self, seconds: float) -> list[float]:
         ends = time.perf_counter() + seconds

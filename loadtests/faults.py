@@ -26,7 +26,7 @@ from typing import Any
 
 from callers import OUTCOMES, Callers, Records
 from doors import GrpcDoor, RestDoor
-from mix import Known
+from mix import RightReplies
 from servers import Neighbours, Server, begin, keep, serving, take_out, workplace
 from tokenizers import Tokenizer
 from watching import HealthWatch
@@ -82,9 +82,11 @@ class Part:
     def counter(self, name: str, label: str = "") -> float:
         """Return the sum of a counter's samples with this label."""
         start = f"condensery_{name}_total{{" if label else f"condensery_{name}_total"
-        found = self.counters.items()
+        counters = self.counters.items()
         return sum(
-            v for k, v in found if k.startswith(start) and label in k and ("{" in k) == bool(label)
+            v
+            for k, v in counters
+            if k.startswith(start) and label in k and ("{" in k) == bool(label)
         )
 
     async def end(self, wanted: int = 0) -> None:
@@ -153,11 +155,13 @@ async def second_hang(part: Part) -> None:
     sending.cancel()
     await callers.settle()
     dead = part.watch.dead(at)
-    said = f"/livez failed after {dead.at - at:.1f} s" if dead else "/livez never failed"
-    part.notes.append(f"second hang: {said}; the process ended with {status} after {took:.1f} s")
+    liveness = f"/livez failed after {dead.at - at:.1f} s" if dead else "/livez never failed"
+    part.notes.append(
+        f"second hang: {liveness}; the process ended with {status} after {took:.1f} s"
+    )
     part.notes.append(f"second hang: {dict(callers.records.count())}")
     part.expect(status == FATAL_STATUS, f"a second hang ended the process with {status}")
-    part.expect(dead is not None and dead.at - at <= 10, f"second hang: {said}")
+    part.expect(dead is not None and dead.at - at <= 10, f"second hang: {liveness}")
     callers.records = first
 
 
@@ -189,7 +193,7 @@ def token_ids(server: Server, word: str) -> list[int]:
 
 async def run(server: Server, name: str, args: argparse.Namespace) -> Part:
     doors = (RestDoor(server.url), GrpcDoor(server.grpc))
-    known = Known()
+    known = RightReplies()
     await known.learn(doors[0])
     watch = HealthWatch(server.url, doors[1])
     watching = asyncio.create_task(watch.run())

@@ -121,12 +121,15 @@ def windows(ids: Ids, size: int) -> Iterator[Ids]:
 def break_forwards(faults: Faults) -> None:
     """Wrap what device workers call, before any model is loaded."""
     network: Any = encoder.EncoderNetwork
-    network.forward = faults.wrap(network.forward, lambda texts: [one.ids for one in texts])
+    network.forward = faults.wrap(network.forward, lambda texts: [text.ids for text in texts])
     module: Any = encoder
     module.pool = faults.wrap_pooling(module.pool)
     pairs: Any = oscar.Compressor
     pairs._forward = faults.wrap(
-        pairs._forward, lambda given: [one.ids[one.head : len(one.ids) - one.tail] for one in given]
+        pairs._forward,
+        lambda windows: [
+            window.ids[window.head : len(window.ids) - window.tail] for window in windows
+        ],
     )
     steps: Any = stepping.Stepper
     steps.run = faults.wrap(steps.run, lambda embeds, step: [() for _ in step.last])

@@ -71,11 +71,11 @@ class Caller(HttpUser):
     def query(self) -> None:
         body = {"query": random.choice(QUESTIONS), "top_k": 5}
         with self.post(f"/v1/indexes/{INDEX}/query", body, "query") as reply:
-            found = self.read(reply)["results"]
-            need(len(found) == 5, "passages", len(found))
-            strangers = {hit["document_id"] for hit in found} - IDS
+            hits = self.read(reply)["results"]
+            need(len(hits) == 5, "passages", len(hits))
+            strangers = {hit["document_id"] for hit in hits} - IDS
             need(not strangers, "passages that are not in the index", strangers)
-            scores = [hit["score"] for hit in found]
+            scores = [hit["score"] for hit in hits]
             need(scores == sorted(scores, reverse=True), "scores out of order", scores)
 
     @task(2)

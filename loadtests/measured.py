@@ -25,121 +25,122 @@ DEATH = "A worker whose thread dies"
 MAY_LACK = (DEATH,)  # rows that are made where the page has them
 
 
-def fairness(found: dict[str, Any]) -> Iterator[Row]:
+def fairness(report: dict[str, Any]) -> Iterator[Row]:
     cells = [
-        f"{name} {statistics.median(one['alone_p95']):.1f} and "
-        f"{statistics.median(one['p95']):.1f} ms ({one['ratio']:.2f} times)"
-        for name, one in found.items()
+        f"{name} {statistics.median(figures['alone_p95']):.1f} and "
+        f"{statistics.median(figures['p95']):.1f} ms ({figures['ratio']:.2f} times)"
+        for name, figures in report.items()
     ]
-    queries = sum(one["queries"] for one in found.values())
+    queries = sum(figures["queries"] for figures in report.values())
     sent = f"lists over REST, over gRPC, two in a row; {queries:,} queries beside them"
     yield "Fairness", sent, f"p95 alone and beside, medians of rounds: {', '.join(cells)}"
 
 
-def faults(found: dict[str, Any]) -> Iterator[Row]:
+def faults(report: dict[str, Any]) -> Iterator[Row]:
     for part, begins in (
         ("items", "Faults:"),
         ("hang", "A worker that hangs"),
         ("death", DEATH),
     ):
-        if (one := found.get(part)) is None:
+        if (figures := report.get(part)) is None:
             continue
-        outcomes = Counter(one["outcomes"])
-        told = ", ".join(f"{count} {name}" for name, count in outcomes.items() if count)
-        notes = "; ".join([*one["notes"], *(f"BROKEN: {bad}" for bad in one["broken"])])
+        outcomes = Counter(figures["outcomes"])
+        counts = ", ".join(f"{count} {name}" for name, count in outcomes.items() if count)
+        notes = "; ".join([*figures["notes"], *(f"BROKEN: {bad}" for bad in figures["broken"])])
         notes = re.sub(r': \{"error".*?\}\}', "", notes)  # the reply in full, which the file has
-        done = ", ".join(f"{count} {name}" for name, count in one["faults"].items())
+        done = ", ".join(f"{count} {name}" for name, count in figures["faults"].items())
         zero = ", ".join(f"0 {name}" for name in ("failed", "lost") if not outcomes[name])
-        figure = "; ".join(filter(None, [told, zero, f"faults injected: {done}", notes]))
+        figure = "; ".join(filter(None, [counts, zero, f"faults injected: {done}", notes]))
         yield begins, f"{outcomes.total():,} requests", figure
 
 
-def overload(found: dict[str, Any]) -> Iterator[Row]:
-    doors = [found["REST"], found["gRPC"]]
+def overload(report: dict[str, Any]) -> Iterator[Row]:
+    doors = [report["REST"], report["gRPC"]]
     sent, accepted, refused = (
         sum(door[key] for door in doors) for key in ("sent", "accepted", "refused")
     )
     others = sum(sum(door["others"].values()) for door in doors)
-    memory = found["memory_mib"]
+    memory = report["memory_mib"]
     worst = {
         p: max(door["milliseconds"][p] for door in doors) / 1000 for p in ("p50", "p95", "p99")
     }
     yield (
         "Overload",
-        f"{sent:,} requests, {found['rate']:.0f} a second",
+        f"{sent:,} requests, {report['rate']:.0f} a second",
         (
             f"{accepted:,} right, {refused:,} refused with when to come back, {others} others; "
-            f"goodput {found['goodput']:.1f}/s of a capacity of {found['capacity']:.1f}/s "
-            f"({found['goodput'] / found['capacity']:.0%}); memory {memory[0]:.0f} to "
+            f"goodput {report['goodput']:.1f}/s of a capacity of {report['capacity']:.1f}/s "
+            f"({report['goodput'] / report['capacity']:.0%}); memory {memory[0]:.0f} to "
             f"{memory[-1]:.0f} MiB, at most {max(memory):.0f}; accepted p50 {worst['p50']:.1f} s, "
             f"p95 {worst['p95']:.1f} s, p99 {worst['p99']:.1f} s; unloaded p50 "
-            f"{found['unloaded']['milliseconds']['p50']:.0f} ms before, "
-            f"{found['after']['milliseconds']['p50']:.0f} ms after"
+            f"{report['unloaded']['milliseconds']['p50']:.0f} ms before, "
+            f"{report['after']['milliseconds']['p50']:.0f} ms after"
         ),
     )
 
 
-def drain(found: dict[str, Any]) -> Iterator[Row]:
-    rounds = [*found["once"], *found["twice"]]
-    outcomes: Counter[str] = sum((Counter(one["outcomes"]) for one in rounds), Counter())
-    told = ", ".join(f"{count} {name}" for name, count in outcomes.items() if count)
-    unready = max((max(one["unready"].values(), default=0) for one in rounds), default=0)
+def drain(report: dict[str, Any]) -> Iterator[Row]:
+    rounds = [*report["once"], *report["twice"]]
+    outcomes: Counter[str] = sum((Counter(figures["outcomes"]) for figures in rounds), Counter())
+    counts = ", ".join(f"{count} {name}" for name, count in outcomes.items() if count)
+    unready = max((max(figures["unready"].values(), default=0) for figures in rounds), default=0)
     ends = [
-        f"{name} after {statistics.median(one['seconds'] for one in some):.1f} s"
-        for name, some in (("one SIGTERM", found["once"]), ("two", found["twice"]))
+        f"{name} after {statistics.median(figures['seconds'] for figures in some):.1f} s"
+        for name, some in (("one SIGTERM", report["once"]), ("two", report["twice"]))
         if some
     ]
-    statuses = sorted({str(one["status"]) for one in rounds})
+    statuses = sorted({str(figures["status"]) for figures in rounds})
     yield (
         "Exit under load",
         f"{outcomes.total():,} requests in {len(rounds)} rounds",
         (
-            f"{told}; both doors unready after {unready:.1f} s at most; ended by "
+            f"{counts}; both doors unready after {unready:.1f} s at most; ended by "
             f"{', by '.join(ends)}, status {', '.join(statuses)}"
         ),
     )
 
 
-def swapping(found: dict[str, Any]) -> Iterator[Row]:
-    swaps = [found[part] for part in ("versions", "alias") if part in found]
+def swapping(report: dict[str, Any]) -> Iterator[Row]:
+    swaps = [report[part] for part in ("versions", "alias") if part in report]
     if swaps:
         yield (
             "Versions swapping under load",
-            ", ".join(f"{one['replies']:,} replies over {one['swaps']} swaps" for one in swaps),
+            ", ".join(f"{swap['replies']:,} replies over {swap['swaps']} swaps" for swap in swaps),
             "; ".join(
-                f"{sum(one['wrong'].values())} errors, {one['seconds_a_swap']:.2f} s a swap, "
-                f"{one['callers']} callers, each of which saw "
-                f"{' or '.join(map(str, sorted(set(one['flips_of_each_caller']))))} flips"
-                for one in swaps
+                f"{sum(swap['wrong'].values())} errors, {swap['seconds_a_swap']:.2f} s a swap, "
+                f"{swap['callers']} callers, each of which saw "
+                f"{' or '.join(map(str, sorted(set(swap['flips_of_each_caller']))))} flips"
+                for swap in swaps
             ),
         )
-    held = [one for name, one in found.items() if name.startswith("memory")]
+    held = [figures for name, figures in report.items() if name.startswith("memory")]
     if held:
         yield (
             "Memory over",
             ", ".join(
-                f"{one['model']} of {one['model_mib']:.0f} MiB, {one['cycles']} times"
-                for one in held
+                f"{figures['model']} of {figures['model_mib']:.0f} MiB, {figures['cycles']} times"
+                for figures in held
             ),
             "resident set after the first unload and after the last: "
             + "; ".join(
-                f"{one['model']} {one['after_first_mib']:.0f} and {one['after_last_mib']:.0f} MiB "
-                f"({one['left_mib_a_cycle']:.2f} MiB a time in the median)"
-                for one in held
+                f"{figures['model']} {figures['after_first_mib']:.0f} and "
+                f"{figures['after_last_mib']:.0f} MiB "
+                f"({figures['left_mib_a_cycle']:.2f} MiB a time in the median)"
+                for figures in held
             ),
         )
 
 
-def crashes(found: dict[str, Any]) -> Iterator[Row]:
+def crashes(report: dict[str, Any]) -> Iterator[Row]:
     for part, begins in (("index", "Crashes: an index"), ("server", "Crashes: the whole server")):
-        one = found[part]
+        figures = report[part]
         yield (
             begins,
             (
-                f"{one.get('kills', 0)} kills, {one.get('amid a write', 0)} of them amid a write; "
-                f"{one.get('done', 0):,} acknowledged writes"
+                f"{figures.get('kills', 0)} kills, {figures.get('amid a write', 0)} of them amid a "
+                f"write; {figures.get('done', 0):,} acknowledged writes"
             ),
-            f"0 lost, 0 twice, 0 come back; {one['seconds']} s",
+            f"0 lost, 0 twice, 0 come back; {figures['seconds']} s",
         )
 
 
@@ -159,9 +160,9 @@ def rewrite(page: str, kept: dict[str, dict[str, Any]]) -> str:
         SystemExit: The page has no row that begins as one of a load does.
     """
     for name, report in kept.items():
-        found = dict(report)
-        run = found.pop("run")
-        for begins, sent, figure in MAKERS[name](found):
+        figures = dict(report)
+        run = figures.pop("run")
+        for begins, sent, figure in MAKERS[name](figures):
             begin = rf"^(\| {re.escape(begins)}[^|]*)"
             pattern = re.compile(rf"{begin}\|[^|]*\|[^|]*\|.*\|$", re.MULTILINE)
             command = f" `{run['command']}` ({name}.json) "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from doors import Ask, Door, Said
+from doors import Ask, Door, Reply
 from texts import PASSAGES, QUESTIONS
 
 COSINE = 0.999  # to the reference: bf16, alone or beside others
@@ -22,7 +22,7 @@ SHARES = {"embed one": 10, "embed list": 3, "rerank": 2, "answer": 2, "stream": 
 
 
 @dataclass
-class Known:
+class RightReplies:
     """The right replies, by what was asked."""
 
     vectors: dict[str, Any] = field(default_factory=dict)
@@ -38,38 +38,38 @@ class Known:
             self.scores[query] = (await good(door, Ask("rerank", texts, query))).scores
             self.answers[query] = (await good(door, Ask("answer", texts[:2], query))).text
 
-    def fault(self, ask: Ask, said: Said) -> str:
+    def fault(self, ask: Ask, reply: Reply) -> str:
         """Say what is wrong with a reply, or nothing."""
         if ask.job == "embed":
-            if len(said.vectors) != len(ask.texts):
-                return f"{len(said.vectors)} vectors for {len(ask.texts)} texts"
+            if len(reply.vectors) != len(ask.texts):
+                return f"{len(reply.vectors)} vectors for {len(ask.texts)} texts"
             cosines = [
                 float(cosine(row, self.vectors[text]))
-                for row, text in zip(said.vectors, ask.texts, strict=True)
+                for row, text in zip(reply.vectors, ask.texts, strict=True)
             ]
             return "" if min(cosines) >= COSINE else f"cosine {min(cosines):.4f} to the reference"
         if ask.job == "rerank":
             known = self.scores[ask.query]
-            if set(said.scores) != set(known):
-                return f"places {sorted(said.scores)}"
-            worst = max(abs(said.scores[place] - score) for place, score in known.items())
+            if set(reply.scores) != set(known):
+                return f"places {sorted(reply.scores)}"
+            worst = max(abs(reply.scores[place] - score) for place, score in known.items())
             return "" if worst <= SCORE else f"a score is off by {worst:.3f}"
-        if said.deltas is not None and said.deltas != said.text:
-            return f"deltas join to {said.deltas!r}, not to {said.text!r}"
-        if said.text != self.answers[ask.query]:
-            return f"answered {said.text!r}, not {self.answers[ask.query]!r}"
+        if reply.deltas is not None and reply.deltas != reply.text:
+            return f"deltas join to {reply.deltas!r}, not to {reply.text!r}"
+        if reply.text != self.answers[ask.query]:
+            return f"answered {reply.text!r}, not {self.answers[ask.query]!r}"
         return ""
 
 
-def cosine(one: Any, other: Any) -> Any:
-    return one @ other / (np.linalg.norm(one) * np.linalg.norm(other))
+def cosine(vector: Any, other: Any) -> Any:
+    return vector @ other / (np.linalg.norm(vector) * np.linalg.norm(other))
 
 
-async def good(door: Door, ask: Ask) -> Said:
-    said = await door.ask(ask)
-    if said.verdict != "ok":
-        raise SystemExit(f"{door.name} {ask.job}: {said.code} {said.message}")
-    return said
+async def good(door: Door, ask: Ask) -> Reply:
+    reply = await door.ask(ask)
+    if reply.verdict != "ok":
+        raise SystemExit(f"{door.name} {ask.job}: {reply.code} {reply.message}")
+    return reply
 
 
 def a_case(number: int) -> tuple[str, tuple[str, ...]]:

@@ -54,11 +54,11 @@ class Tally:
             self.others[f"{reply.status} {reply.body[:100].decode(errors='replace')}"] += 1
 
     def summary(self) -> dict[str, Any]:
-        found = dict(vars(self))
+        summary = dict(vars(self))
         for name in ("milliseconds", "refusal_milliseconds"):
-            values = found.pop(name)
-            found[name] = {f"p{p}": percentile(values, p / 100) for p in (50, 95, 99)}
-        return found
+            values = summary.pop(name)
+            summary[name] = {f"p{p}": percentile(values, p / 100) for p in (50, 95, 99)}
+        return summary
 
 
 class Load:
@@ -69,7 +69,7 @@ class Load:
         self.doors: tuple[Rest, Grpc] = (Rest(server.port), Grpc(server.grpc))
         passages = long_passages(REQUESTS * texts)
         lists = [passages[start : start + texts] for start in range(0, len(passages), texts)]
-        self.requests = [[door.embed(one) for one in lists] for door in self.doors]
+        self.requests = [[door.embed(texts) for texts in lists] for door in self.doors]
         self.turn = itertools.count()
 
     async def send(self, which: int) -> Reply:
@@ -139,7 +139,7 @@ async def measure(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     took = time.perf_counter() - began
     watching.cancel()
     third = max(1, len(samples) // 3)
-    found = {
+    figures = {
         "capacity": capacity,
         "rate": rate,
         "seconds": took,
@@ -156,10 +156,10 @@ async def measure(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         "growth_mib": (statistics.mean(samples[-third:]) - statistics.mean(samples[:third])) / MIB,
     }
     _, after = await load.closed(1, args.find_seconds)
-    return {**found, "after": after.summary()}
+    return {**figures, "after": after.summary()}
 
 
-def show(found: dict[str, Any]) -> None:
+def show(figures: dict[str, Any]) -> None:
     heads = (
         "",
         "sent",
@@ -173,36 +173,36 @@ def show(found: dict[str, Any]) -> None:
     )
     print(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for name in ("unloaded", "REST", "gRPC", "after"):
-        tally = found[name]
+        tally = figures[name]
         times, no = tally["milliseconds"], tally["refusal_milliseconds"]
         print(
             f"| {name} | {tally['sent'] or tally['accepted']} | {tally['accepted']}"
             f" | {tally['refused']} | {sum(tally['others'].values())}"
             f" | {times['p50']:.0f} | {times['p95']:.0f} | {times['p99']:.0f} | {no['p95']:.0f} |"
         )
-    memory = found["memory_mib"]
+    memory = figures["memory_mib"]
     print(
-        f"\ngoodput {found['goodput']:.1f}/s of a capacity of {found['capacity']:.1f}/s"
-        f" ({found['goodput'] / found['capacity']:.0%}), asked {found['rate']:.0f}/s"
+        f"\ngoodput {figures['goodput']:.1f}/s of a capacity of {figures['capacity']:.1f}/s"
+        f" ({figures['goodput'] / figures['capacity']:.0%}), asked {figures['rate']:.0f}/s"
         f"\nmemory {memory[0]:.0f} to {memory[-1]:.0f} MiB, at most {max(memory):.0f};"
-        f" last third's mean {found['growth_mib']:+.1f} MiB over the first's"
-        f"\nserver {found['server_cores']:.2f} cores, generator {found['generator_cores']:.2f},"
-        f" others {found['foreign_cores']:.2f};"
-        f" a request was sent at most {found['late_ms']:.0f} ms late"
+        f" last third's mean {figures['growth_mib']:+.1f} MiB over the first's"
+        f"\nserver {figures['server_cores']:.2f} cores, generator {figures['generator_cores']:.2f},"
+        f" others {figures['foreign_cores']:.2f};"
+        f" a request was sent at most {figures['late_ms']:.0f} ms late"
     )
 
 
-def broken(found: dict[str, Any], growth_mib: float) -> list[str]:
+def broken(figures: dict[str, Any], growth_mib: float) -> list[str]:
     """Return the promises that did not hold."""
     promises = [
         f"{door}: {count} x {what}"
         for door in ("REST", "gRPC")
-        for what, count in found[door]["others"].items()
+        for what, count in figures[door]["others"].items()
     ]
-    if not all(found[door]["refused"] for door in ("REST", "gRPC")):
+    if not all(figures[door]["refused"] for door in ("REST", "gRPC")):
         promises.append("nothing was refused at a door: that was no overload")
-    if found["growth_mib"] > growth_mib:
-        promises.append(f"memory grew by {found['growth_mib']:.1f} MiB")
+    if figures["growth_mib"] > growth_mib:
+        promises.append(f"memory grew by {figures['growth_mib']:.1f} MiB")
     return promises
 
 
@@ -219,11 +219,11 @@ def main() -> int:
     args = parser.parse_args()
     recording = begin("overload.py")
     with workplace() as folder, serving(folder, args.flags.split()) as server:
-        found = asyncio.run(measure(server, args))
+        figures = asyncio.run(measure(server, args))
         status = stop(server)
-    show(found)
-    keep(found, recording, args.out)
-    promises = broken(found, args.growth_mib)
+    show(figures)
+    keep(figures, recording, args.out)
+    promises = broken(figures, args.growth_mib)
     if status != 0:
         promises.append(f"the server ended with {status}")
     for promise in promises[:20]:

@@ -67,13 +67,13 @@ class Server:
         """
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
             lines = reply.read().decode().splitlines()
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for line in lines:
             if line.startswith("condensery_"):
                 sample, _, value = line.rpartition(" ")
                 for name in {sample, sample.split("{")[0]}:
-                    found[name] = found.get(name, 0.0) + float(value)
-        return found
+                    values[name] = values.get(name, 0.0) + float(value)
+        return values
 
     def inject(self, **fault: Any) -> dict[str, int]:
         """Send a command to a faulty server; returns how often each fault was done so far."""
@@ -133,8 +133,8 @@ def keep(figures: dict[str, Any], recording: Recording, out: Path | None) -> Non
     """Write a load's figures, with what it ran on beside them under ``run``."""
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        told = {"run": recording.about(), **figures}
-        out.write_text(json.dumps(told, indent=1) + "\n")
+        report = {"run": recording.about(), **figures}
+        out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def own_cpu_seconds() -> float:

@@ -98,8 +98,8 @@ class Callers:
     async def run(self, each: int, meanwhile: Callable[["Callers"], Awaitable[None]]) -> None:
         self.seen = [Seen() for _ in range(2 * each)]
         asks = [
-            *(self.rest(one) for one in self.seen[:each]),
-            *(self.rpc(one) for one in self.seen[each:]),
+            *(self.rest(caller) for caller in self.seen[:each]),
+            *(self.rpc(caller) for caller in self.seen[each:]),
         ]
         callers = [asyncio.create_task(ask) for ask in asks]
         try:
@@ -110,10 +110,10 @@ class Callers:
 
     async def settle(self) -> None:
         """Wait until every caller has had some replies more."""
-        wanted = [len(one.revisions) + 3 for one in self.seen]
+        wanted = [len(caller.revisions) + 3 for caller in self.seen]
         while any(  # noqa: ASYNC110 - what is waited for has no event
-            len(one.revisions) < least and not one.wrong
-            for one, least in zip(self.seen, wanted, strict=True)
+            len(caller.revisions) < least and not caller.wrong
+            for caller, least in zip(self.seen, wanted, strict=True)
         ):
             await asyncio.sleep(0.01)
 
@@ -208,16 +208,16 @@ async def swap_alias(server: Server, swaps: int, each: int) -> dict[str, Any]:
 
 
 def figures(callers: Callers, swaps: int, took: list[float]) -> dict[str, Any]:
-    wrong: Counter[str] = sum((one.wrong for one in callers.seen), Counter())
-    flips = [one.flips for one in callers.seen]
+    wrong: Counter[str] = sum((caller.wrong for caller in callers.seen), Counter())
+    flips = [caller.flips for caller in callers.seen]
     return {
         "callers": len(callers.seen),
-        "replies": sum(len(one.revisions) for one in callers.seen),
+        "replies": sum(len(caller.revisions) for caller in callers.seen),
         "swaps": swaps,
         "seconds_a_swap": sorted(took)[len(took) // 2],
         "flips_of_each_caller": flips,
         "wrong": dict(wrong),
-        "kept": not wrong and all(one == swaps for one in flips),
+        "kept": not wrong and all(flip_count == swaps for flip_count in flips),
     }
 
 
@@ -249,7 +249,7 @@ async def cycle(server: Server, model: str, cycles: int) -> dict[str, Any]:
         "after_first_mib": held[0],
         "after_last_mib": held[-1],
         "left_mib_a_cycle": left,
-        "held_mib": [round(one, 1) for one in held],
+        "held_mib": [round(size, 1) for size in held],
         "kept": left < MOST_LEFT_MIB and tail[-1] - tail[0] < loaded_bytes / MIB,
     }
 
@@ -260,18 +260,18 @@ async def _unload(client: AsyncClient, model: str) -> None:
 
 
 async def measure(server: Server, args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     if "versions" in args.parts:
-        found["versions"] = await swap_versions(server, args.swaps, args.callers)
+        figures["versions"] = await swap_versions(server, args.swaps, args.callers)
     if "alias" in args.parts:
-        found["alias"] = await swap_alias(server, args.swaps, args.callers)
+        figures["alias"] = await swap_alias(server, args.swaps, args.callers)
     if "memory" in args.parts:
-        found["memory of an encoder"] = await cycle(server, OTHER, args.cycles)
+        figures["memory of an encoder"] = await cycle(server, OTHER, args.cycles)
         async with AsyncClient(server.url) as client:
             served = {info.name for info in await client.models()}
         if PAIR in served:
-            found["memory of a pair"] = await cycle(server, PAIR, args.cycles)
-    return found
+            figures["memory of a pair"] = await cycle(server, PAIR, args.cycles)
+    return figures
 
 
 def main() -> int:
@@ -289,13 +289,13 @@ def main() -> int:
         publish(ModelStore(None, folder / "models"), folder)
         with serving(folder, args.flags.split()) as server:
             try:
-                found = asyncio.run(measure(server, args))
+                figures = asyncio.run(measure(server, args))
             except Exception:
                 print(server.log.read_text()[-4000:], file=sys.stderr)
                 raise
-    print(json.dumps(found, indent=2))
-    keep(found, recording, args.out)
-    return 0 if all(one["kept"] for one in found.values()) else 1
+    print(json.dumps(figures, indent=2))
+    keep(figures, recording, args.out)
+    return 0 if all(part["kept"] for part in figures.values()) else 1
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def find_place(text: str, answer: str, question: str) -> int | None:
     def likeness(start: int) -> tuple[bool, int]:
         end = start + len(answer)
         around = text[max(0, start - 1) : start], text[end : end + 1]
-        whole_word = not any(WORD.match(one) for one in around)
+        whole_word = not any(WORD.match(text) for text in around)
         near = text[max(0, start - NEAR) : start] + " " + text[end : end + NEAR]
         return whole_word, len(words & set(WORD.findall(near.lower())))
 

@@ -307,4 +307,4 @@ class Figures:
 
 
 def _scored(outcomes: Sequence[Outcome]) -> bool:
-    return bool(outcomes) and all(one.relevance is not None for one in outcomes)
+    return bool(outcomes) and all(outcome.relevance is not None for outcome in outcomes)
