@@ -123,7 +123,7 @@ def tuning_rows(tmp_path: Path) -> Path:
     lines = []
     for number in range(24):
         topic = TOPICS[number % len(TOPICS)]
-        others = [one for one in TOPICS if one != topic]
+        others = [other_topic for other_topic in TOPICS if other_topic != topic]
         line: dict[str, Any] = {
             "query": f"where is the {topic} {number}",
             "positive": f"{topic} is old {rng.randrange(100)}",

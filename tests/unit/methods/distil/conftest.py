@@ -55,7 +55,7 @@ def write_teacher(
     made = AutoModelForCausalLM.from_config(
         decoder_config(kind, len(tokenizer.get_vocab()), **config)
     )
-    state = random_state({name: tuple(one.shape) for name, one in made.state_dict().items()})
+    state = random_state({name: tuple(tensor.shape) for name, tensor in made.state_dict().items()})
     made.load_state_dict(state)
     made.generation_config.eos_token_id = stop
     # As published models ask for; a teacher is greedy all the same.

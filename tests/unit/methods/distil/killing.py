@@ -33,9 +33,9 @@ def run(arguments: Sequence[str], after: int) -> None:
     count = dying(after)
 
     def before(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             count()
-            return function(*given, **named)
+            return function(*arguments, **named)
 
         return call
 

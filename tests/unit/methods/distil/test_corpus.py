@@ -23,9 +23,9 @@ def test_each_text_is_one_passage_whoever_brings_it(tmp_path: Path) -> None:
     )
     asked = [question("The mill.", title="Mills"), question("The river."), question("The mill. ")]
     corpus = build_corpus(asked, [more])
-    assert [one.text for one in corpus.passages] == ["The mill.", "The river.", "A weir."]
-    assert [one.title for one in corpus.passages] == ["Mills", "", "Weirs"]
-    assert [one.id for one in corpus.passages] == ["0", "1", "2"]
+    assert [passage.text for passage in corpus.passages] == ["The mill.", "The river.", "A weir."]
+    assert [passage.title for passage in corpus.passages] == ["Mills", "", "Weirs"]
+    assert [passage.id for passage in corpus.passages] == ["0", "1", "2"]
     assert corpus.gold == [(0,), (1,), (0,)]
 
 
@@ -48,7 +48,7 @@ def test_a_row_without_text_is_refused_with_its_place(tmp_path: Path, row: dict[
 
 
 @pytest.mark.parametrize(
-    ("found", "gold", "top", "chosen"),
+    ("hits", "gold", "top", "chosen"),
     [
         ([5, 3, 9], (3,), 3, [5, 3, 9]),
         ([5, 3, 9], (4,), 3, [5, 3, 4]),
@@ -63,9 +63,9 @@ def test_a_row_without_text_is_refused_with_its_place(tmp_path: Path, row: dict[
     ],
 )
 def test_gold_takes_the_place_of_the_last_that_is_not(
-    found: list[int], gold: tuple[int, ...], top: int, chosen: list[int]
+    hits: list[int], gold: tuple[int, ...], top: int, chosen: list[int]
 ) -> None:
-    assert choose(found, gold, top) == chosen
+    assert choose(hits, gold, top) == chosen
 
 
 def test_gold_is_what_a_question_names() -> None:
@@ -75,8 +75,8 @@ def test_gold_is_what_a_question_names() -> None:
 
 def test_a_retrieval_sets_queries_come_with_what_is_judged_to_answer() -> None:
     passages = [CorpusPassage("x", "a mill", "Mills"), CorpusPassage("y", "a weir")]
-    given = RankingSet("tiny", passages, "", {"q": "what grinds?"}, {"q": {"y": 1, "x": 2}})
-    (asked,) = judged_questions(given)
+    ranking_set = RankingSet("tiny", passages, "", {"q": "what grinds?"}, {"q": {"y": 1, "x": 2}})
+    (asked,) = judged_questions(ranking_set)
     assert (asked.question, asked.passages) == ("what grinds?", ("a weir", "Mills\na mill"))
     assert (asked.gold, asked.answers, asked.label) == ((0, 1), (), "")
     assert asked.where == "tiny, query q"

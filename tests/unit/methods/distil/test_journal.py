@@ -33,7 +33,7 @@ def test_lines_stand_aside_until_all_are_there(tmp_path: Path) -> None:
     assert rows(out) == [{"n": 1}, {"n": 3, "text": "Łódź\n"}] == [seen[0], seen[2]]
     about = json.loads((out.parent / "rows.jsonl.about.json").read_text())
     assert about == {"format": 1, "made_of": ABOUT, "figures": {"rows": 2}}
-    assert sorted(one.name for one in out.parent.iterdir()) == [
+    assert sorted(path.name for path in out.parent.iterdir()) == [
         "rows.jsonl",
         "rows.jsonl.about.json",
     ]

@@ -56,11 +56,11 @@ def write(
     questions: Sequence[TrainingQuestion],
     *,
     most_unlabelled: float = 1.0,
-    **given: Any,
+    **parts: Any,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return all lines, and the figures."""
     corpus = build_corpus([question(0, gold=n) for n in range(6)])
-    corpus.gold = [tuple(TEXTS.index(text) for text in one.passages) for one in questions]
+    corpus.gold = [tuple(TEXTS.index(text) for text in question.passages) for question in questions]
     lines: list[dict[str, Any]] = []
     summary = Summary(len(questions), most_unlabelled)
 
@@ -68,9 +68,9 @@ def write(
         lines.append(line)
         summary.see(line)
 
-    given = {"retriever": Found(3, 1, 2), "plan": RowPlan(top=3), **given}
+    parts = {"retriever": Found(3, 1, 2), "plan": RowPlan(top=3), **parts}
     with Journal(tmp_path / "rows.jsonl", {}, see) as journal:
-        RowBuilder(corpus, **given).write(questions, journal, summary, block=3)
+        RowBuilder(corpus, **parts).write(questions, journal, summary, block=3)
     return lines, summary.figures()
 
 
@@ -138,7 +138,7 @@ def test_a_question_that_nothing_was_found_for_is_left_out(tmp_path: Path) -> No
 
 
 def test_a_teachers_answers_are_labels_or_leave_the_row_out(tmp_path: Path) -> None:
-    said = Said(
+    teacher = Said(
         TeacherAnswer("the miller", 3),
         TeacherAnswer("", 0),
         TeacherAnswer("and so on and", 4, finished=False),
@@ -146,7 +146,7 @@ def test_a_teachers_answers_are_labels_or_leave_the_row_out(tmp_path: Path) -> N
         TeacherAnswer("nobody", 1),
     )
     asked = [question(n, "a smith", label="a smith", gold=n) for n in range(5)]
-    lines, figures = write(tmp_path, asked, labeller=said, scorer=Lengths())
+    lines, figures = write(tmp_path, asked, labeller=teacher, scorer=Lengths())
     assert [line.get("label") for line in lines] == ["the miller", None, None, None, "nobody"]
     assert [line.get("left_out") for line in lines[1:4]] == [
         SILENT,
@@ -154,7 +154,7 @@ def test_a_teachers_answers_are_labels_or_leave_the_row_out(tmp_path: Path) -> N
         UNREAD,
     ]
     assert "and so on" in lines[2]["said"]
-    assert said.asked[0] == ("Who 0?", [TEXTS[3], TEXTS[1], TEXTS[0]])
+    assert teacher.asked[0] == ("Who 0?", [TEXTS[3], TEXTS[1], TEXTS[0]])
     assert (figures["questions"], figures["rows"]) == (5, 2)
     assert lines[0]["scores"] == pytest.approx([6 + 1, 6 + 1 / 3, 6 + 0], abs=1e-6)
     # gold is passage 0 (6 against 6 2/3 for the others), then passage 4 (7 1/3 against 6 2/3)
@@ -165,17 +165,17 @@ def test_a_teachers_answers_are_labels_or_leave_the_row_out(tmp_path: Path) -> N
 def test_a_teacher_that_is_of_no_use_too_often_stops_the_work(tmp_path: Path) -> None:
     silent, speaks = TeacherAnswer("", 0), TeacherAnswer("the miller", 2)
     asked = [question(n, gold=0) for n in range(10)]
-    said = Said(silent, *[speaks] * 4, silent, *[speaks] * 4)
-    _, figures = write(tmp_path / "a", asked, labeller=said, most_unlabelled=0.2)
+    teacher = Said(silent, *[speaks] * 4, silent, *[speaks] * 4)
+    _, figures = write(tmp_path / "a", asked, labeller=teacher, most_unlabelled=0.2)
     assert figures["left_out"] == {SILENT: 2}
     endless, deaf = TeacherAnswer("and", 4, finished=False), TeacherAnswer("", 0, fits=False)
-    said = Said(silent, *[speaks] * 4, endless, deaf, *[speaks] * 3)
+    teacher = Said(silent, *[speaks] * 4, endless, deaf, *[speaks] * 3)
     with pytest.raises(InputError, match=r"no label of 3 of the first 9 .* is 20% of 10"):
-        write(tmp_path / "b", asked, labeller=said, most_unlabelled=0.2)
-    assert len(said.answers) == 1  # it stopped at once
+        write(tmp_path / "b", asked, labeller=teacher, most_unlabelled=0.2)
+    assert len(teacher.answers) == 1  # it stopped at once
     with pytest.raises(InputError, match=r"nothing .1.: .*line 0: .*long .1.: .*line 5: 'and'"):
         write(tmp_path / "b", asked, labeller=Said(), most_unlabelled=0.2)  # and stops again
-    _, figures = write(tmp_path / "b", asked, labeller=said, most_unlabelled=0.5)
+    _, figures = write(tmp_path / "b", asked, labeller=teacher, most_unlabelled=0.5)
     assert figures["left_out"] == {SILENT: 1, UNFINISHED: 1, UNREAD: 1}
 
 
@@ -189,16 +189,16 @@ def test_scores_that_are_too_few_are_a_fault(tmp_path: Path) -> None:
 
 
 def test_a_fingerprint_is_of_all_that_rows_are_made_of() -> None:
-    one = question(1, "mill")
-    found = {
+    example = question(1, "mill")
+    fingerprints = {
         fingerprint(some)
         for some in (
-            [one],
-            [one, one],
+            [example],
+            [example, example],
             [question(1, "mill", label="mill")],
             [question(1, "mill", "mill")],
             [question(1, "mill", gold=1)],
             [],
         )
     }
-    assert len(found) == 6
+    assert len(fingerprints) == 6

@@ -65,11 +65,11 @@ def run(tmp_path: Path) -> Run:
     def call(*flags: str | Path, labels: Sequence[str | Path] = ("--labels", "given")) -> Any:
         if not (tmp_path / "questions.jsonl").exists():
             jsonl(tmp_path / "questions.jsonl", data())
-        given = {"--index-folder": "index", "--out": "rows.jsonl"}
+        words = {"--index-folder": "index", "--out": "rows.jsonl"}
         if "--retrieval-set" not in flags:
-            given["--questions"] = "questions.jsonl"
+            words["--questions"] = "questions.jsonl"
         arguments: list[str] = ["--dtype", "float32", *map(str, labels)]
-        for name, path in given.items():
+        for name, path in words.items():
             if name not in flags:
                 arguments += [name, str(tmp_path / path)]
         oscar.main([*arguments, *map(str, flags)])
@@ -80,8 +80,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def about(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "rows.jsonl.about.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((folder / "rows.jsonl.about.json").read_text())
+    return content
 
 
 def test_rows_of_given_labels_are_what_training_reads(
@@ -91,27 +91,27 @@ def test_rows_of_given_labels_are_what_training_reads(
     asked = [*data(), {"question": "weir grain", "context": "", "answers": ["stone"]}]
     jsonl(tmp_path / "questions.jsonl", asked)
     rows = run("--corpus", corpus, "--top", "4", "--cross-encoder", models["cross_encoder"])
-    assert [row["question"] for row in rows] == [one["question"] for one in asked]
-    passages = [CorpusPassage(str(n), one["context"], one["title"]) for n, one in enumerate(data())]
+    assert [row["question"] for row in rows] == [question["question"] for question in asked]
+    passages = [CorpusPassage(str(n), row["context"], row["title"]) for n, row in enumerate(data())]
     passages.append(CorpusPassage("24", "a weir of grain and stone", "x"))
-    texts = [one.text for one in passages]
+    texts = [passage.text for passage in passages]
     with Retriever.build(passages, tmp_path / "own") as retriever:
-        found = retriever.search([one["question"] for one in asked], 4, "bm25")
+        ranked = retriever.search([question["question"] for question in asked], 4, "bm25")
     scorer = CrossEncoder.open(models["cross_encoder"], **FP32)
     hits = 0
-    for one, row, hit in zip(asked, rows, found, strict=True):
+    for question, row, hit in zip(asked, rows, ranked, strict=True):
         wanted = [texts[int(place)] for place, _ in hit]
-        hits += one["context"] in wanted
-        if one["context"] and one["context"] not in wanted:
-            wanted = [*wanted[:3], one["context"]]
+        hits += question["context"] in wanted
+        if question["context"] and question["context"] not in wanted:
+            wanted = [*wanted[:3], question["context"]]
         assert row["passages"] == wanted
-        assert (row["answers"], row["label"]) == (one["answers"], one["answers"][0])
+        assert (row["answers"], row["label"]) == (question["answers"], question["answers"][0])
         assert row["scores"] == pytest.approx(
-            scorer.scores(one["question"], row["passages"]), abs=1e-4
+            scorer.scores(question["question"], row["passages"]), abs=1e-4
         )
     read, left_out = read_questions([tmp_path / "rows.jsonl"], Rules(label_tokens=3))
     assert not left_out
-    assert [one.scores for one in read] == [tuple(row["scores"]) for row in rows]
+    assert [question.scores for question in read] == [tuple(row["scores"]) for row in rows]
     figures = about(tmp_path)["figures"]
     assert figures["rows"] == 25
     assert 0 < hits < 24
@@ -122,7 +122,7 @@ def test_rows_of_given_labels_are_what_training_reads(
 def test_rows_of_a_teacher_have_its_answers_and_need_no_other(
     tmp_path: Path, models: dict[str, Path], run: Run
 ) -> None:
-    asked = [{**one, "answers": []} for one in data()]
+    asked = [{**row, "answers": []} for row in data()]
     jsonl(tmp_path / "questions.jsonl", asked)
     flags = ("--label-tokens", "12", "--most-unlabelled", "1", "--batch", "5", "--top", "2")
     rows = run(*flags, labels=("--teacher", models["teacher"]))
@@ -149,8 +149,8 @@ def test_passages_may_be_found_by_vectors(
     with oscar.open_encoder(models["encoder"], **FP32) as encoder:
         passages = [CorpusPassage(str(n), o["context"], o["title"]) for n, o in enumerate(data())]
         with Retriever.build(passages, tmp_path / "own", encoder=encoder) as retriever:
-            found = retriever.search([row["question"] for row in rows], 5, mode)  # type: ignore[arg-type]
-    for row, hits in zip(rows, found, strict=True):
+            ranked = retriever.search([row["question"] for row in rows], 5, mode)  # type: ignore[arg-type]
+    for row, hits in zip(rows, ranked, strict=True):
         assert row["passages"] == [passages[int(place)].text for place, _ in hits]
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_broke_off_goes_on_after_its_last_line(
     def broken(self: RowBuilder, questions: Sequence[Any], *rest: Any) -> Any:
         if len(made) == 10:
             raise KeyboardInterrupt
-        made.extend(one.question for one in questions)
+        made.extend(question.question for question in questions)
         return lines(self, questions, *rest)
 
     monkeypatch.setattr(RowBuilder, "lines", broken)
@@ -187,12 +187,12 @@ def test_a_run_that_broke_off_goes_on_after_its_last_line(
     assert not (tmp_path / "rows.jsonl").exists()
     made.append("one more")
     assert run("--every", "7") == whole
-    assert made[:10] + made[11:] == [one["question"] for one in data()]
-    found = (
+    assert made[:10] + made[11:] == [row["question"] for row in data()]
+    written = (
         (tmp_path / "rows.jsonl").read_bytes(),
         (tmp_path / "rows.jsonl.about.json").read_bytes(),
     )
-    assert found == wanted
+    assert written == wanted
     made.clear()
     assert run() == whole
     assert not made, "it was there already"
@@ -304,7 +304,7 @@ def test_a_retrieval_set_makes_rows_that_say_which_passages_answer(
     lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\tp{(n + 3) % 6}\t1" for n in range(5))]
     (folder / "qrels.train.tsv").write_text("\n".join(lines))
     rows = run("--retrieval-set", f"{folder}:train", "--top", "3")
-    assert [row["question"] for row in rows] == [one["text"] for one in queries[:5]]
+    assert [row["question"] for row in rows] == [query["text"] for query in queries[:5]]
     for n, row in enumerate(rows):
         assert (row["answers"], row["label"]) == ([], "")
         assert len(row["passages"]) == 3

@@ -48,7 +48,7 @@ class Alone:
     def __call__(self, text: str, stop: Sequence[int], count: int) -> tuple[list[int], bool]:
         ids = torch.tensor([self.tokenizer.encode(text, add_special_tokens=False).ids])
         with torch.inference_mode():
-            found = self.model.generate(
+            generated = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
@@ -57,8 +57,8 @@ class Alone:
                 eos_token_id=list(stop),
                 pad_token_id=0,
             )[0, ids.shape[1] :].tolist()
-        end = next((i for i, one in enumerate(found) if one in stop), None)
-        return found[:end], end is not None
+        end = next((i for i, token in enumerate(generated) if token in stop), None)
+        return generated[:end], end is not None
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_a_batch_answers_as_generate_does_alone(
     answers = teacher.answer(ASKED)
     ends = set()
     for (question, passages), answer in zip(ASKED, answers, strict=True):
-        said, finished = alone(prompt(kind, template, question, passages), stop, 12)
-        text = alone.tokenizer.decode(said, skip_special_tokens=True).lstrip()
+        tokens, finished = alone(prompt(kind, template, question, passages), stop, 12)
+        text = alone.tokenizer.decode(tokens, skip_special_tokens=True).lstrip()
         if template is None and "\n" in text:
             text, finished = text.partition("\n")[0], True
         else:
-            assert answer.tokens == len(said)
+            assert answer.tokens == len(tokens)
         assert (answer.text, answer.finished) == (text.rstrip(), finished)
         ends.add(finished)
     assert ends == {True, False}

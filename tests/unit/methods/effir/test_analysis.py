@@ -27,7 +27,7 @@ def reference(model: nn.Module, ids: Tensor) -> dict[str, list[float]]:
         "modernbert": ("layers", "attn", "attn_norm", "mlp", "mlp_norm"),
         "bert": ("encoder.layer", "attention.output.dense", "", "output.dense", ""),
     }[str(kind)]
-    found: dict[str, list[float]] = {"attention": [], "mlp": []}
+    sums: dict[str, list[float]] = {"attention": [], "mlp": []}
     for layer in model.get_submodule(names[0]).children():
         for group, module, norm in (("attention", *names[1:3]), ("mlp", *names[3:5])):
             seen: dict[str, Tensor] = {}
@@ -56,22 +56,22 @@ def reference(model: nn.Module, ids: Tensor) -> dict[str, list[float]]:
                             for z in (x - seen["out"], x)
                         )
                     similar = F.cosine_similarity(x.double(), y.double(), dim=-1)
-                    found.setdefault(f"{group} tokens", []).extend(similar.flatten().tolist())
+                    sums.setdefault(f"{group} tokens", []).extend(similar.flatten().tolist())
             for handle in handles:
                 handle.remove()
-            values = found.pop(f"{group} tokens")
-            found[group].append(1 - sum(values) / len(values))
-    return found
+            values = sums.pop(f"{group} tokens")
+            sums[group].append(1 - sum(values) / len(values))
+    return sums
 
 
 def test_importance_equals_an_independent_computation(model_folder: Path, text_file: Path) -> None:
-    found = analyse(model_folder, [text_file], samples=5, length=40)
+    importance = analyse(model_folder, [text_file], samples=5, length=40)
     ids = blocks([text_file], tiny_tokenizer(), 3, length=40, count=5)
     model = AutoModel.from_pretrained(model_folder, attn_implementation="eager").eval()
     wanted = reference(model, ids)
-    assert found.tokens == 200
-    assert found.attention == pytest.approx(wanted["attention"], abs=1e-6)
-    assert found.mlp == pytest.approx(wanted["mlp"], abs=1e-6)
+    assert importance.tokens == 200
+    assert importance.attention == pytest.approx(wanted["attention"], abs=1e-6)
+    assert importance.mlp == pytest.approx(wanted["mlp"], abs=1e-6)
     with torch.inference_mode():
         states = model(input_ids=ids, output_hidden_states=True).hidden_states
         if model.config.model_type == "bert":  # without the layer its two norms are left
@@ -86,8 +86,8 @@ def test_importance_equals_an_independent_computation(model_folder: Path, text_f
         for a, b in zip(without, states[1:], strict=True)
     ]
     last = -1 if model.config.model_type != "bert" else None  # others' last is behind the norm
-    assert found.block[:last] == pytest.approx(blocks_[:last], abs=1e-6)
-    assert len(set(found.attention)) == 4
+    assert importance.block[:last] == pytest.approx(blocks_[:last], abs=1e-6)
+    assert len(set(importance.attention)) == 4
 
 
 def test_text_is_one_stream_with_an_end_after_each_document(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_text_is_one_stream_with_an_end_after_each_document(tmp_path: Path) -> N
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     tokenizer = tiny_tokenizer()
     first, second = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
-    found = blocks([path], tokenizer, 3, length=3, count=3)
-    assert found.flatten().tolist() == [*first, 3, *second, 3][:9]
+    cut = blocks([path], tokenizer, 3, length=3, count=3)
+    assert cut.flatten().tolist() == [*first, 3, *second, 3][:9]
     with pytest.raises(InputError, match="text: holds 11 tokens, fewer than 2 blocks of 6"):
         blocks([path], tokenizer, 3, length=6, count=2)
 
@@ -108,14 +108,14 @@ def test_the_command_writes_figures_a_picture_and_a_table(
     flags = ["--samples", "3", "--length", "40", "--text", str(text_file), "--out", str(tmp_path)]
     with caplog.at_level("INFO"):
         assert main(["effir", "analyse", str(model_folder), *flags]) == 0
-    found = json.loads((tmp_path / NAME).read_text())
-    assert found["tokens"] == 120
-    assert len(found["mlp"]) == 4
-    assert sorted(found["dropped_first"]["block"]) == [0, 1, 2, 3]
+    content = json.loads((tmp_path / NAME).read_text())
+    assert content["tokens"] == 120
+    assert len(content["mlp"]) == 4
+    assert sorted(content["dropped_first"]["block"]) == [0, 1, 2, 3]
     with Image.open(tmp_path / PICTURE) as picture:
         assert picture.width > 800
         assert len(set(picture.convert("RGB").resize((60, 30)).get_flattened_data())) > 20
-    assert f"{found['mlp'][0]:.6f}" in caplog.text
+    assert f"{content['mlp'][0]:.6f}" in caplog.text
 
 
 def test_a_table_has_each_layers_place() -> None:

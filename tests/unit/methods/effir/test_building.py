@@ -29,8 +29,8 @@ SMALL = ["--samples", "4", "--block", "16", "--workers", "1", "--threads", "1", 
 
 
 def run(parent: StoredModel, out: Path, *flags: object) -> StoredModel:
-    given = ["--model", parent.name, "--store", parent.root, "--name", "small", "--out", out]
-    main([*map(str, (*given, *SMALL, *flags))])
+    words = ["--model", parent.name, "--store", parent.root, "--name", "small", "--out", out]
+    main([*map(str, (*words, *SMALL, *flags))])
     return ModelStore(None, parent.root).open("small")
 
 
@@ -61,9 +61,9 @@ def test_a_model_is_dropped_slimmed_tuned_measured_and_published(
     report = StoredReport(made).report().report
     (name,) = report["retrieval"]
     figures = report["retrieval"][name]
-    given = read_set(beir)
-    assert figures["model"]["ndcg@10"] == pytest.approx(mean_ndcg(made, given))
-    assert figures["parent"]["ndcg@10"] == pytest.approx(mean_ndcg(parent, given))
+    ranking_set = read_set(beir)
+    assert figures["model"]["ndcg@10"] == pytest.approx(mean_ndcg(made, ranking_set))
+    assert figures["parent"]["ndcg@10"] == pytest.approx(mean_ndcg(parent, ranking_set))
     assert report["speed"]["passages"]["predicted"] > 1
     assert report["cost"]["parent"]["parameters"] == sum(t.numel() for t in whole.values())
     card = StoredReport(made).card()
@@ -105,7 +105,7 @@ def test_it_is_measured_as_it_is_stored_int8_and_with_the_parent_s_embeddings(
     assert measured.manifest.fingerprint == made.manifest.fingerprint
 
 
-def mean_ndcg(stored: StoredModel, given: Any) -> float:
+def mean_ndcg(stored: StoredModel, ranking_set: Any) -> float:
     """Work it out from the served vectors, one text at a time."""
     workers = Workers(1, torch.device("cpu"))
     encoder = Encoder.load(stored, workers)
@@ -115,17 +115,17 @@ def mean_ndcg(stored: StoredModel, given: Any) -> float:
 
     try:
         passages = {
-            one.id: embed(f"{one.title}\n{one.text}" if one.title else one.text)
-            for one in given.passages
+            passage.id: embed(f"{passage.title}\n{passage.text}" if passage.title else passage.text)
+            for passage in ranking_set.passages
         }
-        found = {}
-        for query, text in given.queries.items():
+        ranked = {}
+        for query, text in ranking_set.queries.items():
             vector = embed(text)
-            found[query] = sorted(passages, key=lambda p: -float(passages[p] @ vector))
+            ranked[query] = sorted(passages, key=lambda p: -float(passages[p] @ vector))
     finally:
         encoder.close()
         workers.close()
-    scores = ndcg(found, given.judged)
+    scores = ndcg(ranked, ranking_set.judged)
     return sum(scores.values()) / len(scores)
 
 

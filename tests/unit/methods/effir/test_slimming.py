@@ -18,13 +18,13 @@ IDS = torch.randint(4, 80, (2, 11), generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def model(model_folder: Path) -> nn.Module:
-    found: nn.Module = AutoModel.from_pretrained(model_folder).eval()
-    return found
+    loaded: nn.Module = AutoModel.from_pretrained(model_folder).eval()
+    return loaded
 
 
 def read(model: nn.Module) -> Tensor:
-    found: Tensor = model(input_ids=IDS).last_hidden_state
-    return found
+    hidden: Tensor = model(input_ids=IDS).last_hidden_state
+    return hidden
 
 
 def set_gates(gates: Gates, seed: int = 0) -> None:

@@ -13,9 +13,9 @@ TEXTS = [[2, *range(30, 30 + length), 3] for length in (3, 30, 9, 40, 5)]
 
 
 def test_batches_hold_all_texts_by_length_within_the_limit() -> None:
-    found = batches(TEXTS, most=20)
-    assert sorted(map(len, (ids for batch in found for ids in batch))) == sorted(map(len, TEXTS))
-    assert all(sum(map(len, batch)) <= 20 or len(batch) == 1 for batch in found)
+    batched = batches(TEXTS, most=20)
+    assert sorted(map(len, (ids for batch in batched for ids in batch))) == sorted(map(len, TEXTS))
+    assert all(sum(map(len, batch)) <= 20 or len(batch) == 1 for batch in batched)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
@@ -23,17 +23,17 @@ def test_a_profile_is_the_time_of_each_sub_layer_and_less_than_the_whole(
     kind: str, stored: Stored
 ) -> None:
     backbone = load_backbone(stored(kind).path)
-    found = profile(backbone, TEXTS, rounds=3)
-    assert len(found.attention) == len(found.mlp) == 4
-    assert all(seconds > 0 for seconds in (*found.attention, *found.mlp))
+    measured = profile(backbone, TEXTS, rounds=3)
+    assert len(measured.attention) == len(measured.mlp) == 4
+    assert all(seconds > 0 for seconds in (*measured.attention, *measured.mlp))
     taken = times({"a": backbone, "b": backbone}, TEXTS, rounds=2)
-    assert [len(one) for one in taken.values()] == [2, 2]
+    assert [len(seconds) for seconds in taken.values()] == [2, 2]
 
 
 def test_what_is_gone_is_subtracted_and_a_narrow_mlp_in_its_share() -> None:
-    found = Profile(10.0, (1.0, 2.0), (3.0, 3.5))
-    assert found.without(Pruning(2, (1,), (0,)), 48) == pytest.approx(5.0)
-    assert found.without(Pruning(2, (), (), (48, 12)), 48) == pytest.approx(10 - 3.5 * 0.75)
+    measured = Profile(10.0, (1.0, 2.0), (3.0, 3.5))
+    assert measured.without(Pruning(2, (1,), (0,)), 48) == pytest.approx(5.0)
+    assert measured.without(Pruning(2, (), (), (48, 12)), 48) == pytest.approx(10 - 3.5 * 0.75)
 
 
 @pytest.mark.parametrize(("kind", "products"), [("llama", 3), ("bert", 2)])
@@ -50,6 +50,6 @@ def test_work_is_two_operations_a_weight_and_attention(
 
 
 def test_cost_counts_every_parameter(stored: Stored, tmp_path: Path) -> None:
-    one = stored("bert")
-    wanted = sum(p.numel() for p in load_transformer(one.path).parameters())
-    assert cost(one)["parameters"] == wanted
+    encoder = stored("bert")
+    wanted = sum(p.numel() for p in load_transformer(encoder.path).parameters())
+    assert cost(encoder)["parameters"] == wanted

@@ -14,12 +14,12 @@ def test_loss_and_gradients_are_those_of_the_logits(trained: bool) -> None:
     labels = torch.randint(11, (positions,))
     loss = linear_cross_entropy(hidden, weight, labels)
     (3 * loss).backward()
-    found = [hidden.grad, weight.grad]
+    gradients = [hidden.grad, weight.grad]
     hidden.grad = weight.grad = None
     wanted = F.cross_entropy(hidden @ weight.T, labels)
     (3 * wanted).backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
-    torch.testing.assert_close(found, [hidden.grad, weight.grad])
+    torch.testing.assert_close(gradients, [hidden.grad, weight.grad])
     with torch.no_grad():
         assert float(linear_cross_entropy(hidden, weight, labels)) == loss.item()
 

@@ -48,20 +48,20 @@ def test_packed_documents_have_the_loss_that_transformers_gives_each_alone(
         loss = lm_loss(model, pack(stream, [0], len(stream.ids)))
     assert loss.weight == tokens
     assert float(loss.total) * tokens == pytest.approx(nats, rel=1e-5)
-    found = perplexity(model, stream, 10_000, rows=1)
-    assert found["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-5)
-    assert found["tokens"] == tokens
+    figures = perplexity(model, stream, 10_000, rows=1)
+    assert figures["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+    assert figures["tokens"] == tokens
     size = sum(len(text.encode()) for text in TEXTS)
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
 def test_perplexity_does_not_depend_on_how_windows_are_batched(words: LmTokenizer) -> None:
     model = new_model(SHAPE, words).eval()
     stream = tokenise(TEXTS * 5, words.tokenizer, words.start, words.end)
-    one, three = (perplexity(model, stream, 16, rows) for rows in (1, 3))
-    assert one == pytest.approx(three, rel=1e-5)
+    single, three = (perplexity(model, stream, 16, rows) for rows in (1, 3))
+    assert single == pytest.approx(three, rel=1e-5)
     few = perplexity(model, stream, 16, rows=3, most=2)
-    assert few["tokens"] < one["tokens"]
+    assert few["tokens"] < single["tokens"]
 
 
 def test_a_saved_model_is_read_by_transformers_and_says_the_same(
@@ -69,15 +69,15 @@ def test_a_saved_model_is_read_by_transformers_and_says_the_same(
 ) -> None:
     model = new_model(SHAPE, words).eval()
     save_model(tmp_path, model, words)
-    found = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True).eval()
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
-    assert type(found).__name__ == "LlamaForCausalLM"
+    assert type(read).__name__ == "LlamaForCausalLM"
     assert tokenizer.decode(tokenizer(TEXTS[2])["input_ids"]) == TEXTS[2]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (words.start, words.end)
     assert tokenizer.pad_token_id == words.padding
     ids = torch.tensor([words.tokenizer.encode(TEXTS[0]).ids])
-    assert torch.equal(found(ids).logits, model(ids).logits)
-    assert found.config.use_cache
+    assert torch.equal(read(ids).logits, model(ids).logits)
+    assert read.config.use_cache
 
 
 def test_word_pieces_are_read_with_their_marks(tmp_path: Path) -> None:

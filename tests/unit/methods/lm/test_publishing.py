@@ -59,8 +59,8 @@ def test_shared_words_are_not_stored_again_and_the_model_comes_back(
         *("language-model", "tiny-base", "CC0 1.0"),
     )
     trained = AutoModelForCausalLM.from_pretrained(shared, dtype=torch.float32)
-    found = open_model(stored, base)
-    weights = dict(found.named_parameters())
+    model = open_model(stored, base)
+    weights = dict(model.named_parameters())
     assert torch.equal(weights[TABLE], read_table(base.path))
     for name, weight in trained.named_parameters():
         if name != TABLE:  # int8: half a step of each row's scale
@@ -84,11 +84,11 @@ def test_an_exported_model_is_read_by_transformers(
     store = ModelStore(None, tmp_path / "store")
     stored = publish(shared, store, name="tiny-lm", base=base)
     main_export(["--model", "tiny-lm", "--store", str(store.own), "--out", str(tmp_path / "out")])
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
     ids = AutoTokenizer.from_pretrained(tmp_path / "out")(WORDS, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         torch.testing.assert_close(
-            found(ids[:, :20]).logits, open_model(stored, base)(ids[:, :20]).logits
+            model(ids[:, :20]).logits, open_model(stored, base)(ids[:, :20]).logits
         )
     assert read_licence(tmp_path / "out" / "README.md") == stored.manifest.licence != "unknown"
     with pytest.raises(InputError, match=r"out: .* is there already"):
@@ -100,15 +100,15 @@ def test_an_exported_model_is_read_by_transformers(
 
 def test_a_model_with_words_of_its_own_needs_no_base(text: Path, tmp_path: Path) -> None:
     shape = LmShape(width=16, layers=1, heads=2, mlp_width=24, length=24)
-    given = f"condensery train lm --text {text}"
-    train(Texts([text]), tmp_path / "run", shape, RECIPE, setup=TrainingSetup(command=given))
+    command = f"condensery train lm --text {text}"
+    train(Texts([text]), tmp_path / "run", shape, RECIPE, setup=TrainingSetup(command=command))
     store = ModelStore(None, tmp_path / "store")
     main(["--run", str(tmp_path / "run"), "--name", "own", "--store", str(store.own)])
     stored = store.open("own")
     assert stored.manifest.base is None
-    told = f"condensery train lm --text {text.parent.name}/words.txt"
-    assert stored.manifest.provenance.command == told
-    assert told in (stored.path / "card.md").read_text()
+    shortened = f"condensery train lm --text {text.parent.name}/words.txt"
+    assert stored.manifest.provenance.command == shortened
+    assert shortened in (stored.path / "card.md").read_text()
     assert str(tmp_path) not in (stored.path / "card.json").read_text()
     card = json.loads((tmp_path / "run" / "model" / "card.json").read_text())
     assert stored.manifest.cost == {"parameters": card["parameters"]}

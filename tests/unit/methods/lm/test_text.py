@@ -43,11 +43,11 @@ def test_rows_with_a_value_are_passed_over(tmp_path: Path) -> None:
 
 def test_documents_stand_between_their_marks_in_one_stream() -> None:
     tokenizer = tiny_tokenizer()
-    found = tokenise(["the mill", "it stands"], tokenizer, start=1, end=2)
+    stream = tokenise(["the mill", "it stands"], tokenizer, start=1, end=2)
     ids = [tokenizer.encode(t, add_special_tokens=False).ids for t in ("the mill", "it stands")]
-    assert found.ids.tolist() == [1, *ids[0], 2, 1, *ids[1], 2]
-    assert found.begins.tolist() == [0, len(ids[0]) + 2]
-    assert found.size == 17
+    assert stream.ids.tolist() == [1, *ids[0], 2, 1, *ids[1], 2]
+    assert stream.begins.tolist() == [0, len(ids[0]) + 2]
+    assert stream.size == 17
     with pytest.raises(InputError, match="no document"):
         tokenise([], tokenizer, 1, 2)
 

@@ -71,9 +71,9 @@ def test_a_run_leaves_a_model_that_learnt_its_card_and_a_plot(made: Path) -> Non
     assert sorted(p.name for p in made.iterdir()) == [
         "checkpoints", "log.jsonl", "log.png", "model", "tokenizer.json",
     ]  # fmt: skip
-    found = latest(made)
-    assert found is not None
-    assert "lm_head.weight" not in found.weights()  # tied to the input's
+    checkpoint = latest(made)
+    assert checkpoint is not None
+    assert "lm_head.weight" not in checkpoint.weights()  # tied to the input's
 
 
 def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
@@ -96,10 +96,10 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     cut = latest(tmp_path / "cut")
     assert cut is not None
     assert cut.step == 4
-    wanted, found = (
+    wanted, resumed_weights = (
         load_file(folder / "model.safetensors") for folder in (whole, run(tmp_path / "cut"))
     )
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    assert all(torch.equal(wanted[name], resumed_weights[name]) for name in wanted)
     assert wanted["model.norm.weight"].dtype == torch.bfloat16
 
 
@@ -183,9 +183,9 @@ def test_a_tokenizer_is_found_by_path_or_by_a_stored_models_name(tmp_path: Path)
         files, Manifest(name="tiny-base", kind="encoder", pooling="mean", max_tokens=64)
     )
     assert find_tokenizer(str(files), None) == files
-    found = find_tokenizer("tiny-base", tmp_path / "store")
-    assert found == stored.path
-    assert open_lm_tokenizer(found).start == open_lm_tokenizer(files).start
+    path = find_tokenizer("tiny-base", tmp_path / "store")
+    assert path == stored.path
+    assert open_lm_tokenizer(path).start == open_lm_tokenizer(files).start
     with pytest.raises(InputError, match=r"'no-such' is no file or folder; .* --store"):
         find_tokenizer("no-such", None)
     with pytest.raises(ModelNotFound, match="no-such"):

@@ -62,12 +62,12 @@ def test_prompts_are_laid_out_as_the_generator_reads_them(batch: Batch) -> None:
     separators = set(batch.separator_at.tolist())
     whole = [what for layout in LAYOUTS for what in layout]
     assert list(batch.packing.lengths) == [len(layout) for layout in LAYOUTS]
-    for at, found in enumerate(batch.prompt.tolist()):
+    for at, token in enumerate(batch.prompt.tolist()):
         what = whole[at] if at < len(whole) else 0  # filler
         assert (at in memory) == (what == M)
         assert (at in separators) == (what == S)
         if isinstance(what, int):
-            assert found == what
+            assert token == what
 
 
 def test_memory_places_follow_the_compressors_rows(batch: Batch) -> None:
@@ -106,25 +106,25 @@ def test_memory_tokens_point_at_the_answer_then_at_the_passages_end(batch: Batch
         [IGNORED] * 3,  # its answer's words, said of something else
         [IGNORED] * 3,
     ]
-    given = batch.given
-    assert given is not None
-    flat = given.input_ids.reshape(-1)
-    row = given.passage_at[1]
+    packed_rows = batch.given
+    assert packed_rows is not None
+    flat = packed_rows.input_ids.reshape(-1)
+    row = packed_rows.passage_at[1]
     assert flat[row[batch.pointed[1]]].tolist() == [11, 12, 3]
 
 
 def test_a_batch_without_passages_has_nothing_to_compress() -> None:
     batch = collate([ITEMS[2], ITEMS[3]], LAYOUT)
     assert batch.given is None
-    found = losses(packed_pair(), batch)
-    assert found.relevance == found.pointer == found.score == 0
-    assert torch.isfinite(found.answer)
+    result = losses(packed_pair(), batch)
+    assert result.relevance == result.pointer == result.score == 0
+    assert torch.isfinite(result.answer)
 
 
 def test_a_batch_of_which_nothing_is_known_teaches_the_answer_alone() -> None:
-    found = losses(packed_pair(), collate([Item(QUESTION, (UNKNOWN,), ids(9))], LAYOUT))
-    assert found.relevance == found.pointer == found.score == 0
-    assert torch.isfinite(found.answer)
+    result = losses(packed_pair(), collate([Item(QUESTION, (UNKNOWN,), ids(9))], LAYOUT))
+    assert result.relevance == result.pointer == result.score == 0
+    assert torch.isfinite(result.answer)
 
 
 def mean_answer_loss(pair: OscarPair, batch: Batch, memory: Tensor) -> Tensor:
@@ -144,12 +144,12 @@ def mean_answer_loss(pair: OscarPair, batch: Batch, memory: Tensor) -> Tensor:
 
 
 def test_what_was_said_and_is_not_wanted_again_is_unlikely(batch: Batch) -> None:
-    found = list(zip(batch.repeats_at.tolist(), batch.repeats.tolist(), strict=True))
+    repeats = list(zip(batch.repeats_at.tolist(), batch.repeats.tolist(), strict=True))
     # The first item's labels are 11, 12, [SEP]; its second has 11 before it, its third 11 and 12.
-    assert found[:3] == [(1, 11), (2, 11), (2, 12)]
+    assert repeats[:3] == [(1, 11), (2, 11), (2, 12)]
     # The last was told 32, 32 where it should have said 32, 38.
     last = len(batch.labels) - 3
-    assert [pair for pair in found if pair[0] >= last] == [(last + 1, 32), (last + 2, 32)]
+    assert [pair for pair in repeats if pair[0] >= last] == [(last + 1, 32), (last + 2, 32)]
     again = collate([Item(QUESTION, (), ids(5, 5))], LAYOUT)
     assert (again.repeats_at.tolist(), again.repeats.tolist()) == ([2], [5])  # 5 is wanted twice
 
@@ -168,18 +168,18 @@ def test_the_loss_of_repeats_is_by_hand() -> None:
 
 @torch.no_grad()
 def test_losses_are_what_each_prompt_and_row_gives_alone(batch: Batch) -> None:
-    found, pair = losses(packed_pair(), batch), tiny_pair()
+    result, pair = losses(packed_pair(), batch), tiny_pair()
     rows = [row for item in ITEMS if not item.plain for row in item.rows]
     pairings = [Pairing(row.question.tolist(), row.passage.tolist()) for row in rows]
     compressed = pair.compressor(padded(pairings, SHAPE), pair.generator.words)
     torch.testing.assert_close(
-        found.answer, mean_answer_loss(pair, batch, compressed.memory), rtol=1e-4, atol=1e-4
+        result.answer, mean_answer_loss(pair, batch, compressed.memory), rtol=1e-4, atol=1e-4
     )
     p = torch.sigmoid(compressed.relevance)
     wanted = -torch.stack([(1 - p[0]).log(), p[1].log(), p[2].log()]).mean()
-    torch.testing.assert_close(found.relevance, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.relevance, wanted, rtol=1e-4, atol=1e-5)
     wanted = ((compressed.relevance[3] - 2.5) ** 2 + (compressed.relevance[4] + 3) ** 2) / 2
-    torch.testing.assert_close(found.score, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.score, wanted, rtol=1e-4, atol=1e-5)
     pointed = [
         (0, 0, 2),
         *((1, i, (1, 2, 6)[i]) for i in range(3)),
@@ -188,10 +188,10 @@ def test_losses_are_what_each_prompt_and_row_gives_alone(batch: Batch) -> None:
     ]
     assert compressed.pointer is not None
     wanted = -torch.stack([compressed.pointer[r, m, at] for r, m, at in pointed]).mean()
-    torch.testing.assert_close(found.pointer, wanted, rtol=1e-4, atol=1e-5)
-    total = found.answer + 0.3 * found.relevance + 0.05 * found.score + 2.0 * found.pointer
-    total = total + 0.5 * found.repeats
-    torch.testing.assert_close(found.total(Weights(0.3, 0.05, 2.0, 0.5)), total)
+    torch.testing.assert_close(result.pointer, wanted, rtol=1e-4, atol=1e-5)
+    total = result.answer + 0.3 * result.relevance + 0.05 * result.score + 2.0 * result.pointer
+    total = total + 0.5 * result.repeats
+    torch.testing.assert_close(result.total(Weights(0.3, 0.05, 2.0, 0.5)), total)
 
 
 def test_every_trained_weight_gets_a_gradient_and_the_words_none(batch: Batch) -> None:
@@ -209,8 +209,8 @@ def test_gradients_are_those_of_padded_rows() -> None:
     items = [Item(QUESTION, (row,), ids(11)) for row in rows]
     packed, alone = packed_pair(), tiny_pair()
     batch = collate(items, LAYOUT)
-    found = losses(packed, batch)
-    (found.relevance + found.pointer).backward()
+    result = losses(packed, batch)
+    (result.relevance + result.pointer).backward()
     pairings = [Pairing(row.question.tolist(), row.passage.tolist()) for row in rows]
     compressed = alone.compressor(padded(pairings, SHAPE), alone.generator.words)
     assert compressed.pointer is not None
@@ -268,9 +268,9 @@ def test_where_passages_are_only_ranked_nothing_is_said_and_nothing_pointed_at()
     assert batch.judged.tolist() == [1.0, 0.0]
     assert batch.pointed.tolist() == [[IGNORED] * 3, [2, IGNORED, IGNORED]]
     pair = packed_pair()
-    found = losses(pair, batch)
-    assert found.answer == found.repeats == 0
-    found.total(Weights(1.0, 1.0, 1.0)).backward()
+    result = losses(pair, batch)
+    assert result.answer == result.repeats == 0
+    result.total(Weights(1.0, 1.0, 1.0)).backward()
     learnt = {name.split(".")[0] for name, p in pair.named_parameters() if p.grad is not None}
     assert learnt == {"compressor"}
     both = collate([*items, ITEMS[0]], LAYOUT)
@@ -311,7 +311,7 @@ def test_a_word_is_more_than_half_of_what_spells_it() -> None:
 
 def test_where_all_is_spelled_the_generator_alone_learns() -> None:
     pair = packed_pair()
-    found = losses(pair, collate([Item(QUESTION, (), ids(11, 12), spelled=(1, 0))], LAYOUT))
-    found.total(Weights(1.0, 1.0, 1.0)).backward()
+    result = losses(pair, collate([Item(QUESTION, (), ids(11, 12), spelled=(1, 0))], LAYOUT))
+    result.total(Weights(1.0, 1.0, 1.0)).backward()
     learnt = {name.split(".")[0] for name, p in pair.named_parameters() if p.grad is not None}
     assert learnt == {"generator"}

@@ -64,23 +64,23 @@ def test_a_set_gets_log_odds_and_keeps_its_order_and_what_has_no_score() -> None
     scores, holds = drawn(400, 0.8, -6)
     line = fit(scores, holds)
     assert line is not None
-    data, said = calibrate(a_set(scores, holds))
+    data, figures = calibrate(a_set(scores, holds))
     assert [example.score for example in data.examples] == pytest.approx(
         [line(score) for score in scores]
     )
     assert np.argsort([e.score for e in data.examples]).tolist() == np.argsort(scores).tolist()
     assert all(math.isnan(example.beside[0].score) for example in data.examples)
-    assert said["slope"] == pytest.approx(line.slope, abs=1e-6)
-    assert said["offset"] == pytest.approx(line.offset, abs=1e-6)
-    assert said["mean_relevance"] == pytest.approx(said["hold_an_answer"], abs=0.005)
-    assert said["hold_an_answer"] == pytest.approx(np.mean(holds), abs=1e-4)
+    assert figures["slope"] == pytest.approx(line.slope, abs=1e-6)
+    assert figures["offset"] == pytest.approx(line.offset, abs=1e-6)
+    assert figures["mean_relevance"] == pytest.approx(figures["hold_an_answer"], abs=0.005)
+    assert figures["hold_an_answer"] == pytest.approx(np.mean(holds), abs=1e-4)
 
 
 def test_a_set_without_scores_or_with_few_is_as_it_was() -> None:
     bare = a_set([math.nan], [True])
     assert calibrate(bare) == (bare, {})
     few = a_set([2.0, -800.0], [True, False])
-    data, said = calibrate(few)
+    data, figures = calibrate(few)
     assert data is few
-    assert said == {"mean_relevance": round(0.5 / (1 + math.exp(-2)), 4), "hold_an_answer": 0.5}
+    assert figures == {"mean_relevance": round(0.5 / (1 + math.exp(-2)), 4), "hold_an_answer": 0.5}
     assert Line(2, 1)(3) == 7

@@ -24,7 +24,7 @@ HEADINGS = (
 
 
 def made(shape: dict[str, Any], **fields: Any) -> CardFacts:
-    given: dict[str, Any] = {
+    manifest_fields: dict[str, Any] = {
         "name": "pair",
         "kind": "oscar-pair",
         "method": "oscar",
@@ -35,7 +35,7 @@ def made(shape: dict[str, Any], **fields: Any) -> CardFacts:
         "cost": {"parameters": 18_995_517},
         "provenance": Provenance(command="condensery train oscar --steps 7", seed=5),
     }
-    return CardFacts(Manifest(**{**given, **fields}), [], {})
+    return CardFacts(Manifest(**{**manifest_fields, **fields}), [], {})
 
 
 def test_a_card_of_every_part_has_every_section() -> None:

@@ -52,8 +52,8 @@ def test_without_a_report_the_services_own_defaults_hold() -> None:
 
 def curve(*wrong: float | None) -> list[dict[str, Any]]:
     return [
-        {"min_relevance": at / 10, "answered": 100 - at, "wrong_without_gold": one}
-        for at, one in enumerate(wrong)
+        {"min_relevance": at / 10, "answered": 100 - at, "wrong_without_gold": share}
+        for at, share in enumerate(wrong)
     ]
 
 
@@ -80,13 +80,13 @@ def test_the_recommended_threshold_is_the_default_where_it_stops_half_of_the_wro
 def test_what_is_answered_without_its_passage_is_read_off_the_nearest_point_below() -> None:
     points = check_report(tiny_report(abstention={"curve": curve(90, None, 40)})).abstention
     assert points is not None
-    found = [wrong_at(points.curve, at) for at in (-0.1, 0.0, 0.15, 0.2, 1.0)]
-    assert found == [None, 90, 90, 40, 40]
+    shares = [wrong_at(points.curve, at) for at in (-0.1, 0.0, 0.15, 0.2, 1.0)]
+    assert shares == [None, 90, 90, 40, 40]
 
 
 def test_the_manifest_holds_the_main_figures() -> None:
-    found = quality(check_report(tiny_report()))
-    assert found["measured_on"] == "2000 questions of dev.jsonl.gz (seed 17)"
-    assert found["gold"] == {"em": 32.24, "f1": 49.6}
-    assert found["gold_ranked_first_among_five"] == 97.17
-    assert found["ndcg10"]["scifact"] == {"bm25": 67.62, "encoder": 64.5, "pair": 68.0}
+    figures = quality(check_report(tiny_report()))
+    assert figures["measured_on"] == "2000 questions of dev.jsonl.gz (seed 17)"
+    assert figures["gold"] == {"em": 32.24, "f1": 49.6}
+    assert figures["gold_ranked_first_among_five"] == 97.17
+    assert figures["ndcg10"]["scifact"] == {"bm25": 67.62, "encoder": 64.5, "pair": 68.0}

@@ -44,8 +44,8 @@ def test_a_pack_is_made_and_its_recipe_can_be_changed(
 ) -> None:
     flags = ["--base", str(base_folder), "--data", str(data_folder), *SMALL, "--cloze", "5"]
     main([*flags, "--pack", str(tmp_path / "pack"), "--device", "cpu", "--threads", "1"])
-    found = open_pack(tmp_path / "pack")
-    assert found.recipe == Recipe(cloze=5)
+    opened = open_pack(tmp_path / "pack")
+    assert opened.recipe == Recipe(cloze=5)
     args = parsed("--packed", str(tmp_path / "pack"), "--out", "x", "--steps", "9", "--plain", "0")
     check(args)
     start = beginning(args)

@@ -17,8 +17,8 @@ CONTEXT = "The Mill of Brenn was sold in 1912. It stands on the river Mell, in M
 
 
 def row(answer: str, context: str = CONTEXT, **changes: Any) -> QuestionTexts:
-    given = {"question": "what?", "answers": [answer], "label": answer, "title": "t", **changes}
-    return QuestionTexts(passages=[context], **given)
+    fields = {"question": "what?", "answers": [answer], "label": answer, "title": "t", **changes}
+    return QuestionTexts(passages=[context], **fields)
 
 
 def answer_text(data: QaData, context: str = CONTEXT) -> str:
@@ -57,8 +57,8 @@ def test_an_answer_within_a_word_takes_the_whole_pieces_it_touches() -> None:
     text = "It was the Millwright"  # pieces a letter each, so the span is exact
     assert answer_text(tokenise([row("Mill", context=text)], TOKENIZER), text) == "Mill"
     text = "an old-town mill"  # "old", "-", "town", "mill"
-    found = answer_text(tokenise([row("ld-to", context=text)], TOKENIZER), text)
-    assert found == "old-town"
+    answer = answer_text(tokenise([row("ld-to", context=text)], TOKENIZER), text)
+    assert answer == "old-town"
 
 
 def words_of(data: QaData, ids: Any) -> str:

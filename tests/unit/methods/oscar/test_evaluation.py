@@ -25,16 +25,16 @@ async def test_scores_are_those_of_the_answers_given(tmp_path: Path) -> None:
     workers = Workers(2)
     pair = tiny_pair()
     reader = running(pair, pair_files(tmp_path, pair), workers)
-    passages = [[one["context"], ROWS[0]["context"]] for one in ROWS]
-    found = await score(reader, ROWS, passages)
-    for one, texts, text, em, part, first in zip(
-        ROWS, passages, found.answers, found.em, found.f1, found.first, strict=True
+    passages = [[row["context"], ROWS[0]["context"]] for row in ROWS]
+    scores = await score(reader, ROWS, passages)
+    for row, texts, text, em, part, first in zip(
+        ROWS, passages, scores.answers, scores.em, scores.f1, scores.first, strict=True
     ):
-        assert em == exact_match(text, one["answers"])
-        assert part == f1_score(text, one["answers"])
+        assert em == exact_match(text, row["answers"])
+        assert part == f1_score(text, row["answers"])
         relevance = [p.relevance for p in await reader.compress("what?", texts)]  # type: ignore[union-attr]
         assert relevance[first] == max(relevance)
-    assert found.means()["f1"] == pytest.approx(100 * sum(found.f1) / len(ROWS))
+    assert scores.means()["f1"] == pytest.approx(100 * sum(scores.f1) / len(ROWS))
     reader.close()
     workers.close()
 

@@ -55,7 +55,7 @@ def ids(*values: int) -> np.ndarray:
 
 
 def test_sets_come_back_as_they_were(tmp_path: Path) -> None:
-    one, two = [0, 1], [2]
+    pair_group, two = [0, 1], [2]
     beside = (RetrievedPassage(1, 0, 1, -2.0), RetrievedPassage(2))
     data = QaData(
         [
@@ -64,19 +64,19 @@ def test_sets_come_back_as_they_were(tmp_path: Path) -> None:
             Example(ids(8), 1, 0, 1),
         ],
         [ids(1, 2, 3), ids(4), ids(5, 6)],
-        [one, one, two],
+        [pair_group, pair_group, two],
     )
     empty = QaData([], [], [])
     sets = TrainingSets([(data, 0.75), (empty, 0.25)], [{"question": "é?"}], {"some": 1})
     save_sets(tmp_path, sets)
-    found = open_sets(tmp_path)
-    assert found.fingerprint == sets.fingerprint
-    assert (found.validation, found.report) == (sets.validation, sets.report)
-    (read, share), (nothing, _) = found.sets
+    opened = open_sets(tmp_path)
+    assert opened.fingerprint == sets.fingerprint
+    assert (opened.validation, opened.report) == (sets.validation, sets.report)
+    (read, share), (nothing, _) = opened.sets
     assert share == 0.75
     assert nothing == empty
     assert [p.tolist() for p in read.passages] == [[1, 2, 3], [4], [5, 6]]
-    assert read.group == [one, one, two]
+    assert read.group == [pair_group, pair_group, two]
     assert read.group[0] is read.group[1]
     first, second, third = read.examples
     assert (first.question.tolist(), first.passage, first.start, first.end) == ([5], 0, 1, 2)
@@ -100,16 +100,16 @@ def test_a_fingerprint_tells_sets_apart(start: Start) -> None:
 
 
 def test_a_pack_holds_all_that_a_run_begins_with(start: Start, pack: Path) -> None:
-    found = open_pack(pack)
-    assert (found.recipe, found.mix, found.origin) == (start.recipe, start.mix, start.origin)
-    assert found.pair.shape == SHAPE
-    assert found.sets.fingerprint == start.sets.fingerprint
+    opened = open_pack(pack)
+    assert (opened.recipe, opened.mix, opened.origin) == (start.recipe, start.mix, start.origin)
+    assert opened.pair.shape == SHAPE
+    assert opened.sets.fingerprint == start.sets.fingerprint
     for (name, a), b in zip(
-        start.pair.state_dict().items(), found.pair.state_dict().values(), strict=True
+        start.pair.state_dict().items(), opened.pair.state_dict().values(), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=0.01, atol=1e-4, msg=name)
     torch.testing.assert_close(
-        found.pair.generator.words, start.pair.generator.words, rtol=2e-3, atol=2e-3
+        opened.pair.generator.words, start.pair.generator.words, rtol=2e-3, atol=2e-3
     )
 
 
@@ -141,9 +141,9 @@ def test_training_from_a_pack_needs_no_pydantic_no_server_and_no_index(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = latest(out)
-    assert found is not None
-    assert found.step == 2
+    checkpoint = latest(out)
+    assert checkpoint is not None
+    assert checkpoint.step == 2
     assert json.loads((out / "data.json").read_text())["cloze_examples"] == 10
     assert "train oscar --packed" in (out / "command.txt").read_text()
 

@@ -51,13 +51,13 @@ def test_cost_is_drawn_as_measured() -> None:
     assert figure is not None
     assert len(figure.axes) == 2
     for panel, name in enumerate(("tflops", "seconds")):
-        found = lines(figure, panel)
+        drawn = lines(figure, panel)
         wanted = [
             (report["settings"][f"plain_{count}"][name], report["settings"][f"plain_{count}"]["f1"])
             for count in COUNTS
         ]
-        assert found["text, all read"].tolist() == [[x, y["mean"]] for x, y in wanted]
-        assert found["own passage, vectors"].shape == (1, 2)
+        assert drawn["text, all read"].tolist() == [[x, y["mean"]] for x, y in wanted]
+        assert drawn["own passage, vectors"].shape == (1, 2)
     for setting in report["settings"].values():
         del setting["tflops"]
     figure = draw_cost(check_report(report))
@@ -67,10 +67,10 @@ def test_cost_is_drawn_as_measured() -> None:
 
 def test_passages_are_drawn_as_measured() -> None:
     report = tiny_report()
-    found = lines(draw_passages(check_report(report)))
+    drawn = lines(draw_passages(check_report(report)))
     wanted = [[count, report["settings"][f"reranked_{count}"]["f1"]["mean"]] for count in COUNTS]
-    assert found["vectors, the best scored read"].tolist() == wanted
-    assert found["its own passage alone, vectors"][0][1] == 49.6
+    assert drawn["vectors, the best scored read"].tolist() == wanted
+    assert drawn["its own passage alone, vectors"][0][1] == 49.6
     few = {key: report["settings"][key] for key in ("plain_1", "compressed_1", "gold")}
     assert draw_passages(check_report(tiny_report(settings=few))) is None
 
@@ -91,9 +91,9 @@ def test_training_is_drawn_by_figure_over_what_was_seen(nested: bool) -> None:
             for row in rows
         ]
     figure = draw_training(rows)
-    found = lines(figure)
-    assert found["gold"].tolist() == [[50, 1], [90, 3]]
-    assert found["plain"].tolist() == [[50, 2], [90, 4]]
+    drawn = lines(figure)
+    assert drawn["gold"].tolist() == [[50, 1], [90, 3]]
+    assert drawn["plain"].tolist() == [[50, 2], [90, 4]]
     assert figure is not None
     assert [axes.get_title() for axes in figure.axes] == ["f1", "loss"]
     assert draw_training(rows[:1]) is None
@@ -107,9 +107,9 @@ def test_training_without_counts_is_over_steps() -> None:
 
 def test_the_abstention_curve_is_drawn_with_the_default() -> None:
     report = tiny_report()
-    found = lines(draw_abstention(check_report(report), 0.4))
+    drawn = lines(draw_abstention(check_report(report), 0.4))
     curve = report["abstention"]["curve"]
     wanted = [[point["min_relevance"], point["answered"]] for point in curve]
-    assert found["questions answered"].tolist() == wanted
-    assert found["the default"][:, 0].tolist() == [0.4, 0.4]
+    assert drawn["questions answered"].tolist() == wanted
+    assert drawn["the default"][:, 0].tolist() == [0.4, 0.4]
     assert "the default" not in lines(draw_abstention(check_report(report), None))

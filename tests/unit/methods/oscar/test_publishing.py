@@ -35,9 +35,9 @@ DATA = {"squad_examples": 3, "squad_left_out": 1}
 def undrawn(**changes: Any) -> dict[str, Any]:
     """Return a report of which nothing can be drawn, which takes a second or two."""
     settings = {"gold": {"em": 32.24, "f1": 49.6}, "gold_among_five": {"em": 26, "f1": 40}}
-    found = tiny_report(settings=settings, training=[], **changes)
-    del found["abstention"]["curve"][1:]
-    return found
+    report = tiny_report(settings=settings, training=[], **changes)
+    del report["abstention"]["curve"][1:]
+    return report
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def workers() -> Iterator[Workers]:
 
 
 async def ask(reader: OscarModel) -> tuple[list[CompressedPassage], str]:
-    found = await reader.compress("who is old?", ["the old mill", "new bread in town"])
-    memory = [passage.memory for passage in found]
+    compressed = await reader.compress("who is old?", ["the old mill", "new bread in town"])
+    memory = [passage.memory for passage in compressed]
     text = [token.text async for token in reader.generate("who is old?", memory, max_tokens=8)]
-    return found, "".join(text)
+    return compressed, "".join(text)
 
 
 @pytest.mark.tiny_run
@@ -100,11 +100,11 @@ async def test_a_published_pair_loads_and_answers_as_the_trained_one(
         trained = OscarModel.of(
             prepare_for_inference(pair), files, workers, name="trained", threads=threads
         )
-        (found, text), (wanted, _) = await ask(loaded), await ask(trained)
+        (vectors, text), (wanted, _) = await ask(loaded), await ask(trained)
     assert loaded.info.name == "tiny-pair"
     assert loaded.info.fingerprint == stored.manifest.fingerprint
     assert text
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(vectors, wanted, strict=True):
         x, y = a.memory.ravel(), b.memory.ravel()
         assert x @ y / np.linalg.norm(x) / np.linalg.norm(y) > 0.999  # int8
         assert not np.array_equal(x, y)
@@ -114,14 +114,14 @@ def test_each_weight_comes_back_within_half_a_step_of_int8(
     stored: StoredModel, base: StoredModel
 ) -> None:
     source = tiny_pair().own_state()
-    found = load_bert_pair(stored, base, device=torch.device("cpu"), dtype=torch.float32)
+    pair = load_bert_pair(stored, base, device=torch.device("cpu"), dtype=torch.float32)
     wanted = source["compressor.mapping.0.weight"]
     # What it maps a unit vector to is a column; the weight itself may lie in another layout.
-    columns = found.compressor.mapping[0](torch.eye(wanted.shape[1]))
+    columns = pair.compressor.mapping[0](torch.eye(wanted.shape[1]))
     mapping = (columns - source["compressor.mapping.0.bias"]).T
     step = wanted.abs().amax(dim=1, keepdim=True) / 127
     assert ((mapping - wanted).abs() <= 0.501 * step + 1e-6).all()
-    assert torch.equal(found.compressor.slots.weight, source["compressor.slots.weight"])
+    assert torch.equal(pair.compressor.slots.weight, source["compressor.slots.weight"])
 
 
 def test_matrices_are_int8_and_the_words_stay_with_the_base(stored: StoredModel) -> None:
@@ -163,12 +163,12 @@ def test_report_card_and_plots_are_stored_in_the_same_step(
     stored = publish(run, base, store, name="tiny-pair", report=tiny_report())
     assert (stored.manifest.defaults.top_n, stored.manifest.defaults.min_relevance) == (1, 0.4)
     read = StoredReport(stored)
-    found = read.report()
-    assert found.report == tiny_report()
-    assert found.plots == ("abstention", "cost", "passages", "training")
-    assert all(read.plot(name).startswith(b"\x89PNG") for name in found.plots)
+    report = read.report()
+    assert report.report == tiny_report()
+    assert report.plots == ("abstention", "cost", "passages", "training")
+    assert all(read.plot(name).startswith(b"\x89PNG") for name in report.plots)
     text = read.card()
-    for name in found.plots:
+    for name in report.plots:
         assert f"](plots/{name}.png)" in text
     for figure in (
         *("turns a question with a passage of up to 24 tokens into 3 vectors", "32.2 (29.2 to"),
@@ -286,16 +286,16 @@ def test_the_command_publishes_and_names_what_it_published(
     (run / "data.json").write_text(json.dumps({"mine_examples": 2}))
     path = tmp_path / "report.json"
     path.write_text(json.dumps(undrawn()))
-    given = ["--run", str(run), "--name", "tiny-pair", "--store", str(store.own)]
-    given += ["--report", str(path)]
-    publishing.main([*given, "--data-licence", "mine=CC0", "--licence", "mit"])
+    words = ["--run", str(run), "--name", "tiny-pair", "--store", str(store.own)]
+    words += ["--report", str(path)]
+    publishing.main([*words, "--data-licence", "mine=CC0", "--licence", "mit"])
     stored = store.open("tiny-pair")
-    told = f"tiny-pair version 1: {stored.path}\n{stored.manifest.fingerprint}\n"
-    assert capsys.readouterr().out == told
+    line = f"tiny-pair version 1: {stored.path}\n{stored.manifest.fingerprint}\n"
+    assert capsys.readouterr().out == line
     assert (stored.manifest.licence, stored.manifest.provenance.data) == ("mit", ("mine (CC0)",))
     for wrong, says in (("mine", "'mine' is not SET=LICENCE"), ("x=CC0", "'x' is not one of")):
         with pytest.raises(InputError, match=says):
-            publishing.main([*given, "--data-licence", wrong])
+            publishing.main([*words, "--data-licence", wrong])
 
 
 def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
@@ -308,8 +308,8 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
     ranked = {"queries": 4, "pair": {"ndcg10": 0.25, "fingerprint": first.manifest.fingerprint}}
     part = tmp_path / "rerank.json"
     part.write_text(json.dumps({"rerank": {"afresh": ranked}}))
-    given = ["--again", "tiny-pair", "--store", str(store.own), "--part", str(part)]
-    publishing.main([*given, "--note", "The set afresh came late."])
+    words = ["--again", "tiny-pair", "--store", str(store.own), "--part", str(part)]
+    publishing.main([*words, "--note", "The set afresh came late."])
     again = store.open("tiny-pair")
     assert (again.version, again.manifest.fingerprint) == ("2", first.manifest.fingerprint)
     weights = [name for name in again.manifest.files if name.endswith(".safetensors")]
@@ -320,8 +320,8 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
     assert set(read.report().report["rerank"]) == {"afresh"}
     assert read.report().report["settings"] == undrawn()["settings"]
     text = read.card()
-    for said in ("| afresh | 4 |", "- The set afresh came late.", "| mine | CC0, so to say | 2 |"):
-        assert said in text, said
+    for expected in ("| afresh | 4 |", "- The set afresh came late.", "| mine | CC0, so to say | 2 |"):
+        assert expected in text, expected
     assert again.manifest.defaults == first.manifest.defaults
     ranked["pair"] = {"ndcg10": 0.25, "fingerprint": "sha256:other"}
     with pytest.raises(InputError, match="was ranked by sha256:other"):
@@ -333,7 +333,7 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
     with pytest.raises(InputError, match="has no data"):
         publish_again("other", store)
     with pytest.raises(SystemExit):
-        publishing.main([*given, "--licence", "mit"])
+        publishing.main([*words, "--licence", "mit"])
 
 
 def test_a_pair_of_the_real_size_fits_the_shipped_store(tmp_path: Path) -> None:

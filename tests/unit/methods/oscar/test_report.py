@@ -33,10 +33,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     corpus = [{"_id": str(n), "title": "", "text": row["context"]} for n, row in enumerate(rows)]
     for name, some in (("questions.jsonl", rows), ("corpus.jsonl", corpus)):
-        (folder / name).write_text("".join(json.dumps(one) + "\n" for one in some))
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in some))
     (folder / "part.json").write_text(json.dumps({"rerank": {"towns": {"queries": 3}}}))
     log = [{"step": 5, "steps": 5, "items": 9}, {"step": 5, "steps": 5, "validation": {"em": 1.0}}]
-    (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in log))
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
     return folder
 
 
@@ -52,11 +52,11 @@ def test_a_report_is_written_that_publishing_can_read(
     store_with_pair: Path, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "report.json"
-    given = flags(store_with_pair, files, "--out", str(out), "--passages", "1,4", "--read", "2")
-    given += ["--corpus", str(files / "corpus.jsonl"), "--run", str(files)]
-    given += ["--part", str(files / "part.json")]
-    given += ["--settings", "gold,gold_among_five,others_passages,compressed,reranked"]
-    main(given)
+    words = flags(store_with_pair, files, "--out", str(out), "--passages", "1,4", "--read", "2")
+    words += ["--corpus", str(files / "corpus.jsonl"), "--run", str(files)]
+    words += ["--part", str(files / "part.json")]
+    words += ["--settings", "gold,gold_among_five,others_passages,compressed,reranked"]
+    main(words)
     report, content = read_report(out)
     assert report.model == "oscar-mini"
     assert report.fingerprint
@@ -82,8 +82,8 @@ def test_without_a_file_the_report_is_printed(
 def test_passages_are_found_by_vectors_too(
     store_with_pair: Path, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = flags(store_with_pair, files, "--settings", "compressed_2,bm25_2")
-    main([*given, "--corpus", str(files / "corpus.jsonl"), "--retrieval", "hybrid"])
+    words = flags(store_with_pair, files, "--settings", "compressed_2,bm25_2")
+    main([*words, "--corpus", str(files / "corpus.jsonl"), "--retrieval", "hybrid"])
     report = json.loads(capsys.readouterr().out)
     assert report["measured_on"]["retrieval"] == "bm25+hybrid"
     # By words alone some find but one passage; vectors find two for each question.
@@ -144,8 +144,8 @@ def test_answers_are_judged_on_request(
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
-        given = flags(store_with_pair, files, "--settings", "gold", "--judge", url)
-        main([*given, "--judge-model", "judge-7b"])
+        words = flags(store_with_pair, files, "--settings", "gold", "--judge", url)
+        main([*words, "--judge-model", "judge-7b"])
         server.shutdown()
         thread.join()
     text = capsys.readouterr().out
@@ -157,9 +157,9 @@ def test_answers_are_judged_on_request(
 
 
 def test_a_command_is_told_without_this_machines_paths() -> None:
-    given = ["--store", "/data/models", "--judge", "http://host/v1", "--settings", "gold"]
-    said = "condensery eval oscar --store models --judge http://host/v1 --settings gold"
-    assert command(given) == said
+    words = ["--store", "/data/models", "--judge", "http://host/v1", "--settings", "gold"]
+    shortened = "condensery eval oscar --store models --judge http://host/v1 --settings gold"
+    assert command(words) == shortened
 
 
 @pytest.mark.slow
@@ -167,10 +167,10 @@ def test_killed_or_interrupted_it_goes_on_with_the_same_command(
     store_with_pair: Path, files: Path, tmp_path: Path
 ) -> None:
     def words(out: str) -> list[str]:
-        given = flags(store_with_pair, files, "--settings", "gold")
-        given[given.index("--count") + 1] = "10"
-        given[given.index("--answer-tokens") + 1] = "30"  # so that it takes a while
-        return [*given, "--at-once", "1", "--out", str(tmp_path / out)]
+        words = flags(store_with_pair, files, "--settings", "gold")
+        words[words.index("--count") + 1] = "10"
+        words[words.index("--answer-tokens") + 1] = "30"  # so that it takes a while
+        return [*words, "--at-once", "1", "--out", str(tmp_path / out)]
 
     def stop(with_: signal.Signals) -> tuple[int, str]:
         condensery = Path(sys.executable).with_name("condensery")
@@ -185,17 +185,17 @@ def test_killed_or_interrupted_it_goes_on_with_the_same_command(
                 while answered(tmp_path) <= before and time.monotonic() < deadline:
                     time.sleep(0.01)
                 process.send_signal(with_)
-                _, said = process.communicate(timeout=30)
+                _, printed = process.communicate(timeout=30)
             finally:
                 process.kill()
-        return process.returncode, said
+        return process.returncode, printed
 
     assert stop(signal.SIGKILL)[0] == -signal.SIGKILL
     assert 0 < answered(tmp_path) < 10
-    status, said = stop(signal.SIGINT)
+    status, printed = stop(signal.SIGINT)
     assert status == 130
-    assert "the same command goes on" in said
-    assert "Traceback" not in said
+    assert "the same command goes on" in printed
+    assert "Traceback" not in printed
     assert answered(tmp_path) < 10
     assert not (tmp_path / "stopped.json").exists()
     reports = []
@@ -210,5 +210,5 @@ def test_killed_or_interrupted_it_goes_on_with_the_same_command(
 
 
 def answered(folder: Path) -> int:
-    found = (folder / "stopped.answers").glob("gold-*.jsonl")
-    return sum(path.read_text().count("\n") for path in found)
+    paths = (folder / "stopped.answers").glob("gold-*.jsonl")
+    return sum(path.read_text().count("\n") for path in paths)

@@ -188,15 +188,15 @@ def rows_of(data: QaData, mix: Mix) -> list[Row]:
 
 def test_what_was_retrieved_stands_beside_with_its_scores() -> None:
     mix = replace(MIX, several=1, others=4, retrieved=1, plain=0, none=0)
-    found = {}
+    by_score = {}
     for row in rows_of(retrieved(2.0, 1.0, -1.0, 3.0), mix):
         (where,) = {int(token) // 10 for token in row.passage[-1:]}
-        found[row.score] = (row.answer is not None, row.relevant)
+        by_score[row.score] = (row.answer is not None, row.relevant)
         assert where <= 7  # nothing but what was retrieved
         if row.answer is not None:
             start, end = row.answer
             assert row.passage[start:end].tolist() == [16, 17]
-    assert found == {
+    assert by_score == {
         2.0: (True, True),
         1.0: (True, True),  # it says the words, and the teacher says that it answers
         -1.0: (False, False),
@@ -206,8 +206,8 @@ def test_what_was_retrieved_stands_beside_with_its_scores() -> None:
 
 def test_the_words_of_an_answer_are_pointed_at_only_where_the_score_says_so() -> None:
     mix = replace(MIX, several=1, others=4, retrieved=1, plain=0, none=0)
-    found = {row.score: row.relevant for row in rows_of(retrieved(-2.0, -1.0, -1.5, -3.0), mix)}
-    assert found == {-2.0: True, -1.0: None, -1.5: False, -3.0: False}
+    relevance = {row.score: row.relevant for row in rows_of(retrieved(-2.0, -1.0, -1.5, -3.0), mix)}
+    assert relevance == {-2.0: True, -1.0: None, -1.5: False, -3.0: False}
 
 
 def test_some_of_the_others_are_of_other_questions() -> None:
@@ -253,9 +253,9 @@ def test_slips_are_as_many_as_asked_for_and_repeat_or_stray() -> None:
         if item.said is None:
             continue
         assert len(item.said) == len(item.answer)
-        for i, (said, meant) in enumerate(zip(item.said, item.answer, strict=True)):
-            slipped += said != meant
-            again += i > 0 and said == item.said[i - 1] and said != meant
+        for i, (fed, meant) in enumerate(zip(item.said, item.answer, strict=True)):
+            slipped += fed != meant
+            again += i > 0 and fed == item.said[i - 1] and fed != meant
     assert 0.14 < slipped / tokens < 0.21  # some slips hit the right word
     assert again > 0.1 * slipped
     assert all(item.said is None for item in draw(300, mix=replace(MIX, slips=0)))
@@ -277,8 +277,8 @@ def test_the_passage_that_answers_stands_first_as_often_as_asked() -> None:
         source = Sampler([(data, 1.0)], SHAPE, mix, random.Random(0))
         items = [item for _ in range(150) for item in source.batch(100)]
         expected = np.mean([share + (1 - share) / len(item.rows) for item in items])
-        found = np.mean([item.rows[0].relevant is True for item in items])
-        assert found == pytest.approx(expected, abs=0.06)
+        first_share = np.mean([item.rows[0].relevant is True for item in items])
+        assert first_share == pytest.approx(expected, abs=0.06)
 
 
 def test_a_question_that_is_only_ranked_has_gold_and_others_and_says_nothing() -> None:
@@ -327,8 +327,8 @@ def test_where_answers_are_spelled_nothing_is_compressed() -> None:
     assert {place for _, place in spelled} == {0, 1, 2, 3}
     assert any(item.said is not None for item in items)
     shares = [
-        bool(one.spelled)
+        bool(item.spelled)
         for _ in range(400)
-        for one in sampler(_, replace(MIX, spelled=0.3)).batch(60)[:1]
+        for item in sampler(_, replace(MIX, spelled=0.3)).batch(60)[:1]
     ]
     assert 0.2 < np.mean(shares) < 0.4

@@ -132,7 +132,7 @@ def test_rows_that_only_name_their_gold_are_ranked_and_kept_apart_from_evaluatio
     (example,) = data.examples
     assert example.ranked_only
     assert data.passages[example.passage].tolist() == ids_of("bread")
-    assert [data.passages[one.passage].tolist() for one in example.beside] == [
+    assert [data.passages[place.passage].tolist() for place in example.beside] == [
         ids_of("a mill of stone")
     ]
     name = f"{tmp_path.name}/claims"

@@ -70,9 +70,9 @@ def test_the_generators_logits_are_the_language_models(base_folder: Path, model:
     with torch.no_grad():
         wanted = llama(ids).logits
         generator = pair.generator
-        found = generator.logits(generator(generator.words[ids]).last_hidden_state)
+        logits = generator.logits(generator(generator.words[ids]).last_hidden_state)
     assert float(wanted.std()) > 0.5  # else nothing is shown
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_its_shape_is_the_language_models(model: Path) -> None:

@@ -58,9 +58,9 @@ def finished(
 
 
 def last(out: Path) -> Checkpoint:
-    found = latest(out)
-    assert found is not None
-    return found
+    checkpoint = latest(out)
+    assert checkpoint is not None
+    return checkpoint
 
 
 class Interrupt(logging.Handler):
@@ -71,8 +71,8 @@ class Interrupt(logging.Handler):
         self.step = step
 
     def emit(self, record: logging.LogRecord) -> None:
-        said = record.getMessage()
-        if said.startswith(f"step {self.step}/") and "validation" in said:
+        message = record.getMessage()
+        if message.startswith(f"step {self.step}/") and "validation" in message:
             raise KeyboardInterrupt
 
 
@@ -110,8 +110,8 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
     for file in ("weights.safetensors", "optimizer.safetensors", "state.json"):
-        wanted, found = (last(run).path / file for run in (out, tmp_path))
-        assert wanted.read_bytes() == found.read_bytes()
+        wanted, again = (last(run).path / file for run in (out, tmp_path))
+        assert wanted.read_bytes() == again.read_bytes()
 
 
 def test_a_finished_run_has_nothing_left_to_do(
@@ -172,8 +172,8 @@ def test_training_lowers_the_loss(base_folder: Path, data_folder: Path, tmp_path
 
     @torch.no_grad()
     def measure(pair: OscarPair) -> dict[str, float]:
-        found = losses(pair.float().eval(), batch)
-        return {k: float(getattr(found, k)) for k in ("answer", "relevance", "pointer")}
+        result = losses(pair.float().eval(), batch)
+        return {k: float(getattr(result, k)) for k in ("answer", "relevance", "pointer")}
 
     before = measure(start.pair)
     after = measure(train(start, tmp_path, setup=TrainingSetup(every=100, dtype=torch.bfloat16)))
@@ -201,9 +201,9 @@ def test_every_trained_weight_is_in_one_group_and_the_encoders_learn_slower(
     base_folder: Path,
 ) -> None:
     pair, recipe = new_pair(base_folder, SHAPE), replace(RECIPE, generator_rate=2e-4)
-    found = groups(pair, recipe)
-    rate = {id(p): group for group in found for p in group.parameters}
-    assert sum(len(group.parameters) for group in found) == len(rate)
+    grouped = groups(pair, recipe)
+    rate = {id(p): group for group in grouped for p in group.parameters}
+    assert sum(len(group.parameters) for group in grouped) == len(rate)
     for name, parameter in pair.named_parameters():
         assert (id(parameter) in rate) == parameter.requires_grad == (name != WORDS)
         if parameter.requires_grad:
@@ -231,8 +231,8 @@ def test_a_run_goes_on_only_with_the_mix_and_the_data_it_began_with(
 
 def test_the_recipe_is_the_trainers() -> None:
     recipe = Recipe(steps=100, warmup=10, decay=0.4, clip=0.5, seed=3, accumulate=2).trainer(7)
-    found = (recipe.steps, recipe.clip, recipe.seed, recipe.accumulate, recipe.every)
-    assert found == (100, 0.5, 3, 2, 7)
+    values = (recipe.steps, recipe.clip, recipe.seed, recipe.accumulate, recipe.every)
+    assert values == (100, 0.5, 3, 2, 7)
     rates = [recipe.scale(step) for step in range(100)]
     assert rates[:3] == pytest.approx([0.1, 0.2, 0.3])
     assert rates[9:61] == pytest.approx([1.0] * 52)
@@ -274,8 +274,8 @@ def test_a_validation_that_fails_is_told_and_the_run_goes_on(
         setup=TrainingSetup(every=1, dtype=torch.bfloat16),
     )
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    found = [row["validation"] for row in rows if "validation" in row]
-    assert found == [{"failed": "it would wait 11 s"}] * 2
+    figures = [row["validation"] for row in rows if "validation" in row]
+    assert figures == [{"failed": "it would wait 11 s"}] * 2
 
 
 def test_a_run_may_go_without_validation(

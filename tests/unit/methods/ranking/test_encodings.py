@@ -36,24 +36,24 @@ def given() -> RankingSet:
 def by_hand(queries: Floats, passages: Floats, encoding: Encoding) -> list[list[int]]:
     """Rank by whole numbers, in Python: of equal scores the earlier passage first."""
     if encoding == "int8":
-        asked, held = (encode(one, "int8").astype(int).tolist() for one in (queries, passages))
+        asked, held = (encode(vectors, "int8").astype(int).tolist() for vectors in (queries, passages))
     elif encoding == "ubinary":
-        asked, held = ((2 * (one > 0).astype(int) - 1).tolist() for one in (queries, passages))
+        asked, held = ((2 * (vectors > 0).astype(int) - 1).tolist() for vectors in (queries, passages))
     else:
-        asked, held = (encode(one, encoding).astype(float).tolist() for one in (queries, passages))
-    found = []
+        asked, held = (encode(vectors, encoding).astype(float).tolist() for vectors in (queries, passages))
+    places = []
     for row in asked:
-        scores = [sum(a * b for a, b in zip(row, one, strict=True)) for one in held]
-        found.append(sorted(range(len(held)), key=lambda place: -scores[place])[:10])
-    return found
+        scores = [sum(a * b for a, b in zip(row, other, strict=True)) for other in held]
+        places.append(sorted(range(len(held)), key=lambda place: -scores[place])[:10])
+    return places
 
 
 @pytest.mark.parametrize("encoding", encodings.MEASURED)
 def test_the_nearest_are_those_of_the_encoded_numbers(encoding: Encoding) -> None:
     queries, passages = units(8, 1), units(60, 2)
     form = encodings.Form(encoding, encoding, DIMS)
-    found = encodings.nearest(queries, passages, form).tolist()
-    assert found == by_hand(queries, passages, encoding)
+    places = encodings.nearest(queries, passages, form).tolist()
+    assert places == by_hand(queries, passages, encoding)
 
 
 def test_recall_is_the_share_of_the_judged_that_are_found(given: RankingSet) -> None:
@@ -75,7 +75,9 @@ def test_recall_is_the_share_of_the_judged_that_are_found(given: RankingSet) -> 
     lost = figures["float32"]["recall@10"] - figures["ubinary"]["recall@10"]
     assert mean == pytest.approx(lost, abs=2e-4)
     assert low <= mean <= high
-    sizes = {name: one["bytes"] for name, one in figures.items() if "bytes" in one}
+    sizes = {
+        name: figures_of["bytes"] for name, figures_of in figures.items() if "bytes" in figures_of
+    }
     assert sizes == {"float32": 96, "float16": 48, "int8": 24, "ubinary": 3, "float32_8": 32}
     assert figures["uint8"] == {"same_as": "int8"}
 
@@ -96,9 +98,9 @@ def test_the_command_measures_a_stored_encoder_and_its_report_says_so(
     root = str(tmp_path / "store")
     asked = ["--model", "bert", "--store", root, "--set", str(beir), "--dtype", "float32"]
     encodings.main([*asked, "--out", str(out), "--publish"])
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     part = json.loads(out.read_text())
-    assert json.loads(said) == part
+    assert json.loads(printed) == part
     tiny = part["encodings"]["tiny"]
     assert tiny["fingerprint"] == model.manifest.fingerprint
     assert set(tiny["forms"]) == {"float32", "float16", "int8", "uint8", "binary", "ubinary"}
@@ -107,8 +109,8 @@ def test_the_command_measures_a_stored_encoder_and_its_report_says_so(
     assert (new.version, new.manifest.fingerprint) == ("2", model.manifest.fingerprint)
     assert StoredReport(new).report().report == {"format": 1, **part}
     encodings.publish(store, new, {"other": {"queries": 1}})
-    told = StoredReport(store.open("bert")).report().report["encodings"]
-    assert set(told) == {"tiny", "other"}
+    stored_part = StoredReport(store.open("bert")).report().report["encodings"]
+    assert set(stored_part) == {"tiny", "other"}
 
 
 def test_a_model_of_another_kind_is_refused(beir: Path, store_with_pair: Path) -> None:

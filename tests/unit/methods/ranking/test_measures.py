@@ -6,8 +6,8 @@ import pytest
 from condensery.methods.ranking.measures import ndcg
 
 
-def by_hand(found: list[str], grades: dict[str, int], depth: int) -> float:
-    gain = sum(grades.get(d, 0) / math.log2(p + 2) for p, d in enumerate(found[:depth]))
+def by_hand(ranked: list[str], grades: dict[str, int], depth: int) -> float:
+    gain = sum(grades.get(d, 0) / math.log2(p + 2) for p, d in enumerate(ranked[:depth]))
     best = sorted(grades.values(), reverse=True)[:depth]
     return gain / sum(grade / math.log2(p + 2) for p, grade in enumerate(best))
 
@@ -26,9 +26,9 @@ def test_ndcg_agrees_with_the_formula_on_random_orders() -> None:
         str(q): {name: rng.randint(1, 3) for name in rng.sample(names, rng.randint(1, 15))}
         for q in range(50)
     }
-    found = {query: rng.sample(names, rng.randint(1, 30)) for query in judged}
-    measured = ndcg(found, judged)
-    for query, order in found.items():
+    ranked = {query: rng.sample(names, rng.randint(1, 30)) for query in judged}
+    measured = ndcg(ranked, judged)
+    for query, order in ranked.items():
         assert measured[query] == pytest.approx(by_hand(order, judged[query], 10), abs=1e-9)
 
 

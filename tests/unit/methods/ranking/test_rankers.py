@@ -83,11 +83,13 @@ def test_a_pair_scores_as_its_rerank_head_does_long_passages_by_their_best_windo
     ranker = PairRanker(reader)
     texts = [text_of(n, seed=n) for n in (5, 20, 60)]
     query = text_of(6, seed=1)
-    found = ranker.scores(query, texts)
+    scored = ranker.scores(query, texts)
     compressed = asyncio.run(reader.compress(query, texts))
-    assert found == pytest.approx([getattr(one, "relevance", None) for one in compressed], abs=1e-4)
-    assert found == pytest.approx([ranker.scores(query, [text])[0] for text in texts], abs=1e-4)
-    assert len({round(score, 3) for score in found}) == 3
+    assert scored == pytest.approx(
+        [getattr(passage, "relevance", None) for passage in compressed], abs=1e-4
+    )
+    assert scored == pytest.approx([ranker.scores(query, [text])[0] for text in texts], abs=1e-4)
+    assert len({round(score, 3) for score in scored}) == 3
     assert ranker.says["model"] == "tiny"
 
 

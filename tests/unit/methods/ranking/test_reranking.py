@@ -50,24 +50,27 @@ def test_reranking_is_sorting_by_the_scores() -> None:
 
 
 def test_each_order_is_measured_on_the_same_candidates(beir: Path, tmp_path: Path) -> None:
-    given = read_set(beir)
-    figures = measure(given, {"pair": Words()}, tmp_path / "work", depth=3)
-    with Retriever.build(given.passages, tmp_path / "index") as retriever:
-        hits = retriever.search(list(given.queries.values()), 3, "bm25")
-    bm25 = {q: [name for name, _ in one] for q, one in zip(given.queries, hits, strict=True)}
+    ranking_set = read_set(beir)
+    figures = measure(ranking_set, {"pair": Words()}, tmp_path / "work", depth=3)
+    with Retriever.build(ranking_set.passages, tmp_path / "index") as retriever:
+        hits = retriever.search(list(ranking_set.queries.values()), 3, "bm25")
+    bm25 = {
+        q: [name for name, _ in ranked] for q, ranked in zip(ranking_set.queries, hits, strict=True)
+    }
     texts = {
-        one.id: f"{one.title}\n{one.text}" if one.title else one.text for one in given.passages
+        passage.id: f"{passage.title}\n{passage.text}" if passage.title else passage.text
+        for passage in ranking_set.passages
     }
     words = Words()
     order = {
         q: sorted(
-            names, key=lambda name, q=q: words.scores(given.queries[q], [texts[name]])[0],
+            names, key=lambda name, q=q: words.scores(ranking_set.queries[q], [texts[name]])[0],
             reverse=True,
         )
         for q, names in bm25.items()
     }  # fmt: skip
     for name, expected in (("bm25", bm25), ("pair", order)):
-        by_query = ndcg(expected, given.judged)
+        by_query = ndcg(expected, ranking_set.judged)
         assert figures[name]["ndcg10"] == pytest.approx(sum(by_query.values()) / 4, abs=5e-5)
         assert figures[name]["low"] <= figures[name]["ndcg10"] <= figures[name]["high"]
     difference = figures["differences"]["pair_minus_bm25"]["ndcg10"]
@@ -79,13 +82,13 @@ def test_each_order_is_measured_on_the_same_candidates(beir: Path, tmp_path: Pat
 
 
 def test_perfect_orders_are_bounded_by_what_was_found(beir: Path) -> None:
-    given = read_set(beir)
+    ranking_set = read_set(beir)
     candidates = {"q0": ["p4", "p5"], "q1": ["p3"], "q2": ["p5"], "q3": ["p0", "p2"]}
     perfect = {
-        q: reorder(names, {name: given.judged[q].get(name, 0) for name in names})
+        q: reorder(names, {name: ranking_set.judged[q].get(name, 0) for name in names})
         for q, names in candidates.items()
     }
-    figures = compare(given, candidates, {"bm25": candidates, "pair": perfect}, seed=1)
+    figures = compare(ranking_set, candidates, {"bm25": candidates, "pair": perfect}, seed=1)
     assert figures["recall"] == pytest.approx((1 / 2 + 1 + 0 + 1) / 4)
     best = 2 + 1 / math.log2(3)
     assert figures["pair"]["ndcg10"] == pytest.approx((1 / best + 1 + 0 + 1) / 4, abs=1e-4)
@@ -95,13 +98,13 @@ def test_perfect_orders_are_bounded_by_what_was_found(beir: Path) -> None:
 
 
 def test_a_run_that_is_stopped_goes_on_and_says_the_same(beir: Path, tmp_path: Path) -> None:
-    given = read_set(beir)
-    whole = measure(given, {"pair": Words()}, tmp_path / "whole")
+    ranking_set = read_set(beir)
+    whole = measure(ranking_set, {"pair": Words()}, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        measure(given, {"pair": Words(stop_after=2)}, tmp_path / "cut")
+        measure(ranking_set, {"pair": Words(stop_after=2)}, tmp_path / "cut")
     rest = Words()
-    resumed = measure(given, {"pair": rest}, tmp_path / "cut")
-    assert rest.asked == list(given.queries.values())[2:]
+    resumed = measure(ranking_set, {"pair": rest}, tmp_path / "cut")
+    assert rest.asked == list(ranking_set.queries.values())[2:]
     for figures in (whole, resumed):
         for name in ("bm25", "pair"):
             del figures[name]["seconds"]
@@ -109,29 +112,29 @@ def test_a_run_that_is_stopped_goes_on_and_says_the_same(beir: Path, tmp_path: P
 
 
 def test_only_what_is_still_to_be_scored_is_read_ahead(beir: Path, tmp_path: Path) -> None:
-    given = read_set(beir, queries=1, seed=1)
+    ranking_set = read_set(beir, queries=1, seed=1)
     ranker = Words()
-    measure(given, {"encoder": ranker}, tmp_path, depth=2)
+    measure(ranking_set, {"encoder": ranker}, tmp_path, depth=2)
     assert 0 < len(ranker.prepared) <= 2
     again = Words()
-    measure(given, {"encoder": again}, tmp_path, depth=2)
+    measure(ranking_set, {"encoder": again}, tmp_path, depth=2)
     assert again.prepared == again.asked == []
 
 
 def test_scores_of_another_depth_are_refused(beir: Path, tmp_path: Path) -> None:
-    given = read_set(beir)
-    measure(given, {"pair": Words()}, tmp_path, depth=3)
+    ranking_set = read_set(beir)
+    measure(ranking_set, {"pair": Words()}, tmp_path, depth=3)
     with pytest.raises(InputError, match="another depth"):
-        measure(given, {"pair": Words()}, tmp_path, depth=4)
+        measure(ranking_set, {"pair": Words()}, tmp_path, depth=4)
 
 
 def test_a_query_that_finds_nothing_counts_zero(beir: Path, tmp_path: Path) -> None:
     text = (beir / "qrels.test.tsv").read_text()
     (beir / "qrels.test.tsv").write_text(f"{text}q4\tp5\t1\n")
-    given = read_set(beir)
-    candidates, _ = retrieve(given, 5, tmp_path / "found")
+    ranking_set = read_set(beir)
+    candidates, _ = retrieve(ranking_set, 5, tmp_path / "found")
     assert candidates["q4"] == []
-    figures = measure(given, {"pair": Words()}, tmp_path / "work")
+    figures = measure(ranking_set, {"pair": Words()}, tmp_path / "work")
     assert figures["bm25"]["ndcg10"] <= 0.8
 
 

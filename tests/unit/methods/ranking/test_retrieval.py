@@ -29,31 +29,31 @@ def corpus(count: int = 40, seed: int = 0) -> list[CorpusPassage]:
 def bm25(texts: Sequence[str], query: Sequence[str]) -> np.ndarray[Any, Any]:
     """Robertson's formula; words of more than half of the texts are left out."""
     counts = [Counter(text.split()) for text in texts]
-    mean = sum(one.total() for one in counts) / len(counts)
+    mean = sum(count.total() for count in counts) / len(counts)
     scores = np.zeros(len(texts))
     for word in query:
-        having = sum(word in one for one in counts)
+        having = sum(word in count for count in counts)
         if 2 * having > len(texts):
             continue
         idf = math.log((len(texts) - having + 0.5) / (having + 0.5))
-        for place, one in enumerate(counts):
-            tf = one[word]
-            scores[place] += idf * tf * 2.2 / (tf + 1.2 * (0.25 + 0.75 * one.total() / mean))
+        for place, count in enumerate(counts):
+            tf = count[word]
+            scores[place] += idf * tf * 2.2 / (tf + 1.2 * (0.25 + 0.75 * count.total() / mean))
     return scores
 
 
-def ids(found: list[tuple[str, float]]) -> list[str]:
-    return [one for one, _ in found]
+def ids(hits: list[tuple[str, float]]) -> list[str]:
+    return [name for name, _ in hits]
 
 
 def test_words_are_ranked_by_bm25_title_and_text(tmp_path: Path) -> None:
     passages = [*corpus(), CorpusPassage("titled", "bread stone", title="weir grain")]
     with Retriever.build(passages, tmp_path) as retriever:
         queries = [["baker", "weir"], ["bridge"], ["grain", "stone", "mill"]]
-        found = retriever.search([" ".join(query) for query in queries], 7, "bm25")
+        ranked = retriever.search([" ".join(query) for query in queries], 7, "bm25")
         assert retriever.search(["nothing of it"], 7, "bm25") == [[]]
-    texts = [f"{one.title} {one.text}".strip() for one in passages]
-    for query, hits in zip(queries, found, strict=True):
+    texts = [f"{passage.title} {passage.text}".strip() for passage in passages]
+    for query, hits in zip(queries, ranked, strict=True):
         expected = bm25(texts, query)
         best = np.argsort(-expected, kind="stable")[:7]
         assert ids(hits) == [passages[place].id for place in best]
@@ -67,20 +67,23 @@ def test_vectors_are_compared_one_by_one_and_prompts_are_the_models(
     queries = ["old mill", "a market in the town"]
     with Retriever.build(passages, tmp_path, encoder=encoder) as retriever:
         assert encoder.asked[-1] == "the mill\nbread"
-        found = retriever.search(queries, 5, "dense")
+        ranked = retriever.search(queries, 5, "dense")
         assert encoder.asked[-2:] == ["who old mill", "who a market in the town"]
-    texts = [f"the {one.title}\n{one.text}" if one.title else f"the {one.text}" for one in passages]
+    texts = [
+        f"the {passage.title}\n{passage.text}" if passage.title else f"the {passage.text}"
+        for passage in passages
+    ]
     embed = encoder.encoder.embed
     keys, asked = (
-        asyncio.run(embed(some)).vectors for some in (texts, [f"who {one}" for one in queries])
+        asyncio.run(embed(some)).vectors for some in (texts, [f"who {query}" for query in queries])
     )
-    for vector, hits in zip(asked, found, strict=True):
+    for vector, hits in zip(asked, ranked, strict=True):
         scores = keys @ vector
         assert [score for _, score in hits] == pytest.approx(
             sorted(scores.tolist(), reverse=True)[:5], abs=1e-5
         )
-        own = {one.id: scores[place] for place, one in enumerate(passages)}
-        assert [own[one] for one in ids(hits)] == pytest.approx([s for _, s in hits], abs=1e-5)
+        own = {passage.id: scores[place] for place, passage in enumerate(passages)}
+        assert [own[name] for name in ids(hits)] == pytest.approx([s for _, s in hits], abs=1e-5)
 
 
 def test_a_nomic_models_prompts_are_taken_but_not_in_a_folder_from_before(
@@ -100,7 +103,7 @@ def test_a_nomic_models_prompts_are_taken_but_not_in_a_folder_from_before(
         encoder.fails_at = None
         for _ in range(2):
             with Retriever.build(passages, folder, encoder=encoder) as retriever:
-                assert encoder.asked == [f"{read}{one.text}" for one in passages]
+                assert encoder.asked == [f"{read}{passage.text}" for passage in passages]
                 retriever.search(["a market"], 5, "dense")
                 assert encoder.asked.pop() == f"{asked}a market"
         encoder.asked.clear()
@@ -119,16 +122,16 @@ def test_a_passage_longer_than_the_service_takes_is_cut(tmp_path: Path, encoder:
 def test_hybrid_fuses_the_places_in_both_rankings(tmp_path: Path, encoder: Any) -> None:
     passages = corpus(60)
     with Retriever.build(passages, tmp_path, encoder=encoder) as retriever:
-        found, near, alike = (
+        fused, near, alike = (
             retriever.search(["baker weir"], k, mode)[0]
             for k, mode in ((6, "hybrid"), (50, "dense"), (50, "bm25"))
         )
     scores: Counter[str] = Counter()
     for ranking in (near, alike):
-        for place, one in enumerate(ids(ranking), 1):
-            scores[one] += 1 / (60 + place)
-    assert [score for _, score in found] == pytest.approx([s for _, s in scores.most_common(6)])
-    assert [scores[one] for one in ids(found)] == pytest.approx([score for _, score in found])
+        for place, name in enumerate(ids(ranking), 1):
+            scores[name] += 1 / (60 + place)
+    assert [score for _, score in fused] == pytest.approx([s for _, s in scores.most_common(6)])
+    assert [scores[name] for name in ids(fused)] == pytest.approx([score for _, score in fused])
 
 
 def test_a_build_that_was_ended_goes_on_and_a_whole_one_is_used_again(
@@ -143,9 +146,9 @@ def test_a_build_that_was_ended_goes_on_and_a_whole_one_is_used_again(
     encoder.fails_at = None
     for _ in range(2):
         with Retriever.build(passages, tmp_path, encoder=encoder) as retriever:
-            assert encoder.asked == [f"the {one.text}" for one in passages]
+            assert encoder.asked == [f"the {passage.text}" for passage in passages]
             assert sorted(ids(retriever.search([""], 40, "dense")[0])) == sorted(
-                one.id for one in passages
+                passage.id for passage in passages
             )
         encoder.asked.pop()  # the query
 

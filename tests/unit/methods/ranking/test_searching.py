@@ -12,7 +12,7 @@ from condensery.runtime.workers import Workers
 
 
 def test_a_search_is_by_inner_products_over_the_whole_corpus(beir: Path, stored: Stored) -> None:
-    given = read_set(beir)
+    ranking_set = read_set(beir)
     workers = Workers(1, torch.device("cpu"))
     encoder = Encoder.load(stored("bert"), workers)
 
@@ -20,18 +20,21 @@ def test_a_search_is_by_inner_products_over_the_whole_corpus(beir: Path, stored:
         return torch.from_numpy(asyncio.run(encoder.embed([text])).vectors[0])
 
     try:
-        found = search(encoder, given, depth=3)
-        by = measure(encoder, given)
-        for query, names in found.items():
-            asked = vector(given.queries[query])
+        hits = search(encoder, ranking_set, depth=3)
+        by = measure(encoder, ranking_set)
+        for query, names in hits.items():
+            asked = vector(ranking_set.queries[query])
             scores = {
-                one.id: float(asked @ vector(f"{one.title}\n{one.text}" if one.title else one.text))
-                for one in given.passages
+                passage.id: float(
+                    asked
+                    @ vector(f"{passage.title}\n{passage.text}" if passage.title else passage.text)
+                )
+                for passage in ranking_set.passages
             }
             wanted = sorted(scores, key=lambda name: -scores[name])[:3]
             assert [scores[n] for n in names] == pytest.approx([scores[n] for n in wanted])
     finally:
         encoder.close()
         workers.close()
-    assert by["queries"] == len(given.queries) == len(by["by"])
+    assert by["queries"] == len(ranking_set.queries) == len(by["by"])
     assert by["ndcg@10"] == pytest.approx(sum(by["by"].values()) / len(by["by"]))

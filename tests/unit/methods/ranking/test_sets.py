@@ -11,31 +11,31 @@ from condensery.methods.ranking.sets import read_corpus, read_set
 
 
 def test_a_set_is_read_with_the_queries_that_are_judged(beir: Path) -> None:
-    found = read_set(beir)
-    assert found.name == "tiny"
-    assert [one.id for one in found.passages] == ["p0", "p1", "p2", "p3", "p4", "p5"]
-    assert list(found.queries) == ["q0", "q1", "q2", "q3"]
-    assert found.judged["q0"] == {"p0": 2, "p4": 1}
-    assert found.judged["q2"] == {"p1": 1}, "grade 0 is no judgement in its favour"
+    ranking_set = read_set(beir)
+    assert ranking_set.name == "tiny"
+    assert [passage.id for passage in ranking_set.passages] == ["p0", "p1", "p2", "p3", "p4", "p5"]
+    assert list(ranking_set.queries) == ["q0", "q1", "q2", "q3"]
+    assert ranking_set.judged["q0"] == {"p0": 2, "p4": 1}
+    assert ranking_set.judged["q2"] == {"p1": 1}, "grade 0 is no judgement in its favour"
 
 
 def test_a_sample_hangs_on_the_seed_and_keeps_the_order(beir: Path) -> None:
     chosen = [tuple(read_set(beir, queries=2, seed=seed).queries) for seed in range(12)]
     assert chosen == [tuple(read_set(beir, queries=2, seed=seed).queries) for seed in range(12)]
     assert len(set(chosen)) > 2
-    assert all(list(one) == sorted(one) and len(one) == 2 for one in chosen)
+    assert all(list(names) == sorted(names) and len(names) == 2 for names in chosen)
     assert len(read_set(beir, queries=100).queries) == 4
 
 
 def test_of_a_corpus_the_relevant_passages_and_some_others_are_searched(beir: Path) -> None:
     whole = read_set(beir)
-    found = read_set(beir, queries=2, others=1)
-    relevant = {passage for one in found.judged.values() for passage in one}
-    kept = [one.id for one in found.passages]
+    ranking_set = read_set(beir, queries=2, others=1)
+    relevant = {passage for grades in ranking_set.judged.values() for passage in grades}
+    kept = [passage.id for passage in ranking_set.passages]
     assert relevant < set(kept)
     assert len(kept) == len(relevant) + 1
-    assert kept == [one.id for one in whole.passages if one.id in set(kept)]
-    assert found.content != whole.content
+    assert kept == [passage.id for passage in whole.passages if passage.id in set(kept)]
+    assert ranking_set.content != whole.content
     assert read_set(beir, others=10**6).passages == whole.passages
     with pytest.raises(InputError, match="others: -1 is less than 0"):
         read_set(beir, others=-1)
@@ -43,8 +43,8 @@ def test_of_a_corpus_the_relevant_passages_and_some_others_are_searched(beir: Pa
 
 def test_another_split_has_another_name(beir: Path) -> None:
     (beir / "qrels.train.tsv").write_text("query\tpassage\tgrade\nq4\tp5\t1\n")
-    found = read_set(beir, "train")
-    assert (found.name, list(found.queries)) == ("tiny:train", ["q4"])
+    ranking_set = read_set(beir, "train")
+    assert (ranking_set.name, list(ranking_set.queries)) == ("tiny:train", ["q4"])
 
 
 @pytest.mark.parametrize(
@@ -93,22 +93,22 @@ Row = dict[str, Any]
 
 
 def write(path: Path, rows: list[Row]) -> Path:
-    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def test_passages_are_found_by_their_words_and_titles(tmp_path: Path) -> None:
-    given = [
+    rows = [
         {"_id": "a", "title": "Rhine", "text": "A river that is long."},
         {"id": "b", "title": "", "text": "Bread is sold in the stone market."},
         {"id": "c", "text": "The mill stands by the water."},
     ]
-    corpus = read_corpus(write(tmp_path / "corpus.jsonl", given))
-    assert [one.id for one in corpus.passages] == ["a", "b", "c"]
-    found = corpus.search(["stone bread", "how long is the Rhine?"], 3, "bm25")
-    assert found[0] == [given[1]["text"]]  # the only one that shares a word
-    assert found[1][0] == given[0]["text"]  # the text alone is read, not its title
-    other = [{**given[0], "text": "A river that is short."}, *given[1:]]
+    corpus = read_corpus(write(tmp_path / "corpus.jsonl", rows))
+    assert [passage.id for passage in corpus.passages] == ["a", "b", "c"]
+    hits = corpus.search(["stone bread", "how long is the Rhine?"], 3, "bm25")
+    assert hits[0] == [rows[1]["text"]]  # the only one that shares a word
+    assert hits[1][0] == rows[0]["text"]  # the text alone is read, not its title
+    other = [{**rows[0], "text": "A river that is short."}, *rows[1:]]
     assert read_corpus(write(tmp_path / "other.jsonl", other)).fingerprint != corpus.fingerprint
     titled = read_corpus(write(tmp_path / "titled.jsonl", [{"id": "d", "title": "T", "text": ""}]))
     assert [titled_text(passage) for passage in titled.passages] == ["T"]

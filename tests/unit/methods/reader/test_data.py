@@ -20,8 +20,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 def asked(folder: Path, *passages: str, answers: list[str]) -> TrainingQuestion:
     row = {"question": "what?", "passages": passages, "answers": answers}
     rules = Rules(answer_in_passages=False)
-    found, _ = read_questions([write(folder / "one.jsonl", [row])], rules)
-    return found[0]
+    questions, _ = read_questions([write(folder / "one.jsonl", [row])], rules)
+    return questions[0]
 
 
 @pytest.mark.parametrize(
@@ -55,27 +55,27 @@ def test_a_span_is_the_answer_s_tokens_and_others_hold_none(
         assert text == row["answers"][0]
         assert spot.passage not in spot.others
         for other in spot.others:
-            said = tokenizer.decode(spots.passages[other].tolist()).replace("##", "")
-            assert row["answers"][0] not in "".join(said.split())
+            text = tokenizer.decode(spots.passages[other].tolist()).replace("##", "")
+            assert row["answers"][0] not in "".join(text.split())
     assert sum(bool(spot.others) for spot in spots.examples) > 150
 
 
 def test_what_is_evaluated_on_or_like_it_is_kept_out_and_counted(
     tmp_path: Path, questions: Path, rows: list[dict[str, Any]]
 ) -> None:
-    one = rows[0]
+    first = rows[0]
     dev = write(
         tmp_path / "dev.jsonl",
-        [{**one, "context": f"Here {HELD} 12.", "answers": ["12"], "title": "Of_dev"}],
+        [{**first, "context": f"Here {HELD} 12.", "answers": ["12"], "title": "Of_dev"}],
     )
     leaked = [
-        {**one, "question": "copied?", "context": f"{one['context']} Copied: {HELD}"},
-        {**one, "question": "of its article?", "title": "of dev"},
+        {**first, "question": "copied?", "context": f"{first['context']} Copied: {HELD}"},
+        {**first, "question": "of its article?", "title": "of dev"},
     ]
-    wrong = [{**one, "question": "not there?", "answers": ["zeppelin"]}, rows[1]]
+    wrong = [{**first, "question": "not there?", "answers": ["zeppelin"]}, rows[1]]
     path = write(tmp_path / "more.jsonl", [*rows, *leaked, *wrong])
-    found = load_data([path], tiny_tokenizer(), not_like=[dev], held_articles=0, seed=1)
-    assert found.report == {
+    data = load_data([path], tiny_tokenizer(), not_like=[dev], held_articles=0, seed=1)
+    assert data.report == {
         f"{tmp_path.name}/more.jsonl": {
             "questions": 200,
             "answer not in passages": 1,
@@ -89,11 +89,11 @@ def test_what_is_evaluated_on_or_like_it_is_kept_out_and_counted(
 
 
 def test_articles_are_held_out_of_the_first_file(questions: Path) -> None:
-    found = load_data([questions], tiny_tokenizer(), held_articles=2, seed=3)
-    titles = {row.title for row in found.validation}
+    data = load_data([questions], tiny_tokenizer(), held_articles=2, seed=3)
+    titles = {row.title for row in data.validation}
     assert len(titles) == 2
-    assert len(found.validation) == 50
-    (report,) = found.report.values()
+    assert len(data.validation) == 50
+    (report,) = data.report.values()
     assert report["questions"] + report["like what is held out"] == 200
     assert report["questions"] <= 150
 

@@ -44,14 +44,14 @@ def test_it_reads_the_very_same_passages_as_eval_oscar(questions: Path, tmp_path
         for question, texts in zip(asked, theirs.passages[source], strict=True):
             assert (question, tuple(texts)) in reader.given
     assert len(reader.given) == 3 * len(asked)
-    said = [texts[-1].split()[0] for texts in theirs.passages["five"]]
+    predicted = [texts[-1].split()[0] for texts in theirs.passages["five"]]
     golds = [row["answers"] for row in sampled.rows]
     for name, measured in (("em", exact_match), ("f1", f1_score)):
-        scores = [100 * measured(a, gold) for a, gold in zip(said, golds, strict=True)]
+        scores = [100 * measured(a, gold) for a, gold in zip(predicted, golds, strict=True)]
         mean = sum(scores) / len(scores)
-        found = figures["gold_among_five"][name]
-        assert found["mean"] == pytest.approx(mean, abs=0.01)
-        assert found["low"] <= found["mean"] <= found["high"]
+        interval = figures["gold_among_five"][name]
+        assert interval["mean"] == pytest.approx(mean, abs=0.01)
+        assert interval["low"] <= interval["mean"] <= interval["high"]
     assert figures["gold"]["no_answer"] == 100
     assert figures["gold_among_five"]["no_answer"] == 0
     last = [at == 4 for at in theirs.gold_at]

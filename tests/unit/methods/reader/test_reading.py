@@ -45,9 +45,9 @@ def alone(reader: SpanReader, base: Path, question: str, passages: list[str]) ->
     asked = tokenizer.encode(question, add_special_tokens=False).ids[:8]
     best: tuple[Any, ...] = (-np.inf,)
     for which, text in enumerate(passages):
-        found = tokenizer.encode(text, add_special_tokens=False)
-        for a, b in cut_windows(len(found.ids), 16):
-            ids = [2, *asked, 3, *found.ids[a:b], 3]
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        for a, b in cut_windows(len(encoding.ids), 16):
+            ids = [2, *asked, 3, *encoding.ids[a:b], 3]
             types = [0] * (len(asked) + 2) + [1] * (b - a + 1)
             with torch.no_grad():
                 out = model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types]))
@@ -58,7 +58,7 @@ def alone(reader: SpanReader, base: Path, question: str, passages: list[str]) ->
                 for j in range(i, min(b - a, i + 4)):
                     score = float(start[at + i] + end[at + j]) - none
                     if score > best[0]:
-                        span = text[found.offsets[a + i][0] : found.offsets[a + j][1]]
+                        span = text[encoding.offsets[a + i][0] : encoding.offsets[a + j][1]]
                         best = (score, span, which)
     return best
 
@@ -69,17 +69,17 @@ def test_the_best_span_over_passages_is_that_of_every_window_alone(
     passages = [[text_of(n, seed=n + i) for n in (3, 40, 16, 75)] for i in range(6)]
     asked = [text_of(12, seed=i) for i in range(6)]  # cut to 8
     answers = reader.read(asked, passages)
-    assert len({one.passage for one in answers}) > 1
-    for question, texts, found in zip(asked, passages, answers, strict=True):
+    assert len({answer.passage for answer in answers}) > 1
+    for question, texts, answer in zip(asked, passages, answers, strict=True):
         score, span, which = alone(reader, base, question, texts)
-        assert (found.text, found.passage) == (span, which)
-        assert found.score == pytest.approx(score, abs=1e-3)
+        assert (answer.text, answer.passage) == (span, which)
+        assert answer.score == pytest.approx(score, abs=1e-3)
 
 
 def test_no_passages_and_empty_ones_answer_nothing(reader: SpanReader) -> None:
-    found = reader.read(["what", "who"], [[], ["", " "]])
-    assert [(one.text, one.passage) for one in found] == [("", -1), ("", -1)]
-    assert all(one.score == -np.inf for one in found)
+    answers = reader.read(["what", "who"], [[], ["", " "]])
+    assert [(answer.text, answer.passage) for answer in answers] == [("", -1), ("", -1)]
+    assert all(answer.score == -np.inf for answer in answers)
 
 
 def test_what_is_no_reader_is_refused_by_name(base: Path, tmp_path: Path) -> None:

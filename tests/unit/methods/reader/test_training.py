@@ -53,7 +53,9 @@ def test_training_learns_to_find_answers_and_none(
     gold, none = (
         reader.read(asked, [[row["passages"][which]] for row in rows[:40]]) for which in (0, 1)
     )
-    right = [exact_match(one.text, row["answers"]) for one, row in zip(gold, rows, strict=False)]
+    right = [
+        exact_match(answer.text, row["answers"]) for answer, row in zip(gold, rows, strict=False)
+    ]
     assert sum(right) > 12, "of 40, where chance would find two"
     pairs = list(zip(gold, none, strict=True))
     surer = sum(a.score > b.score for a, b in pairs)

@@ -70,14 +70,14 @@ def test_the_passage_that_answers_comes_first_and_negatives_do_not_repeat(
             wanted = {
                 i: reader.read([QUERIES[query].text], [text])[0] for i, text in enumerate(PASSAGES)
             }
-            found = [
-                next(i for i, pair in wanted.items() if pair == one)
-                for one in batch.pairs[3 * row : 3 * row + 3]
+            numbers = [
+                next(i for i, pair in wanted.items() if pair == pair_of)
+                for pair_of in batch.pairs[3 * row : 3 * row + 3]
             ]
-            assert found[0] in QUERIES[query].gold
-            assert set(found[1:]) <= set(NEGATIVES[query])
-            assert found[1] != found[2]
-            gold_seen.add((query, found[0]))
+            assert numbers[0] in QUERIES[query].gold
+            assert set(numbers[1:]) <= set(NEGATIVES[query])
+            assert numbers[1] != numbers[2]
+            gold_seen.add((query, numbers[0]))
     assert len(gold_seen) > 4  # any of several that answer it
 
 

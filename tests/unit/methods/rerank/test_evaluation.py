@@ -34,28 +34,28 @@ def scorer(query: str, passages: Sequence[str]) -> list[float]:
 
 
 def test_figures_are_those_worked_out_by_hand() -> None:
-    found = measure(scorer, SETS, MINED)
-    assert found["bm25"] == pytest.approx(
+    figures = measure(scorer, SETS, MINED)
+    assert figures["bm25"] == pytest.approx(
         {"mrr": 100 * (1 / 2 + 1 / 3 + 1) / 3, "gold_first": 100 / 3}
     )
-    assert found["encoder"] == pytest.approx(
+    assert figures["encoder"] == pytest.approx(
         {"mrr": 100 * (1 + 1 / 3 + 1 / 2) / 3, "gold_first": 100 / 3}
     )
-    assert found["cross_encoder"] == pytest.approx(
+    assert figures["cross_encoder"] == pytest.approx(
         {"mrr": 100 * (1 / 3 + 1 + 1) / 3, "gold_first": 200 / 3}
     )
-    minus = found["cross_encoder_minus_bm25"]
+    minus = figures["cross_encoder_minus_bm25"]
     assert isinstance(minus, dict)
     assert minus["mrr"] == pytest.approx(100 * (-1 / 6 + 2 / 3 + 0) / 3)
     assert minus["low_95"] < minus["mrr"] < minus["high_95"]
-    assert (found["queries"], found["candidates"]) == (3, 3)
+    assert (figures["queries"], figures["candidates"]) == (3, 3)
 
 
 def test_some_of_the_queries_may_be_measured_and_there_may_be_no_encoder() -> None:
-    found = measure(scorer, SETS, Mined([], MINED.candidates, []), most=1)
-    assert found["bm25"] == {"mrr": 50, "gold_first": 0}
-    assert found["queries"] == 1
-    assert "encoder" not in found
+    figures = measure(scorer, SETS, Mined([], MINED.candidates, []), most=1)
+    assert figures["bm25"] == {"mrr": 50, "gold_first": 0}
+    assert figures["queries"] == 1
+    assert "encoder" not in figures
 
 
 def test_equals_keep_their_order_and_no_gold_passage_counts_nothing() -> None:

@@ -38,9 +38,9 @@ def test_a_written_model_is_read_by_transformers_and_replaces_another(
     read = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
     assert torch.equal(read.classifier.weight, model.classifier.weight)
     assert read.config.num_labels == 1
-    found = AutoTokenizer.from_pretrained(folder)("old mill", "town")
-    assert found["input_ids"] == tokenizer("old mill", "town")["input_ids"]
-    assert found["token_type_ids"] == [0, 0, 0, 0, 1, 1]
+    encoded = AutoTokenizer.from_pretrained(folder)("old mill", "town")
+    assert encoded["input_ids"] == tokenizer("old mill", "town")["input_ids"]
+    assert encoded["token_type_ids"] == [0, 0, 0, 0, 1, 1]
 
 
 def _open(base: Path, seed: int):  # type: ignore[no-untyped-def]

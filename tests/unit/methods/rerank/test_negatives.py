@@ -67,8 +67,8 @@ def test_vectors_find_negatives_too_and_order_the_candidates(base: Path, tmp_pat
         bert: BertModel = model.bert.eval()
         with torch.no_grad():
             vector = bert(input_ids=ids).last_hidden_state[0].mean(0)
-        found: np.ndarray[tuple[int], np.dtype[np.float32]] = (vector / vector.norm()).numpy()
-        return found
+        unit: np.ndarray[tuple[int], np.dtype[np.float32]] = (vector / vector.norm()).numpy()
+        return unit
 
     wanted = [float(embed("stone town") @ embed(PASSAGES[i])) for i in mined.candidates[0]]
     assert mined.encoder[0] == pytest.approx(wanted, abs=1e-5)

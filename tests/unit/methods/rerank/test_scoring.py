@@ -59,9 +59,9 @@ def test_scores_are_those_of_transformers_alone(
     folder: Path, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring, "CPU_TOKENS", tokens)
-    found = CrossEncoder.open(folder, device=CPU, dtype=torch.float32).scores(QUERY, PASSAGES)
+    scored = CrossEncoder.open(folder, device=CPU, dtype=torch.float32).scores(QUERY, PASSAGES)
     wanted = alone(folder, QUERY, PASSAGES, 96)
-    assert found == pytest.approx(wanted, abs=1e-4)
+    assert scored == pytest.approx(wanted, abs=1e-4)
     assert max(wanted) - min(wanted) > 0.1  # else any order of them would pass
 
 
@@ -83,8 +83,8 @@ def test_a_cross_encoder_of_another_family_scores_as_transformers_does(
     tokenizer.save_pretrained(tmp_path)
     opened = CrossEncoder.open(tmp_path, device=CPU, dtype=torch.float32)
     assert opened.pair_tokenizer.length == 49  # its positions are counted from behind the padding's
-    found = opened.scores(QUERY, PASSAGES)
-    assert found == pytest.approx(alone(tmp_path, QUERY, PASSAGES, 49), abs=1e-4)
+    scored = opened.scores(QUERY, PASSAGES)
+    assert scored == pytest.approx(alone(tmp_path, QUERY, PASSAGES, 49), abs=1e-4)
 
 
 def test_no_passages_have_no_scores_and_a_query_of_any_length_is_scored(folder: Path) -> None:

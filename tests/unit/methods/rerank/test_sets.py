@@ -113,9 +113,9 @@ def test_the_same_data_has_the_same_fingerprint_and_other_data_another(
 def test_nothing_to_train_or_to_measure_on_is_refused(articles: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no query to train on; .*such passages': 120"):
         load_sets(Sources([articles], not_like=[articles]), RECIPE)
-    one = write_rows(tmp_path / "one.jsonl", [{"question": "one", "context": "passage"}])
+    single = write_rows(tmp_path / "one.jsonl", [{"question": "one", "context": "passage"}])
     with pytest.raises(InputError, match="no query to measure on"):
-        load_sets(Sources([one]), RECIPE)
+        load_sets(Sources([single]), RECIPE)
     nothing = write_rows(tmp_path / "nothing.jsonl", [{"words": "x"}])
     with pytest.raises(InputError, match=r"not-like: .*nothing\.jsonl: no row has any of question"):
         texts_of([nothing])

@@ -97,8 +97,10 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     with monkeypatch.context() as patched:
         patched.setattr("condensery.methods.rerank.negatives.Retriever.build", mined)
         resumed = run(tmp_path / "cut")
-    wanted, found = (load_file(folder / "model.safetensors") for folder in (whole, resumed))
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    wanted, resumed_weights = (
+        load_file(folder / "model.safetensors") for folder in (whole, resumed)
+    )
+    assert all(torch.equal(wanted[name], resumed_weights[name]) for name in wanted)
     assert wanted["classifier.weight"].dtype == torch.bfloat16
 
 

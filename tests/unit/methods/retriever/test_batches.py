@@ -17,7 +17,7 @@ def tokenizer(stored: Stored) -> TextTokenizer:
 
 
 def ids_of(tokenizer: TextTokenizer, *texts: str) -> list[tuple[int, ...]]:
-    return [tuple(one.ids) for one in tokenizer.encode(texts)]
+    return [tuple(encoding.ids) for encoding in tokenizer.encode(texts)]
 
 
 def test_a_batch_is_each_query_its_positive_and_negatives_of_its_own(
@@ -27,7 +27,11 @@ def test_a_batch_is_each_query_its_positive_and_negatives_of_its_own(
     examples = read_examples([tuning_rows])
     batches = Batches(examples, tokenizer, recipe, query_prompt="a ", passage_prompt="of ")
     asked = dict(
-        zip(ids_of(tokenizer, *(f"a {one.query}" for one in examples)), examples, strict=True)
+        zip(
+            ids_of(tokenizer, *(f"a {example.query}" for example in examples)),
+            examples,
+            strict=True,
+        )
     )
     assert len(asked) == len(examples)
     seen: set[str] = set()
@@ -80,8 +84,8 @@ def test_texts_are_cut_where_the_tokenizer_cuts(stored: Stored) -> None:
     tokenizer = TextTokenizer.load(stored("llama").path, 6)
     # The second is longer than what a caller of the service may send.
     assert len("river " * 300) > tokenizer.max_characters
-    one = Example("mill " * 30, ("river " * 300,), (), None, "a")
+    example = Example("mill " * 30, ("river " * 300,), (), None, "a")
     recipe = RetrieverRecipe(queries=2, negatives=0)
-    batch = Batches([one], tokenizer, recipe)(Draw(13, 0))
+    batch = Batches([example], tokenizer, recipe)(Draw(13, 0))
     assert [len(ids) for ids in (*batch.queries, *batch.passages)] == [6] * 4
     assert torch.isnan(batch.scores).all()

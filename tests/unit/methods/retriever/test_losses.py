@@ -14,8 +14,8 @@ from condensery.methods.retriever.tuning import contrastive, distilled
 
 
 def vectors(count: int, seed: int) -> Tensor:
-    found = torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
-    return F.normalize(found, dim=1).requires_grad_()
+    drawn = torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
+    return F.normalize(drawn, dim=1).requires_grad_()
 
 
 def test_infonce_is_the_papers_formula() -> None:
@@ -26,9 +26,9 @@ def test_infonce_is_the_papers_formula() -> None:
         top = max(scores)
         total = top + math.log(sum(math.exp(score - top) for score in scores))
         wanted += (total - scores[4 * i]) / 3
-    found = contrastive(queries, passages)
-    assert found.item() == pytest.approx(wanted, rel=1e-5)
-    found.backward()
+    value = contrastive(queries, passages)
+    assert value.item() == pytest.approx(wanted, rel=1e-5)
+    value.backward()
     assert passages.grad is not None
     assert (passages.grad.abs().sum(1) > 0).all()
 
@@ -43,8 +43,8 @@ def test_distillation_is_the_kl_divergence_and_the_teachers_entropy() -> None:
         target = teacher[i].softmax(-1)
         entropy = -(target * target.log()).sum()
         wanted.append(F.kl_div(student, target, reduction="sum") + entropy)
-    found = distilled(queries, passages, teacher, temperature=0.05)
-    assert found.item() == pytest.approx(torch.stack(wanted).mean().item(), rel=1e-5)
+    value = distilled(queries, passages, teacher, temperature=0.05)
+    assert value.item() == pytest.approx(torch.stack(wanted).mean().item(), rel=1e-5)
 
 
 def test_without_a_teacher_there_is_nothing_to_distil() -> None:

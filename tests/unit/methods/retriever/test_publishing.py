@@ -68,8 +68,8 @@ def child_of(
 
 @pytest.fixture(params=["effir", "shrp"])
 def method(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    name: str = request.param
+    return name
 
 
 def put(parent: StoredModel, method: str, **how: Any) -> StoredModel:
@@ -123,8 +123,8 @@ def test_int8_that_shares_takes_the_base_s_own_numbers(method: str, stored: Stor
     parent = stored("bert")
     sharing = put(parent, method, dtype="int8", share=True)
     assert WORDS not in tensors_of(sharing)
-    found = dict(open_retriever(sharing).model.state_dict())
-    assert torch.equal(found[WORDS], load_file(parent.path / "model.safetensors")[WORDS])
+    state = dict(open_retriever(sharing).model.state_dict())
+    assert torch.equal(state[WORDS], load_file(parent.path / "model.safetensors")[WORDS])
     size = sum(file.stat().st_size for file in sharing.path.iterdir())
     assert size < sum(file.stat().st_size for file in put(parent, method).path.iterdir()) / 2
 
@@ -159,7 +159,7 @@ def test_without_its_base_a_model_does_not_load(stored: Stored, tmp_path: Path) 
     moved = elsewhere.open("child")  # what it is can be read
     assert not elsewhere.has_base(moved)
     wanted = f"model 'child' needs 'bert' with fingerprint {parent.manifest.fingerprint}"
-    for use in (embed, open_folder, lambda one: one.file("tokenizer.json")):
+    for use in (embed, open_folder, lambda stored_model: stored_model.file("tokenizer.json")):
         with pytest.raises(ModelNotFound, match=wanted):
             use(moved)
     # Another version of the base is not the base.

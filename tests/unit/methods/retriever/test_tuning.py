@@ -40,9 +40,9 @@ def batches_of(stored: StoredModel, tuning_rows: Path, recipe: RetrieverRecipe =
 def test_vectors_in_training_are_transformers_own(kind: str, stored: Stored) -> None:
     model = stored(kind)
     retriever = open_retriever(model).train()
-    found = retriever(TEXTS)
+    vectors = retriever(TEXTS)
     reference = AutoModel.from_pretrained(model.path, attn_implementation="eager").eval()
-    for ids, vector in zip(TEXTS, found, strict=True):
+    for ids, vector in zip(TEXTS, vectors, strict=True):
         states = reference(input_ids=torch.tensor([ids])).last_hidden_state[0]
         pooled = states[-1] if kind == "llama" else states.mean(0)
         assert (F.normalize(pooled, dim=0) - vector).abs().max() < 1e-5
@@ -97,7 +97,7 @@ def test_tuning_finds_more_positives_first_and_resumes_bit_for_bit(
     assert after.total < before.total / 2
     assert after.terms["first"] >= before.terms["first"]
     assert {"contrastive", "distil", "first"} <= set(read_log(tmp_path / "a")[-1])
-    adapted = [one for one in whole.modules() if isinstance(one, LoraLinear)]
+    adapted = [module for module in whole.modules() if isinstance(module, LoraLinear)]
     assert len(adapted) == (0 if tuning == "full" else {"llama": 28, "bert": 24}[kind])
     again = tune(
         open_retriever(model),
@@ -131,7 +131,7 @@ def test_with_adapters_only_they_change_and_merging_keeps_the_vectors(
     workers = Workers(1, torch.device("cpu"))
     encoder = Encoder.load(published, workers)
     text = "where is the old mill"
-    (ids,) = [one.ids for one in TextTokenizer.load(model.path, 64).encode([text])]
+    (ids,) = [encoding.ids for encoding in TextTokenizer.load(model.path, 64).encode([text])]
     with torch.no_grad():
         wanted = tuned([ids])[0]
     served = torch.from_numpy(asyncio.run(encoder.embed([text])).vectors[0])

@@ -24,12 +24,12 @@ def names(out: Path) -> list[str]:
 
 def test_a_checkpoint_gives_back_what_was_saved(tmp_path: Path) -> None:
     save(tmp_path, 7)
-    found = latest(tmp_path)
-    assert found is not None
-    assert found.step == 7
-    assert found.state() == {"step": 7, "items": 28}
-    assert found.weights()["a"].tolist() == [7, 7, 7]
-    assert found.optimizer()["0.master"].tolist() == [0, 0]
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 7
+    assert checkpoint.state() == {"step": 7, "items": 28}
+    assert checkpoint.weights()["a"].tolist() == [7, 7, 7]
+    assert checkpoint.optimizer()["0.master"].tolist() == [0, 0]
 
 
 def test_without_one_there_is_none(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_without_one_there_is_none(tmp_path: Path) -> None:
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for step in (2, 4, 6, 99_999_999, 100_000_000):
         save(tmp_path, step, keep=2)
-    assert [found.step for found in checkpoints(tmp_path)] == [99_999_999, 100_000_000]
+    assert [checkpoint.step for checkpoint in checkpoints(tmp_path)] == [99_999_999, 100_000_000]
     assert len(names(tmp_path)) == 2
 
 
@@ -48,7 +48,7 @@ def test_what_a_kill_left_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path
     for name in ("step-00000004.partial", "step-00000001.removed"):
         (tmp_path / "checkpoints" / name).mkdir()
         (tmp_path / "checkpoints" / name / "weights.safetensors").write_bytes(b"half")
-    assert [found.step for found in checkpoints(tmp_path)] == [2]
+    assert [checkpoint.step for checkpoint in checkpoints(tmp_path)] == [2]
     save(tmp_path, 4)
     assert names(tmp_path) == ["step-00000004"]
 
@@ -71,7 +71,7 @@ def test_an_old_one_goes_only_once_the_new_one_is_synced_under_its_name(
     aside = "step-00000004.partial"
     files = {"weights.safetensors", "optimizer.safetensors", "state.json", aside}
     assert {name for name, _ in inside} == files
-    assert all(found == ["step-00000002", aside] for _, found in inside)
+    assert all(names == ["step-00000002", aside] for _, names in inside)
     assert (folder, at_the_end) == ("checkpoints", ["step-00000002", "step-00000004"])
     assert names(tmp_path) == ["step-00000004"]
 
@@ -105,10 +105,10 @@ def test_a_damaged_one_is_named_and_never_passed_over(
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:10])
-    found = latest(tmp_path)
-    assert found is not None
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
     with pytest.raises(TrainingStopped, match=name):
-        _ = (found.weights(), found.optimizer(), found.state())
+        _ = (checkpoint.weights(), checkpoint.optimizer(), checkpoint.state())
 
 
 def test_nothing_in_it_is_pickled(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -27,19 +27,19 @@ def test_good_rows_are_read_with_their_places(tmp_path: Path) -> None:
         row(context=None, passages=["One.", "The miller."], label="the miller did"),
         row(question="Who bought it?"),
     )
-    (one, two, _), left_out = read_questions([path], Rules())
+    (first, two, _), left_out = read_questions([path], Rules())
     assert left_out == {}
-    assert (one.question, one.title) == ("Who sold it?", "Mills")
-    assert one.passages == ("The miller sold it.",)
-    assert (one.label, two.label, two.passages[0]) == ("the Miller", "the miller did", "One.")
+    assert (first.question, first.title) == ("Who sold it?", "Mills")
+    assert first.passages == ("The miller sold it.",)
+    assert (first.label, two.label, two.passages[0]) == ("the Miller", "the miller did", "One.")
     assert two.where == f"{path}, line 2"
 
 
 def test_scores_are_read_one_for_each_passage(tmp_path: Path) -> None:
     passages = ["One.", "The miller."]
     path = write(tmp_path / "a.jsonl", row(), row(passages=passages, scores=[-1.5, 3]))
-    (one, two), _ = read_questions([path], Rules())
-    assert one.scores is None
+    (first, two), _ = read_questions([path], Rules())
+    assert first.scores is None
     assert two.scores == (-1.5, 3.0)
 
 

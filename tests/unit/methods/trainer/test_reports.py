@@ -35,27 +35,27 @@ def test_a_difference_of_few_questions_is_not_certain() -> None:
 
 def test_each_column_is_resampled_as_numpy_would_alone() -> None:
     values = np.random.default_rng(3).random((37, 3))
-    found = bootstrap(values, samples=1200, seed=5)  # more than two blocks
+    estimate = bootstrap(values, samples=1200, seed=5)  # more than two blocks
     picks = np.random.default_rng(5).integers(37, size=(1200, 37))
     for column in range(3):
         means = values[:, column][picks].mean(axis=1)
         low, high = np.percentile(means, [2.5, 97.5])
-        assert found.mean[column] == pytest.approx(values[:, column].mean())
-        assert (found.low[column], found.high[column]) == pytest.approx((low, high))
+        assert estimate.mean[column] == pytest.approx(values[:, column].mean())
+        assert (estimate.low[column], estimate.high[column]) == pytest.approx((low, high))
 
 
 def test_an_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(7)
     # Each column is a sample of 80 questions, 30% of which a pair answers right.
     samples = (rng.random((80, 600)) < 0.3).astype(float)
-    found = bootstrap(samples, samples=1000)
-    held = (found.low <= 0.3) & (found.high >= 0.3)
+    estimate = bootstrap(samples, samples=1000)
+    held = (estimate.low <= 0.3) & (estimate.high >= 0.3)
     assert 0.91 < held.mean() < 0.98
 
 
 def test_a_column_without_figures_is_left_out_and_a_hole_is_told() -> None:
-    found = table(("a", "b", "c"), [("x", "", "1"), ("y", "", "")])
-    assert found == ["| a | c |", "| --- | ---: |", "| x | 1 |", "| y | – |", ""]
+    lines = table(("a", "b", "c"), [("x", "", "1"), ("y", "", "")])
+    assert lines == ["| a | c |", "| --- | ---: |", "| x | 1 |", "| y | – |", ""]
     assert table(("a",), []) == []
 
 

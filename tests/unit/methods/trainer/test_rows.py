@@ -35,8 +35,8 @@ def test_a_folder_that_datasets_saved_is_read_shard_by_shard() -> None:
 
 
 def test_a_split_of_several_is_chosen_by_name() -> None:
-    found = [row.value["n"] for row in read_rows(SAVED / "dict", "validation")]
-    assert found == [3, 1]
+    numbers = [row.value["n"] for row in read_rows(SAVED / "dict", "validation")]
+    assert numbers == [3, 1]
     assert len(list(read_rows(SAVED / "dict", "train"))) == 5
     for split in (None, "test"):
         with pytest.raises(InputError, match=f"split={split!r} is none of train, validation"):

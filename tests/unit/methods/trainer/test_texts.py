@@ -42,5 +42,5 @@ def test_shared_runs_are_what_a_search_for_them_finds(
     held = [*held, *"abcdefghab"]
     other = [*before, *held[cut : cut + size], *after, *"hgfedcbahg"]
     text = " ".join(other)
-    found = any(" ".join(held[i : i + 10]) in text for i in range(len(held) - 9))
-    assert HeldOutText([" ".join(held)]).shares(text) == found
+    shared = any(" ".join(held[i : i + 10]) in text for i in range(len(held) - 9))
+    assert HeldOutText([" ".join(held)]).shares(text) == shared

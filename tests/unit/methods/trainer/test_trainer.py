@@ -94,16 +94,16 @@ def test_batches_count_by_what_their_mean_is_over(tmp_path: Path) -> None:
     """Batches of 1 and 5 rows give the gradient of the six rows' mean."""
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
     pieces = (rows[:1], rows[1:])
-    one, two = small(), small()
+    first, two = small(), small()
 
     def weighed(net: nn.Module, batch: Tensor) -> Loss:
         return Loss(net(batch).pow(2).mean(), weight=len(batch), items=len(batch))
 
     recipe = replace(RECIPE, steps=3)
-    train(tmp_path / "1", one, recipe, loss=weighed, batch=lambda draw: rows)
+    train(tmp_path / "1", first, recipe, loss=weighed, batch=lambda draw: rows)
     recipe = replace(recipe, accumulate=2)
     train(tmp_path / "2", two, recipe, loss=weighed, batch=lambda at: pieces[at.part])
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+    for a, b in zip(first.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     losses = [[row["loss"] for row in read_log(tmp_path / n) if "loss" in row] for n in "12"]
     assert losses[0] == pytest.approx(losses[1], abs=2e-6)
@@ -113,8 +113,8 @@ def test_batches_count_by_what_their_mean_is_over(tmp_path: Path) -> None:
 @pytest.mark.tiny_run
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_a_run_that_stops_and_is_resumed_gives_the_same_bits(tmp_path: Path, stop: int) -> None:
-    given = {"steps": 6, "every": 2}
-    whole = tiny_run.train(tmp_path / "whole", **given)
+    options = {"steps": 6, "every": 2}
+    whole = tiny_run.train(tmp_path / "whole", **options)
 
     class Interrupt(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -127,15 +127,15 @@ def test_a_run_that_stops_and_is_resumed_gives_the_same_bits(tmp_path: Path, sto
     logger.addHandler(handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            tiny_run.train(tmp_path / "cut", **given)
+            tiny_run.train(tmp_path / "cut", **options)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
-    resumed = tiny_run.train(tmp_path / "cut", **given)
+    resumed = tiny_run.train(tmp_path / "cut", **options)
     assert tiny_run.digest(whole) == tiny_run.digest(resumed)
     for name in ("weights.safetensors", "optimizer.safetensors", "state.json"):
-        found = [latest(tmp_path / which).path / name for which in ("whole", "cut")]  # type: ignore[union-attr]
-        assert found[0].read_bytes() == found[1].read_bytes(), name
+        paths = [latest(tmp_path / which).path / name for which in ("whole", "cut")]  # type: ignore[union-attr]
+        assert paths[0].read_bytes() == paths[1].read_bytes(), name
 
 
 def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     wanted = [(row["step"], "validation" in row) for row in read_log(tmp_path)]
     assert wanted.count((6, True)) == 1
     # As a kill leaves it: rows past the checkpoint, its validation not yet told, half a line.
-    for found in checkpoints(tmp_path):
-        assert found.step == 6
+    for checkpoint in checkpoints(tmp_path):
+        assert checkpoint.step == 6
     (tmp_path / "checkpoints" / "step-00000006").rename(tmp_path / "checkpoints" / "step-00000004")
     lines = [
         line
@@ -188,9 +188,9 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_and_names_the_step_and_the_
     other = names(inputs(Draw(13, 3, 0, 2)))[0]
     assert (other in message) == (what == "gradient")  # which sums over the step's batches
     assert "step-00000002" in message
-    found = latest(tmp_path)
-    assert found is not None
-    assert found.step == 2
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 2
     assert all(p.isfinite().all() for p in net.parameters())
 
 
@@ -226,9 +226,9 @@ def test_weights_with_two_names_are_saved_once_and_statistics_are_saved_too(
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     net[2].weight = net[0].weight
     train(tmp_path, net)
-    found = latest(tmp_path)
-    assert found is not None
-    state = found.weights()
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+    state = checkpoint.weights()
     assert "2.weight" not in state
     assert torch.equal(state["1.running_mean"], net[1].running_mean)  # type: ignore[arg-type]
     assert whole_state(net).keys() == state.keys()

@@ -42,8 +42,8 @@ def test_new_tokens_are_special_and_have_rows(kinds: dict[str, PairSources]) -> 
     for built in kinds.values():
         made = Bases(built)
         for name in ("<MEM0>", "<MEM3>", "<AE>"):
-            (found,) = made.tokenizer.encode(f"{name}", add_special_tokens=False).ids[-1:]
-            assert found == made.tokenizer.token_to_id(name) < made.configs[1].vocab_size
+            (number,) = made.tokenizer.encode(f"{name}", add_special_tokens=False).ids[-1:]
+            assert number == made.tokenizer.token_to_id(name) < made.configs[1].vocab_size
         assert len(made.new_ids) == 4 + 1 + built.separator
 
 
@@ -52,9 +52,9 @@ def test_a_base_without_a_template_is_addressed_plainly(
 ) -> None:
     folder = shutil.copytree(bases["llama"], tmp_path / "base")
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    told = json.loads((folder / "tokenizer_config.json").read_text())
-    told.pop("chat_template", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    content = json.loads((folder / "tokenizer_config.json").read_text())
+    content.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
     made = Bases(PairSources(folder, layers=1)).shape.generator
     assert made.before == "<|begin_of_text|>Background:\n"
     assert (made.between, made.after) == ("\n\nQuestion: ", "\nAnswer:\n")

@@ -20,9 +20,9 @@ def made(kinds: dict[str, PairSources]) -> Bases:
     return Bases(kinds["first layers"])
 
 
-def question(**given: Any) -> TrainingQuestion:
+def question(**fields: Any) -> TrainingQuestion:
     row: dict[str, Any] = {"question": "Who?", "passages": ("One.",), "answers": (), "title": ""}
-    return TrainingQuestion(**{**row, "label": "She.", "where": "f, line 1", **given})
+    return TrainingQuestion(**{**row, "label": "She.", "where": "f, line 1", **fields})
 
 
 def questions(bases: Bases, folder: Path, recipe: CausalRecipe = RECIPE) -> Questions:
@@ -39,7 +39,7 @@ def test_an_item_is_what_serving_reads_and_the_label_with_its_end(
     assert item.question == row["question"]
     assert made.texts.cut(row["question"])[1] > made.shape.compressor.query_tokens
     wanted = made.texts.make_windows(row["question"], row["passages"][:2])
-    assert all(one in windows for one, windows in zip(item.readings, wanted, strict=True))
+    assert all(window in windows for window, windows in zip(item.readings, wanted, strict=True))
     assert item.scores == tuple(row["scores"][:2])
     assert made.tokenizer.decode(list(item.label[:-1])) == row["label"]
     assert item.label[-1] == made.tokenizer.token_to_id("</s>")
@@ -57,8 +57,8 @@ def test_of_a_long_passage_the_window_with_an_answer_is_read(made: Bases) -> Non
         ("anna", (), wanted), ("She.", ("ANNA",), wanted), ("nobody", (), nobody), ("Bert", (), 0),
     ):  # fmt: skip
         row = question(passages=(long,), label=label, answers=answers)
-        (found,) = Questions([row], made, RECIPE).item(0).readings
-        assert found == windows[place]
+        (chosen,) = Questions([row], made, RECIPE).item(0).readings
+        assert chosen == windows[place]
 
 
 def test_special_tokens_in_a_label_are_text(made: Bases) -> None:

@@ -27,9 +27,9 @@ def made(kinds: dict[str, PairSources]) -> Bases:
 
 @pytest.fixture
 def pair(made: Bases) -> CausalPair:
-    found = new_pair(made, RECIPE)
-    disturb(found)
-    return found.eval()
+    pair = new_pair(made, RECIPE)
+    disturb(pair)
+    return pair.eval()
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_it_is_the_mean_over_items_of_both_terms(
     made: Bases, pair: CausalPair, items: list[Item]
 ) -> None:
     with torch.no_grad():
-        found = loss(pair, items, made.texts, 0.05)
+        result = loss(pair, items, made.texts, 0.05)
     label = rerank = 0.0
     for item in items:
         with torch.no_grad():
@@ -53,11 +53,11 @@ def test_it_is_the_mean_over_items_of_both_terms(
             assert alone.memories.relevance is not None
             pairs = zip(alone.memories.relevance.tolist(), item.scores, strict=True)
             rerank += sum((a - b) ** 2 for a, b in pairs) / 3 / 3
-    assert float(found.terms["label"]) == pytest.approx(label, abs=1e-5)
-    assert float(found.terms["rerank"]) == pytest.approx(rerank, rel=1e-5)
-    assert float(found.total) == pytest.approx(label + 0.05 * rerank, abs=1e-4)
+    assert float(result.terms["label"]) == pytest.approx(label, abs=1e-5)
+    assert float(result.terms["rerank"]) == pytest.approx(rerank, rel=1e-5)
+    assert float(result.total) == pytest.approx(label + 0.05 * rerank, abs=1e-4)
     assert rerank > 1
-    assert (found.weight, found.items) == (3, 3)
+    assert (result.weight, result.items) == (3, 3)
     with torch.no_grad():
         assert float(loss(pair, items, made.texts, 0.0).terms["rerank"]) == 0
 
@@ -68,8 +68,8 @@ def test_a_batch_in_parts_has_the_same_gradient(
     def gradient(*parts: list[Item]) -> dict[str, torch.Tensor]:
         pair.zero_grad()
         for part in parts:
-            one = loss(pair, part, made.texts, 0.05)
-            (one.total * one.weight / 3).backward()
+            result = loss(pair, part, made.texts, 0.05)
+            (result.total * result.weight / 3).backward()
         named = dict(pair.named_parameters())
         return {n: g.clone() for n in learning_state(pair) if (g := named[n].grad) is not None}
 
@@ -99,14 +99,14 @@ def test_each_term_teaches_what_it_is_of(made: Bases, pair: CausalPair, items: l
 def test_pretraining_reads_vectors_alone(made: Bases, pair: CausalPair) -> None:
     text = "The mill stands by the river, where the old bread market was. " * 6
     chunks = Chunks([text], made, CausalRecipe(stage="pretrain", label_tokens=8))
-    given = [chunks.item(0, part=0.9), chunks.item(1, part=0.1)]
-    found = run_forward(pair, given, made.texts)
-    assert [len(said) for said in found.logprobs] == [len(item.label) for item in given]
-    assert found.memories is not None
-    assert found.memories.counts == (4, 4)
-    prompt = given[0].prompt(made.texts, list(found.memories.split()[:1]))
+    items = [chunks.item(0, part=0.9), chunks.item(1, part=0.1)]
+    result = run_forward(pair, items, made.texts)
+    assert [len(logprobs) for logprobs in result.logprobs] == [len(item.label) for item in items]
+    assert result.memories is not None
+    assert result.memories.counts == (4, 4)
+    prompt = items[0].prompt(made.texts, list(result.memories.split()[:1]))
     assert pair.generator.embed(prompt).shape == (1, 1 + 4 + 2, 32)
-    loss(pair, given, made.texts, 0.0).total.backward()
+    loss(pair, items, made.texts, 0.0).total.backward()
     gradient = pair.compressor.slots.weight.grad
     assert gradient is not None
     assert bool(gradient[:4].any())
@@ -114,7 +114,7 @@ def test_pretraining_reads_vectors_alone(made: Bases, pair: CausalPair) -> None:
 
 
 def test_layers_computed_again_give_the_same_gradient(made: Bases, items: list[Item]) -> None:
-    found = []
+    gradients = []
     for again in (False, True):
         recipe = replace(RECIPE, checkpoint_layers=again, lora_dropout=0.5)
         pair = new_pair(made, recipe)
@@ -122,7 +122,7 @@ def test_layers_computed_again_give_the_same_gradient(made: Bases, items: list[I
         pair.train()
         torch.manual_seed(3)  # adapters drop what they read: the same both times
         loss(pair, items, made.texts, 0.05).total.backward()
-        found.append({n: p.grad for n, p in pair.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    for name, wanted in found[0].items():
-        torch.testing.assert_close(found[1][name], wanted, rtol=1e-5, atol=1e-6)
+        gradients.append({n: p.grad for n, p in pair.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, wanted in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], wanted, rtol=1e-5, atol=1e-6)

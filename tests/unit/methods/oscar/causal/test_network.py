@@ -41,9 +41,9 @@ def served(pair: CausalPair, bases: Bases) -> tuple[CausalPair, dict[str, Tensor
     return CausalPair(bases.shape, *bases.configs).load(state.items()), state
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
+def close(computed: Tensor, wanted: Tensor) -> None:
     scale = max(1.0, float(wanted.abs().max()))
-    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=0, atol=1e-5 * scale)
+    np.testing.assert_allclose(computed.numpy(), wanted.numpy(), rtol=0, atol=1e-5 * scale)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,8 +59,8 @@ def test_a_pair_in_training_computes_what_it_serves(
     items = [asked.item(0), asked.item(1, plain=True), asked.item(2)]
     pair.eval()
     with torch.no_grad():
-        found = run_forward(pair, items, bases.texts)
-    assert found.memories is not None
+        result = run_forward(pair, items, bases.texts)
+    assert result.memories is not None
     ready, state = served(pair, bases)
     # The generator's reference is transformers' own, with its own attention, one prompt at a time.
     generator = AutoModelForCausalLM.from_config(bases.configs[1], attn_implementation="eager")
@@ -71,9 +71,9 @@ def test_a_pair_in_training_computes_what_it_serves(
     assert not wrong.unexpected_keys
     assert set(wrong.missing_keys) <= {"lm_head.weight"}  # tied
     at = 0
-    vectors, relevance = found.memories.split(), found.memories.relevance
+    vectors, relevance = result.memories.split(), result.memories.relevance
     with torch.inference_mode():
-        for item, said in zip(items, found.logprobs, strict=True):
+        for item, logprobs in zip(items, result.logprobs, strict=True):
             memories = []
             for reading in item.readings:
                 alone = ready.compressor.compress([reading])
@@ -88,7 +88,7 @@ def test_a_pair_in_training_computes_what_it_serves(
             answer = generator.get_input_embeddings()(ids[:, :-1])
             logits = generator(inputs_embeds=torch.cat([prompt, answer], 1)).logits
             wanted = logits[0, prompt.shape[1] - 1 :].log_softmax(-1).gather(1, ids.T)[:, 0]
-            close(said, wanted)
+            close(logprobs, wanted)
     assert at == len(vectors) == 6
 
 
@@ -102,20 +102,20 @@ def test_the_running_reader_gives_what_training_sees(
     asked = questions(bases, tmp_path)
     item, row = asked.item(0), asked.rows[0]
     with torch.no_grad():
-        found = run_forward(pair.eval(), [item], bases.texts)
-    assert found.memories is not None
-    assert found.memories.relevance is not None
+        result = run_forward(pair.eval(), [item], bases.texts)
+    assert result.memories is not None
+    assert result.memories.relevance is not None
     # As far as training reads them: a long passage is served in windows, of which the best counts.
     texts = [p[r.start : r.end] for p, r in zip(row.passages, item.readings, strict=True)]
     with running(pair, bases) as reader:
         compressed = asyncio.run(reader.compress(row.question, texts))
-    for one, memory, score in zip(
-        compressed, found.memories.split(), found.memories.relevance, strict=True
+    for passage, memory, score in zip(
+        compressed, result.memories.split(), result.memories.relevance, strict=True
     ):
-        assert isinstance(one, CompressedPassage)
-        close(torch.from_numpy(one.memory.copy()), memory)
-        assert one.relevance == pytest.approx(float(score), abs=1e-5)
-        assert one.tokens_in > 4
+        assert isinstance(passage, CompressedPassage)
+        close(torch.from_numpy(passage.memory.copy()), memory)
+        assert passage.relevance == pytest.approx(float(score), abs=1e-5)
+        assert passage.tokens_in > 4
 
 
 def test_adapters_begin_as_no_change_and_new_rows_as_the_mean(
@@ -125,8 +125,8 @@ def test_adapters_begin_as_no_change_and_new_rows_as_the_mean(
     state = dict(merged(new_pair(made, RECIPE)))
     base = AutoModelForCausalLM.from_pretrained(bases["mistral"]).state_dict()
     for name, weight in base.items():
-        found = state[f"generator.network.{name}"]
-        assert torch.equal(found[: len(weight)], weight), name
+        tensor = state[f"generator.network.{name}"]
+        assert torch.equal(tensor[: len(weight)], weight), name
     words = base["model.embed_tokens.weight"]
     grown = state["generator.network.model.embed_tokens.weight"][len(words) :]
     assert len(grown) == 6  # four memory tokens, <AE>, <SEP>
@@ -147,8 +147,8 @@ def test_every_nth_layer_is_taken_from_the_first_on(
     base = AutoModelForCausalLM.from_pretrained(bases["qwen2"]).state_dict()
     for place, layer in enumerate((0, 2)):
         name = "self_attn.q_proj.bias"
-        found = state[f"compressor.backbone.layers.{place}.{name}"]
-        assert torch.equal(found, base[f"model.layers.{layer}.{name}"])
+        weight = state[f"compressor.backbone.layers.{place}.{name}"]
+        assert torch.equal(weight, base[f"model.layers.{layer}.{name}"])
     # Qwen2 has spare rows: the new tokens take them, and the table does not grow.
     assert len(state["generator.network.lm_head.weight"]) == len(base["lm_head.weight"])
 
@@ -185,10 +185,10 @@ def test_a_checkpoint_holds_what_learns_and_nothing_else(
 
 def test_new_weights_hang_on_the_seed_alone(kinds: dict[str, PairSources]) -> None:
     made = Bases(kinds["another model"])
-    one, same = (learning_state(new_pair(made, RECIPE)) for _ in range(2))
+    first, same = (learning_state(new_pair(made, RECIPE)) for _ in range(2))
     other = learning_state(new_pair(made, CausalRecipe(lora_rank=4, lora_alpha=8, seed=14)))
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    differing = {name for name in one if not torch.equal(one[name], other[name])}
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    differing = {name for name in first if not torch.equal(first[name], other[name])}
     assert {"compressor.slots.weight", "compressor.mapping.0.weight"} <= differing
     assert not {name for name in differing if name.startswith("compressor.backbone.")}
 

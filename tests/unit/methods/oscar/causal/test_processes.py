@@ -26,10 +26,10 @@ def flags(base: Path, rows: Path, out: Path, dtype: str) -> list[str]:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    found = latest(out)
-    assert found is not None
-    assert found.step == 4
-    return {**found.weights(), **found.optimizer()}
+    checkpoint = latest(out)
+    assert checkpoint is not None
+    assert checkpoint.step == 4
+    return {**checkpoint.weights(), **checkpoint.optimizer()}
 
 
 @pytest.mark.slow
@@ -56,17 +56,17 @@ def test_a_run_killed_and_resumed_ends_with_the_same_bits(
     assert 1 <= reached.step < 4
     assert start(cut).wait() == 0
     assert start(whole).wait() == 0
-    found, wanted = weights(cut), weights(whole)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    resumed, wanted = weights(cut), weights(whole)
+    assert resumed.keys() == wanted.keys()
+    assert all(torch.equal(resumed[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(
     bases: dict[str, Path], rows_file: Path, tmp_path: Path
 ) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    alone = [sys.executable, "-m", MODULE, *flags(bases["mistral"], rows_file, one, "float32")]
+    single, two = tmp_path / "one", tmp_path / "two"
+    alone = [sys.executable, "-m", MODULE, *flags(bases["mistral"], rows_file, single, "float32")]
     both = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *("-m", MODULE, *flags(bases["mistral"], rows_file, two, "float32")),
@@ -74,8 +74,8 @@ def test_two_processes_train_as_one(
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
     for command in (alone, both):
         subprocess.run(command, check=True, env=quiet, stderr=subprocess.DEVNULL)
-    found, wanted = weights(two), weights(one)
-    assert found.keys() == wanted.keys()
+    together, wanted = weights(two), weights(single)
+    assert together.keys() == wanted.keys()
     for name, weight in wanted.items():
         if not name.endswith("exp_avg_sq"):
-            torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
+            torch.testing.assert_close(together[name], weight, rtol=0, atol=1e-5)

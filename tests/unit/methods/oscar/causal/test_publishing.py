@@ -41,17 +41,17 @@ def greedy(pair: CausalPair, bases: Bases, question: str, passages: list[str]) -
 
     asked = bases.texts.cut(question)[0]
     readings = [windows[0] for windows in bases.texts.make_windows(asked, passages)]
-    said: list[int] = []
+    tokens: list[int] = []
     with torch.no_grad():
         memory = pair.eval().compressor.compress(readings).split()
-        while len(said) < TOKENS and (not said or said[-1] not in bases.texts.stop):
-            embeds = pair.generator.embed([*bases.texts.prompt(asked, memory), said])
+        while len(tokens) < TOKENS and (not tokens or tokens[-1] not in bases.texts.stop):
+            embeds = pair.generator.embed([*bases.texts.prompt(asked, memory), tokens])
             packing = Packing.of([embeds.shape[1]], dtype=embeds.dtype)
             hidden = pair.generator(
                 embeds, position_ids=packing.position_ids, packing=packing, use_cache=False
             ).last_hidden_state[0, -1]
-            said.append(int(pair.generator.logits(hidden).argmax()))
-    return said
+            tokens.append(int(pair.generator.logits(hidden).argmax()))
+    return tokens
 
 
 @pytest.fixture
@@ -89,7 +89,9 @@ async def test_a_published_pair_answers_as_the_network_in_training(
     different = set()
     for row in some_rows(3):
         wanted = greedy(pair, bases, row["question"], row["passages"])
-        memory = [one.memory for one in await reader.compress(row["question"], row["passages"])]  # type: ignore[union-attr]  # none failed
+        memory = [
+            passage.memory for passage in await reader.compress(row["question"], row["passages"])
+        ]  # type: ignore[union-attr]  # none failed
         stream = reader.generate(row["question"], memory, max_tokens=TOKENS)
         text = "".join([token.text async for token in stream])
         ended = wanted[-1] in bases.texts.stop
@@ -104,10 +106,12 @@ def test_a_stored_pair_is_in_bf16_with_its_making(
 ) -> None:
     run, store = tmp_path / "run", tmp_path / "store"
     files = Files([rows_file], share=0.2, licence="CC BY 4.0")
-    told = f"{rows_file.parent.name}/rows.jsonl"
-    command = f"condensery train oscar-causal --data {told} --share 0.2"
-    given = command.replace(told, str(rows_file))
-    train(kinds["first layers"], files, run, RECIPE, answers=2, setup=TrainingSetup(command=given))
+    shortened = f"{rows_file.parent.name}/rows.jsonl"
+    command = f"condensery train oscar-causal --data {shortened} --share 0.2"
+    changed = command.replace(shortened, str(rows_file))
+    train(
+        kinds["first layers"], files, run, RECIPE, answers=2, setup=TrainingSetup(command=changed)
+    )
     main(["--run", str(run), "--name", "tiny", "--store", str(store), "--licence", "apache-2.0"])
     stored = ModelStore(None, store).open("tiny")
     manifest = stored.manifest
@@ -124,11 +128,11 @@ def test_a_stored_pair_is_in_bf16_with_its_making(
     assert not [name for name in tensors if "lora" in name or "base_layer" in name]
     assert manifest.cost["parameters"] == sum(tensor.numel() for tensor in tensors.values())
     card = (stored.path / "card.md").read_text()
-    for said in ("# tiny", "rows.jsonl (CC BY 4.0)", command, "3 steps, seed 13", "apache-2.0"):
-        assert said in card
-    told = json.loads((stored.path / "recipe.json").read_text())
-    assert told["recipe"]["lora_rank"] == 2
-    assert told["built"]["layers"] == 2
+    for part in ("# tiny", "rows.jsonl (CC BY 4.0)", command, "3 steps, seed 13", "apache-2.0"):
+        assert part in card
+    shortened = json.loads((stored.path / "recipe.json").read_text())
+    assert shortened["recipe"]["lora_rank"] == 2
+    assert shortened["built"]["layers"] == 2
     assert str(tmp_path) not in card + (stored.path / "recipe.json").read_text()
 
 
@@ -161,13 +165,13 @@ def test_a_rerank_head_that_was_never_taught_is_not_published(
     short = replace(RECIPE, steps=1)
     for name, kind, rerank in (("layers", "first layers", False), ("bert", "a BERT", None)):
         train(kinds[kind], files, tmp_path / name, short)
-        found = publish(tmp_path / name, store, name=name)
-        shape = found.manifest.shape["compressor"]
+        stored = publish(tmp_path / name, store, name=name)
+        shape = stored.manifest.shape["compressor"]
         assert isinstance(shape, dict)
         assert shape.get("rerank") is rerank
-        taught = "never taught" not in (found.path / "card.md").read_text()
+        taught = "never taught" not in (stored.path / "card.md").read_text()
         assert taught == (name == "layers")
-        assert (found.manifest.provenance.notes == ()) == taught
+        assert (stored.manifest.provenance.notes == ()) == taught
     models = ModelRegistry.load(store, device=torch.device("cpu"), dtype=torch.float32, workers=1)
     assert models.refusals() == {}
     models.close()

@@ -14,13 +14,13 @@ def test_the_defaults_are_the_papers() -> None:
     assert (recipe.generator_rate, recipe.rate(layers=False)) == (1e-4, 1e-4)
     assert recipe.rate(layers=True) == 5e-5
     assert (recipe.weight_decay, recipe.clip, recipe.weight()) == (0.1, 1.0, 0.05)
-    found = recipe.trainer(893_000, every=500)
-    assert (found.steps, found.schedule, found.accumulate) == (
+    trainer = recipe.trainer(893_000, every=500)
+    assert (trainer.steps, trainer.schedule, trainer.accumulate) == (
         math.ceil(893_000 / 128),
         "linear",
         16,
     )
-    assert found.warmup == math.ceil(0.05 * found.steps)
+    assert trainer.warmup == math.ceil(0.05 * trainer.steps)
 
 
 def test_a_steps_rows_are_shared_by_the_processes() -> None:

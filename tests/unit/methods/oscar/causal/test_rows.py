@@ -19,14 +19,17 @@ def test_own_rows_learn_as_the_whole_table_would_with_the_rest_held(tied: bool) 
     optimizers = [torch.optim.SGD([whole], 0.1), torch.optim.SGD([rows.own], 0.1)]
     for _ in range(3):
         wanted = nn.functional.embedding(ids, whole)
-        found = rows(ids)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+        looked_up = rows(ids)
+        torch.testing.assert_close(looked_up, wanted, rtol=0, atol=1e-6)
         weight = whole if tied else other
-        scores = wanted.tanh() @ weight.T, head(found.tanh()) if tied else found.tanh() @ other.T
+        scores = (
+            wanted.tanh() @ weight.T,
+            head(looked_up.tanh()) if tied else looked_up.tanh() @ other.T,
+        )
         torch.testing.assert_close(*scores, rtol=0, atol=1e-6)
-        for optimizer, one in zip(optimizers, scores, strict=True):
+        for optimizer, score in zip(optimizers, scores, strict=True):
             optimizer.zero_grad()
-            one.log_softmax(-1)[..., 3].sum().backward()
+            score.log_softmax(-1)[..., 3].sum().backward()
             optimizer.step()
         with torch.no_grad():
             kept = [i for i in range(7) if i not in IDS]

@@ -35,9 +35,9 @@ def no_plot(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    found = latest(out)
-    assert found is not None
-    return found.weights()
+    checkpoint = latest(out)
+    assert checkpoint is not None
+    return checkpoint.weights()
 
 
 @pytest.fixture
@@ -79,10 +79,10 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     cut = latest(tmp_path / "cut")
     assert cut is not None
     assert cut.step == 2
-    found = learning_state(run(tmp_path / "cut"))
-    assert found.keys() == wanted.keys() == weights(tmp_path / "cut").keys()
-    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
-    assert {weight.dtype for weight in found.values()} == {torch.bfloat16}
+    resumed = learning_state(run(tmp_path / "cut"))
+    assert resumed.keys() == wanted.keys() == weights(tmp_path / "cut").keys()
+    assert all(torch.equal(wanted[name], resumed[name]) for name in wanted)
+    assert {weight.dtype for weight in resumed.values()} == {torch.bfloat16}
 
 
 def test_a_run_tells_how_it_does(
@@ -104,10 +104,10 @@ def test_a_run_tells_how_it_does(
     steps = [row for row in rows if "loss" in row]
     assert {"label", "rerank", "norm", "rate"} <= steps[-1].keys()
     assert steps[-1]["items"] == 16
-    told = json.loads((tmp_path / "run.json").read_text())
-    assert told["data"]["questions"] == 16
-    assert told["data"]["with_scores"] == 16
-    assert told["reranks"] is True
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert content["data"]["questions"] == 16
+    assert content["data"]["with_scores"] == 16
+    assert content["reranks"] is True
     assert (tmp_path / "log.png").stat().st_size > 1000
 
 
@@ -125,13 +125,13 @@ def test_fine_tuning_begins_with_what_pretraining_learnt(
     learnt = weights(tmp_path / "pre")
     still = replace(RECIPE, generator_rate=0.0, compressor_rate=1e-12, steps=1)
     train(None, Files([rows_file]), tmp_path / "fine", still, begin=tmp_path / "pre", answers=0)
-    found = weights(tmp_path / "fine")
-    assert found.keys() == learnt.keys()
+    state = weights(tmp_path / "fine")
+    assert state.keys() == learnt.keys()
     for name, weight in learnt.items():
-        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6)
-    told = json.loads((tmp_path / "fine" / "run.json").read_text())
-    assert told["begun"]["stage"] == "pretrain"
-    assert told["begun"]["data"]["files"] == ["text.txt"]
+        torch.testing.assert_close(state[name], weight, rtol=0, atol=1e-6)
+    content = json.loads((tmp_path / "fine" / "run.json").read_text())
+    assert content["begun"]["stage"] == "pretrain"
+    assert content["begun"]["data"]["files"] == ["text.txt"]
     # Not with other adapters, another pair, or from what is no run.
     wider = replace(RECIPE, lora_rank=3)
     with pytest.raises(InputError, match=r"other weights learn than here.*lora_rank"):
@@ -211,9 +211,9 @@ def test_a_loss_that_is_not_finite_names_the_rows(
     whole = module.loss
 
     def poisoned(pair: CausalPair, items: Sequence[Item], *rest: Any) -> Any:
-        found = whole(pair, items, *rest)
+        result = whole(pair, items, *rest)
         bad = any("line 7:" in item.name for item in items)
-        return replace(found, total=found.total * float("nan")) if bad else found
+        return replace(result, total=result.total * float("nan")) if bad else result
 
     monkeypatch.setattr(module, "loss", poisoned)
     files, recipe = Files([rows_file], share=0.0), replace(RECIPE, steps=6)
@@ -261,12 +261,12 @@ def test_the_command_trains_and_says_what_is_missing(
     data = ["--data", str(rows_file), "--licence", "CC0 1.0"]
     built = ["--generator", str(bases["mistral"]), "--every-nth", "2", "--memory-tokens", "2"]
     main([*out, *short, *data, *built, "--no-separator", "--dtype", "float32"])
-    told = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert told["built"]["every_nth"] == 2
-    assert told["built"]["separator"] is False
-    assert told["command"].startswith("condensery train oscar-causal --out ")
-    assert told["data"]["licence"] == "CC0 1.0"
-    for given, says in (
+    content = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert content["built"]["every_nth"] == 2
+    assert content["built"]["separator"] is False
+    assert content["command"].startswith("condensery train oscar-causal --out ")
+    assert content["data"]["licence"] == "CC0 1.0"
+    for flags, says in (
         ([*data], "generator: name its directory"),
         ([*built], "data: is what stage='finetune' reads"),
         ([*built, "--stage", "pretrain", *data], "text: is what stage='pretrain' reads"),
@@ -274,7 +274,7 @@ def test_the_command_trains_and_says_what_is_missing(
         ([*data, *built, "--layers", "2"], "give one of"),
     ):
         with pytest.raises(InputError, match=says):
-            main([*out, *short, *given])
+            main([*out, *short, *flags])
 
 
 @pytest.mark.slow

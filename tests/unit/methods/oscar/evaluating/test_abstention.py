@@ -14,10 +14,10 @@ def worth(threshold: float, there: list[tuple[float, float]], missing: list[floa
 def test_where_scores_part_cleanly_the_threshold_stands_between() -> None:
     there = [(0.7 + 0.01 * i, 0.8) for i in range(20)]
     missing = [0.1 + 0.01 * i for i in range(20)]
-    found = abstention("gold_among_five", there, missing)
-    assert 0.29 < found["threshold"] <= 0.7
-    at = {point["min_relevance"]: point for point in found["curve"]}
-    chosen = at[found["threshold"]]
+    figures = abstention("gold_among_five", there, missing)
+    assert 0.29 < figures["threshold"] <= 0.7
+    at = {point["min_relevance"]: point for point in figures["curve"]}
+    chosen = at[figures["threshold"]]
     assert (chosen["answered"], chosen["wrong_without_gold"]) == (100.0, 0.0)
     assert chosen["f1_answered"] == pytest.approx(80.0)
     assert at[0.0] == {
@@ -34,11 +34,11 @@ def test_the_curve_counts_as_a_loop_would_and_the_rule_holds() -> None:
         (float(r), float(f)) for r, f in zip(rng.beta(4, 2, 300), rng.random(300), strict=True)
     ]
     missing = rng.beta(2, 4, 200).tolist()
-    found = abstention("gold_among_five", there, missing)
-    thresholds = [point["min_relevance"] for point in found["curve"]]
+    figures = abstention("gold_among_five", there, missing)
+    thresholds = [point["min_relevance"] for point in figures["curve"]]
     assert thresholds == sorted(set(thresholds))
     assert len(thresholds) > 30
-    for point in found["curve"]:
+    for point in figures["curve"]:
         t = point["min_relevance"]
         f1s = [f1 for relevance, f1 in there if relevance >= t]
         assert point["answered"] == pytest.approx(100 * len(f1s) / 300, abs=0.01)
@@ -49,18 +49,18 @@ def test_the_curve_counts_as_a_loop_would_and_the_rule_holds() -> None:
     whole = np.mean([f1 for _, f1 in there])
     allowed = [t for t in thresholds if np.mean([f * (r >= t) for r, f in there]) >= KEPT * whole]
     assert 0 < len(allowed) < len(thresholds)
-    assert found["threshold"] == max(allowed, key=lambda t: worth(t, there, missing))
+    assert figures["threshold"] == max(allowed, key=lambda t: worth(t, there, missing))
 
 
 def test_without_anything_to_gain_it_answers_always() -> None:
     # What is missing scores higher than what is there.
-    found = abstention("gold_among_five", [(0.2, 1.0)] * 10, [0.9] * 10)
-    assert found["threshold"] == 0.0
+    figures = abstention("gold_among_five", [(0.2, 1.0)] * 10, [0.9] * 10)
+    assert figures["threshold"] == 0.0
 
 
 def test_scores_all_close_to_nothing_have_a_curve_too() -> None:
     there = [(0.001 + 0.0001 * i, 1.0) for i in range(10)]
-    found = abstention("gold_among_five", there, [0.0001] * 10)
-    assert 0.0001 < found["threshold"] <= 0.001
+    figures = abstention("gold_among_five", there, [0.0001] * 10)
+    assert 0.0001 < figures["threshold"] <= 0.001
     saturated = abstention("gold_among_five", [(1.0, 1.0)] * 5, [0.5] * 5)
     assert 0.5 < saturated["threshold"] <= 1.0

@@ -14,46 +14,46 @@ QUESTION = "what number is the mill?"
 
 
 async def compressed(reader: OscarModel, texts: list[str]) -> list[CompressedPassage]:
-    found = await reader.compress(QUESTION, texts)
-    assert all(isinstance(one, CompressedPassage) for one in found)
-    return [one for one in found if isinstance(one, CompressedPassage)]
+    compressed = await reader.compress(QUESTION, texts)
+    assert all(isinstance(passage, CompressedPassage) for passage in compressed)
+    return [passage for passage in compressed if isinstance(passage, CompressedPassage)]
 
 
 async def said(reader: OscarModel, context: list[Any], most: int = 24) -> tuple[str, int]:
-    tokens = [one async for one in reader.generate(QUESTION, context, max_tokens=most)]
-    return "".join(one.text for one in tokens), tokens[-1].count
+    tokens = [token async for token in reader.generate(QUESTION, context, max_tokens=most)]
+    return "".join(token.text for token in tokens), tokens[-1].count
 
 
 @pytest.fixture
 def texts(rows: list[Row]) -> list[str]:
-    return [one["context"] for one in rows[::4]]
+    return [row["context"] for row in rows[::4]]
 
 
 async def test_the_best_scored_passages_are_read_best_first(
     reader: OscarModel, texts: list[str]
 ) -> None:
-    found = await compressed(reader, texts)
-    scores = [one.relevance or 0.0 for one in found]
+    passages = await compressed(reader, texts)
+    scores = [passage.relevance or 0.0 for passage in passages]
     order = np.argsort(scores)[::-1]
     outcome = await ask(reader, QUESTION, texts, keep=2)
-    wanted, count = await said(reader, [found[place].memory for place in order[:2]])
+    wanted, count = await said(reader, [passages[place].memory for place in order[:2]])
     assert outcome.answer == wanted
     assert (outcome.given, outcome.read, outcome.left_out) == (len(texts), 2, 0)
     assert outcome.first == order[0]
     assert outcome.relevance == pytest.approx(1 / (1 + math.exp(-max(scores))))
     assert outcome.vectors == 6
     # All that was given was compressed, and what was kept was read.
-    all_read = reader.count_cost(QUESTION, found, [], [], completion_tokens=0).flops_used
+    all_read = reader.count_cost(QUESTION, passages, [], [], completion_tokens=0).flops_used
     nothing = reader.count_cost(QUESTION, [], [], [], completion_tokens=0).flops_used
-    kept = [found[place].memory for place in order[:2]]
+    kept = [passages[place].memory for place in order[:2]]
     answered = reader.count_cost(QUESTION, [], kept, [], completion_tokens=count).flops_used
     assert outcome.flops == all_read - nothing + answered
 
 
 async def test_in_order_means_the_order_given(reader: OscarModel, texts: list[str]) -> None:
-    found = await compressed(reader, texts)
+    passages = await compressed(reader, texts)
     outcome = await ask(reader, QUESTION, texts, scored=False)
-    assert outcome.answer == (await said(reader, [one.memory for one in found]))[0]
+    assert outcome.answer == (await said(reader, [passage.memory for passage in passages]))[0]
     best = await ask(reader, QUESTION, texts)
     assert best.answer != outcome.answer  # or the order of these texts tells nothing
     assert outcome.relevance == pytest.approx(best.relevance, abs=1e-6)  # batches differ
@@ -84,7 +84,7 @@ async def test_positions_are_vectors_text_and_what_stands_between(
 async def test_passages_without_room_are_left_out_from_the_last(
     reader: OscarModel, rows: list[Row]
 ) -> None:
-    many = [one["context"] for one in rows]
+    many = [row["context"] for row in rows]
     outcome = await ask(reader, QUESTION, many, plain=True)
     assert 0 < outcome.read < len(many)
     assert outcome.left_out == len(many) - outcome.read
@@ -105,8 +105,8 @@ async def test_a_pair_that_scores_nothing_reads_in_order(
     causal_reader: OscarModel, texts: list[str]
 ) -> None:
     outcome = await ask(causal_reader, QUESTION, texts[:3], max_tokens=6)
-    found = await causal_reader.compress(QUESTION, texts[:3])
-    memory = [one.memory for one in found if isinstance(one, CompressedPassage)]
+    compressed = await causal_reader.compress(QUESTION, texts[:3])
+    memory = [passage.memory for passage in compressed if isinstance(passage, CompressedPassage)]
     assert outcome.answer == (await said(causal_reader, memory, 6))[0]
     assert (outcome.relevance, outcome.first) == (None, -1)
     assert outcome.vectors == sum(map(len, memory))

@@ -46,7 +46,9 @@ def test_every_setting_is_measured_and_the_same_again(
 ) -> None:
     report = evaluation.run(reader, tmp_path / "a")
     families = ("plain", "compressed", "reranked", "bm25")
-    wanted = [one.key for one in FIXED] + [f"{name}_{k}" for k in (1, 3) for name in families]
+    wanted = [setting.key for setting in FIXED] + [
+        f"{name}_{k}" for k in (1, 3) for name in families
+    ]
     assert list(report["settings"]) == wanted
     assert report["measured_on"] | {"seconds": ""} == {
         "questions": 9,
@@ -60,7 +62,7 @@ def test_every_setting_is_measured_and_the_same_again(
         "seconds": "",
     }
     settings = report["settings"]
-    read = {key: (one["passages"], one["read"]) for key, one in settings.items()}
+    read = {key: (setting["passages"], setting["read"]) for key, setting in settings.items()}
     assert read["no_passage"] == (0, 0)
     assert read["others_passages"] == read["gold_among_five"] == (5, 5)
     assert read["gold_among_five_best_one"] == (5, 1)
@@ -105,7 +107,7 @@ def test_a_pair_of_language_models_that_scores_nothing_is_measured_too(
     few = replace(evaluation, passages=(2,), max_tokens=2)
     report = few.run(causal_reader, tmp_path / "a")
     missing = {"gold_among_five_best_one", "reranked_2"}
-    wanted = [one.key for one in FIXED] + ["plain_2", "compressed_2", "bm25_2"]
+    wanted = [setting.key for setting in FIXED] + ["plain_2", "compressed_2", "bm25_2"]
     assert list(report["settings"]) == [key for key in wanted if key not in missing]
     assert not report.keys() & {"abstention", "gold_ranked_first_among_five"}
     assert report["settings"]["compressed_2"]["vectors"] > 0
@@ -124,6 +126,6 @@ def test_what_can_not_be_measured_is_said_before_any_question(
 
 
 def test_the_pair_says_how_many_it_reads_best(evaluation: Evaluation, reader: OscarModel) -> None:
-    one = replace(evaluation, read=None, names=("reranked_10",))
-    (setting,) = one.choose(reader)
+    changed = replace(evaluation, read=None, names=("reranked_10",))
+    (setting,) = changed.choose(reader)
     assert setting.read == reader.traits.top_n == 5

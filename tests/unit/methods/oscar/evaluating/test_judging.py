@@ -43,11 +43,11 @@ class Service:
         if self.busy:
             self.busy -= 1
             return 429, "busy"
-        said = body["messages"][1]["content"].split("Generated answer: ")[1]
+        prediction = body["messages"][1]["content"].split("Generated answer: ")[1]
         for word, failure in self.fails.items():
-            if word in said:
+            if word in prediction:
                 return failure
-        score = "1: Correct" if "right" in said else "0.5" if "partly" in said else "0"
+        score = "1: Correct" if "right" in prediction else "0.5" if "partly" in prediction else "0"
         return 200, json.dumps({"choices": [{"message": {"content": score}}]})
 
 
@@ -79,7 +79,9 @@ def service() -> Iterator[Service]:
 
 
 def outcomes(*answers: str) -> list[Outcome]:
-    return [Outcome(one, 1, 1, 0, None, -1, 0, 1, 1, place) for place, one in enumerate(answers)]
+    return [
+        Outcome(answer, 1, 1, 0, None, -1, 0, 1, 1, place) for place, answer in enumerate(answers)
+    ]
 
 
 def questions(count: int) -> list[Row]:
@@ -88,12 +90,12 @@ def questions(count: int) -> list[Row]:
 
 async def test_answers_are_judged_with_the_papers_prompt(service: Service, tmp_path: Path) -> None:
     judge = Judge(service.url, "judge-7b", "secret", pause=0)
-    said = outcomes("right", "partly", "no")
-    found = await judge_all(judge, Answers(tmp_path, {}), questions(3), [*said, *said])
-    assert found.scores == {(0, "right"): 1.0, (1, "partly"): 0.5, (2, "no"): 0.0}
-    assert found.failed == []
+    to_judge = outcomes("right", "partly", "no")
+    judged = await judge_all(judge, Answers(tmp_path, {}), questions(3), [*to_judge, *to_judge])
+    assert judged.scores == {(0, "right"): 1.0, (1, "partly"): 0.5, (2, "no"): 0.0}
+    assert judged.failed == []
     assert len(service.asked) == 3  # what is said twice is judged once
-    (body,) = [one for one in service.asked if "who is 1?" in str(one)]
+    (body,) = [request for request in service.asked if "who is 1?" in str(request)]
     assert body["model"] == "judge-7b"
     assert body["temperature"] == 0
     system, user = body["messages"]
@@ -110,15 +112,15 @@ async def test_what_was_judged_is_not_asked_again_and_what_failed_is(
 ) -> None:
     judge = Judge(f"{service.url}/chat/completions", "j", pause=0)
     service.fails = {"odd": (200, json.dumps({"choices": [{"message": {"content": "Hm, well"}}]}))}
-    answers, said = Answers(tmp_path, {}), outcomes("right", "odd", "no")
-    found = await judge_all(judge, answers, questions(3), said)
-    assert found.scores == {(0, "right"): 1.0, (2, "no"): 0.0}
-    (failed,) = found.failed
+    answers, to_judge = Answers(tmp_path, {}), outcomes("right", "odd", "no")
+    judged = await judge_all(judge, answers, questions(3), to_judge)
+    assert judged.scores == {(0, "right"): 1.0, (2, "no"): 0.0}
+    (failed,) = judged.failed
     assert (failed["question"], failed["answer"]) == ("who is 1?", "odd")
     assert "'Hm, well'" in failed["error"]
     service.fails = {}
     service.asked.clear()
-    again = await judge_all(judge, answers, questions(3), said)
+    again = await judge_all(judge, answers, questions(3), to_judge)
     assert len(again.scores) == 3
     assert len(service.asked) == 1
     assert service.keys[-1] is None
@@ -127,8 +129,8 @@ async def test_what_was_judged_is_not_asked_again_and_what_failed_is(
 async def test_a_busy_judge_is_asked_again(service: Service, tmp_path: Path) -> None:
     service.busy = 2
     judge = Judge(service.url, "j", pause=0)
-    found = await judge_all(judge, Answers(tmp_path, {}), questions(1), outcomes("right"))
-    assert found.scores == {(0, "right"): 1.0}
+    judged = await judge_all(judge, Answers(tmp_path, {}), questions(1), outcomes("right"))
+    assert judged.scores == {(0, "right"): 1.0}
     assert len(service.asked) == 3
 
 
@@ -147,9 +149,9 @@ async def test_a_failure_is_told_with_its_question(
 ) -> None:
     service.fails = {"odd": (status, body)}
     judge = Judge(service.url, "j", pause=0)
-    found = await judge_all(judge, Answers(tmp_path, {}), questions(2), outcomes("odd", "right"))
-    assert found.scores == {(1, "right"): 1.0}
-    assert says in found.failed[0]["error"]
+    judged = await judge_all(judge, Answers(tmp_path, {}), questions(2), outcomes("odd", "right"))
+    assert judged.scores == {(1, "right"): 1.0}
+    assert says in judged.failed[0]["error"]
     assert len(service.asked) == 1 + tries
 
 
@@ -166,8 +168,8 @@ async def test_a_judge_that_fails_time_after_time_stops_it(
 
 async def test_a_judge_that_is_not_there_is_told(tmp_path: Path) -> None:
     judge = Judge("http://127.0.0.1:9/v1", "j", pause=0)
-    found = await judge_all(judge, Answers(tmp_path, {}), questions(1), outcomes("right"))
-    assert "ConnectError" in found.failed[0]["error"]
+    judged = await judge_all(judge, Answers(tmp_path, {}), questions(1), outcomes("right"))
+    assert "ConnectError" in judged.failed[0]["error"]
 
 
 def test_an_address_that_is_none_is_refused() -> None:

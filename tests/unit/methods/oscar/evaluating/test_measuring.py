@@ -21,30 +21,30 @@ from condensery.question import exact_match
 from condensery.runtime.oscar import OscarModel
 
 Row = dict[str, Any]
-SETTINGS = {one.key: one for one in FIXED}
+SETTINGS = {setting.key: setting for setting in FIXED}
 
 
 def test_passages_are_drawn_as_ever_whatever_is_asked_for(rows: list[Row]) -> None:
     rng = random.Random(17)
     placed, others = place_among_others(rows, 5, rng), other_passages(rows, 5, rng)
     for keys in (list(SETTINGS), ["others_passages"], ["gold_among_five"]):
-        given = choose_passages(rows, [SETTINGS[key] for key in keys], 17, {})
-        assert given.passages["five"] == [texts for texts, _ in placed]
-        assert given.gold_at == [at for _, at in placed]
-        assert given.passages["others"] == others
+        chosen = choose_passages(rows, [SETTINGS[key] for key in keys], 17, {})
+        assert chosen.passages["five"] == [texts for texts, _ in placed]
+        assert chosen.gold_at == [at for _, at in placed]
+        assert chosen.passages["others"] == others
     right = [
         Outcome(row["answers"][0], 1, 1, 0, None, -1, 0, 1, 1, place) if place % 3 else
         Outcome("no", 1, 1, 0, None, -1, 0, 1, 1, place)
         for place, row in enumerate(rows)
     ]  # fmt: skip
     wanted = replaced([row for place, row in enumerate(rows) if place % 3], rng)
-    assert swapped(rows, right, given) == wanted == swapped(rows, right, given)
+    assert swapped(rows, right, chosen) == wanted == swapped(rows, right, chosen)
     assert wanted
 
 
 def test_too_few_passages_matter_only_where_they_are_asked_for(rows: list[Row]) -> None:
-    given = choose_passages(rows[:2], [SETTINGS["gold"]], 0, {})
-    assert given.passages["gold"] == [[row["context"]] for row in rows[:2]]
+    chosen = choose_passages(rows[:2], [SETTINGS["gold"]], 0, {})
+    assert chosen.passages["gold"] == [[row["context"]] for row in rows[:2]]
     with pytest.raises(InputError, match="questions: 2 passages can't make 5"):
         choose_passages(rows[:2], [SETTINGS["gold_among_five"]], 0, {})
     with pytest.raises(InputError, match="only 3 passages hold no answer"):
@@ -66,25 +66,27 @@ async def test_a_stopped_evaluation_asks_only_what_is_missing(
 
     monkeypatch.setattr(measuring, "ask", counted)
     settings = [SETTINGS[key] for key in ("no_passage", "gold", "gold_among_five")]
-    given = choose_passages(rows[:9], settings, 3, {})
+    chosen = choose_passages(rows[:9], settings, 3, {})
     asking = QuestionRunner(reader, Answers(tmp_path / "a", {}), at_once=1, max_tokens=5)
     with pytest.raises(ModelFault):
-        await measure(asking, rows[:9], settings, given)
+        await measure(asking, rows[:9], settings, chosen)
     assert len(asked) == 11
     stop = 10_000
-    found = await measure(asking, rows[:9], settings, given)
-    swaps = len(swapped(rows[:9], found["gold"], given))
+    outcomes = await measure(asking, rows[:9], settings, chosen)
+    swaps = len(swapped(rows[:9], outcomes["gold"], chosen))
     assert len(asked) == 3 * 9 + swaps
     whole = QuestionRunner(reader, Answers(tmp_path / "b", {}), at_once=4, max_tokens=5)
-    wanted = await measure(whole, rows[:9], settings, given)
+    wanted = await measure(whole, rows[:9], settings, chosen)
     for key in wanted:
-        assert [one.answer for one in found[key]] == [one.answer for one in wanted[key]]
-        assert [one.place for one in found[key]] == list(range(len(found[key])))
+        assert [outcome.answer for outcome in outcomes[key]] == [
+            outcome.answer for outcome in wanted[key]
+        ]
+        assert [outcome.place for outcome in outcomes[key]] == list(range(len(outcomes[key])))
     # Time goes on where it was, and only ever grows.
-    elapsed = sorted(one.elapsed for one in found["gold"])
+    elapsed = sorted(outcome.elapsed for outcome in outcomes["gold"])
     assert all(a < b for a, b in pairwise(elapsed))
     asked.clear()
-    assert await measure(asking, rows[:9], settings, given) == found
+    assert await measure(asking, rows[:9], settings, chosen) == outcomes
     assert asked == []
 
 
@@ -94,11 +96,11 @@ async def test_settings_that_ask_the_same_are_asked_once(
     first = Setting("plain_2", "bm25", 2, plain=True)
     second = Setting("bm25_3", "bm25", 3, read=2, plain=True)
     texts = [[rows[0]["context"], row["context"], rows[1]["context"]] for row in rows[:4]]
-    given = choose_passages(rows[:4], [first, second], 0, {"bm25": texts})
-    found = await measure(
-        QuestionRunner(reader, Answers(tmp_path, {})), rows[:4], [first, second], given
+    chosen = choose_passages(rows[:4], [first, second], 0, {"bm25": texts})
+    outcomes = await measure(
+        QuestionRunner(reader, Answers(tmp_path, {})), rows[:4], [first, second], chosen
     )
-    assert found["plain_2"] == found["bm25_3"]
+    assert outcomes["plain_2"] == outcomes["bm25_3"]
     assert first.asks == second.asks
 
 
@@ -111,10 +113,10 @@ async def test_answers_that_follow_the_passage_are_told_from_those_that_do_not(
     with answers.adding(gold.asks) as add:
         for place, row in enumerate(rows):
             add(Outcome(row["answers"][0], 1, 1, 0, None, 0, 3, 9, 1, place, 0.1))
-    given = choose_passages(rows, [gold], 0, {})
-    found = await measure(QuestionRunner(reader, answers), rows, [gold], given)
+    chosen = choose_passages(rows, [gold], 0, {})
+    outcomes = await measure(QuestionRunner(reader, answers), rows, [gold], chosen)
     assert all(
-        exact_match(one.answer, row["answers"])
-        for one, row in zip(found["gold"], rows, strict=True)
+        exact_match(outcome.answer, row["answers"])
+        for outcome, row in zip(outcomes["gold"], rows, strict=True)
     )
-    assert len(found["replaced"]) == len(swapped(rows, found["gold"], given)) > 0
+    assert len(outcomes["replaced"]) == len(swapped(rows, outcomes["gold"], chosen)) > 0

@@ -71,6 +71,6 @@ def test_the_training_curve_is_the_validations_with_the_items_seen(tmp_path: Pat
 
 
 def test_the_machine_is_told_by_what_it_computes_with() -> None:
-    said = machine(torch.device("cpu"), torch.float32)
-    assert said.endswith("threads, float32")
+    description = machine(torch.device("cpu"), torch.float32)
+    assert description.endswith("threads, float32")
     assert {"python", "condensery", "torch", "transformers"} == set(versions())

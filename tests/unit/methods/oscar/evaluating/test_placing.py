@@ -28,12 +28,12 @@ ROWS = [
 def test_the_gold_passage_stands_among_others_of_its_article_first() -> None:
     places = set()
     for seed in range(20):
-        for one, (passages, at) in zip(
+        for row, (passages, at) in zip(
             ROWS, place_among_others(ROWS, 5, random.Random(seed)), strict=True
         ):
-            assert passages[at] == one["context"]
+            assert passages[at] == row["context"]
             assert len(passages) == len(set(passages)) == 5
-            own = {r["context"] for r in ROWS if r["title"] == one["title"]}
+            own = {r["context"] for r in ROWS if r["title"] == row["title"]}
             assert own <= set(passages)
             places.add(at)
     assert places == set(range(5))
@@ -51,12 +51,12 @@ def test_too_few_passages_are_an_error_not_an_endless_search() -> None:
 def test_passages_of_others_hold_no_answer_and_are_of_other_articles() -> None:
     rows = [*ROWS, row("The mill of Bo.", "title 4", ["Bo", "21"])]
     chosen = other_passages(rows, 5, random.Random(0))
-    for one, passages in zip(rows, chosen, strict=True):
+    for asked_row, passages in zip(rows, chosen, strict=True):
         assert len(set(passages)) == 5
-        own = {r["context"] for r in rows if r["title"] == one["title"]}
+        own = {r["context"] for r in rows if r["title"] == asked_row["title"]}
         assert not own & set(passages)
         for passage in passages:
-            assert not set(one["answers"]) & set(passage.removesuffix(".").split())
+            assert not set(asked_row["answers"]) & set(passage.removesuffix(".").split())
 
 
 def test_an_answer_that_is_a_letter_in_every_text_does_not_rule_all_out() -> None:
@@ -117,6 +117,6 @@ def test_sorts_tell_numbers_names_and_other_words() -> None:
 
 
 def test_passages_without_a_title_are_articles_of_their_own() -> None:
-    rows = [{**one, "title": ""} for one in ROWS]
-    for one, passages in zip(rows, other_passages(rows, 5, random.Random(0)), strict=True):
-        assert one["context"] not in passages
+    rows = [{**row, "title": ""} for row in ROWS]
+    for row, passages in zip(rows, other_passages(rows, 5, random.Random(0)), strict=True):
+        assert row["context"] not in passages

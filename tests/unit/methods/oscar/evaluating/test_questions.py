@@ -14,22 +14,22 @@ Row = dict[str, Any]
 
 
 def write(path: Path, rows: list[Row]) -> Path:
-    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def test_questions_are_sampled_as_ever_by_the_seed(tmp_path: Path, rows: list[Row]) -> None:
     path = tmp_path / "dev.jsonl.gz"
     with gzip.open(path, "wt") as file:
-        file.writelines(json.dumps({**one, "id": "x", "answer_start": [3]}) + "\n" for one in rows)
-    found = sample_questions(path, 5, 17)
-    wanted = random.Random(17).sample([one.value for one in read_rows(path)], 5)
-    assert [one["question"] for one in found.rows] == [one["question"] for one in wanted]
-    assert [one["context"] for one in found.rows] == [one["context"] for one in wanted]
-    assert (found.total, found.repeated, found.file) == (len(rows), 0, "dev.jsonl.gz")
-    assert found.with_gold
-    assert found.sha256 == sample_questions(path, 5, 17).sha256
-    assert found.sha256 != sample_questions(path, 5, 18).sha256
+        file.writelines(json.dumps({**row, "id": "x", "answer_start": [3]}) + "\n" for row in rows)
+    questions = sample_questions(path, 5, 17)
+    wanted = random.Random(17).sample([row.value for row in read_rows(path)], 5)
+    assert [row["question"] for row in questions.rows] == [row["question"] for row in wanted]
+    assert [row["context"] for row in questions.rows] == [row["context"] for row in wanted]
+    assert (questions.total, questions.repeated, questions.file) == (len(rows), 0, "dev.jsonl.gz")
+    assert questions.with_gold
+    assert questions.sha256 == sample_questions(path, 5, 17).sha256
+    assert questions.sha256 != sample_questions(path, 5, 18).sha256
     assert len(sample_questions(path, 1000, 17).rows) == len(rows)
 
 
@@ -38,17 +38,17 @@ def test_a_question_asked_twice_of_a_passage_is_asked_once_with_both_answers(
 ) -> None:
     again = {**rows[0], "question": " What NUMBER is the mill in the old  market?"}
     path = write(tmp_path / "q.jsonl", [rows[0], {**again, "answers": ["ten", "10"]}, rows[1]])
-    found = sample_questions(path, 10, 0)
-    assert (len(found.rows), found.repeated) == (2, 1)
-    (one,) = [one for one in found.rows if one["context"] == rows[0]["context"]]
-    assert set(one["answers"]) == {"10", "ten"}
+    questions = sample_questions(path, 10, 0)
+    assert (len(questions.rows), questions.repeated) == (2, 1)
+    (row,) = [row for row in questions.rows if row["context"] == rows[0]["context"]]
+    assert set(row["answers"]) == {"10", "ten"}
 
 
 def test_a_passage_and_a_title_may_be_missing(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", [{"question": "who?", "answers": ["Bo", " "]}])
-    found = sample_questions(path, 1, 0)
-    assert found.rows == [{"question": "who?", "answers": ["Bo"], "context": "", "title": ""}]
-    assert not found.with_gold
+    questions = sample_questions(path, 1, 0)
+    assert questions.rows == [{"question": "who?", "answers": ["Bo"], "context": "", "title": ""}]
+    assert not questions.with_gold
 
 
 def test_all_that_is_wrong_is_said_at_once_with_its_line(tmp_path: Path) -> None:

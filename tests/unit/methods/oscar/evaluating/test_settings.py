@@ -15,11 +15,11 @@ EVERYTHING = Capabilities(gold=True, corpus=100, scores=True)
 def keys(
     names: list[str], passages: list[int], can: Capabilities = EVERYTHING, read: int = 3
 ) -> list[str]:
-    return [one.key for one in choose(names, passages, read, can, by_words=True)]
+    return [setting.key for setting in choose(names, passages, read, can, by_words=True)]
 
 
 def test_without_names_all_is_measured_that_can_be() -> None:
-    fixed = [one.key for one in FIXED]
+    fixed = [setting.key for setting in FIXED]
     ks = [f"{family}_{k}" for k in (1, 5) for family in ("plain", "compressed", "reranked", "bm25")]
     assert keys([], [5, 1]) == fixed + ks
     assert keys([], [1], Capabilities(gold=True, corpus=0, scores=True)) == fixed
