@@ -104,7 +104,7 @@ def write_for_ever(data_dir: Path, say: Say, seed: int) -> None:
 def follow(state: State, verb: str, version: int, ids: list[str]) -> State:
     """What is there after a write."""
     if verb == "delete":
-        return {one: found for one, found in state.items() if one not in ids}
+        return {name: version for name, version in state.items() if name not in ids}
     return state | dict.fromkeys(ids, version)
 
 
@@ -161,8 +161,8 @@ def kill_indexes(
                 wanted = [states[kind]]
                 if doubt is not None and doubt[0] == kind:
                     wanted.append(follow(states[kind], *doubt[1:]))
-                truth = {one: row.tobytes() for one, row in read_truth(data_dir, kind).items()}
-                fits = [one for one in wanted if expected(one, written) == truth]
+                truth = {name: row.tobytes() for name, row in read_truth(data_dir, kind).items()}
+                fits = [name for name in wanted if expected(name, written) == truth]
                 assert fits, f"life {number}, {kind}: what is there is not what was acknowledged"
                 states[kind] = fits[-1]
                 # each passage once in FAISS and in the words, and none that is gone
@@ -181,9 +181,9 @@ def serving(folder: Path, store: Path | None, life: int) -> Any:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         text = wait_for(log, "condensery: ready in", process, 300)
-        found = re.search(r"REST on (http\S+)", text)
-        assert found, text
-        yield process, found[1]
+        hits = re.search(r"REST on (http\S+)", text)
+        assert hits, text
+        yield process, hits[1]
     finally:
         process.kill()
         process.wait()
@@ -220,17 +220,17 @@ class Writer(threading.Thread):
         if verb == "delete":
             client.delete("kb", ids)
             return
-        documents = [document(one, version) for one in ids]
-        rows = np.stack([vector_of(one, version) for one in ids])
+        documents = [document(name, version) for name in ids]
+        rows = np.stack([vector_of(name, version) for name in ids])
         client.upsert("kb", documents, vectors=rows, fingerprint=self.fingerprint)
 
 
-def document(one: str, version: int) -> Document:
-    return Document(one, f"{one} as of {version} " + "x" * 400, {"version": version})
+def document(name: str, version: int) -> Document:
+    return Document(name, f"{name} as of {version} " + "x" * 400, {"version": version})
 
 
-def vector_of(one: str, version: int) -> Any:
-    row = np.random.default_rng([version, *one.encode()]).standard_normal(384)
+def vector_of(name: str, version: int) -> Any:
+    row = np.random.default_rng([version, *name.encode()]).standard_normal(384)
     return (row / np.linalg.norm(row)).astype(np.float32)
 
 
@@ -281,17 +281,17 @@ def kill_servers(
 def look(client: Client, number: int, state: State, doubt: Any, life: int) -> State:
     """Return what a writer's documents are; they must be as acknowledged."""
     ids = [f"w{number}-d{n}" for n in range(DOCUMENTS)]
-    found = {one.id: one for one in client.get("kb", ids)}
-    versions = {one.id: int(one.metadata["version"]) for one in found.values()}
+    documents = {entry.id: entry for entry in client.get("kb", ids)}
+    versions = {entry.id: int(entry.metadata["version"]) for entry in documents.values()}
     wanted = [state] if doubt is None else [state, follow(state, *doubt)]
     assert versions in wanted, f"life {life}, writer {number}: not what was acknowledged"
     fingerprint = client.models()[0].fingerprint
-    for one, version in list(versions.items())[:10]:
-        assert found[one] == document(one, version)
+    for name, version in list(versions.items())[:10]:
+        assert documents[name] == document(name, version)
         (hit,) = client.query(
-            "kb", vector=vector_of(one, version), fingerprint=fingerprint, top_k=1
+            "kb", vector=vector_of(name, version), fingerprint=fingerprint, top_k=1
         )
-        assert hit.passage.document_id == one, f"life {life}: {one} is not found by its vector"
+        assert hit.passage.document_id == name, f"life {life}: {name} is not found by its vector"
     return versions
 
 

@@ -34,7 +34,7 @@ def begin(file: Path, url: str) -> "subprocess.Popen[bytes]":
     )
     with Client(url) as client:
         deadline = time.monotonic() + 100
-        while all(one.name != "notes" or not one.documents for one in client.list_indexes()):
+        while all(info.name != "notes" or not info.documents for info in client.list_indexes()):
             assert time.monotonic() < deadline
             time.sleep(0.002)
     return process
@@ -45,14 +45,14 @@ def go_on(file: Path, url: str) -> None:
     with Client(url) as client:
         there, _ = client.count("notes")
         assert 0 < there < COUNT, "it was not killed in the middle"
-        said = run("index", "add", "notes", str(file), "--url", url).stdout.strip()
-        assert said == (
+        printed = run("index", "add", "notes", str(file), "--url", url).stdout.strip()
+        assert printed == (
             f"notes: {COUNT - there} documents written, {COUNT - there} passages; "
             f"{there} were there already"
         )
         assert client.count("notes") == (COUNT, COUNT)
         ids = [f"n{i}" for i in range(COUNT)]
-        assert [one.id for one in client.get("notes", ids)] == ids
+        assert [document.id for document in client.get("notes", ids)] == ids
         assert client.get("notes", ["n7"])[0].metadata == {"at": [7, 1.0, 0, None]}
 
 
@@ -68,8 +68,8 @@ def test_a_client_that_is_killed_goes_on(serve: Callable[..., Own], tmp_path: Pa
             time.sleep(1)
     go_on(file, server.url)
     changed = write_file(tmp_path / "notes.jsonl", version=1)
-    said = run("index", "add", "notes", str(changed), "--grpc", server.grpc).stdout
-    assert said.startswith(f"notes: {COUNT} documents written")
+    printed = run("index", "add", "notes", str(changed), "--grpc", server.grpc).stdout
+    assert printed.startswith(f"notes: {COUNT} documents written")
 
 
 @pytest.mark.slow

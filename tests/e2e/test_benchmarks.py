@@ -55,9 +55,9 @@ def test_a_cpus_kind_is_told_by_what_it_multiplies_with(benchmark: Any) -> None:
         ("avx2 avx512f", "AVX512"),
         ("fma avx2", "AVX2"),
     ):
-        told = f"processor : 0\nmodel name : A CPU: the best\nflags : {flags}\n\nflags : avx2\n"
-        name, found = recording.read_cpu(told)
-        assert (name, recording.kind_of(found)) == ("A CPU: the best", kind)
+        cpuinfo = f"processor : 0\nmodel name : A CPU: the best\nflags : {flags}\n\nflags : avx2\n"
+        name, multiplies = recording.read_cpu(cpuinfo)
+        assert (name, recording.kind_of(multiplies)) == ("A CPU: the best", kind)
     assert recording.kind_of(frozenset()) not in recording.KINDS.values()
 
 
@@ -91,10 +91,14 @@ def test_what_others_use_is_told_apart_from_what_we_started(benchmark: Any) -> N
 
 
 def test_folders_of_one_machine_are_not_told(benchmark: Any) -> None:
-    told = benchmark("recording").tell_command(["--data", "/home/me/sets/scifact", "--rounds", "3"])
-    assert told == "--data scifact --rounds 3"
-    told = benchmark("recording").tell_command(["--out", "/home/me/out/index.json", "docs/x.json"])
-    assert told == "--out out/index.json docs/x.json"
+    command = benchmark("recording").tell_command(
+        ["--data", "/home/me/sets/scifact", "--rounds", "3"]
+    )
+    assert command == "--data scifact --rounds 3"
+    command = benchmark("recording").tell_command(
+        ["--out", "/home/me/out/index.json", "docs/x.json"]
+    )
+    assert command == "--out out/index.json docs/x.json"
 
 
 ABOUT: dict[str, Any] = {
@@ -178,12 +182,12 @@ def test_every_round_of_a_service_is_told_and_uneven_ones_by_name(benchmark: Any
 
 
 def test_searching_by_words_keeps_every_figure_and_makes_its_page(tmp_path: Path) -> None:
-    said = run("search.py", "--passages", "300", "--out", str(tmp_path / "words.json"))
+    result = run("search.py", "--passages", "300", "--out", str(tmp_path / "words.json"))
     report = json.loads((tmp_path / "words.json").read_text())
     assert_recorded(report, "search.py")
     assert len(report["each_ms"]) == report["questions"] == 100
     page = (tmp_path / "words.md").read_text()
-    assert page.strip() == said.strip()
+    assert page.strip() == result.strip()
     assert report["machine"]["kind"] in page.splitlines()[2]
 
 
@@ -228,11 +232,11 @@ def test_retrieval_keeps_each_query_of_every_set(tmp_path: Path) -> None:
         run("retrieval.py", "--data", str(folder), "--out", str(out))
     report = json.loads(out.read_text())
     assert report.keys() == {"one", "two"}
-    for one in report.values():
-        assert_recorded(one, "retrieval.py")
-        assert one["modes"].keys() == {"dense", "bm25", "hybrid"}
-        assert one["modes"]["dense"]["ndcg@10"] == 1
-        assert one["modes"]["hybrid"]["each"].keys() == {"q0", "q1"}
+    for figures in report.values():
+        assert_recorded(figures, "retrieval.py")
+        assert figures["modes"].keys() == {"dense", "bm25", "hybrid"}
+        assert figures["modes"]["dense"]["ndcg@10"] == 1
+        assert figures["modes"]["hybrid"]["each"].keys() == {"q0", "q1"}
     assert out.with_suffix(".md").read_text().count("| hybrid |") == 2
 
 
@@ -297,7 +301,7 @@ def test_the_measured_rows_of_reliability_are_made_from_what_loads_kept(
         },
     }
     assert kept.keys() == measured.MAKERS.keys()
-    written = measured.rewrite(page, {name: {"run": ABOUT, **one} for name, one in kept.items()})
+    written = measured.rewrite(page, {name: {"run": ABOUT, **row} for name, row in kept.items()})
     before, after = page.splitlines(), written.splitlines()
     assert len(before) == len(after)
     changed = [new for old, new in zip(before, after, strict=True) if old != new]

@@ -46,7 +46,11 @@ def test_what_was_compressed_is_asked_by_its_handle(door: tuple[str, str], tmp_p
     context = handle.split()[1]
     arguments = ("ask", QUESTION, "--context", context, "--max-tokens", "8", *door)
     answer = json.loads(run(*arguments, "--json").stdout)
-    assert sorted(one["id"] for one in answer["citations"]) == ["mine", "notes-1", "notes-2"]
+    assert sorted(citation["id"] for citation in answer["citations"]) == [
+        "mine",
+        "notes-1",
+        "notes-2",
+    ]
     assert answer["text"] == run(*arguments).stdout.split("\n\n")[0]
     gone = run("ask", QUESTION, "--context", "ctx_of_nobody", *door, status=1)
     assert gone.stderr == "condensery: context: there is no such handle.\n"
@@ -54,14 +58,14 @@ def test_what_was_compressed_is_asked_by_its_handle(door: tuple[str, str], tmp_p
 
 def test_ask_compares_both_ways(door: tuple[str, str]) -> None:
     arguments = ("ask", QUESTION, "--top-k", "3", "--max-tokens", "8", "--compare", *door)
-    said = run(*arguments).stdout
-    assert said.startswith("compressed: ")
-    assert "\nplain:      " in said
-    assert "\nagreement: " in said
-    assert "\nspeedup: " in said
-    assert said.splitlines()[-1].startswith("GFLOPs, analytic: ")
-    told = json.loads(run(*arguments, "--search", "bm25", "--json").stdout)
-    assert told["plain"]["compression"]["status"] == "off"
+    printed = run(*arguments).stdout
+    assert printed.startswith("compressed: ")
+    assert "\nplain:      " in printed
+    assert "\nagreement: " in printed
+    assert "\nspeedup: " in printed
+    assert printed.splitlines()[-1].startswith("GFLOPs, analytic: ")
+    content = json.loads(run(*arguments, "--search", "bm25", "--json").stdout)
+    assert content["plain"]["compression"]["status"] == "off"
 
 
 def test_embed_prints_json_lines_or_writes_an_array(door: tuple[str, str], tmp_path: Path) -> None:
@@ -96,8 +100,8 @@ def test_an_index_is_made_filled_asked_and_dropped(door: tuple[str, str], tmp_pa
     again = run("index", "add", name, "-", "--again", *door, given=file.read_bytes())
     assert again.stdout.strip() == f"{name}: 300 documents written, 300 passages"
     assert run("index", "count", name, *door).stdout.strip() == "300 documents, 300 passages"
-    found = run("index", "query", name, "note 17 is about 17", "--top-k", "2", "--json", *door)
-    best = json.loads(found.stdout.splitlines()[0])
+    result = run("index", "query", name, "note 17 is about 17", "--top-k", "2", "--json", *door)
+    best = json.loads(result.stdout.splitlines()[0])
     assert best["document_id"] == "n17"
     assert best["metadata"] == {"year": 1917}
     assert run("index", "delete", name, "n17", "nobody", *door).stdout.strip() == (
@@ -115,8 +119,8 @@ def test_a_bad_line_is_named_and_what_was_written_stays(live_server: Any, tmp_pa
     good = [json.dumps({"id": f"n{i}", "text": "words"}) for i in range(200)]
     file.write_text("\n".join([*good, '{"id": "x"}']))
     done = run("index", "add", str(file), "--url", live_server.url, status=1)
-    *_, said, error = done.stderr.splitlines()
-    assert said == "broken: 128 documents were written before this stopped"
+    *_, progress, error = done.stderr.splitlines()
+    assert progress == "broken: 128 documents were written before this stopped"
     assert error == f"condensery: {file}, line 201: text: is missing"
     count = run("index", "count", "broken", "--url", live_server.url)
     assert count.stdout.startswith("128 documents")

@@ -33,16 +33,16 @@ def test_documents_are_found_counted_read_and_deleted_by_a_filter(
     counted = run("index", "count", name, "--filter", EVEN, *door)
     assert counted.stdout == "5 documents, 5 passages\n"
     every = entries(run("index", "scroll", name, *door))
-    assert sorted(one["id"] for one in every) == sorted(one["id"] for one in lines)
-    assert [one["id"] for one in every] == sorted(one["id"] for one in every)
+    assert sorted(entry["id"] for entry in every) == sorted(entry["id"] for entry in lines)
+    assert [entry["id"] for entry in every] == sorted(entry["id"] for entry in every)
     some = entries(run("index", "scroll", name, "--after", "n2", "--limit", "105", *door))
-    assert some == [one for one in every if one["id"] > "n2"][:105]
+    assert some == [entry for entry in every if entry["id"] > "n2"][:105]
     (first, *_) = entries(
         run("index", "scroll", name, "--filter", EVEN, "--no-text", "--vectors", *door)
     )
     assert set(first) == {"id", "metadata", "passages"}
     assert len(first["passages"][0]["vector"]) == 384
-    again = "".join(json.dumps(one) + "\n" for one in every)
+    again = "".join(json.dumps(entry) + "\n" for entry in every)
     written = run("index", "add", name, "-", "--again", *door, given=again).stdout
     assert "130 documents written" in written
     got = run("index", "get", name, "n7", "nobody", *door, status=1)

@@ -10,8 +10,8 @@ from tests.command_line import run
 def notes(door: tuple[str, str], tmp_path: Path) -> str:
     """An index of three notes."""
     name = f"keep-{door[0].strip('-')}"
-    given = "Helium is a gas.\n\nBread rises.\n\nThe Rhine flows.\n"
-    run("index", "add", name, "-", *door, given=given)
+    text = "Helium is a gas.\n\nBread rises.\n\nThe Rhine flows.\n"
+    run("index", "add", name, "-", *door, given=text)
     return name
 
 
@@ -45,9 +45,9 @@ def test_what_is_no_pair_is_refused(door: tuple[str, str]) -> None:
 def test_snapshots_are_made_listed_restored_and_deleted(door: tuple[str, str], notes: str) -> None:
     none = run("index", "restore", notes, *door, status=1)
     assert "has no snapshot that can be used" in none.stderr
-    said = run("index", "snapshot", "make", notes, *door).stdout
-    snapshot = said.split()[2].rstrip(",")
-    assert said.startswith(f"{notes}: snapshot {snapshot}, 3 documents, 0.1 MiB")
+    printed = run("index", "snapshot", "make", notes, *door).stdout
+    snapshot = printed.split()[2].rstrip(",")
+    assert printed.startswith(f"{notes}: snapshot {snapshot}, 3 documents, 0.1 MiB")
     rows = run("index", "snapshot", "list", notes, *door).stdout.splitlines()
     assert rows[0].split() == ["SNAPSHOT", "MADE", "DOCUMENTS", "SIZE", "ENCODER"]
     assert rows[1].startswith(snapshot)
@@ -66,8 +66,8 @@ def test_snapshots_are_made_listed_restored_and_deleted(door: tuple[str, str], n
 def test_an_index_is_rebuilt_and_told_so(door: tuple[str, str], notes: str) -> None:
     done = run("index", "rebuild", notes, "--kind", "hnsw", *door)
     assert done.stdout.strip() == f"{notes}: rebuilt for minilm-l6, hnsw, ip; finds 100% as before"
-    told = run("index", "rebuild", notes, "--status", *door)
-    assert told.stdout == done.stdout
+    result = run("index", "rebuild", notes, "--status", *door)
+    assert result.stdout == done.stdout
     nothing = run("index", "rebuild", notes, "--cancel", *door, status=1)
     assert "is not being rebuilt" in nothing.stderr
     unknown = run("index", "rebuild", notes, "--encoder", "nobody", *door, status=1)

@@ -30,7 +30,7 @@ def test_what_is_read_once_is_answered_from_as_often_as_one_asks(live_server: An
     command = [sys.executable, str(EXAMPLES / "read_once.py"), "--url", live_server.url]
     done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
-    assert said["from the vectors"].strip() == said["again, streamed"].strip() != ""
-    assert said["rhine"].endswith(" vectors")
-    assert said["agreement"].startswith("F1 ")
+    printed = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    assert printed["from the vectors"].strip() == printed["again, streamed"].strip() != ""
+    assert printed["rhine"].endswith(" vectors")
+    assert printed["agreement"].startswith("F1 ")

@@ -36,13 +36,13 @@ def run(*argv: str, scripts: tuple[str, ...], name: str) -> subprocess.Completed
 
 
 def test_they_need_nothing_that_a_gpu_machine_may_lack() -> None:
-    found = run(scripts=SCRIPTS, name="imported")
-    assert found.returncode == 0, found.stderr
+    result = run(scripts=SCRIPTS, name="imported")
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
 def test_it_measures_each_compressor_and_writes_what_it_found(tmp_path: Path) -> None:
-    found = run(
+    result = run(
         "--tiny",
         "--rounds",
         "1",
@@ -53,14 +53,14 @@ def test_it_measures_each_compressor_and_writes_what_it_found(tmp_path: Path) ->
         scripts=("oscar_gpu.py",),
         name="__main__",
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "oscar_gpu.json").read_text())
-    cells = {(one["name"], one["question"], one["batch"]) for one in report["cells"]}
+    cells = {(cell["name"], cell["question"], cell["batch"]) for cell in report["cells"]}
     compressors = ("OSCAR-llama", "OSCAR-5-Layers", "OSCAR-8-Layers")
     assert cells == {("plain", True, batch) for batch in (2, 32)} | {
         (name, asked, batch) for name in compressors for asked in (True, False) for batch in (2, 32)
     }
-    assert all(one["total_ms"] > 0 for one in report["cells"])
+    assert all(cell["total_ms"] > 0 for cell in report["cells"])
     assert "| OSCAR-llama | read |" in (tmp_path / "oscar_gpu.md").read_text()
 
 
@@ -68,8 +68,8 @@ def test_it_measures_each_compressor_and_writes_what_it_found(tmp_path: Path) ->
 def test_it_times_every_share_of_layers_each_way(tmp_path: Path) -> None:
     # compiling takes minutes on a CPU: one way here
     flags = ("--tiny", "--rounds", "1", "--texts", "8", "--ways", "packed")
-    found = run(*flags, "--out", str(tmp_path), scripts=("effir_gpu.py",), name="__main__")
-    assert found.returncode == 0, found.stderr
+    result = run(*flags, "--out", str(tmp_path), scripts=("effir_gpu.py",), name="__main__")
+    assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "effir_gpu.json").read_text())
     shapes = {"whole", "16M", "20M", "16M, -30% width"}
     for kind in ("queries", "passages"):

@@ -33,9 +33,9 @@ DOCKERFILE = (Path(__file__).parents[2] / "Dockerfile").read_text(encoding="utf-
 
 def check_health(**environment: str) -> int:
     """Run the image's health check; returns its status."""
-    found = re.search(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
-    assert found
-    _, *arguments = json.loads(found[1])
+    hits = re.search(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    assert hits
+    _, *arguments = json.loads(hits[1])
     bare = {name: value for name, value in os.environ.items() if "CONDENSERY" not in name}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -91,11 +91,13 @@ def test_the_variables_that_the_image_sets_are_settings() -> None:
 @pytest.fixture
 def _as_in_the_image(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The image's environment and no other; the data directory is a flag's. And a usual umask."""
-    for variable in [one for one in os.environ if one.startswith("CONDENSERY_")]:
+    for variable in [name for name in os.environ if name.startswith("CONDENSERY_")]:
         monkeypatch.delenv(variable)
-    (told,) = re.findall(r"^ENV (CONDENSERY_\w+=\S+ (?:\\\n +\S+ ?)+)", DOCKERFILE, re.MULTILINE)
-    for one in told.replace("\\", "").split():
-        name, _, value = one.partition("=")
+    (variables,) = re.findall(
+        r"^ENV (CONDENSERY_\w+=\S+ (?:\\\n +\S+ ?)+)", DOCKERFILE, re.MULTILINE
+    )
+    for setting in variables.replace("\\", "").split():
+        name, _, value = setting.partition("=")
         monkeypatch.setenv(name, value)
     with umask(0o022):
         yield
@@ -109,10 +111,10 @@ def test_told_nothing_it_makes_a_key_and_what_it_writes_is_its_own(
     kept = tmp_path / "data" / KEY_FILE
     with serving(store_with_pair, tmp_path) as server:
         key = kept.read_text().strip()
-        said = server.log.read_text()
-        assert f"key_made file={str(kept)!r}" in said
-        assert f"the key is in {kept}" in said
-        assert key not in said
+        printed = server.log.read_text()
+        assert f"key_made file={str(kept)!r}" in printed
+        assert f"the key is in {kept}" in printed
+        assert key not in printed
         assert check_health(CONDENSERY_PORT=str(httpx.URL(server.url).port)) == 0
         check_locked(server, key)
         write_of_all_kinds(server, key)
@@ -176,23 +178,23 @@ def check_capped(server: LiveServer, key: str) -> None:
     with Client(server.url, api_key=key) as rest, GrpcClient(server.grpc, api_key=key) as grpc:
         alias = [AliasAction("create", "second", "kb")]
         for client in (rest, grpc):
-            for field, most, call, given in (
+            for field, most, call, arguments in (
                 ("index", "2 (max_indexes)", client.create_index, "third"),
                 ("snapshot", "1 (max_snapshots)", client.create_snapshot, "kb"),
                 ("actions", "1 (max_aliases)", client.update_aliases, alias),
             ):
                 with pytest.raises(LimitReached, match=re.escape(f"there may be {most}")) as caught:
-                    call(given)
+                    call(arguments)
                 assert caught.value.field == field
 
 
 def open_to_others(folder: Path) -> list[str]:
     """Name what group or others may do anything with."""
-    found = (folder, *folder.rglob("*"))
-    return [f"{one} {one.stat().st_mode:o}" for one in found if one.stat().st_mode & 0o077]
+    paths = (folder, *folder.rglob("*"))
+    return [f"{path} {path.stat().st_mode:o}" for path in paths if path.stat().st_mode & 0o077]
 
 
 def test_the_image_waits_for_a_start_as_long_as_the_server_does() -> None:
-    found = re.search(r"--start-period=(\d+)s", DOCKERFILE)
-    assert found
-    assert int(found[1]) == Settings.model_fields["start_timeout_seconds"].default
+    hits = re.search(r"--start-period=(\d+)s", DOCKERFILE)
+    assert hits
+    assert int(hits[1]) == Settings.model_fields["start_timeout_seconds"].default

@@ -44,39 +44,39 @@ def taken() -> Iterator[int]:
 
 
 def test_a_taken_port_is_named_with_its_setting(taken: int, tmp_path: Path) -> None:
-    said = refused("--port", str(taken), "--grpc-port", "0", "--data-dir", str(tmp_path))
-    assert f"--port: port {taken} on 127.0.0.1 is taken by another process" in said
-    assert "CONDENSERY_PORT" in said
-    said = refused("--grpc-port", str(taken), "--port", "0", "--data-dir", str(tmp_path))
-    assert f"--grpc-port: port {taken} on 127.0.0.1 is taken" in said
+    printed = refused("--port", str(taken), "--grpc-port", "0", "--data-dir", str(tmp_path))
+    assert f"--port: port {taken} on 127.0.0.1 is taken by another process" in printed
+    assert "CONDENSERY_PORT" in printed
+    printed = refused("--grpc-port", str(taken), "--port", "0", "--data-dir", str(tmp_path))
+    assert f"--grpc-port: port {taken} on 127.0.0.1 is taken" in printed
 
 
 def test_other_machines_are_not_let_in_without_a_key_unless_that_is_said(tmp_path: Path) -> None:
-    said = refused("--host", "0.0.0.0", "--port", "0", "--data-dir", str(tmp_path / "data"))
-    assert "--host: other machines can reach '0.0.0.0', and no key is set" in said
-    assert "--allow-no-keys" in said
+    printed = refused("--host", "0.0.0.0", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    assert "--host: other machines can reach '0.0.0.0', and no key is set" in printed
+    assert "--allow-no-keys" in printed
     assert not (tmp_path / "data").exists()
 
 
 def test_a_taken_data_directory_is_named_with_its_holder(live_server: Any) -> None:
     data_dir = str(live_server.data_dir)
-    said = refused("--port", "0", "--grpc-port", "0", "--data-dir", data_dir)
-    assert data_dir in said
-    assert f"held by process {live_server.pid}" in said
+    printed = refused("--port", "0", "--grpc-port", "0", "--data-dir", data_dir)
+    assert data_dir in printed
+    assert f"held by process {live_server.pid}" in printed
     assert httpx.get(f"{live_server.url}/readyz").status_code == 200
 
 
 def test_a_data_directory_that_can_not_be_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    said = refused("--port", "0", "--grpc-port", "0", "--data-dir", str(file / "data"))
-    assert str(file / "data") in said
+    printed = refused("--port", "0", "--grpc-port", "0", "--data-dir", str(file / "data"))
+    assert str(file / "data") in printed
 
 
 def test_a_setting_that_is_not_allowed_is_named() -> None:
-    said = refused(CONDENSERY_DTYPE="float16")
-    assert "CONDENSERY_DTYPE: 'float16' is not allowed" in said
-    assert "'auto', 'float32' or 'bfloat16'" in said
+    printed = refused(CONDENSERY_DTYPE="float16")
+    assert "CONDENSERY_DTYPE: 'float16' is not allowed" in printed
+    assert "'auto', 'float32' or 'bfloat16'" in printed
 
 
 def test_a_corrupt_model_leaves_the_rest_serving_and_sigterm_waits_for_who_is_served(
@@ -113,10 +113,10 @@ def test_a_corrupt_model_leaves_the_rest_serving_and_sigterm_waits_for_who_is_se
         caller.join(60)
         assert len(replies[0].json()) == 400
         assert process.wait(30) == 0
-        said = log.read_text()
-        assert "condensery: stopped" in said
+        printed = log.read_text()
+        assert "condensery: stopped" in printed
         for warning in ("no key is set", "gRPC does not bound its connections"):
-            assert f"condensery: warning: {warning}" in said  # strangers reach this address
+            assert f"condensery: warning: {warning}" in printed  # strangers reach this address
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/livez")
     finally:
@@ -128,12 +128,12 @@ def test_a_corrupt_model_leaves_the_rest_serving_and_sigterm_waits_for_who_is_se
 def test_what_a_server_suggests_is_answered(
     samples: bool, live_server: Any, serve: Callable[..., Any]
 ) -> None:
-    said = live_server.log.read_text() if samples else serve().said
-    (line,) = re.findall(r"condensery: try: (.+)", said)
+    printed = live_server.log.read_text() if samples else serve().said
+    (line,) = re.findall(r"condensery: try: (.+)", printed)
     curl, url, flag, body = shlex.split(line)
     assert (curl, flag) == ("curl", "-d")
-    told = {"content-type": "application/x-www-form-urlencoded"}  # as curl sends -d
-    reply = httpx.post(url, content=body, headers=told, timeout=60)
+    headers = {"content-type": "application/x-www-form-urlencoded"}  # as curl sends -d
+    reply = httpx.post(url, content=body, headers=headers, timeout=60)
     assert reply.status_code == 200, reply.text
     assert ("samples" in body) == samples
 
@@ -141,10 +141,10 @@ def test_what_a_server_suggests_is_answered(
 def wait_for_queue(url: str) -> None:
     """Wait until texts wait for a worker: then the request is surely in flight."""
     for _ in range(1000):
-        found = re.search(
+        hits = re.search(
             r'condensery_queue_tokens{model="minilm-l6"} (\S+)', httpx.get(f"{url}/metrics").text
         )
-        if found and float(found[1]) > 0:
+        if hits and float(hits[1]) > 0:
             return
     raise AssertionError("nothing ever waited")
 

@@ -24,18 +24,18 @@ def swapping(out: Path, *flags: str, seconds: float) -> tuple[int, str, Any]:
 @pytest.mark.timeout(600)
 def test_models_swap_under_load_without_a_wrong_reply(tmp_path: Path) -> None:
     flags = ("--parts", "versions", "alias", "--swaps", "4", "--callers", "2")
-    status, said, figures = swapping(tmp_path / "out.json", *flags, seconds=580)
+    status, printed, figures = swapping(tmp_path / "out.json", *flags, seconds=580)
     for part in ("versions", "alias"):
-        assert figures[part]["wrong"] == {}, said
-        assert figures[part]["flips_of_each_caller"] == [4] * 4, said
-    assert status == 0, said
+        assert figures[part]["wrong"] == {}, printed
+        assert figures[part]["flips_of_each_caller"] == [4] * 4, printed
+    assert status == 0, printed
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_fifty_loads_and_unloads_give_the_memory_back(tmp_path: Path) -> None:
     flags = ("--parts", "memory", "--cycles", "50")
-    status, said, figures = swapping(tmp_path / "out.json", *flags, seconds=1180)
-    assert status == 0, said
+    status, printed, figures = swapping(tmp_path / "out.json", *flags, seconds=1180)
+    assert status == 0, printed
     del figures["run"]  # what it ran on
-    assert all(one["cycles"] == 50 for one in figures.values())
+    assert all(figure["cycles"] == 50 for figure in figures.values())

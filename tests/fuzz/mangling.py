@@ -26,43 +26,45 @@ def field(number: int, payload: bytes, length: int | None = None) -> bytes:
     return varint(number << 3 | 2) + varint(size) + payload
 
 
-def noise(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def noise(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """Anything at all."""
     return chance.randbytes(chance.randrange(300))
 
 
-def cut(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def cut(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """A message that stops early."""
-    data = chance.choice(given)
+    data = chance.choice(messages)
     return data[: chance.randrange(len(data) + 1)]
 
 
-def flipped(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def flipped(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """A message with a few wrong bits."""
-    data = bytearray(chance.choice(given) or b"\0")
+    data = bytearray(chance.choice(messages) or b"\0")
     for _ in range(chance.randint(1, 8)):
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     return bytes(data)
 
 
-def shuffled(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def shuffled(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """Pieces of messages, in any order."""
-    return b"".join(cut(chance, given)[chance.randrange(4) :] for _ in range(chance.randint(2, 5)))
+    return b"".join(
+        cut(chance, messages)[chance.randrange(4) :] for _ in range(chance.randint(2, 5))
+    )
 
 
-def lying(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def lying(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """A field that says it is longer, much longer, than what comes."""
     lie = field(chance.randint(1, 9), b"x" * chance.randrange(20), chance.choice(LENGTHS))
-    return chance.choice(given) + lie if chance.random() < 0.5 else lie
+    return chance.choice(messages) + lie if chance.random() < 0.5 else lie
 
 
-def no_text(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def no_text(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """Text that is not UTF-8, in any field, and one level down."""
     text = field(chance.randint(1, 9), chance.choice(NOT_UTF8))
     return text if chance.random() < 0.5 else field(chance.randint(1, 9), text)
 
 
-def deep(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def deep(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """Groups, messages or metadata within each other, ten to ten thousand levels."""
     levels = chance.choice((10, 33, 60, 99, 101, 1_000, 10_000))
     kind = chance.randrange(3)
@@ -79,7 +81,7 @@ def deep(chance: random.Random, given: Sequence[bytes]) -> bytes:
     return data if kind == 1 else field(chance.choice((2, 3)), field(1, b"a") + field(3, entry))
 
 
-def no_number(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def no_number(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """NaN and infinity, as vectors and in metadata."""
     number = chance.choice(NO_NUMBERS)
     if chance.random() < 0.5:
@@ -90,19 +92,21 @@ def no_number(chance: random.Random, given: Sequence[bytes]) -> bytes:
     return field(1, b"fuzz") + field(3, vector) + field(4, b"sha256:none")
 
 
-def packed(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def packed(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """Vectors whose bytes don't divide, or are another encoder's."""
     vector = chance.randbytes(chance.choice((1, 3, 4, 383, 1535, 1536, 1537, 4 * 1024)))
-    return chance.choice(given) + field(3, vector) + field(4, chance.choice((b"", b"sha256:none")))
+    return (
+        chance.choice(messages) + field(3, vector) + field(4, chance.choice((b"", b"sha256:none")))
+    )
 
 
-def crowded(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def crowded(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """More items than anybody has."""
     count = chance.choice((51, 2_049, 5_000, 20_000, 80_000))
     return field(1, b"fuzz") + field(chance.randint(2, 3), b"") * count
 
 
-def mistyped(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def mistyped(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """Fields of other types than theirs, of no number, of no type, and unknown ones."""
     out = b""
     for _ in range(chance.randint(1, 6)):
@@ -113,13 +117,13 @@ def mistyped(chance: random.Random, given: Sequence[bytes]) -> bytes:
     return out
 
 
-def endless(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def endless(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """Numbers that never end, or are over 64 bits."""
     tag = varint(chance.randint(1, 9) << 3)
     return tag + b"\xff" * chance.choice((9, 10, 11, 200)) + chance.choice((b"", b"\x01", b"\x7f"))
 
 
-def empty(chance: random.Random, given: Sequence[bytes]) -> bytes:
+def empty(chance: random.Random, messages: Sequence[bytes]) -> bytes:
     """Nothing."""
     return b""
 

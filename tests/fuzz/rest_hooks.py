@@ -44,10 +44,10 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         for field in ("model", "encoder", "fingerprint", "prompt_name"):
             if isinstance(body.get(field), str) and half(body[field]):
                 body[field] = None
-        given = [name for name in ("documents", "index", "context") if body.get(name) is not None]
-        if len(given) > 1:  # one of them is asked for
-            kept = given[len(str(body)) % len(given)]
-            body.update({name: None for name in given if name != kept})
+        sources = [name for name in ("documents", "index", "context") if body.get(name) is not None]
+        if len(sources) > 1:  # one of them is asked for
+            kept = sources[len(str(body)) % len(sources)]
+            body.update({name: None for name in sources if name != kept})
         messages = body.get("messages")
         if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
             if isinstance(messages[-1].get("role"), str) and half(messages[-1]["role"]):

@@ -301,8 +301,8 @@ def _written(asked: Asked) -> bytes:
     if asked.chunked:
         lines.append(b"transfer-encoding: chunked")
         half = len(asked.body) // 2
-        pieces = [one for one in (asked.body[:half], asked.body[half:]) if one]
-        body = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in pieces) + b"0\r\n\r\n"
+        pieces = [piece for piece in (asked.body[:half], asked.body[half:]) if piece]
+        body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
     else:
         lines.append(b"content-length: %d" % len(asked.body))
         body = asked.body

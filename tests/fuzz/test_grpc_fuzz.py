@@ -60,7 +60,7 @@ SAMPLED: dict[str, Any] = {
 }
 
 # What each method takes. Where serving it is work, most of it asks for what is not there.
-GIVEN: dict[str, list[Message]] = {
+MESSAGES: dict[str, list[Message]] = {
     "Embedding/EmbedBatch": [
         pb.EmbedBatchRequest(texts=["a text", "é𝄞", ""], normalize=True, truncate=False),
         pb.EmbedBatchRequest(model="nobody", texts=["a"], prompt_name="query", dimensions=3),
@@ -192,36 +192,36 @@ HEALTH = "/grpc.health.v1.Health/Check"
 def paths() -> dict[str, list[bytes]]:
     """Return every method with what it takes, written."""
     written = {
-        f"/{package}.{name}": [one.SerializeToString() for one in given]
-        for package, methods in (("condensery.v1", GIVEN), ("tei.v1", TEI))
-        for name, given in methods.items()
+        f"/{package}.{name}": [message.SerializeToString() for message in messages]
+        for package, methods in (("condensery.v1", MESSAGES), ("tei.v1", TEI))
+        for name, messages in methods.items()
     }
     return {**written, HEALTH: [b"", b"\x0a\x0dcondensery.v1"]}
 
 
 def test_every_method_is_fuzzed() -> None:
-    for contract, given in ((pb.DESCRIPTOR, GIVEN), (tei.DESCRIPTOR, TEI)):
+    for contract, messages in ((pb.DESCRIPTOR, MESSAGES), (tei.DESCRIPTOR, TEI)):
         methods = {
             f"{service.name}/{method.name}"
             for service in contract.services_by_name.values()
             for method in service.methods
         }
-        assert set(given) == methods
+        assert set(messages) == methods
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_malformed_messages_are_refused_and_harm_nobody(live_server: Any) -> None:
-    said = len(live_server.log.read_text())
+    logged = len(live_server.log.read_text())
     with GrpcClient(live_server.grpc, retries=0) as client, own_indexes(client):
         before = client.embed(["a text"]).tobytes()
         async with grpc.aio.insecure_channel(live_server.grpc) as channel:
             await ask(channel, HEALTH, b"")
             states = watch(channel)
-            found = await fuzz(channel, random.Random(SEED))  # caches fill, pools grow
+            codes_of = await fuzz(channel, random.Random(SEED))  # caches fill, pools grow
             client.create_index(INDEX)
             size = resident(live_server.pid)
-            found += await fuzz(channel, random.Random(SEED + 1))
+            codes_of += await fuzz(channel, random.Random(SEED + 1))
             grown = resident(live_server.pid) - size
             assert channel.get_state() is grpc.ChannelConnectivity.READY
             assert states() == [], "the connection was lost"
@@ -230,22 +230,22 @@ async def test_malformed_messages_are_refused_and_harm_nobody(live_server: Any) 
         answer = client.answer("q", documents=["a text"], max_tokens=2)
         assert answer.compression.status == "applied"
     codes: Counter[StatusCode] = Counter()
-    for (_, code), count in found.items():
+    for (_, code), count in codes_of.items():
         codes[code] += count
-    told = {code.name: count for code, count in codes.most_common()}
-    print(f"{codes.total()} messages: {told}; grown by {grown / MIB:.1f} MiB")
-    odd = {place: count for place, count in found.items() if place[1] not in DOCUMENTED}
+    counts = {code.name: count for code, count in codes.most_common()}
+    print(f"{codes.total()} messages: {counts}; grown by {grown / MIB:.1f} MiB")
+    odd = {place: count for place, count in codes_of.items() if place[1] not in DOCUMENTED}
     assert odd == {}
     assert codes[StatusCode.INVALID_ARGUMENT] >= 20_000, "so many were malformed"
     assert grown < GROWTH
-    log = live_server.log.read_text()[said:]
+    log = live_server.log.read_text()[logged:]
     for alarm in ("Traceback", "internal_error", "Unexpected ["):
         assert alarm not in log
 
 
 @pytest.mark.slow
 def test_what_is_no_http_is_cut_off_and_harms_nobody(live_server: Any) -> None:
-    chance, said = random.Random(SEED), len(live_server.log.read_text())
+    chance, logged = random.Random(SEED), len(live_server.log.read_text())
     host, _, port = live_server.grpc.rpartition(":")
     opening = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     for number in range(1_000):
@@ -253,28 +253,28 @@ def test_what_is_no_http_is_cut_off_and_harms_nobody(live_server: Any) -> None:
             connection.sendall((opening if number % 2 else b"") + chance.randbytes(200))
     with GrpcClient(live_server.grpc, retries=0) as client:
         assert client.embed(["a text"]).shape == (1, 384)
-    assert "Traceback" not in live_server.log.read_text()[said:]
+    assert "Traceback" not in live_server.log.read_text()[logged:]
 
 
 async def fuzz(channel: grpc.aio.Channel, chance: random.Random) -> Counter[tuple[str, StatusCode]]:
     """Send every mangler's messages to every method; returns what came back, and how often."""
-    found: Counter[tuple[str, StatusCode]] = Counter()
+    statuses: Counter[tuple[str, StatusCode]] = Counter()
     todo = [
-        (path, mangle(chance, given))
+        (path, mangle(chance, messages))
         for _ in range(ROUNDS)
-        for path, given in paths().items()
+        for path, messages in paths().items()
         for mangle in MANGLERS
     ]
     chance.shuffle(todo)
-    todo.sort(key=lambda one: not one[0].endswith("Drop"))  # last, as it may well succeed
+    todo.sort(key=lambda call: not call[0].endswith("Drop"))  # last, as it may well succeed
 
     async def send() -> None:
         while todo:
             path, data = todo.pop()
-            found[path, await ask(channel, path, data)] += 1
+            statuses[path, await ask(channel, path, data)] += 1
 
     await asyncio.gather(*(send() for _ in range(AT_ONCE)))
-    return found
+    return statuses
 
 
 async def ask(channel: grpc.aio.Channel, path: str, data: bytes) -> Any:
@@ -317,11 +317,11 @@ def resident(pid: int) -> int:
 @contextmanager
 def own_indexes(client: GrpcClient) -> Iterator[None]:
     """Make the index that messages are about, and another; what they make beside goes with them."""
-    there = {one.name for one in client.list_indexes()}
+    there = {info.name for info in client.list_indexes()}
     for name in (INDEX, STAYS):
         client.create_index(name)
         client.upsert(name, [Document("stays", "the one that stays")])
     yield
-    for one in client.list_indexes():
-        if one.name not in there:
-            client.drop_index(one.name)
+    for info in client.list_indexes():
+        if info.name not in there:
+            client.drop_index(info.name)

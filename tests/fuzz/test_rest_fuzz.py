@@ -62,11 +62,11 @@ def test_what_a_fuzzer_makes_of_the_description(live_server: Any, tmp_path: Path
         timeout=800,
     )
     assert done.returncode == 0, done.stdout[-10_000:]
-    found = json.loads(report.read_text())
-    assert found["complete"]
-    assert found["operations"]["tested"] == found["operations"]["total"]
-    assert found["failures"] == found["errors"] == []
-    cases = found["test_cases"]["generated"]
+    content = json.loads(report.read_text())
+    assert content["complete"]
+    assert content["operations"]["tested"] == content["operations"]["total"]
+    assert content["failures"] == content["errors"] == []
+    cases = content["test_cases"]["generated"]
     print(f"{cases} cases from the description")
     assert cases >= FROM_THE_SCHEMA
 

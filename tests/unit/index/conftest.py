@@ -292,6 +292,6 @@ def disk(data_dir: Path, tmp_path: Path) -> Iterator[Disk]:
 @pytest.fixture
 def store(data_dir: Path) -> Iterator[IndexStore]:
     """A store with one empty index, kb."""
-    with IndexStore(data_dir) as one:
-        one.create("kb", IndexSpec(**SETTINGS))
-        yield one
+    with IndexStore(data_dir) as index_store:
+        index_store.create("kb", IndexSpec(**SETTINGS))
+        yield index_store

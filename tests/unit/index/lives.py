@@ -35,26 +35,26 @@ def live(life: Life, data_dir: Path, argument: Any, *, after: int, wait: float =
     child = FORKS.Process(target=_run, args=(life, data_dir, writing, argument))
     child.start()
     writing.close()
-    said: list[str] = []
+    heard: list[str] = []
     with reading:
         try:
-            while after and _hear(reading, said):
-                after -= said[-1].startswith("done")
+            while after and _hear(reading, heard):
+                after -= heard[-1].startswith("done")
             child.join(wait)
         finally:
             child.kill()
-        while _hear(reading, said):
+        while _hear(reading, heard):
             pass
     child.join()
-    assert child.exitcode == -signal.SIGKILL, f"it ended with {child.exitcode}:\n{said[-20:]}"
-    return said
+    assert child.exitcode == -signal.SIGKILL, f"it ended with {child.exitcode}:\n{heard[-20:]}"
+    return heard
 
 
-def _hear(reading: Connection, said: list[str]) -> bool:
+def _hear(reading: Connection, heard: list[str]) -> bool:
     """Wait for the next line; False if there is none."""
-    assert reading.poll(PATIENCE), f"silent for {PATIENCE} s after:\n{said[-20:]}"
+    assert reading.poll(PATIENCE), f"silent for {PATIENCE} s after:\n{heard[-20:]}"
     try:
-        said.append(reading.recv_bytes().decode())
+        heard.append(reading.recv_bytes().decode())
     except EOFError:
         return False
     return True

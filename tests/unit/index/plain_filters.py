@@ -61,17 +61,17 @@ def groups(conditions: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 filters = groups(st.recursive(leaves, groups, max_leaves=6))
 
 
-def holds(given: Any, document: str, metadata: Any) -> bool:
+def holds(condition: Any, document: str, metadata: Any) -> bool:
     """Whether a document is chosen."""
-    if "has_id" in given:
-        return document in given["has_id"]
-    if "key" in given:
-        return any(fits(one, given) for one in values_at(metadata, PATHS[given["key"]]))
+    if "has_id" in condition:
+        return document in condition["has_id"]
+    if "key" in condition:
+        return any(fits(value, condition) for value in values_at(metadata, PATHS[condition["key"]]))
     group = {
         name: [
-            holds(one, document, metadata) for one in ([some] if isinstance(some, dict) else some)
+            holds(part, document, metadata) for part in ([some] if isinstance(some, dict) else some)
         ]
-        for name, some in given.items()
+        for name, some in condition.items()
     }
     should = group.get("should")
     return (
@@ -84,13 +84,20 @@ def holds(given: Any, document: str, metadata: Any) -> bool:
 def values_at(value: Any, steps: list[str | None]) -> list[Any]:
     """The values that a path leads to: scalars, a list's own among them."""
     if not steps:
-        found = value if isinstance(value, list) else [value]
-        return [one for one in found if one is not None and not isinstance(one, dict | list)]
+        values = value if isinstance(value, list) else [value]
+        return [
+            element
+            for element in values
+            if element is not None and not isinstance(element, dict | list)
+        ]
     step, *rest = steps
     if step is None:
         elements = value if isinstance(value, list) else []
         return [
-            found for one in elements if isinstance(one, dict) for found in values_at(one, rest)
+            value_within
+            for element in elements
+            if isinstance(element, dict)
+            for value_within in values_at(element, rest)
         ]
     if not isinstance(value, dict) or step not in value:
         return []
@@ -115,10 +122,10 @@ def fits(value: Any, condition: Any) -> bool:
     return all(tests[name](bound) for name, bound in condition["range"].items())
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Equal, where true is not 1 and "1" is not either."""
     kinds = [
         bool if isinstance(it, bool) else str if isinstance(it, str) else float
-        for it in (one, other)
+        for it in (value, other)
     ]
-    return kinds[0] == kinds[1] and bool(one == other)
+    return kinds[0] == kinds[1] and bool(value == other)

@@ -87,8 +87,8 @@ def test_two_aliases_are_swapped_in_one_go(two: IndexStore) -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     for turn in range(40):
-        one, other = ("two", "one") if turn % 2 == 0 else ("one", "two")
-        two.maintenance.update_aliases([point("blue", one), point("green", other)])
+        alias, other = ("two", "one") if turn % 2 == 0 else ("one", "two")
+        two.maintenance.update_aliases([point("blue", alias), point("green", other)])
     done.set()
     watcher.join()
     assert set(seen) <= {("one", "two"), ("two", "one")}
@@ -290,9 +290,9 @@ def swap_for_ever(data_dir: Path, say: Any, seed: int) -> None:
     with IndexStore(data_dir) as store:
         say("ready")
         while True:
-            one, other = draw.sample(["one", "two"], 2)
-            say("begin", one, other)
-            store.maintenance.update_aliases([point("blue", one), point("green", other)])
+            alias, other = draw.sample(["one", "two"], 2)
+            say("begin", alias, other)
+            store.maintenance.update_aliases([point("blue", alias), point("green", other)])
             say("done")
 
 

@@ -122,7 +122,7 @@ def test_hnsw_finds_nearly_all_of_it_however_many_are_allowed(
         asked = {
             "must": [{"key": "n", "range": {"lt": most}}, {"key": "even", "match": {"value": True}}]
         }
-        found = total = 0
+        hit_count = total = 0
         for vector in make_vectors(20, seed=5):
             scores = score_truth(truth, vector, metric)
             allowed = {
@@ -133,10 +133,10 @@ def test_hnsw_finds_nearly_all_of_it_however_many_are_allowed(
             hits = store.query("graph", vector, top_k=10, filter=read_filter(asked))
             assert {hit.passage.id for hit in hits} <= allowed.keys()
             assert len(hits) == min(10, len(allowed))
-            best = sorted(allowed, key=lambda one: -allowed[one])[:10]
-            found += len({hit.passage.id for hit in hits}.intersection(best))
+            best = sorted(allowed, key=lambda number: -allowed[number])[:10]
+            hit_count += len({hit.passage.id for hit in hits}.intersection(best))
             total += len(best)
-        assert found >= 0.95 * total
+        assert hit_count >= 0.95 * total
 
 
 def test_a_filter_sees_what_the_query_sees_after_each_write(

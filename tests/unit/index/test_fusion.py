@@ -31,9 +31,9 @@ def test_what_two_rankings_hold_goes_before_what_is_first_in_one() -> None:
 
 
 def test_of_equal_passages_the_first_rankings_comes_first() -> None:
-    one, other = ranking("z", "y", "x"), ranking("a", "b", "c")
-    assert ids(fuse([one, other], 6)) == ["z", "a", "y", "b", "x", "c"]
-    assert ids(fuse([other, one], 6)) == ["a", "z", "b", "y", "c", "x"]
+    first, other = ranking("z", "y", "x"), ranking("a", "b", "c")
+    assert ids(fuse([first, other], 6)) == ["z", "a", "y", "b", "x", "c"]
+    assert ids(fuse([other, first], 6)) == ["a", "z", "b", "y", "c", "x"]
     assert ids(fuse([ranking("p", "q"), ranking("q", "p")], 2)) == ["p", "q"]
 
 

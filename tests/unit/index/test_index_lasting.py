@@ -176,8 +176,8 @@ def write_and_cut_power(
 def test_what_was_acknowledged_survives_a_power_cut(
     disk: Disk, store: IndexStore, tmp_path: Path, writes: int
 ) -> None:
-    there, found = write_and_cut_power(disk, store, tmp_path, writes)
-    assert found == there
+    there, after_cut = write_and_cut_power(disk, store, tmp_path, writes)
+    assert after_cut == there
 
 
 @pytest.mark.parametrize("mode", ["NORMAL", "OFF"])
@@ -185,8 +185,8 @@ def test_the_power_cut_test_notices_a_writer_that_does_not_sync(
     disk: Disk, store: IndexStore, tmp_path: Path, mode: str
 ) -> None:
     store.find("kb")._writer.execute(f"PRAGMA synchronous = {mode}")
-    there, found = write_and_cut_power(disk, store, tmp_path, 7)
-    assert found < there
+    there, after_cut = write_and_cut_power(disk, store, tmp_path, 7)
+    assert after_cut < there
 
 
 CHILD = """
@@ -219,16 +219,16 @@ def apply(state: dict[str, int], line: str) -> dict[str, int]:
     """What each document's version is after the write that ``line`` announces."""
     verb, seed, *ids = line.split()
     if verb == "delete":
-        return {one: version for one, version in state.items() if one not in ids}
+        return {name: version for name, version in state.items() if name not in ids}
     return {**state, **dict.fromkeys(ids, int(seed))}
 
 
 def expected_vectors(state: dict[str, int], batches: dict[int, list[str]]) -> dict[str, Any]:
     truth = {}
-    for one, seed in state.items():
+    for name, seed in state.items():
         batch = make_batch(batches[seed], seed=seed)
         for passage, vector in zip(batch.passages, batch.vectors, strict=True):
-            if passage.document_id == one:
+            if passage.document_id == name:
                 truth[passage.id] = vector
     return truth
 
@@ -267,14 +267,14 @@ def test_what_was_acknowledged_survives_kill_9(data_dir: Path, kind: str) -> Non
             truth = read_truth(data_dir)
             wanted = [state] if doubt is None else [state, apply(state, doubt)]
             matches = [
-                one for one in wanted if expected_vectors(one, batches).keys() == truth.keys()
+                name for name in wanted if expected_vectors(name, batches).keys() == truth.keys()
             ]
             matches = [
-                one
-                for one in matches
+                name
+                for name in matches
                 if all(
                     np.array_equal(vector, truth[passage])
-                    for passage, vector in expected_vectors(one, batches).items()
+                    for passage, vector in expected_vectors(name, batches).items()
                 )
             ]
             assert matches, f"life {life}: neither with nor without {doubt!r}"

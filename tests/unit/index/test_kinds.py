@@ -76,12 +76,14 @@ def recall(store: IndexStore, data_dir: Path, chosen: Filter | None = None, **ho
         query = vector_of(100_000 + number)
         scores = score_truth(truth, query, metric)
         hits = store.query("pq", query, top_k=10, filter=chosen)
-        found = {hit.passage.id: hit.score for hit in hits}
-        assert found.keys() <= truth.keys()
-        assert len(found) == min(10, len(truth))
-        assert found == pytest.approx({one: scores[one] for one in found}, rel=1e-4, abs=1e-5)
-        assert list(found.values()) == sorted(found.values(), reverse=True)
-        good += len(found.keys() & set(sorted(scores, key=lambda one: -scores[one])[:10]))
+        scores_of = {hit.passage.id: hit.score for hit in hits}
+        assert scores_of.keys() <= truth.keys()
+        assert len(scores_of) == min(10, len(truth))
+        assert scores_of == pytest.approx(
+            {name: scores[name] for name in scores_of}, rel=1e-4, abs=1e-5
+        )
+        assert list(scores_of.values()) == sorted(scores_of.values(), reverse=True)
+        good += len(scores_of.keys() & set(sorted(scores, key=lambda name: -scores[name])[:10]))
     return good / 50 / min(10, len(truth))
 
 

@@ -27,15 +27,15 @@ NEW = Filter(must=(Match("tag", ("new",)),))
 
 def ids_of(store: IndexStore, limit: int, **how: object) -> list[str]:
     """Every document's id, read by pages."""
-    found: list[str] = []
+    names: list[str] = []
     after = ""
     while True:
         page = store.scroll("kb", PageQuery(after=after, limit=limit, **how))  # type: ignore[arg-type]
-        assert 0 < len(page.documents) <= limit or not found
-        found += [document.id for document in page.documents]
+        assert 0 < len(page.documents) <= limit or not names
+        names += [document.id for document in page.documents]
         if page.next is None:
-            return found
-        assert page.next == found[-1]
+            return names
+        assert page.next == names[-1]
         after = page.next
 
 

@@ -109,10 +109,10 @@ def test_key_heads_are_shared_by_groups_of_query_heads() -> None:
     key, value = random_rows(23, 2, seed=1), random_rows(23, 2, seed=2)
     got = attend(packing, query, key, value, scale=8**-0.5, causal=True)
     for head in range(4):
-        one = [
+        single = [
             rows[:, h : h + 1] for rows, h in ((query, head), (key, head // 2), (value, head // 2))
         ]
-        alone = attend(packing, *one, scale=8**-0.5, causal=True)
+        alone = attend(packing, *single, scale=8**-0.5, causal=True)
         torch.testing.assert_close(got[:, head : head + 1], alone)
 
 

@@ -82,11 +82,11 @@ def test_logits_are_transformers_own(kind: str, labels: int, tmp_path: Path) -> 
     assert found.shape == (len(TEXTS), labels)
     assert network.typed == (kind == "bert")
     for ids, types, logits in zip(TEXTS, TYPES, found, strict=True):
-        given = {"input_ids": torch.tensor([ids])}
+        inputs = {"input_ids": torch.tensor([ids])}
         if network.typed:
-            given["token_type_ids"] = torch.tensor([types])
+            inputs["token_type_ids"] = torch.tensor([types])
         with torch.inference_mode():
-            wanted = reference(**given).logits[0]
+            wanted = reference(**inputs).logits[0]
         assert (logits - wanted).abs().max() < 2e-5
     assert found.std(0).min() > 1e-3
 
@@ -94,9 +94,9 @@ def test_logits_are_transformers_own(kind: str, labels: int, tmp_path: Path) -> 
 def test_in_bf16_the_head_still_computes_in_float32(tmp_path: Path) -> None:
     path = saved(tmp_path, "bert", 2)
     exact = run_classifier(load_classifier(path)).read(TEXTS, TYPES)
-    found = run_classifier(load_classifier(path, dtype=torch.bfloat16)).read(TEXTS, TYPES)
-    assert found.dtype == torch.float32
-    assert (found - exact).abs().max() < 0.05 * exact.abs().max()
+    logits = run_classifier(load_classifier(path, dtype=torch.bfloat16)).read(TEXTS, TYPES)
+    assert logits.dtype == torch.float32
+    assert (logits - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 def test_what_is_missing_is_named_and_not_made_up(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def test_scores_are_those_of_steps_as_they_are(kind: str, count: int) -> None:
         wanted = stepper.logits(stepper.run(tokens[:count], Step(cache, spans[:count])))
     # Twice: what a step writes, it can write again.
     for _ in range(2):
-        found = decoder.run(tokens[:count], spans[:count])
-        torch.testing.assert_close(found, wanted, atol=2e-4, rtol=2e-4)
+        result = decoder.run(tokens[:count], spans[:count])
+        torch.testing.assert_close(result, wanted, atol=2e-4, rtol=2e-4)
 
 
 def test_preparing_touches_no_sequence() -> None:
@@ -93,12 +93,12 @@ def test_a_graph_gives_what_steps_as_they_are_give(kind: str, dtype: torch.dtype
     with torch.inference_mode():
         wanted = stepper.logits(stepper.run(tokens, Step(cache, spans)))
     for count in (5, 1, 3, 5):  # another graph each time, in the same memory
-        found = decoder.run(tokens[:count], spans[:count])
-        assert found is not None
+        result = decoder.run(tokens[:count], spans[:count])
+        assert result is not None
         if dtype == torch.float32:
-            torch.testing.assert_close(found, wanted[:count], atol=2e-3, rtol=2e-3)
+            torch.testing.assert_close(result, wanted[:count], atol=2e-3, rtol=2e-3)
         else:
-            agreement = torch.nn.functional.cosine_similarity(found, wanted[:count])
+            agreement = torch.nn.functional.cosine_similarity(result, wanted[:count])
             assert agreement.min() > 0.99
 
 
@@ -110,7 +110,7 @@ def test_a_graph_reads_what_was_written_since_it_was_captured() -> None:
     decoder = Decoder(stepper, cache, 4)
     decoder.prepare()
     spans, tokens = begun(stepper, cache)
-    found = [decoder.run(tokens[i : i + 1], spans[i : i + 1]) for i in range(3)]
+    replayed = [decoder.run(tokens[i : i + 1], spans[i : i + 1]) for i in range(3)]
     together = decoder.run(tokens[:3], spans[:3])
-    torch.testing.assert_close(torch.cat(found), together, atol=2e-3, rtol=2e-3)
-    assert not torch.allclose(found[0], found[1], atol=1e-2)
+    torch.testing.assert_close(torch.cat(replayed), together, atol=2e-3, rtol=2e-3)
+    assert not torch.allclose(replayed[0], replayed[1], atol=1e-2)

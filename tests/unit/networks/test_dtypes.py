@@ -39,11 +39,11 @@ def test_what_is_built_is_what_transformers_builds(tmp_path: Path) -> None:
     with thread_dtypes():
         ours = AutoModel.from_pretrained(tmp_path, **options)
     wanted = usual.state_dict() | dict(usual.named_buffers())
-    found = ours.state_dict() | dict(ours.named_buffers())
-    assert list(found) == list(wanted)
+    state = ours.state_dict() | dict(ours.named_buffers())
+    assert list(state) == list(wanted)
     for name, tensor in wanted.items():
-        assert found[name].dtype == tensor.dtype, name
-        assert torch.equal(found[name], tensor), name
+        assert state[name].dtype == tensor.dtype, name
+        assert torch.equal(state[name], tensor), name
 
 
 def test_a_language_model_is_built_in_its_configs_dtype_and_no_thread_sees_that(

@@ -57,8 +57,8 @@ def model_of(kind: str) -> nn.Module:
 
 @torch.inference_mode()
 def read(model: nn.Module) -> Tensor:
-    found: Tensor = model(input_ids=IDS).last_hidden_state
-    return found
+    hidden: Tensor = model(input_ids=IDS).last_hidden_state
+    return hidden
 
 
 def silence(

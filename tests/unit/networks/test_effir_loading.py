@@ -45,11 +45,11 @@ def test_what_a_configuration_drops_is_not_read_though_the_file_holds_it(
     model: Any = model_of(kind)
     model.save_pretrained(tmp_path)
     tell(tmp_path, **DROPPED)
-    found = load_transformer(tmp_path)
+    loaded = load_transformer(tmp_path)
     wanted = pruned_to(kind, Pruning(LAYERS, (1, 2), (0, 2)))
-    assert (read(found) - wanted).abs().max() < 1e-5
+    assert (read(loaded) - wanted).abs().max() < 1e-5
     assert (packed(tmp_path) - wanted).abs().max() < 2e-5
-    assert found.num_parameters() < model.num_parameters()
+    assert loaded.num_parameters() < model.num_parameters()
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

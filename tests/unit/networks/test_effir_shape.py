@@ -26,9 +26,9 @@ def test_lists_are_null_numbers_or_booleans() -> None:
 
 
 def test_widths_say_which_mlps_are_gone() -> None:
-    found = of(mlp_intermediate_sizes=[10, 0, 3, 1])
-    assert found == Pruning(4, mlp=(1,), sizes=(10, 0, 3, 1))
-    assert [found.size(layer, 10) for layer in range(4)] == [10, 0, 3, 1]
+    pruning = of(mlp_intermediate_sizes=[10, 0, 3, 1])
+    assert pruning == Pruning(4, mlp=(1,), sizes=(10, 0, 3, 1))
+    assert [pruning.size(layer, 10) for layer in range(4)] == [10, 0, 3, 1]
     assert [of(drop_mlp_list=[3]).size(layer, 10) for layer in range(4)] == [10, 10, 10, 0]
 
 

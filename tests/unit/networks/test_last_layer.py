@@ -45,7 +45,7 @@ def seen(model: Any) -> Iterator[list[int]]:
     name = "mlp.up" if isinstance(layer, FusedLayer) else family.inner[0]
     rows: list[int] = []
     hook = layer.get_submodule(name).register_forward_pre_hook(
-        lambda _, given: rows.append(given[0].flatten(0, -2).shape[0])
+        lambda _, inputs: rows.append(inputs[0].flatten(0, -2).shape[0])
     )
     yield rows
     hook.remove()
@@ -61,8 +61,8 @@ def test_the_states_that_are_read_are_those_of_the_whole_model(kind: str, gone: 
     expected: dict[Pooling, Tensor] = {"last": last, "cls": first}
     for pooling, wanted in expected.items():
         hidden, packing = backbone.read(SEQUENCES, pooling=pooling)
-        found = pool(hidden, packing, pooling)
-        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
+        pooled = pool(hidden, packing, pooling)
+        torch.testing.assert_close(pooled, wanted, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

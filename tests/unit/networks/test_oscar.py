@@ -34,9 +34,9 @@ pairings = st.builds(
 
 def compress_packed(pairings: list[Pairing], pair: OscarPair = READY) -> Compressed:
     positions = pair.compressor.slot_positions
-    given = pack(pairings, pair.shape, SPECIALS, positions, dtype=FP32, device=CPU)
+    packed = pack(pairings, pair.shape, SPECIALS, positions, dtype=FP32, device=CPU)
     with torch.inference_mode():
-        return pair.compressor(given, pair.generator.words)
+        return pair.compressor(packed, pair.generator.words)
 
 
 def compress_padded(pairings: list[Pairing], pair: OscarPair = PAIR) -> Compressed:
@@ -137,12 +137,15 @@ def test_memory_is_the_mapping_plus_what_the_pointer_copies(
     question, passage = (
         torch.randint(4, len(VOCABULARY), (n,), generator=generator).tolist() for n in sizes
     )
-    one = Pairing(question, passage)
-    vectors, relevance = compress_by_hand(one, pair)
-    for found in (compress_padded([one], pair), compress_packed([one], make_copy(pair))):
-        assert close(found.memory[0], vectors)
-        assert found.relevance.item() == pytest.approx(relevance, abs=1e-4)
-        assert (found.pointer is None) == (not pair.shape.copy)
+    pairing = Pairing(question, passage)
+    vectors, relevance = compress_by_hand(pairing, pair)
+    for compressed in (
+        compress_padded([pairing], pair),
+        compress_packed([pairing], make_copy(pair)),
+    ):
+        assert close(compressed.memory[0], vectors)
+        assert compressed.relevance.item() == pytest.approx(relevance, abs=1e-4)
+        assert (compressed.pointer is None) == (not pair.shape.copy)
 
 
 def make_copy(pair: OscarPair) -> OscarPair:
@@ -234,11 +237,11 @@ def test_a_pair_refuses_weights_that_are_not_its_own() -> None:
 
 def test_standardised_words_are_centred_and_of_one_size() -> None:
     table = torch.randn(50, 16, generator=torch.Generator().manual_seed(0)) * 3 + 5
-    found = standardised(table)
+    words = standardised(table)
     centred = table - table.mean(dim=0)
-    assert torch.allclose(found.pow(2).mean(dim=1).sqrt(), torch.ones(50), atol=1e-5)
+    assert torch.allclose(words.pow(2).mean(dim=1).sqrt(), torch.ones(50), atol=1e-5)
     # Each row keeps its direction from the centre.
-    assert torch.allclose(torch.cosine_similarity(found, centred), torch.ones(50), atol=1e-5)
+    assert torch.allclose(torch.cosine_similarity(words, centred), torch.ones(50), atol=1e-5)
     assert standardised(table.bfloat16()).dtype == torch.float32
     assert torch.isfinite(standardised(torch.ones(3, 4))).all()
 

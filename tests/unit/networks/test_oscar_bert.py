@@ -24,7 +24,7 @@ def test_readings_compress_to_what_the_pairs_own_packing_gives() -> None:
     readings = [reading for (reading,) in TEXTS.make_windows(QUESTION, passages)]
     pairings = [Pairing(ids_of(QUESTION), ids_of(passage)) for passage in passages]
     places = PAIR.compressor.slot_positions
-    given = pack(
+    packed = pack(
         pairings,
         PAIR.shape,
         SPECIALS,
@@ -33,12 +33,12 @@ def test_readings_compress_to_what_the_pairs_own_packing_gives() -> None:
         device=torch.device("cpu"),
     )
     with torch.inference_mode():
-        found = COMPRESSOR.compress(readings)
-        wanted = PAIR.compressor(given, PAIR.generator.words)
-    assert found.counts == (3, 3, 3)
-    assert torch.equal(torch.stack(found.split()), wanted.memory)
-    assert found.relevance is not None
-    assert torch.equal(found.relevance, wanted.relevance)
+        compressed = COMPRESSOR.compress(readings)
+        wanted = PAIR.compressor(packed, PAIR.generator.words)
+    assert compressed.counts == (3, 3, 3)
+    assert torch.equal(torch.stack(compressed.split()), wanted.memory)
+    assert compressed.relevance is not None
+    assert torch.equal(compressed.relevance, wanted.relevance)
     costs = [COMPRESSOR.cost(reading) for reading in readings]
     assert costs == [length(pairing, PAIR.shape) for pairing in pairings]
 
@@ -73,11 +73,11 @@ def test_separators_stand_between_the_parts_of_a_prompt() -> None:
     words, separator = PAIR.generator.words, PAIR.generator.separator[None]
     asked = words[[2, *ids_of(QUESTION), 3]]
     with torch.inference_mode():
-        found = GENERATOR.embed(TEXTS.prompt(QUESTION, memories))
+        vectors = GENERATOR.embed(TEXTS.prompt(QUESTION, memories))
         plain = GENERATOR.embed(TEXTS.prompt(QUESTION, ["river", ""]))
         mixed = GENERATOR.embed(TEXTS.prompt(QUESTION, [memories[0], "river", memories[1]]))
     rows = [memories[0], separator, memories[1], separator, asked]
-    assert torch.equal(found[0], torch.cat(rows))
+    assert torch.equal(vectors[0], torch.cat(rows))
     river = words[[VOCABULARY.index("river")]]
     assert torch.equal(plain[0], torch.cat([river, separator, separator, asked]))
     rows = [memories[0], separator, river, separator, memories[1], separator, asked]

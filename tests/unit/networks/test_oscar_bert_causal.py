@@ -99,15 +99,15 @@ def test_a_stored_pair_says_what_transformers_says_from_its_vectors(
     directory, shape, state = stored(tmp_path, family)
     pair = open_networks(directory, shape, state.items())
     texts: PairTexts = open_texts(directory, shape)
-    readings = [window for found in texts.make_windows(QUESTION, PASSAGES) for window in found]
+    readings = [window for windows in texts.make_windows(QUESTION, PASSAGES) for window in windows]
     assert len(readings) == 6  # the last passage has three windows
     compressor: CompressorNetwork = pair.compressor
     with torch.inference_mode():
-        found = compressor.compress(readings)
+        compressed = compressor.compress(readings)
     vectors, scores = by_hand(state, readings)
-    assert close(torch.stack(found.split()), vectors)
-    assert found.relevance is not None
-    assert close(found.relevance, scores)
+    assert close(torch.stack(compressed.split()), vectors)
+    assert compressed.relevance is not None
+    assert close(compressed.relevance, scores)
     assert (vectors[0] - vectors[2]).abs().max() > 0.1
     assert [compressor.cost(r) for r in readings] == [len(r.ids) + 4 for r in readings]
 
@@ -134,14 +134,14 @@ def test_a_stored_pair_says_what_transformers_says_from_its_vectors(
             eos_token_id=None,
             pad_token_id=0,
         )[0].tolist()
-        said: list[int] = []
+        tokens: list[int] = []
         cache = DynamicCache()
         for _ in range(24):
             out = pair.generator(mine, past_key_values=cache, use_cache=True)
-            said.append(int(pair.generator.logits(out.last_hidden_state[:, -1]).argmax()))
-            mine = pair.generator.embed([[said[-1]]])
-    assert said == wanted
-    assert len(set(said)) > 4
+            tokens.append(int(pair.generator.logits(out.last_hidden_state[:, -1]).argmax()))
+            mine = pair.generator.embed([[tokens[-1]]])
+    assert tokens == wanted
+    assert len(set(tokens)) > 4
 
 
 def test_the_generator_is_asked_the_whole_question_whatever_the_compressor_reads_of_it(
@@ -318,8 +318,8 @@ def test_bf16_gives_about_the_same_and_rounds_no_buffer() -> None:
     ids = [2, 50, 60, 3, *range(40, 60), 3]
     batch = [PassageWindow(ids, 4, 1, 3, 0, 0)]
     with torch.inference_mode():
-        one, other = (p.compressor.compress(batch).vectors.float() for p in (pair, rough))
-    assert torch.cosine_similarity(one, other).min() > 0.98
+        exact, other = (p.compressor.compress(batch).vectors.float() for p in (pair, rough))
+    assert torch.cosine_similarity(exact, other).min() > 0.98
     assert len(VOCABULARY) == configs[0].vocab_size
 
 
@@ -331,22 +331,24 @@ def test_a_gpu_gives_the_cpus_numbers(tmp_path: Path, dtype: torch.dtype) -> Non
     here = open_networks(directory, shape, state.items())
     cuda = torch.device("cuda")
     there, split = (
-        open_networks(directory, shape, state.items(), compressor=one, generator=cuda, dtype=dtype)
-        for one in (cuda, torch.device("cpu"))
+        open_networks(
+            directory, shape, state.items(), compressor=device, generator=cuda, dtype=dtype
+        )
+        for device in (cuda, torch.device("cpu"))
     )
     texts = open_texts(directory, shape)
-    readings = [window for found in texts.make_windows(QUESTION, PASSAGES) for window in found]
+    readings = [window for windows in texts.make_windows(QUESTION, PASSAGES) for window in windows]
     with torch.inference_mode():
         wanted = here.compressor.compress(readings)
         prompt = texts.prompt(QUESTION, [wanted.vectors[:3], "The mill stands"])
         state_here = here.generator(here.generator.embed(prompt)).last_hidden_state
         for pair in (there, split):
-            found = pair.compressor.compress(readings)
-            assert found.vectors.is_cuda == (pair is there)
+            compressed = pair.compressor.compress(readings)
+            assert compressed.vectors.is_cuda == (pair is there)
             least = 0.9999 if dtype == torch.float32 else 0.97
-            alike = torch.cosine_similarity(found.vectors.float().cpu(), wanted.vectors)
+            alike = torch.cosine_similarity(compressed.vectors.float().cpu(), wanted.vectors)
             assert alike.min() > least
-            prompt = texts.prompt(QUESTION, [found.vectors[:3], "The mill stands"])
+            prompt = texts.prompt(QUESTION, [compressed.vectors[:3], "The mill stands"])
             states = pair.generator(pair.generator.embed(prompt)).last_hidden_state
             alike = torch.cosine_similarity(states.float().cpu(), state_here, dim=-1)
             assert alike.min() > least

@@ -92,15 +92,15 @@ def test_every_kind_of_compressor_is_what_transformers_computes(family: str, kin
     pair, state = tiny_causal(compressor=family, **KINDS[kind])
     for tokens in ([5], list(range(20, 37))):
         memory = pair.shape.compressor.memory_of(len(tokens))
-        found = compress(pair, reading(tokens, memory))
+        compressed = compress(pair, reading(tokens, memory))
         vectors, relevance = by_hand(pair, state, tokens, memory)
-        assert close(found.vectors, vectors)
-        assert found.counts == (memory,)
+        assert close(compressed.vectors, vectors)
+        assert compressed.counts == (memory,)
         if relevance is None:
-            assert found.relevance is None
+            assert compressed.relevance is None
         else:
-            assert found.relevance is not None
-            assert found.relevance.item() == pytest.approx(relevance, abs=1e-4)
+            assert compressed.relevance is not None
+            assert compressed.relevance.item() == pytest.approx(relevance, abs=1e-4)
 
 
 def test_memory_tokens_trained_behind_padding_keep_their_places() -> None:
@@ -114,10 +114,10 @@ def test_memory_tokens_trained_behind_padding_keep_their_places() -> None:
     mask = torch.tensor([[1] * 13 + [0] * 7 + [1] * 8])
     with torch.inference_mode():
         wanted = model.eval()(inputs_embeds=embeds[None], attention_mask=mask).last_hidden_state
-    found = compress(pair, reading(tokens)).vectors
-    assert close(found, wanted[0, 20:])
+    vectors = compress(pair, reading(tokens)).vectors
+    assert close(vectors, wanted[0, 20:])
     right_after, _ = tiny_causal(compressor="mistral", text_tokens=20)
-    assert (compress(right_after, reading(tokens)).vectors - found).abs().max() > 0.1
+    assert (compress(right_after, reading(tokens)).vectors - vectors).abs().max() > 0.1
 
 
 def prompt(memory: Tensor) -> list[PromptPart]:
@@ -150,13 +150,13 @@ def test_greedy_decoding_says_what_transformers_generate_says(family: str, tied:
             eos_token_id=None,
             pad_token_id=0,
         )[0].tolist()
-        said, cache, step = [], DynamicCache(), generator.embed(prompt(memory))
+        answer, cache, step = [], DynamicCache(), generator.embed(prompt(memory))
         for _ in range(24):
             out = generator(step, past_key_values=cache, use_cache=True)
-            said.append(int(generator.logits(out.last_hidden_state[:, -1]).argmax()))
-            step = generator.embed([[said[-1]]])
-    assert said == wanted
-    assert len(set(said)) > 4  # else any mistake could say the same
+            answer.append(int(generator.logits(out.last_hidden_state[:, -1]).argmax()))
+            step = generator.embed([[answer[-1]]])
+    assert answer == wanted
+    assert len(set(answer)) > 4  # else any mistake could say the same
 
 
 def test_adapters_are_merged_into_the_half_they_are_of() -> None:
@@ -183,8 +183,8 @@ def test_adapters_are_merged_into_the_half_they_are_of() -> None:
     assert close(compress(adapted, *batch).vectors, compress(plain, *batch).vectors)
     with torch.inference_mode():
         embeds = plain.generator.embed([[5, 6, 7, 8]])
-        one, other = (p.generator(embeds).last_hidden_state for p in (adapted, plain))
-    assert close(one, other)
+        states, other = (p.generator(embeds).last_hidden_state for p in (adapted, plain))
+    assert close(states, other)
 
 
 def test_a_compressor_that_shares_the_generators_weights_adapts_its_own_copy() -> None:
@@ -251,10 +251,10 @@ def test_a_gpu_gives_the_cpus_numbers(family: str, dtype: torch.dtype) -> None:
         state.items(), compressor=cuda, generator=cuda, dtype=dtype
     )
     batch = [reading(list(range(10, 10 + n))) for n in (31, 1, 80, 31)]
-    here, found = compress(pair, *batch), compress(there, *batch)
-    assert found.vectors.is_cuda
+    here, on_gpu = compress(pair, *batch), compress(there, *batch)
+    assert on_gpu.vectors.is_cuda
     least = 0.9999 if dtype == torch.float32 else 0.97
-    vectors = found.vectors.float().cpu()
+    vectors = on_gpu.vectors.float().cpu()
     assert torch.cosine_similarity(vectors, here.vectors).min() > least
     # Alone and in a batch, on the GPU too.
     alone = compress(there, batch[2]).vectors.float().cpu()
@@ -290,8 +290,8 @@ def test_rotary_frequencies_stay_exact_in_bf16_unless_rounding_is_asked_for() ->
             pair.shape, pair.compressor.backbone.config, pair.generator.network.config
         ).load(state.items(), dtype=torch.bfloat16)
         for each in (pair, again):
-            found = each.compressor.backbone.rotary_emb.inv_freq
-            assert torch.equal(found, exact.bfloat16().float() if rounded else exact)
+            frequencies = each.compressor.backbone.rotary_emb.inv_freq
+            assert torch.equal(frequencies, exact.bfloat16().float() if rounded else exact)
             assert torch.equal(each.generator.backbone.rotary_emb.inv_freq, exact)
         assert again.generator.dtype == torch.bfloat16
         # Moved and converted as a whole, too: only what the reference rounds is rounded.
@@ -305,8 +305,8 @@ def test_rotary_frequencies_stay_exact_in_bf16_unless_rounding_is_asked_for() ->
         assert torch.equal(kept, again.compressor.backbone.rotary_emb.inv_freq)
         assert kept.dtype == torch.float32
         tokens = list(range(10, 31))
-        one, other = (compress(each, reading(tokens)).vectors.float() for each in (pair, again))
-        assert torch.cosine_similarity(one, other).min() > 0.9
+        vectors, other = (compress(each, reading(tokens)).vectors.float() for each in (pair, again))
+        assert torch.cosine_similarity(vectors, other).min() > 0.9
 
 
 @pytest.mark.parametrize(

@@ -126,12 +126,12 @@ def test_the_order_of_passages_changes_none_of_them(kind: str) -> None:
     texts, compressor, _ = KINDS[kind]()
     rng = random.Random(5)
     passages = [text(rng, 30) for _ in range(6)]
-    readings = [r for found in texts.make_windows("How long?", passages) for r in found]
+    readings = [r for windows in texts.make_windows("How long?", passages) for r in windows]
     order = list(range(len(readings)))
     rng.shuffle(order)
-    one, other = (compress(compressor, r) for r in (readings, [readings[i] for i in order]))
+    in_order, other = (compress(compressor, r) for r in (readings, [readings[i] for i in order]))
     for place, i in enumerate(order):
-        assert close(other.split()[place], one.split()[i])
+        assert close(other.split()[place], in_order.split()[i])
 
 
 @pytest.mark.parametrize("reader", ["mistral", "llama", "qwen2"])
@@ -150,7 +150,7 @@ def test_the_rerank_token_leaves_the_memory_before_it_as_it_was(reader: str, slo
     texts = CompressorTexts(bpe(reader), own)
     for _ in range(ROUNDS):
         passages = [text(rng, 40) for _ in range(rng.randrange(1, 5))]
-        readings = [r for found in texts.make_windows("How long?", passages) for r in found]
+        readings = [r for windows in texts.make_windows("How long?", passages) for r in windows]
         ranked, plain = (compress(p.compressor, readings) for p in (pair, without))
         assert close(ranked.vectors, plain.vectors)
         assert plain.relevance is None

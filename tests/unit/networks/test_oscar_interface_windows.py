@@ -26,18 +26,18 @@ def test_windows_start_at_the_first_token_and_end_at_the_last(
 
 @given(tokens=st.integers(0, 3000), size=st.integers(1, 200))
 def test_windows_cover_every_token_and_none_is_over_size(tokens: int, size: int) -> None:
-    found = cut_windows(tokens, size)
+    windows = cut_windows(tokens, size)
     covered = set()
-    for start, end in found:
+    for start, end in windows:
         assert 0 <= start <= end <= tokens
         assert end - start == min(tokens, size)
         covered.update(range(start, end))
     assert covered == set(range(tokens))
-    assert sorted(set(found)) == found
+    assert sorted(set(windows)) == windows
 
 
 @given(tokens=st.integers(201, 3000), size=st.integers(8, 200))
 def test_neighbours_share_about_a_quarter_or_more(tokens: int, size: int) -> None:
-    found = cut_windows(tokens, size)
-    for (_, end), (start, _) in pairwise(found):
+    windows = cut_windows(tokens, size)
+    for (_, end), (start, _) in pairwise(windows):
         assert end - start >= size // 4 - 1

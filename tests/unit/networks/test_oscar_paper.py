@@ -86,8 +86,8 @@ def test_the_paper_leaves_the_question_out_of_the_compressors_input() -> None:
 
 def test_dimensions_give_the_papers_parameters() -> None:
     # Weights a layer, and Table 5: the first five or eight layers with the embeddings, and all.
-    found = [s.layer_weights / 1e6 for s in (MISTRAL_7B, LLAMA_1B, QWEN2_7B, MISTRAL_24B)]
-    assert found == pytest.approx([218.10, 60.82, 233.05, 555.75], abs=0.005)
+    weights = [s.layer_weights / 1e6 for s in (MISTRAL_7B, LLAMA_1B, QWEN2_7B, MISTRAL_24B)]
+    assert weights == pytest.approx([218.10, 60.82, 233.05, 555.75], abs=0.005)
     assert 5 * MISTRAL_7B.layer_weights + MISTRAL_7B.table == pytest.approx(1.22e9, rel=0.002)
     assert 5 * QWEN2_7B.layer_weights + QWEN2_7B.table == pytest.approx(1.71e9, rel=0.002)
     assert LLAMA_1B.parameters == pytest.approx(1.236e9, rel=0.001)
@@ -136,8 +136,8 @@ def test_a_trimmed_shape_costs_less_by_its_last_mlp_over_what_nothing_reads() ->
     assert whole.layer_weights == 4 * 8 * 8 + mlp
     trimmed = replace(whole, trimmed=True)
     costs = [
-        CausalPairCost.of(one, one, memory_tokens=3, rerank=True, specials=2)
-        for one in (whole, trimmed)
+        CausalPairCost.of(shape, shape, memory_tokens=3, rerank=True, specials=2)
+        for shape in (whole, trimmed)
     ]
     text = 5 + 11 + 2
     assert costs[0].compress(5, 11) - costs[1].compress(5, 11) == 2 * mlp * text

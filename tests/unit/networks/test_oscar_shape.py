@@ -110,7 +110,7 @@ def test_the_first_vectors_are_those_of_a_compressor_that_has_no_others() -> Non
     configs = pair.compressor.backbone.config, pair.generator.network.config
     tokens = list(range(10, 31))
     with torch.inference_mode():
-        found = pair.compressor.compress([PassageWindow(tokens, 0, 0, 8, 0, 0)]).vectors
+        vectors = pair.compressor.compress([PassageWindow(tokens, 0, 0, 8, 0, 0)]).vectors
         for count in pair.shape.compressor.fewer:
             compressor = CompressorShape("pair", 64, memory_tokens=count, memory_rows=count)
             shape = CausalShape(compressor, generator_shape(memory=MEMORY[:count]))
@@ -118,7 +118,7 @@ def test_the_first_vectors_are_those_of_a_compressor_that_has_no_others() -> Non
             rest = {name: value for name, value in state.items() if "rerank" not in name}
             alone = CausalPair(shape, *configs).load((rest | rows).items())
             wanted = alone.compressor.compress([PassageWindow(tokens, 0, 0, count, 0, 0)]).vectors
-            assert torch.allclose(found[:count], wanted, rtol=0, atol=5e-5)
+            assert torch.allclose(vectors[:count], wanted, rtol=0, atol=5e-5)
 
 
 def test_a_walk_needs_a_pointer() -> None:

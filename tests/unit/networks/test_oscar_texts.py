@@ -33,21 +33,21 @@ def compressor_texts(layout: str, tokens: int = 64, question: bool = True) -> Co
 def test_each_layout_reads_as_the_reference_writes_it(layout: str, wanted: str) -> None:
     passage = "The mill stands by the river."
     tokenizer = TOKENIZERS[LAYOUTS[layout]]
-    ((found,),) = compressor_texts(layout).make_windows(QUESTION, [passage])
+    ((window,),) = compressor_texts(layout).readings(QUESTION, [passage])
     if layout == "pair":
         start = tokenizer.token_to_id("<|begin_of_text|>")
         halves = (tokenizer.encode(t, add_special_tokens=False).ids for t in (QUESTION, passage))
         asked, read = halves
-        assert found.ids == [start, *asked, start, *read]
-        assert found.head == len(asked) + 2
+        assert window.ids == [start, *asked, start, *read]
+        assert window.head == len(asked) + 2
     else:
         text = wanted.format(q=QUESTION, p=passage)
         special = "<s>" if layout == "joined" else ""  # written out, or put there by the tokenizer
         ids = tokenizer.encode(text.removeprefix(special), add_special_tokens=bool(special)).ids
-        assert found.ids == ids
-    assert found.tail == (layout == "enclosed")
-    assert (found.start, found.end) == (0, len(passage))
-    assert found.tokens == len(found.ids) - found.head - found.tail > 3
+        assert window.ids == ids
+    assert window.tail == (layout == "enclosed")
+    assert (window.start, window.end) == (0, len(passage))
+    assert window.tokens == len(window.ids) - window.head - window.tail > 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -57,12 +57,12 @@ def test_windows_leave_out_no_character_and_are_never_too_long(
     layout: str, passage: str, question: str
 ) -> None:
     texts = compressor_texts(layout, tokens=48)
-    (found,) = texts.make_windows(texts.cut(question[:20])[0], [passage])
-    assert all(len(reading.ids) <= 48 for reading in found)
-    assert len({tuple(r.ids[: r.head]) for r in found}) == 1
-    covered = {place for reading in found for place in range(reading.start, reading.end)}
+    (windows,) = texts.make_windows(texts.cut(question[:20])[0], [passage])
+    assert all(len(reading.ids) <= 48 for reading in windows)
+    assert len({tuple(r.ids[: r.head]) for r in windows}) == 1
+    covered = {place for reading in windows for place in range(reading.start, reading.end)}
     assert {i for i, letter in enumerate(passage) if letter.strip()} <= covered
-    assert all(0 <= r.start <= r.end <= len(passage) for r in found)
+    assert all(0 <= r.start <= r.end <= len(passage) for r in windows)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -82,13 +82,13 @@ def test_a_long_passages_first_window_is_what_truncation_would_leave(layout: str
 @pytest.mark.parametrize("question", ["", QUESTION])
 def test_an_empty_passage_is_read_as_one(layout: str, question: str) -> None:
     texts = compressor_texts(layout)
-    ((empty,), (one,)) = texts.make_windows(question, ["", "river"])
+    ((empty,), (window,)) = texts.make_windows(question, ["", "river"])
     assert empty.tokens == 0
     assert (empty.start, empty.end) == (0, 0)
-    assert empty.tail == one.tail
+    assert empty.tail == window.tail
     # Where a space stands before the passage, its first token takes that along.
-    assert empty.head - one.head == (layout == "lines")
-    assert empty.ids[: one.head] == one.ids[: one.head]
+    assert empty.head - window.head == (layout == "lines")
+    assert empty.ids[: window.head] == window.ids[: window.head]
 
 
 def test_the_question_is_left_out_where_the_compressor_does_not_read_it() -> None:
@@ -129,8 +129,8 @@ def test_a_question_that_leaves_no_room_for_a_passage_is_refused() -> None:
 def test_memory_tokens_follow_the_length_of_the_text_where_the_shape_says_so() -> None:
     shape = causal_shape("lines", 100, memory_rate=4, memory_rows=1).compressor
     texts = CompressorTexts(TOKENIZERS["qwen2"], shape)
-    for (found,) in texts.make_windows(QUESTION, ["", "river", "The mill stands by the river."]):
-        assert found.memory == len(found.ids) // 4 + 1
+    for (windows,) in texts.make_windows(QUESTION, ["", "river", "The mill stands by the river."]):
+        assert windows.memory == len(windows.ids) // 4 + 1
 
 
 def generator_texts(**changes: object) -> GeneratorTexts:
@@ -148,12 +148,12 @@ def test_memory_takes_the_place_of_its_tokens_and_separators_stay() -> None:
     wanted = tokenizer.encode(text, add_special_tokens=False).ids
     memory = {tokenizer.token_to_id(name) for name in MEMORY}
     separator = tokenizer.token_to_id("<SEP>")
-    found: list[int | None] = []
+    laid_out: list[int | None] = []
     for part in parts:
-        found += [None] * len(part) if isinstance(part, torch.Tensor) else part
-    assert found == [None if token in memory else token for token in wanted]
-    assert found.count(None) == 24
-    assert found.count(separator) == 3
+        laid_out += [None] * len(part) if isinstance(part, torch.Tensor) else part
+    assert laid_out == [None if token in memory else token for token in wanted]
+    assert laid_out.count(None) == 24
+    assert laid_out.count(separator) == 3
 
 
 def test_numbered_passages_of_differing_lengths_keep_their_order() -> None:
@@ -185,11 +185,11 @@ def test_passages_given_as_text_stand_between_those_given_as_memory() -> None:
     )
     wanted = tokenizer.encode(text, add_special_tokens=False).ids
     memory = {tokenizer.token_to_id(name) for name in MEMORY}
-    found: list[int | float] = []
+    laid_out: list[int | float] = []
     for part in parts:
-        found += part[:, 0].tolist() if isinstance(part, torch.Tensor) else part
+        laid_out += part[:, 0].tolist() if isinstance(part, torch.Tensor) else part
     numbers = iter(range(11))
-    assert found == [next(numbers) if token in memory else token for token in wanted]
+    assert laid_out == [next(numbers) if token in memory else token for token in wanted]
     assert [len(p) for p in parts if isinstance(p, torch.Tensor)] == [8, 3]
 
 
@@ -201,10 +201,10 @@ def test_special_tokens_in_a_callers_text_stay_text() -> None:
     assert not special & set(plain)
     parts = generator_texts().prompt(rude, [torch.zeros(8, 4)])
     assert sum(isinstance(part, torch.Tensor) for part in parts) == 1
-    ((found,),) = compressor_texts("joined").make_windows(rude, [rude])
-    assert not special & set(found.ids)
-    assert found.end == len(rude)
-    ((quiet,),) = compressor_texts("joined").make_windows("a < b", ["a < b"])
+    ((window,),) = compressor_texts("joined").readings(rude, [rude])
+    assert not special & set(window.ids)
+    assert window.end == len(rude)
+    ((quiet,),) = compressor_texts("joined").readings("a < b", ["a < b"])
     assert quiet.ids == tokenizer.encode("\nQuery:\na < bDocument:\na < b").ids
 
 

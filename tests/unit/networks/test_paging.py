@@ -65,25 +65,25 @@ def wanted(shared: int, heads: int, window: int | None) -> tuple[Tensor, list[Te
     """Return what steps without fixed shapes give, and their input."""
     cache = cache_of(10, shared)
     written(cache, shared)
-    given = [rows(3, count, 90 + number) for number, count in enumerate((heads, shared, shared))]
-    return attend(Step(cache, spans()), 0, *given, scale=0.2, window=window), given
+    inputs = [rows(3, count, 90 + number) for number, count in enumerate((heads, shared, shared))]
+    return attend(Step(cache, spans()), 0, *inputs, scale=0.2, window=window), inputs
 
 
 @pytest.mark.parametrize("window", [None, 1, 20, 100])
 @pytest.mark.parametrize("shared", [1, 2, 4])
 @pytest.mark.parametrize("size", [3, 8])
 def test_fixed_shapes_give_what_others_give(shared: int, window: int | None, size: int) -> None:
-    out, given = wanted(shared, 4, window)
+    out, inputs = wanted(shared, 4, window)
     cache = cache_of(10, shared)
     written(cache, shared)
     for tensor in cache.layer(0):  # of the spare block only what was written is read
         assert tensor[cache.spare * BLOCK :].isnan().all()
     tokens = Tokens(cache, 16, 10 * BLOCK).first(size)
     tokens.fill(spans())
-    padded = [torch.cat([one, one[:1].expand(size - 3, -1, -1)]) for one in given]
-    found = attend(tokens, 0, *padded, scale=0.2, window=window)
-    torch.testing.assert_close(found[:3], out, atol=1e-5, rtol=1e-5)
-    assert found.isfinite().all(), "rows without a sequence must not be NaN either"
+    padded = [torch.cat([rows_of, rows_of[:1].expand(size - 3, -1, -1)]) for rows_of in inputs]
+    attended = attend(tokens, 0, *padded, scale=0.2, window=window)
+    torch.testing.assert_close(attended[:3], out, atol=1e-5, rtol=1e-5)
+    assert attended.isfinite().all(), "rows without a sequence must not be NaN either"
 
 
 def test_a_step_leaves_nothing_behind_for_the_next_one() -> None:
@@ -102,13 +102,19 @@ def test_rows_that_change_owners_read_their_new_ones_blocks() -> None:
     cache = cache_of(10, 2)
     whole = Tokens(cache, 4, 10 * BLOCK)
     fresh = [Span(OWNED[1], 20, 1), Span(OWNED[2], 17, 1), Span(OWNED[0], 2, 1)]
-    for size, given in ((4, spans()), (2, fresh[:2]), (4, fresh), (1, spans()[1:2]), (4, spans())):
-        whole.first(size).fill(given)
+    for size, spans_of in (
+        (4, spans()),
+        (2, fresh[:2]),
+        (4, fresh),
+        (1, spans()[1:2]),
+        (4, spans()),
+    ):
+        whole.first(size).fill(spans_of)
         table = whole.table.tolist()
-        for row, span in enumerate(given):
+        for row, span in enumerate(spans_of):
             blocks = [int(place) // BLOCK for place in span.places[::BLOCK]]
             assert table[row][: len(blocks)] == blocks
-        for row in range(len(given), size):
+        for row in range(len(spans_of), size):
             assert table[row][0] == cache.spare
 
 
@@ -122,19 +128,19 @@ def test_the_kernel_gives_what_the_formula_gives(
     from condensery.networks.paging_kernel import paged_attention_kernel
 
     place = "cpu" if device == "interpreter" else device
-    out, given = wanted(shared, 4, window)
+    out, inputs = wanted(shared, 4, window)
     cache = cache_of(10, shared, dtype, place)
     written(cache, shared)
     tokens = Tokens(cache, 3, 10 * BLOCK)
     tokens.fill(spans())
-    query, key, value = (one.to(place, dtype) for one in given)
+    query, key, value = (tensor.to(place, dtype) for tensor in inputs)
     for tensor, part in zip(cache.layer(0), (key, value), strict=True):
         tensor[tokens.places] = part
-    found = paged_attention_kernel(
+    attended = paged_attention_kernel(
         *(query, *cache.layer(0), tokens.table, tokens.ends),
         scale=0.2,
         window=window or 0,
         splits=splits,
     )
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
-    torch.testing.assert_close(found.float().cpu(), out, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(attended.float().cpu(), out, atol=tolerance, rtol=tolerance)

@@ -26,14 +26,14 @@ def test_a_walk_starts_goes_on_and_stops_as_its_logits_say() -> None:
     memory, tokens, real = some()
     walk = walk_of()
     with torch.inference_mode():
-        found, gate = walk(memory, tokens, real)
+        mixed, gate = walk(memory, tokens, real)
         starts, ends = walk.span(tokens).double().unbind(-1)
     assert torch.allclose(gate, torch.sigmoid(walk.gate(memory)))
     for row, length in enumerate(LENGTHS):
         stop = torch.sigmoid(ends[row]).tolist()
         chances = starts[row, :length].softmax(0).tolist()
         for step in range(STEPS):
-            got = found[row, step].exp().tolist()
+            got = mixed[row, step].exp().tolist()
             assert got[:length] == pytest.approx(chances, abs=1e-6)
             assert not any(got[length:])
             after = [0.0] * length
@@ -53,14 +53,14 @@ def test_padding_changes_nothing_and_gradients_are_finite(
     torch.manual_seed(2)
     pointer = kind(HIDDEN)
     memory, tokens, real = some()
-    found, _ = pointer(memory, tokens, real)
+    mixed, _ = pointer(memory, tokens, real)
     for row, length in enumerate(LENGTHS):
         alone, _ = pointer(
             memory[row : row + 1], tokens[row : row + 1, :length], real[row : row + 1, :length]
         )
-        assert torch.allclose(alone[0], found[row, :, :length], atol=1e-5)
+        assert torch.allclose(alone[0], mixed[row, :, :length], atol=1e-5)
     wanted = torch.tensor(LENGTHS)[:, None].expand(-1, STEPS) - 1
-    torch.nn.functional.nll_loss(found.flatten(0, 1), wanted.flatten()).backward()
+    torch.nn.functional.nll_loss(mixed.flatten(0, 1), wanted.flatten()).backward()
     for name, parameter in pointer.named_parameters():
         if parameter.grad is not None:
             assert torch.isfinite(parameter.grad).all(), name
@@ -74,8 +74,8 @@ def test_a_certain_walk_says_the_answers_tokens_then_the_end() -> None:
         walk.span.weight.zero_()
         walk.span.bias.copy_(torch.tensor([0.0, -20.0]))
         walk.span.weight[0, 0], walk.span.weight[1, 1] = 30, 40
-        found, _ = walk(torch.zeros(1, STEPS, HIDDEN), tokens, torch.ones(1, 6, dtype=torch.bool))
-    assert found.argmax(-1).tolist() == [[2, 3, 5, 5]]
+        mixed, _ = walk(torch.zeros(1, STEPS, HIDDEN), tokens, torch.ones(1, 6, dtype=torch.bool))
+    assert mixed.argmax(-1).tolist() == [[2, 3, 5, 5]]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -84,9 +84,9 @@ def test_a_sharp_walk_is_the_likeliest_of_all_walks(seed: int) -> None:
     walk = walk_of(seed)
     walk.sharp = True
     with torch.inference_mode():
-        found, _ = walk(memory, tokens, real)
+        mixed, _ = walk(memory, tokens, real)
         starts, ends = walk.span(tokens).double().unbind(-1)
-    assert set(found.unique().tolist()) == {0.0, FAR}
+    assert set(mixed.unique().tolist()) == {0.0, FAR}
     for row, length in enumerate(LENGTHS):
         end = length - 1
         chance = starts[row, :length].softmax(0).tolist()
@@ -104,4 +104,4 @@ def test_a_sharp_walk_is_the_likeliest_of_all_walks(seed: int) -> None:
                     taken *= stop[first + count - 1]
                 walks[tuple(path)] = taken
         best = max(walks, key=lambda path: walks[path])
-        assert tuple(found[row].argmax(-1).tolist()) == best
+        assert tuple(mixed[row].argmax(-1).tolist()) == best

@@ -127,7 +127,7 @@ def test_fused_and_packed_gives_what_the_padded_layer_gives(
     states = model(**inputs).last_hidden_state
     wanted = torch.cat([states[row, :length] for row, length in enumerate(LENGTHS)])
     model.set_attn_implementation(PACKED)
-    model.encoder.layer = nn.ModuleList(FusedExpertLayer(one) for one in model.encoder.layer)
+    model.encoder.layer = nn.ModuleList(FusedExpertLayer(layer) for layer in model.encoder.layer)
     packing = Packing.of(LENGTHS, dtype=torch.float32, total_multiple=16)
     ids = inputs["input_ids"]
     row = [token for place, size in enumerate(LENGTHS) for token in ids[place, :size].tolist()]

@@ -16,12 +16,12 @@ def test_a_model_gives_in_steps_what_it_gives_at_once(kind: str) -> None:
     ids = torch.randint(97, (40,), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
         wanted = reference.copy(ids[None]).logits[0]
-        cache, places, found = stepper.cache(64), np.arange(64)[::-1].copy(), []
+        cache, places, stepped = stepper.cache(64), np.arange(64)[::-1].copy(), []
         for first, last in ((0, 13), (13, 14), (14, 39), (39, 40)):
             step = Step(cache, [Span(places, first, last - first)])
             hidden = stepper.run(stepper.embed([ids[first:last].tolist()]), step)
-            found.append(stepper.logits(hidden))
-    torch.testing.assert_close(torch.cat(found), wanted, atol=2e-4, rtol=2e-4)
+            stepped.append(stepper.logits(hidden))
+    torch.testing.assert_close(torch.cat(stepped), wanted, atol=2e-4, rtol=2e-4)
 
 
 def test_what_a_position_takes_is_what_the_cache_takes() -> None:

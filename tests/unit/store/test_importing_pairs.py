@@ -95,20 +95,20 @@ def test_a_published_pair_computes_what_its_own_code_would(
     opened = open_pair(store.open(stored.name))
     length = 192 if asked else 128
     wanted = published.compress(QUESTION if asked else None, PASSAGES, length)
-    found = compress(opened, QUESTION, PASSAGES)
-    assert close(torch.stack(found), wanted)
+    compressed = compress(opened, QUESTION, PASSAGES)
+    assert close(torch.stack(compressed), wanted)
     assert (wanted[0] - wanted[2]).abs().max() > 0.1
 
     pair, texts = opened
     with torch.inference_mode():
-        embeds = pair.generator.embed(texts.prompt(QUESTION, found))
+        embeds = pair.generator.embed(texts.prompt(QUESTION, compressed))
     theirs = published.embed(QUESTION, wanted)
     assert close(embeds, theirs)
-    said = published.answer(theirs, 16)
-    assert answer(opened, embeds, 16) == said
-    assert len(set(said)) > 1
-    skip = published.tokenizer.decode(said, skip_special_tokens=True)
-    assert texts.decode(said) == skip
+    answer_of_theirs = published.answer(theirs, 16)
+    assert answer(opened, embeds, 16) == answer_of_theirs
+    assert len(set(answer_of_theirs)) > 1
+    skip = published.tokenizer.decode(answer_of_theirs, skip_special_tokens=True)
+    assert texts.decode(answer_of_theirs) == skip
 
 
 def test_a_pair_of_the_rewritten_code_computes_what_that_would(
@@ -118,12 +118,12 @@ def test_a_pair_of_the_rewritten_code_computes_what_that_would(
     stored = import_as(store, published.path)
     opened = open_pair(stored)
     wanted = published.compress(QUESTION, PASSAGES)
-    found = compress(opened, QUESTION, PASSAGES)
-    assert len({len(vectors) for vectors in found}) > 1
-    assert all(close(one, other) for one, other in zip(found, wanted, strict=True))
+    compressed = compress(opened, QUESTION, PASSAGES)
+    assert len({len(vectors) for vectors in compressed}) > 1
+    assert all(close(vectors, other) for vectors, other in zip(compressed, wanted, strict=True))
     pair, texts = opened
     with torch.inference_mode():
-        embeds = pair.generator.embed(texts.prompt(QUESTION, found))
+        embeds = pair.generator.embed(texts.prompt(QUESTION, compressed))
     theirs = published.embed(QUESTION, wanted)
     assert close(embeds, theirs)
     assert answer(opened, embeds, 16) == published.answer(theirs, 16)
@@ -169,8 +169,10 @@ def test_a_base_model_is_taken_from_where_one_is_told(
         import_as(store, published)
     with pytest.raises(StoreError, match=r"Llama-3.2-1B-Instruct.* --compressor-base"):
         import_as(store, published, generator_base=bases["wide"])
-    told = import_as(store, published, generator_base=bases["wide"], compressor_base=bases["llama"])
-    assert told.version == "1"
+    stored = import_as(
+        store, published, generator_base=bases["wide"], compressor_base=bases["llama"]
+    )
+    assert stored.version == "1"
 
 
 def test_a_base_is_looked_for_in_the_directory_that_names_it_first(
@@ -200,8 +202,8 @@ def test_a_base_is_looked_for_in_the_directory_that_names_it_first(
 def test_max_length_means_the_same_for_every_pair(
     bases: dict[str, Path], store: ModelStore, tmp_path: Path
 ) -> None:
-    def of(path: Path, **told: Any) -> tuple[int, int]:
-        shape = CausalShape.from_dict(import_as(store, path, **told).manifest.shape).compressor
+    def of(path: Path, **options: Any) -> tuple[int, int]:
+        shape = CausalShape.from_dict(import_as(store, path, **options).manifest.shape).compressor
         assert isinstance(shape, CompressorShape)
         return shape.text_tokens - shape.specials, shape.query_tokens
 
@@ -214,13 +216,13 @@ def test_max_length_means_the_same_for_every_pair(
         )
     ]
     paths.append(Pisco(tmp_path / "rewritten", bases["wide"], bases["llama"]).path)
-    for told, wanted in (
+    for options, wanted in (
         ({}, (192, 64)),
         ({"questions": False}, (128, 42)),
         ({"max_length": 300}, (300, 64)),
         ({"max_length": 90, "questions": False}, (90, 30)),
     ):
-        assert {of(path, **told) for path in paths} == {wanted}
+        assert {of(path, **options) for path in paths} == {wanted}
     for path in paths:
         with pytest.raises(StoreError, match="--max-length 4096 is too long") as caught:
             import_as(store, path, max_length=4096)
@@ -308,11 +310,11 @@ def test_a_rerank_head_beside_the_compressor_is_taken(
     opened, without = (open_pair(import_as(store, p)) for p in (path, pair.path))
     readings = [r for (r,) in opened[1].make_windows(QUESTION, PASSAGES)]
     with torch.inference_mode():
-        found = opened[0].compressor.compress(readings)
+        compressed = opened[0].compressor.compress(readings)
         plain = without[0].compressor.compress(readings)
-    assert close(found.vectors, plain.vectors)
+    assert close(compressed.vectors, plain.vectors)
     assert plain.relevance is None
-    assert found.relevance is not None
+    assert compressed.relevance is not None
     # The token follows the memory tokens, the head reads its last state, before the mapping.
     tokens = opened[1].make_windows(QUESTION, PASSAGES)[0][0].ids
     table = pair.compressor.get_input_embeddings().weight
@@ -321,7 +323,7 @@ def test_a_rerank_head_beside_the_compressor_is_taken(
     with torch.inference_mode():
         last = pair.compressor(inputs_embeds=embeds).last_hidden_state[0, -1]
     wanted = last @ head["weight"][0].float() + head["bias"].float()
-    assert found.relevance[0].item() == pytest.approx(wanted.item(), abs=2e-4)
+    assert compressed.relevance[0].item() == pytest.approx(wanted.item(), abs=2e-4)
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["with the question", "without it"])
@@ -343,9 +345,9 @@ def test_a_long_passages_first_window_is_what_the_published_code_reads_of_it(
     (windows,) = opened[1].make_windows(QUESTION, [long])
     assert len(windows) > 2
     with torch.inference_mode():
-        found = opened[0].compressor.compress(windows).split()
+        values = opened[0].compressor.compress(windows).split()
     wanted = published.compress(QUESTION if asked else None, [long], 128)[0]
-    assert close(found[0], wanted)
+    assert close(values[0], wanted)
 
 
 def test_frequencies_are_rounded_only_where_that_is_asked_for(
@@ -357,7 +359,7 @@ def test_frequencies_are_rounded_only_where_that_is_asked_for(
     wanted = pair.compress(QUESTION, PASSAGES, 192)
     for rounded in (True, False):
         stored = import_as(store, pair.path, rounded_rope=rounded)
-        found = torch.stack(compress(open_pair(stored), QUESTION, PASSAGES))
-        assert close(found, wanted) == rounded
+        vectors = torch.stack(compress(open_pair(stored), QUESTION, PASSAGES))
+        assert close(vectors, wanted) == rounded
         shape = CausalShape.from_dict(stored.manifest.shape)
         assert shape.compressor.rounded_rope == rounded

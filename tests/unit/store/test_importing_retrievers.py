@@ -61,8 +61,8 @@ def reference(model: nn.Module, texts: list[str], tokenizer: Callable[[str], lis
     """Embed as the published code does: the last hidden state of the last token, scaled."""
     rows = []
     for text in texts:
-        found: Any = model(input_ids=torch.tensor([tokenizer(text)]), output_hidden_states=True)
-        rows.append(found.hidden_states[-1][0, -1])
+        output: Any = model(input_ids=torch.tensor([tokenizer(text)]), output_hidden_states=True)
+        rows.append(output.hidden_states[-1][0, -1])
     return F.normalize(torch.stack(rows).float(), dim=1)
 
 
@@ -82,7 +82,7 @@ def published(folder: Path) -> Callable[[str], list[int]]:
 def embed(stored: StoredModel, texts: list[str]) -> Tensor:
     backbone = load_backbone(stored.path)
     tokenizer = TextTokenizer.load(stored.path, stored.manifest.max_tokens)
-    hidden, packing = backbone.read([one.ids for one in tokenizer.encode(texts)])
+    hidden, packing = backbone.read([encoding.ids for encoding in tokenizer.encode(texts)])
     assert stored.manifest.pooling is not None
     return normalise(pool(hidden, packing, stored.manifest.pooling))
 
@@ -210,18 +210,18 @@ def test_a_lora_directory_reads_texts_as_its_base_s_tokenizer_does_unless_told(
     plain, with_end = reference(whole, TEXTS, published(base)), reference(whole, TEXTS, ended(kind))
     assert (plain - with_end).abs().max() > 0.1
 
-    def run(**told: Any) -> tuple[Tensor, str | None]:
-        stored = import_model(store, folder, "tuned", retriever=RetrieverOptions(**told))
+    def run(**options: Any) -> tuple[Tensor, str | None]:
+        stored = import_model(store, folder, "tuned", retriever=RetrieverOptions(**options))
         return embed(store.open("tuned"), TEXTS), stored.manifest.end_token
 
-    for told, wanted, end_token in (
+    for options, wanted, end_token in (
         ({}, plain, "none"),
         ({"add_eos": False}, plain, "none"),
         ({"add_eos": True}, with_end, "added"),
     ):
-        found, said = run(**told)
-        assert (found - wanted).abs().max() < 5e-5
-        assert said == end_token
+        vectors, end = run(**options)
+        assert (vectors - wanted).abs().max() < 5e-5
+        assert end == end_token
     # Said beside a tokenizer that does not do it, transformers ignores it; the import tells.
     tell(base / "tokenizer_config.json", add_eos_token=True)
     assert published(base)("delta") != ended(kind)("delta")
@@ -232,10 +232,10 @@ def test_a_lora_directory_reads_texts_as_its_base_s_tokenizer_does_unless_told(
     end_texts(tokenizer, END[kind])
     tokenizer.save(str(base / "tokenizer.json"))
     assert published(base)("delta") == ended(kind)("delta")
-    for told in ({}, {"add_eos": False}, {"add_eos": True}):
-        found, said = run(**told)
-        assert (found - with_end).abs().max() < 5e-5
-        assert said == "tokenizer"
+    for options in ({}, {"add_eos": False}, {"add_eos": True}):
+        vectors, end = run(**options)
+        assert (vectors - with_end).abs().max() < 5e-5
+        assert end == "tokenizer"
 
 
 def test_a_retriever_of_an_earlier_release_reads_as_it_was_imported(

@@ -53,9 +53,9 @@ def test_answers_end_where_the_generation_configuration_says(
 
 
 def test_a_template_without_system_texts_gets_one_turn(base: Path) -> None:
-    found = model(base).prompt("Be brief.", USER)
-    assert found.before == "<s>[INST] Be brief.\nRead:"
-    assert (found.between, found.after, found.strip) == ("\nQuestion:", " [/INST]", True)
+    prompt = model(base).prompt("Be brief.", USER)
+    assert prompt.before == "<s>[INST] Be brief.\nRead:"
+    assert (prompt.between, prompt.after, prompt.strip) == ("\nQuestion:", " [/INST]", True)
 
 
 @pytest.mark.parametrize("place", ["config", "named", "file"])
@@ -69,10 +69,10 @@ def test_a_template_is_found_wherever_transformers_keeps_it(
         named = [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]
         template = CHATML if place == "config" else named
         change_json(base / "tokenizer_config.json", chat_template=template)
-    found = model(base).prompt("Be brief.", USER)
-    assert found.before == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nRead:"
-    assert found.after == "<|im_end|>\n<|im_start|>assistant\n"
-    assert not found.strip
+    prompt = model(base).prompt("Be brief.", USER)
+    assert prompt.before == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nRead:"
+    assert prompt.after == "<|im_end|>\n<|im_start|>assistant\n"
+    assert not prompt.strip
 
 
 @pytest.mark.parametrize(

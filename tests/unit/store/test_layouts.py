@@ -23,15 +23,15 @@ def set_modules(directory: Path, *types: str) -> None:
 
 
 def test_a_sentence_transformers_directory_says_it_all(sentence_bert: Path) -> None:
-    found = read_sentence_transformers(sentence_bert)
-    assert sorted(found.files) == [
+    layout = read_sentence_transformers(sentence_bert)
+    assert sorted(layout.files) == [
         *("card.md", "config.json", "model.safetensors"),
         *("tokenizer.json", "tokenizer_config.json"),
     ]
-    assert (found.pooling, found.normalize, found.max_tokens) == ("mean", True, 24)
-    assert found.shape == {"architecture": "BertModel", "dims": 16, "layers": 2}
-    assert found.prompts == {"query": "query: ", "document": ""}
-    assert found.default_prompt is None
+    assert (layout.pooling, layout.normalize, layout.max_tokens) == ("mean", True, 24)
+    assert layout.shape == {"architecture": "BertModel", "dims": 16, "layers": 2}
+    assert layout.prompts == {"query": "query: ", "document": ""}
+    assert layout.default_prompt is None
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_a_transformer_in_a_folder_of_its_own_is_found(sentence_bert: Path) -> N
     modules = json.loads((sentence_bert / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     (sentence_bert / "modules.json").write_text(json.dumps(modules))
-    found = read_sentence_transformers(sentence_bert)
-    assert found.files["model.safetensors"] == inner / "model.safetensors"
-    assert found.files["card.md"] == sentence_bert / "README.md"
-    assert found.max_tokens == 24
+    layout = read_sentence_transformers(sentence_bert)
+    assert layout.files["model.safetensors"] == inner / "model.safetensors"
+    assert layout.files["card.md"] == sentence_bert / "README.md"
+    assert layout.max_tokens == 24
 
 
 def test_lengths_that_vectors_may_be_cut_to_are_read(
@@ -95,8 +95,8 @@ def test_prompts_and_the_default_prompt_are_read(
     sentence_bert: Path, change_json: ChangeJson
 ) -> None:
     change_json(sentence_bert / ABOUT, prompts={"q": "ask: "}, default_prompt_name="q")
-    found = read_sentence_transformers(sentence_bert)
-    assert (found.prompts, found.default_prompt) == ({"q": "ask: "}, "q")
+    layout = read_sentence_transformers(sentence_bert)
+    assert (layout.prompts, layout.default_prompt) == ({"q": "ask: "}, "q")
 
 
 Break = Callable[[Path, ChangeJson], None]
@@ -210,9 +210,9 @@ def test_the_longest_input_is_the_tightest_of_all_limits(
 
 
 def test_a_plain_encoder_says_neither_pooling_nor_normalisation(bert: Path) -> None:
-    found = read_encoder(bert)
-    assert (found.pooling, found.normalize, found.max_tokens) == (None, None, 32)
-    assert found.notes == ()
+    layout = read_encoder(bert)
+    assert (layout.pooling, layout.normalize, layout.max_tokens) == (None, None, 32)
+    assert layout.notes == ()
 
 
 def test_a_pickle_alone_is_refused_with_how_to_convert_it(bert: Path) -> None:
@@ -290,8 +290,8 @@ def test_shards_are_taken_with_their_index(bert: Path) -> None:
     (bert / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "model-00001-of-00001.safetensors"}}'
     )
-    found = set(read_encoder(bert).files)
-    assert {"model.safetensors.index.json", "model-00001-of-00001.safetensors"} <= found
+    files = set(read_encoder(bert).files)
+    assert {"model.safetensors.index.json", "model-00001-of-00001.safetensors"} <= files
 
 
 @pytest.mark.parametrize(

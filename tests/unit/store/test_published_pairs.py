@@ -38,8 +38,8 @@ def test_a_pair_with_a_bert_size_compressor_is_written_as_it_is_opened(tmp_path:
     assert texts.vectors == (3, 1)
     (readings,) = texts.make_windows(text_of(4), [text_of(40, seed=1)])
     with torch.inference_mode():
-        found, wanted = (p.compressor.compress(readings) for p in (opened, pair))
-    assert torch.equal(found.vectors, wanted.vectors)
+        compressed, wanted = (p.compressor.compress(readings) for p in (opened, pair))
+    assert torch.equal(compressed.vectors, wanted.vectors)
 
 
 def test_a_pair_that_is_not_whole_is_not_written(tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ def measured(publish: Publish) -> StoredModel:
 
 def test_report_card_and_plots_are_those_that_were_published(measured: StoredModel) -> None:
     read = StoredReport(measured)
-    found = read.report()
-    assert (found.model, found.version) == ("pair", "1")
-    assert found.fingerprint == measured.manifest.fingerprint
-    assert found.report == REPORT
-    assert found.card
-    assert found.plots == ("cost", "passages")
+    report = read.report()
+    assert (report.model, report.version) == ("pair", "1")
+    assert report.fingerprint == measured.manifest.fingerprint
+    assert report.report == REPORT
+    assert report.card
+    assert report.plots == ("cost", "passages")
     assert read.card() == "# pair, é\n"
     assert read.plot("cost") == PLOT
     assert read.plot("passages") == PLOT + b"2"
@@ -72,8 +72,8 @@ def test_a_model_that_was_never_measured_says_so_by_name(publish: Publish) -> No
 
 def test_a_report_without_a_card_or_plots(publish: Publish) -> None:
     read = StoredReport(publish(**{"report.json": b"{}"}))
-    found = read.report()
-    assert (found.card, found.plots, found.report) == (False, (), {})
+    report = read.report()
+    assert (report.card, report.plots, report.report) == (False, (), {})
     with pytest.raises(ReportNotFound, match="has a report and no card"):
         read.card()
     with pytest.raises(ReportNotFound, match="no plot 'cost'; there are: none"):
@@ -97,14 +97,14 @@ def test_what_was_altered_or_removed_since_is_not_handed_out(
     file = {"report": "report.json", "card": "card.md", "plot": "plots/cost.png"}[part]
     read = StoredReport(measured)
     method = getattr(read, part)
-    given = ("cost",) if part == "plot" else ()
-    method(*given)
+    parts = ("cost",) if part == "plot" else ()
+    method(*parts)
     (measured.path / file).write_bytes(b"{}")
     with pytest.raises(CorruptModel, match=f"'pair': {file}: .*sha256"):
-        method(*given)
+        method(*parts)
     (measured.path / file).unlink()
     with pytest.raises(CorruptModel, match=f"'pair': {file}: can't be read"):
-        method(*given)
+        method(*parts)
 
 
 @pytest.mark.parametrize(

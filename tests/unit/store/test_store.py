@@ -107,14 +107,14 @@ def test_a_broken_model_is_refused_by_name_and_reason_and_the_rest_open(
     whole, broken = publish(store, "whole"), publish(store, "tiny")
     spoil, reason = BREAKAGES[case]
     spoil(broken)
-    [found, other] = store.list()
-    assert isinstance(found, BrokenModel)
-    assert (found.name, found.path) == ("tiny", broken.path)
+    [first, other] = store.list()
+    assert isinstance(first, BrokenModel)
+    assert (first.name, first.path) == ("tiny", broken.path)
     with pytest.raises(CorruptModel, match=f"model 'tiny' version 1: .*{reason}"):
         store.open("tiny")
     with pytest.raises(CorruptModel) as caught:
         store.verify("tiny")
-    assert caught.value.message == found.reason
+    assert caught.value.message == first.reason
     assert other == store.open("whole") == whole
 
 
@@ -149,8 +149,8 @@ def test_alien_things_in_a_root_do_not_break_the_list(store: ModelStore, publish
     (store.own / "tiny" / "latest").mkdir()
     (store.own / "file" / "x").mkdir(parents=True)
     (store.own / "file" / "1").write_text("not a directory")
-    found = {entry.path.relative_to(store.own).as_posix(): entry for entry in store.list()}
-    reasons = {path: e.reason for path, e in found.items() if isinstance(e, BrokenModel)}
+    entries = {entry.path.relative_to(store.own).as_posix(): entry for entry in store.list()}
+    reasons = {path: e.reason for path, e in entries.items() if isinstance(e, BrokenModel)}
     assert reasons == {
         "file/1": "model 'file' version 1: model.json: can't be read: Not a directory",
         "file/x": "x: is not a version (a whole number)",
@@ -312,9 +312,9 @@ def test_no_shipped_model_read_what_is_kept_for_measuring() -> None:
     models = ModelStore(shipped, shipped / "none").list()
     assert models
     for model in models:
-        said = [model.manifest.provenance.command, *model.manifest.provenance.data]
-        said += [path.read_text() for path in model.path.glob("data.json")]
-        assert not [one for one in said if "msmarco" in one.lower()], model.name
+        lines = [model.manifest.provenance.command, *model.manifest.provenance.data]
+        lines += [path.read_text() for path in model.path.glob("data.json")]
+        assert not [line for line in lines if "msmarco" in line.lower()], model.name
 
 
 def test_publishing_stamps_the_time(store: ModelStore, publish: Publish) -> None:

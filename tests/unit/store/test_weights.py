@@ -46,11 +46,11 @@ def keep(tmp_path: Path, manifest: Callable[..., Manifest]) -> Callable[..., Sto
 Keep = Callable[..., StoredModel]
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert sorted(found) == sorted(expected)
+def assert_same(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert sorted(state) == sorted(expected)
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor), name
+        assert state[name].dtype == tensor.dtype
+        assert torch.equal(state[name], tensor), name
 
 
 @pytest.mark.parametrize("size", [2**20, 8000, 7000])
@@ -82,9 +82,9 @@ def test_an_int8_weight_comes_back_within_half_a_scale(
 ) -> None:
     tensors = make_tensors()
     model = keep(tensors, ("encoder.weight",))
-    found = load_state(model, dtype=dtype)
-    assert sorted(found) == sorted(tensors)
-    weight, back = tensors["encoder.weight"], found["encoder.weight"]
+    state = load_state(model, dtype=dtype)
+    assert sorted(state) == sorted(tensors)
+    weight, back = tensors["encoder.weight"], state["encoder.weight"]
     assert back.dtype == (dtype or torch.float32)
     scale = weight.abs().amax(dim=1, keepdim=True) / 127
     # float32 rounds scale and product (127 steps of 2**-24 each way); bf16 rounds once more.
@@ -121,8 +121,8 @@ def test_a_row_of_zeros_stays_zero() -> None:
 
 
 def test_dtype_casts_floats_and_leaves_integers(keep: Keep) -> None:
-    found = load_state(keep(make_tensors()), dtype=torch.bfloat16)
-    assert {name: t.dtype for name, t in found.items() if t.dtype != torch.bfloat16} == {
+    state = load_state(keep(make_tensors()), dtype=torch.bfloat16)
+    assert {name: t.dtype for name, t in state.items() if t.dtype != torch.bfloat16} == {
         "steps": torch.int64
     }
 

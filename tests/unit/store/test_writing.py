@@ -83,8 +83,8 @@ def test_a_disk_that_refuses_leaves_nothing_half_visible(
 ) -> None:
     save_file({"weight": np.ones((128, 128), np.float32)}, files / "model.safetensors")
     command = [sys.executable, "-c", CRAMPED, str(files), str(store.own), str(limit)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "model 'tiny' can't be written to the store: File too large" in told
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "model 'tiny' can't be written to the store: File too large" in printed
     assert store.list() == []
     assert leftovers(store.own) == []
     assert not (store.own / "tiny").exists()

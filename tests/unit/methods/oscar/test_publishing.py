@@ -320,7 +320,11 @@ def test_what_is_said_of_a_stored_pair_is_made_anew_and_its_weights_stay(
     assert set(read.report().report["rerank"]) == {"afresh"}
     assert read.report().report["settings"] == undrawn()["settings"]
     text = read.card()
-    for expected in ("| afresh | 4 |", "- The set afresh came late.", "| mine | CC0, so to say | 2 |"):
+    for expected in (
+        "| afresh | 4 |",
+        "- The set afresh came late.",
+        "| mine | CC0, so to say | 2 |",
+    ):
         assert expected in text, expected
     assert again.manifest.defaults == first.manifest.defaults
     ranked["pair"] = {"ndcg10": 0.25, "fingerprint": "sha256:other"}

@@ -26,7 +26,7 @@ def units(rows: int, seed: int) -> Floats:
 
 
 @pytest.fixture
-def given() -> RankingSet:
+def ranking_set() -> RankingSet:
     passages = [CorpusPassage(id=f"p{n}", title="", text=f"text {n}") for n in range(60)]
     rng = np.random.default_rng(5)
     judged = {f"q{n}": {f"p{place}": 1 for place in rng.choice(60, 3)} for n in range(8)}
@@ -36,11 +36,17 @@ def given() -> RankingSet:
 def by_hand(queries: Floats, passages: Floats, encoding: Encoding) -> list[list[int]]:
     """Rank by whole numbers, in Python: of equal scores the earlier passage first."""
     if encoding == "int8":
-        asked, held = (encode(vectors, "int8").astype(int).tolist() for vectors in (queries, passages))
+        asked, held = (
+            encode(vectors, "int8").astype(int).tolist() for vectors in (queries, passages)
+        )
     elif encoding == "ubinary":
-        asked, held = ((2 * (vectors > 0).astype(int) - 1).tolist() for vectors in (queries, passages))
+        asked, held = (
+            (2 * (vectors > 0).astype(int) - 1).tolist() for vectors in (queries, passages)
+        )
     else:
-        asked, held = (encode(vectors, encoding).astype(float).tolist() for vectors in (queries, passages))
+        asked, held = (
+            encode(vectors, encoding).astype(float).tolist() for vectors in (queries, passages)
+        )
     places = []
     for row in asked:
         scores = [sum(a * b for a, b in zip(row, other, strict=True)) for other in held]
@@ -56,14 +62,14 @@ def test_the_nearest_are_those_of_the_encoded_numbers(encoding: Encoding) -> Non
     assert places == by_hand(queries, passages, encoding)
 
 
-def test_recall_is_the_share_of_the_judged_that_are_found(given: RankingSet) -> None:
+def test_recall_is_the_share_of_the_judged_that_are_found(ranking_set: RankingSet) -> None:
     queries, passages = units(8, 1), units(60, 2)
-    figures = encodings.measure(given, queries, passages, [8])["forms"]
+    figures = encodings.measure(ranking_set, queries, passages, [8])["forms"]
     for name, encoding in (("float32", "float32"), ("int8", "int8"), ("ubinary", "ubinary")):
         ranked = by_hand(queries, passages, encoding)
         shares = [
             len({f"p{place}" for place in row} & judged.keys()) / len(judged)
-            for row, judged in zip(ranked, given.judged.values(), strict=True)
+            for row, judged in zip(ranked, ranking_set.judged.values(), strict=True)
         ]
         assert figures[name]["recall@10"] == pytest.approx(sum(shares) / 8, abs=1e-4)
     exact, bits = by_hand(queries, passages, "float32"), by_hand(queries, passages, "ubinary")
