@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tiny_pair import VOCABULARY, tiny_config, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from condensery.methods.trainer.checkpoints import latest
 from condensery.store.importing import import_model
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore
@@ -83,6 +85,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@contextmanager
+def interrupted(out: Path, step: int) -> Iterator[None]:
+    """Press Ctrl-C in a run between a step's checkpoint and the line of its figures."""
+
+    def record(_: Path, row: dict[str, object]) -> None:
+        if row["step"] == step and "validation" in row:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("condensery.methods.trainer.trainer.record", record)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    checkpoint = latest(out)
+    assert checkpoint is not None
+    assert checkpoint.step == step
 
 
 def write_encoder(folder: Path, kind: str) -> None:

@@ -1,12 +1,12 @@
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.unit.methods.conftest import interrupted
 from tiny_pair import WORDS, write_base
 from transformers import AutoModelForCausalLM
 
@@ -22,15 +22,7 @@ from condensery.store.store import ModelStore
 
 SHAPE = LmShape(width=16, layers=1, heads=2, mlp_width=24, length=24)
 RECIPE = LmRecipe(steps=8, rows=4, warmup=2, rate=1e-2, vocabulary=300, held_out=0.1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sum in one order: the same steps then give the same bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -76,26 +68,15 @@ def test_a_run_leaves_a_model_that_learnt_its_card_and_a_plot(made: Path) -> Non
     assert "lm_head.weight" not in checkpoint.weights()  # tied to the input's
 
 
-def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(text: Path, tmp_path: Path) -> None:
     def run(out: Path) -> Path:
         return train(
             Texts([text]), out, SHAPE, RECIPE, setup=TrainingSetup(every=4, dtype=torch.bfloat16)
         )
 
-    def interrupted(out: Path, row: dict[str, object]) -> None:
-        if row["step"] == 4:
-            raise KeyboardInterrupt
-
     whole = run(tmp_path / "whole")
-    with monkeypatch.context() as patched:
-        patched.setattr("condensery.methods.trainer.trainer.record", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "cut")
-    cut = latest(tmp_path / "cut")
-    assert cut is not None
-    assert cut.step == 4
+    with interrupted(tmp_path / "cut", 4):
+        run(tmp_path / "cut")
     wanted, resumed_weights = (
         load_file(folder / "model.safetensors") for folder in (whole, run(tmp_path / "cut"))
     )

@@ -2,7 +2,6 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -28,19 +27,11 @@ from condensery.networks.oscar import WORDS, OscarPair
 SHAPE = tiny_shape(query_tokens=24, passage_tokens=48)
 RECIPE = Recipe(steps=6, tokens=300, warmup=2, cloze_only=2, cloze=20, new_rate=3e-3)
 MIX = Mix(smallest=16, spelled=0)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def beginning(base: Path, data: Path, recipe: Recipe = RECIPE, mix: Mix = MIX) -> Start:
     return prepare(Origins(base), data, SHAPE, recipe, mix=mix)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sum in one order: the same steps then give the same bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_pair import WORDS, write_base
 
 KNOWN = [word for word in WORDS.split() if len(word) > 1 and word != "long"]
@@ -46,5 +45,5 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+def on_one_thread(one_thread: None) -> None:
+    """Every test here compares figures of a training."""

@@ -2,24 +2,18 @@
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_pair import WORDS, write_base
 
 KNOWN = [word for word in WORDS.split() if len(word) > 1 and word != "mill"]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sum in one order: the same steps then give the same bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def on_one_thread(one_thread: None) -> None:
+    """Every test here compares bits."""
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.unit.methods.conftest import interrupted
 from tiny_pair import write_base
 
 from condensery.errors import InputError
@@ -16,7 +17,7 @@ from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.rerank.sets import load_sets
 from condensery.methods.rerank.sources import Sources
 from condensery.methods.rerank.training import find_negatives, main, train
-from condensery.methods.trainer.checkpoints import TrainingStopped, latest
+from condensery.methods.trainer.checkpoints import TrainingStopped
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.processes import Processes
 
@@ -78,18 +79,9 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     def run(out: Path) -> Path:
         return train(sources, base, out, RECIPE, setup=TrainingSetup(every=2, dtype=torch.bfloat16))
 
-    def interrupted(out: Path, row: dict[str, object]) -> None:
-        if row["step"] == 2:
-            raise KeyboardInterrupt
-
     whole = run(tmp_path / "whole")
-    with monkeypatch.context() as patched:
-        patched.setattr("condensery.methods.trainer.trainer.record", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "cut")
-    cut = latest(tmp_path / "cut")
-    assert cut is not None
-    assert cut.step == 2
+    with interrupted(tmp_path / "cut", 2):
+        run(tmp_path / "cut")
 
     def mined(*_: object, **__: object) -> Any:
         raise AssertionError("what was mined is read again")

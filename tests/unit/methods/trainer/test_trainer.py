@@ -1,6 +1,5 @@
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,7 @@ from condensery.methods.trainer.recipe import TrainerRecipe
 from condensery.methods.trainer.trainer import Trainer
 
 RECIPE = TrainerRecipe(steps=6, warmup=1, every=2, log_every=1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sum in one order: the same steps then give the same bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small() -> nn.Linear:

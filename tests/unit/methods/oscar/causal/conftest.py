@@ -1,11 +1,9 @@
 """Tiny bases in transformers' layout, and rows to train on."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_causal_training import some_rows, write_rows
 from tiny_pair import write_base as write_bert
 from tiny_published import write_base
@@ -14,12 +12,8 @@ from condensery.methods.oscar.causal.built import PairSources
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sum in one order: the same steps then give the same bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def on_one_thread(one_thread: None) -> None:
+    """Every test here compares bits."""
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.methods.conftest import interrupted
 from tiny_causal_training import some_rows, write_rows
 
 from condensery.errors import InputError
@@ -54,7 +55,6 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
     kinds: dict[str, PairSources],
     rows_file: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def run(out: Path) -> CausalPair:
         recipe, files = replace(RECIPE, steps=3), Files([rows_file])
@@ -67,18 +67,9 @@ def test_an_interrupted_run_that_is_resumed_gives_the_same_bits(
             setup=TrainingSetup(every=2, dtype=torch.bfloat16),
         )
 
-    def interrupted(out: Path, row: dict[str, object]) -> None:
-        if row["step"] == 2 and "validation" in row:
-            raise KeyboardInterrupt
-
     wanted = learning_state(run(tmp_path / "whole"))
-    with monkeypatch.context() as patched:
-        patched.setattr("condensery.methods.trainer.trainer.record", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "cut")
-    cut = latest(tmp_path / "cut")
-    assert cut is not None
-    assert cut.step == 2
+    with interrupted(tmp_path / "cut", 2):
+        run(tmp_path / "cut")
     resumed = learning_state(run(tmp_path / "cut"))
     assert resumed.keys() == wanted.keys() == weights(tmp_path / "cut").keys()
     assert all(torch.equal(wanted[name], resumed[name]) for name in wanted)
