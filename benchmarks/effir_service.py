@@ -158,8 +158,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = Path(name)
         bodies = {model: write_bodies(folder, model, sample, ASKING) for model in args.models}
         server = stack.enter_context(run_server(args.store, folder))
-        for kind, model, found in rounds(server, bodies, ASKING, args.rounds, args.seconds):
-            rates[model][kind].append(found["texts_per_second"])
+        for kind, model, figures in rounds(server, bodies, ASKING, args.rounds, args.seconds):
+            rates[model][kind].append(figures["texts_per_second"])
         about = recording.about()
     report = {
         **about,

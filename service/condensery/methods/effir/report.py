@@ -90,7 +90,7 @@ def draw_trade_off(
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
     panels[0].set_ylabel("nDCG@10 (open: parent; bars: 95% of the difference)")
-    panels[0].legend(fontsize="small")
+    panels[0].legend(loc="lower right", fontsize="small")
     save_figure(figure, path)
 
 

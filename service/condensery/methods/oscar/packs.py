@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig
 
 from condensery.errors import InputError
-from condensery.methods.oscar.prepared import TrainingSets, open_sets, save_sets
+from condensery.methods.oscar.data import TrainingSets, open_sets, save_sets
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix
 from condensery.methods.oscar.starting import empty_pair

@@ -196,7 +196,7 @@ def draw_training(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
         axes.set_xlabel("examples seen" if items else "step")
         axes.grid(alpha=0.3)
         if len(curves) > 1:
-            axes.legend(fontsize="small")
+            axes.legend(loc="upper right", fontsize="small")
     figure.suptitle("Quality against training, on validation questions")
     return figure
 

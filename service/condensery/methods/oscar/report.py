@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import os
-import shlex
+import platform
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,12 @@ from condensery.errors import InputError
 from condensery.methods.oscar.evaluating.asking import ANSWER_TOKENS
 from condensery.methods.oscar.evaluating.evaluation import Evaluation
 from condensery.methods.oscar.evaluating.judging import Judge
-from condensery.methods.oscar.evaluating.parts import machine, read_parts, training_curve, versions
+from condensery.methods.oscar.evaluating.parts import machine, read_parts, training_curve
 from condensery.methods.oscar.evaluating.questions import sample_questions
 from condensery.methods.oscar.evaluating.settings import FAMILIES, FIXED, PASSAGES
 from condensery.methods.ranking.retrieval import MODES
 from condensery.methods.ranking.sets import read_corpus
+from condensery.methods.trainer.publishing import command_line, versions
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.oscar import OscarModel
@@ -150,12 +151,6 @@ def read_evaluation(args: argparse.Namespace) -> Evaluation:
     )
 
 
-def command(argv: Sequence[str]) -> str:
-    """Return the command line; of paths the names only, which say enough and tell no machine's."""
-    words = [Path(word).name if "/" in word and "://" not in word else word for word in argv]
-    return f"condensery eval oscar {shlex.join(words)}"
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run ``condensery eval oscar``."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -186,9 +181,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
     report = {
         "format": FORMAT,
-        "command": command(argv),
+        "command": command_line("eval oscar", argv),
         "machine": measured_by,
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), **versions()},
         **figures,
         **parts,
         **curve,

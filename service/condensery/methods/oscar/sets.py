@@ -16,8 +16,15 @@ from tokenizers import Tokenizer
 
 from condensery.errors import InputError
 from condensery.methods.oscar.calibration import calibrate
-from condensery.methods.oscar.data import Example, Ids, QaData, QuestionTexts, read_jsonl, tokenise
-from condensery.methods.oscar.prepared import TrainingSets
+from condensery.methods.oscar.data import (
+    Example,
+    Ids,
+    QaData,
+    QuestionTexts,
+    TrainingSets,
+    read_jsonl,
+    tokenise,
+)
 from condensery.methods.trainer.questions import Rules, TrainingQuestion, read_questions
 from condensery.methods.trainer.rows import read_lines
 from condensery.methods.trainer.texts import HeldOutText

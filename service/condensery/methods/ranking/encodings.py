@@ -26,10 +26,11 @@ from condensery.encodings import (
 from condensery.errors import ReportNotFound
 from condensery.index.prompts import make_index_prompts
 from condensery.methods.ranking.measures import ndcg
-from condensery.methods.ranking.parts import check_out, command_line, write_part
+from condensery.methods.ranking.parts import check_out, write_part
 from condensery.methods.ranking.retrieval import embed, running, titled_text
 from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
 from condensery.methods.trainer.arguments import open_model
+from condensery.methods.trainer.publishing import command_line
 from condensery.methods.trainer.reports import bootstrap
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder

@@ -19,7 +19,6 @@ from condensery.methods.ranking.measures import ndcg
 from condensery.methods.ranking.parts import (
     StoredRows,
     check_out,
-    command_line,
     fingerprint,
     write_part,
 )
@@ -28,6 +27,7 @@ from condensery.methods.ranking.retrieval import Retriever, titled_text
 from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.trainer.arguments import open_model
+from condensery.methods.trainer.publishing import command_line
 from condensery.methods.trainer.reports import bootstrap
 from condensery.networks.dtypes import dtype_name
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process

@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +69,6 @@ class StoredRows:
             field="work",
             value=str(self._path),
         )
-
-
-def command_line(name: str, argv: Sequence[str]) -> str:
-    """Return the command; of paths the last two names, which tell no machine's."""
-    words = ["/".join(Path(word).parts[-2:]) if "/" in word else word for word in argv]
-    return f"condensery {name} {shlex.join(words)}"
 
 
 def check_out(path: Path | None) -> None:

@@ -15,12 +15,12 @@ from condensery.methods.oscar.evaluating.settings import FIXED
 from condensery.methods.ranking.parts import (
     StoredRows,
     check_out,
-    command_line,
     fingerprint,
     write_part,
 )
 from condensery.methods.reader.span_reader import SpanReader, find_reader
 from condensery.methods.trainer.arguments import add_machine, begin
+from condensery.methods.trainer.publishing import command_line
 from condensery.methods.trainer.reports import bootstrap
 from condensery.networks.dtypes import dtype_name
 from condensery.question import exact_match, f1_score

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from transformers import BertForQuestionAnswering
 
 from condensery.errors import InputError, shorten
-from condensery.methods.ranking.parts import command_line
 from condensery.methods.reader.data import Batch, ReaderData, collate, draw_rows, load_data
 from condensery.methods.reader.recipe import ReaderRecipe
 from condensery.methods.reader.span_reader import SpanReader
@@ -25,6 +24,7 @@ from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
 from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.publishing import (
     MODEL,
+    command_line,
     model_folder,
     recipe_identity,
     training_facts,

@@ -135,7 +135,8 @@ def plot(out: Path, to: Path | None = None) -> Path:
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         if len(panel) > 1:
-            axes.legend(fontsize="small")
+            # A place of its own: matplotlib warns where a busy machine is slow to look for one.
+            axes.legend(loc="upper right", fontsize="small")
     return save_figure(figure, to or out / "log.png")
 
 

@@ -6,7 +6,7 @@ Each is written aside and appears whole or not at all.
 import json
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -35,6 +35,11 @@ def without_folders(command: str) -> str:
         ValueError: A quotation is not closed.
     """
     return shlex.join(map(_shorten, shlex.split(command)))
+
+
+def command_line(name: str, argv: Sequence[str]) -> str:
+    """Return the line of a command of ours, for a card or a report, without folders."""
+    return without_folders(f"condensery {name} {shlex.join(argv)}")
 
 
 def _shorten(word: str) -> str:

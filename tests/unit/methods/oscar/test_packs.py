@@ -12,9 +12,15 @@ import torch
 from tiny_pair import tiny_shape
 
 from condensery.errors import InputError
-from condensery.methods.oscar.data import Example, QaData, RetrievedPassage
+from condensery.methods.oscar.data import (
+    Example,
+    QaData,
+    RetrievedPassage,
+    TrainingSets,
+    open_sets,
+    save_sets,
+)
 from condensery.methods.oscar.packs import Start, open_pack, write_pack
-from condensery.methods.oscar.prepared import TrainingSets, open_sets, save_sets
 from condensery.methods.oscar.preparing import Origins, prepare
 from condensery.methods.oscar.recipe import Recipe
 from condensery.methods.oscar.sampling import Mix

@@ -14,7 +14,8 @@ import pytest
 
 from condensery.errors import InputError, ModelNotFound
 from condensery.methods.oscar.measured import read_report
-from condensery.methods.oscar.report import command, main
+from condensery.methods.oscar.report import main
+from condensery.methods.trainer.publishing import command_line
 
 Row = dict[str, Any]
 
@@ -64,9 +65,10 @@ def test_a_report_is_written_that_publishing_can_read(
     assert report.abstention is not None
     assert report.training == [{"step": 5, "items": 9, "em": 1.0}]
     assert report.rerank["towns"].queries == 3
-    assert report.command.startswith("condensery eval oscar --store models --questions questions")
+    assert report.command.startswith("condensery eval oscar --store models --questions ")
+    assert f"{files.name}/questions.jsonl" in report.command
     assert str(tmp_path) not in out.read_text()  # no path of this machine
-    assert "versions" in content
+    assert set(content["versions"]) == {"python", "condensery", "torch", "transformers"}
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown[1:]] == list(report.settings)
     assert (tmp_path / "report.answers" / "about.json").exists()
@@ -159,7 +161,7 @@ def test_answers_are_judged_on_request(
 def test_a_command_is_told_without_this_machines_paths() -> None:
     words = ["--store", "/data/models", "--judge", "http://host/v1", "--settings", "gold"]
     shortened = "condensery eval oscar --store models --judge http://host/v1 --settings gold"
-    assert command(words) == shortened
+    assert command_line("eval oscar", words) == shortened
 
 
 @pytest.mark.slow

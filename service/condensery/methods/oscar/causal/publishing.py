@@ -11,8 +11,7 @@ import torch
 
 from condensery.errors import InputError
 from condensery.methods.oscar.card import measured
-from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import PATHS
+from condensery.methods.oscar.causal.building import PATHS, Bases
 from condensery.methods.oscar.causal.network import merged, new_pair
 from condensery.methods.oscar.causal.runs import Run, last_checkpoint, open_bases, read_run, restore
 from condensery.methods.oscar.measured import check_report, read_report

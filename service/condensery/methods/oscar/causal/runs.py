@@ -10,8 +10,7 @@ from torch import Tensor
 
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import PairSources
+from condensery.methods.oscar.causal.building import Bases, PairSources
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
 from condensery.methods.trainer.method import learning_state

@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import PATHS, PairSources
+from condensery.methods.oscar.causal.building import PATHS, Bases, PairSources
 from condensery.methods.oscar.causal.data import Data, Files, load
 from condensery.methods.oscar.causal.items import Batches, Item
 from condensery.methods.oscar.causal.losses import loss

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +99,3 @@ def _processor() -> str:
         return platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what the figures depend on."""
-    return {
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("condensery", "torch", "transformers")},
-    }

@@ -8,7 +8,7 @@ from tiny_causal_training import some_rows, write_rows
 from tiny_pair import write_base as write_bert
 from tiny_published import write_base
 
-from condensery.methods.oscar.causal.built import PairSources
+from condensery.methods.oscar.causal.building import PairSources
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoModelForCausalLM
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import PairSources
+from condensery.methods.oscar.causal.building import Bases, PairSources
 from condensery.methods.oscar.causal.network import new_pair
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.store.published_pairs import SYSTEM

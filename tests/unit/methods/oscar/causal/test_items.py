@@ -5,8 +5,7 @@ import pytest
 from tiny_causal_training import some_rows, write_rows
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import PairSources
+from condensery.methods.oscar.causal.building import Bases, PairSources
 from condensery.methods.oscar.causal.items import Batches, Chunks, Item, Questions
 from condensery.methods.oscar.causal.recipe import CausalRecipe
 from condensery.methods.trainer.method import Draw

@@ -7,8 +7,7 @@ import pytest
 import torch
 from tiny_causal_training import disturb, some_rows, write_rows
 
-from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import PairSources
+from condensery.methods.oscar.causal.building import Bases, PairSources
 from condensery.methods.oscar.causal.items import Chunks, Item, Questions
 from condensery.methods.oscar.causal.losses import loss, run_forward
 from condensery.methods.oscar.causal.network import new_pair

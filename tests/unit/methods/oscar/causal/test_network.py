@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import PairSources
+from condensery.methods.oscar.causal.building import Bases, PairSources
 from condensery.methods.oscar.causal.items import Questions
 from condensery.methods.oscar.causal.losses import run_forward
 from condensery.methods.oscar.causal.network import groups, merged, new_pair

@@ -12,8 +12,7 @@ from tiny_causal_training import some_rows, write_rows
 from tiny_report import tiny_report
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.building import Bases
-from condensery.methods.oscar.causal.built import PairSources
+from condensery.methods.oscar.causal.building import Bases, PairSources
 from condensery.methods.oscar.causal.data import Files
 from condensery.methods.oscar.causal.publishing import main, publish
 from condensery.methods.oscar.causal.recipe import CausalRecipe

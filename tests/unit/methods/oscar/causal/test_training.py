@@ -11,7 +11,7 @@ from tests.unit.methods.conftest import interrupted
 from tiny_causal_training import some_rows, write_rows
 
 from condensery.errors import InputError
-from condensery.methods.oscar.causal.built import PairSources
+from condensery.methods.oscar.causal.building import PairSources
 from condensery.methods.oscar.causal.data import Files
 from condensery.methods.oscar.causal.items import Item
 from condensery.methods.oscar.causal.recipe import CausalRecipe

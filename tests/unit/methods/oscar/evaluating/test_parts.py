@@ -10,7 +10,6 @@ from condensery.methods.oscar.evaluating.parts import (
     machine,
     read_parts,
     training_curve,
-    versions,
 )
 
 
@@ -73,4 +72,3 @@ def test_the_training_curve_is_the_validations_with_the_items_seen(tmp_path: Pat
 def test_the_machine_is_told_by_what_it_computes_with() -> None:
     description = machine(torch.device("cpu"), torch.float32)
     assert description.endswith("threads, float32")
-    assert {"python", "condensery", "torch", "transformers"} == set(versions())
