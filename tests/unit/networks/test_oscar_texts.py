@@ -33,7 +33,7 @@ def compressor_texts(layout: str, tokens: int = 64, question: bool = True) -> Co
 def test_each_layout_reads_as_the_reference_writes_it(layout: str, wanted: str) -> None:
     passage = "The mill stands by the river."
     tokenizer = TOKENIZERS[LAYOUTS[layout]]
-    ((window,),) = compressor_texts(layout).readings(QUESTION, [passage])
+    ((window,),) = compressor_texts(layout).make_windows(QUESTION, [passage])
     if layout == "pair":
         start = tokenizer.token_to_id("<|begin_of_text|>")
         halves = (tokenizer.encode(t, add_special_tokens=False).ids for t in (QUESTION, passage))
@@ -201,10 +201,10 @@ def test_special_tokens_in_a_callers_text_stay_text() -> None:
     assert not special & set(plain)
     parts = generator_texts().prompt(rude, [torch.zeros(8, 4)])
     assert sum(isinstance(part, torch.Tensor) for part in parts) == 1
-    ((window,),) = compressor_texts("joined").readings(rude, [rude])
+    ((window,),) = compressor_texts("joined").make_windows(rude, [rude])
     assert not special & set(window.ids)
     assert window.end == len(rude)
-    ((quiet,),) = compressor_texts("joined").readings("a < b", ["a < b"])
+    ((quiet,),) = compressor_texts("joined").make_windows("a < b", ["a < b"])
     assert quiet.ids == tokenizer.encode("\nQuery:\na < bDocument:\na < b").ids
 
 
