@@ -114,15 +114,19 @@ def padded(texts: Texts, device: torch.device) -> list[tuple[Any, Any]]:
     return batches
 
 
-def timed(run: Callable[[], object], device: torch.device) -> float:
+def timed(
+    run: Callable[[], object],
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Return a run's seconds, the device's included."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    began = time.perf_counter()
+    began = clock()
     run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
@@ -174,13 +178,16 @@ def measure(
 
 
 def turns(
-    runs: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
+    runs: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Return the seconds of each run, all of them once a round; one round more goes before."""
     by: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
-            taken = timed(run, device)
+            taken = timed(run, device, clock)
             if number:  # the first one compiles
                 by[name].append(taken)
     return by

@@ -49,6 +49,7 @@ from condensery.runtime.device import choose_device, choose_dtype, prepare_proce
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 WORDS = 30_522  # of minilm-l6's tokenizer
 FREQUENT = 3_000
+FOUND = ("rate", "p50_ms", "cpu_ms")  # of a round over REST
 DISTINCT = 8  # requests of a kind
 PAGE = """# SHRP's speed-ups: {size}
 
@@ -59,8 +60,9 @@ ones converted and pruned to one head. Batches of {batch} texts of {tokens} toke
 {versions}.
 
 "May" is the speed-up that the layers' true FLOPs allow; "of it" is what is reached. One text has
-{tokens} tokens, a query 16. Vectors are those of the padded layers that are trained, to a cosine of
-{agreement:.4f} or more.
+{tokens} tokens, a query 16. In process a CPU's seconds are those that it computed; over REST the
+clock's, with the server's CPU time a text beside it, and how much less that is. Vectors are those
+of the padded layers that are trained, to a cosine of {agreement:.4f} or more.
 
 {tables}"""
 
@@ -135,8 +137,9 @@ def serve_all(
         first: dict[str, list[str]] = {}
         with run_server(store, folder) as server:
             for kind, model, found in loads(server, bodies, asking, rounds, seconds):
-                by = result[kind].setdefault(model.removeprefix("z"), {"rate": [], "p50_ms": []})
+                by = result[kind].setdefault(model.removeprefix("z"), {name: [] for name in FOUND})
                 by["rate"].append(found["texts_per_second"])
+                by["cpu_ms"].append(1000 * found["server_cores"] / found["texts_per_second"])
                 by["p50_ms"].append(found["p50_ms"])
                 if kind == "batch":
                     first.setdefault(model, found["replies"])
@@ -158,58 +161,62 @@ def compare(
     return agreement(torch.tensor(np.stack(found)), reference(make(shape, count, WORDS), ids))
 
 
-def table(shape: BertShape, batch: dict[str, Any], single: dict[str, dict[str, float]]) -> str:
+Column = dict[str, float]
+
+
+def table(shape: BertShape, rates: Column, columns: dict[str, tuple[str, Column]]) -> str:
     """Write one table.
 
     Args:
         shape: Of the plain network.
-        batch: Texts a second, by layers converted.
-        single: Milliseconds of one text and of a query, by layers converted.
+        rates: Texts a second, by layers converted.
+        columns: What else to show: the form of a number, and numbers by layers converted.
     """
     paper = shape == SIZES["bert-base"]
-    lines = [
-        "| converted | texts/s | speed-up | may | of it |",
-        "| ---: | ---: | ---: | ---: | ---: |",
-    ]
-    heads = [*single, *(["paper"] if paper else [])]
-    lines[0] += "".join(f" {head} |" for head in heads)
-    lines[1] += " ---: |" * len(heads)
-    for name in sorted(batch, key=int):
-        rate = batch[name]
-        faster, may = rate / batch["0"], allowed(shape, int(name))
-        cells = [f"{name} of {shape.layers}", f"{rate:,.0f}", f"{faster:.2f}x", f"{may:.2f}x"]
-        cells.append(f"{faster / may:.2f}")
-        cells += [f"{times[name]:.2f} ms" for times in single.values()]
+    heads = ["converted", "texts/s", "speed-up", "may", "of it", *columns]
+    heads += ["paper"] if paper else []
+    lines = [f"| {' | '.join(heads)} |", f"|{' ---: |' * len(heads)}"]
+    for name in sorted(rates, key=int):
+        faster, may = rates[name] / rates["0"], allowed(shape, int(name))
+        cells = [f"{name} of {shape.layers}", f"{rates[name]:,.0f}", f"{faster:.2f}x"]
+        cells += [f"{may:.2f}x", f"{faster / may:.2f}"]
+        cells += [form.format(by[name]) for form, by in columns.values()]
         if paper:
             cells.append(f"{PAPER[int(name)]:.2f}x" if int(name) in PAPER else "–")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def medians(by: dict[str, Any], what: str | None = None, *, times: float = 1.0) -> Column:
+    """Return each network's median over the rounds."""
+    return {
+        name: times * statistics.median(some if what is None else some[what])
+        for name, some in by.items()
+    }
+
+
 def page(result: dict[str, Any], shape: BertShape) -> str:
     """Write the page."""
     tables = []
     agreements = []
+    single = {"one": "{:.2f} ms", "query": "{:.2f} ms"}
     for way, found in result["in_process"].items():
-        seconds = {
-            kind: {name: statistics.median(some) for name, some in by.items()}
-            for kind, by in found["seconds"].items()
-        }
-        rates = {name: BATCH / taken for name, taken in seconds["batch"].items()}
-        single = {
-            kind: {name: 1000 * taken for name, taken in seconds[kind].items()}
-            for kind in ("one", "query")
+        seconds = found["seconds"]
+        rates = {name: BATCH / taken for name, taken in medians(seconds["batch"]).items()}
+        columns = {
+            kind: (form, medians(seconds[kind], times=1000)) for kind, form in single.items()
         }
         about = f"{result['threads']} thread" if result["device"] == "cpu" else result["gpu"]
-        tables += [f"## In process, {way}, {about}\n", table(shape, rates, single)]
+        tables += [f"## In process, {way}, {about}\n", table(shape, rates, columns)]
         agreements += found["agreement"].values()
     if served := result.get("service"):
-        rates = {name: statistics.median(by["rate"]) for name, by in served["batch"].items()}
-        single = {
-            kind: {name: statistics.median(by["p50_ms"]) for name, by in served[kind].items()}
-            for kind in ("one", "query")
+        used = medians(served["batch"], "cpu_ms")
+        columns = {
+            "CPU a text": ("{:.2f} ms", used),
+            "less": ("{:.2f}x", {name: used["0"] / some for name, some in used.items()}),
+            **{kind: (form, medians(served[kind], "p50_ms")) for kind, form in single.items()},
         }
-        tables += ["## Over REST\n", table(shape, rates, single)]
+        tables += ["## Over REST\n", table(shape, medians(served["batch"], "rate"), columns)]
         agreements += served["agreement"].values()
     told = {
         "machine": tell_machine(result),
