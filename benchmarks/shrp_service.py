@@ -48,7 +48,6 @@ from condensery.runtime.device import choose_device, choose_dtype, prepare_proce
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 WORDS = 30_522  # of minilm-l6's tokenizer
-FREQUENT = 3_000
 FOUND = ("rate", "p50_ms", "cpu_ms")  # of a round over REST
 DISTINCT = 8  # requests of a kind
 PAGE = """# SHRP's speed-ups: {size}
@@ -76,15 +75,14 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def sentences(folder: Path, count: int, tokens: int) -> list[str]:
-    """Return texts of so many tokens, special ones included, of English's frequent words."""
+    """Return texts of so many tokens, special ones included, of words as frequent as in English."""
     tokenizer = open_tokenizer(folder)
-    # BERT's vocabulary has them by frequency: those before FREQUENT are as long as a text's are.
-    ids = tokenizer.get_vocab().items()
-    words = sorted(
-        word for word, number in ids if word.isascii() and word.isalpha() and number < FREQUENT
-    )
+    # BERT's vocabulary has them by frequency, which falls as their rank grows (Zipf).
+    ids = sorted((number, word) for word, number in tokenizer.get_vocab().items())
+    words = [word for _, word in ids if word.isascii() and word.isalpha() and len(word) > 1]
+    shares = [1 / rank for rank in range(1, len(words) + 1)]
     source = random.Random(tokens)
-    found = [" ".join(source.choices(words, k=tokens - 2)) for _ in range(count)]
+    found = [" ".join(source.choices(words, shares, k=tokens - 2)) for _ in range(count)]
     assert all(len(tokenizer.encode(text).ids) == tokens for text in found)
     return found
 
@@ -122,7 +120,7 @@ def serve_all(
     from effir_service import Asking, run_server, write_bodies
     from effir_service import rounds as loads
 
-    asking = {kind: Asking(count, 4 if count > 1 else 1) for kind, (count, _) in KINDS.items()}
+    asking = {kind: Asking(count, 2 if count > 1 else 1) for kind, (count, _) in KINDS.items()}
     result: dict[str, Any] = {kind: {} for kind in asking}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -275,15 +273,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds=args.rounds, compiled=args.compiled,
     ):  # fmt: skip
         result["in_process"][way] = found
+        written = write(args.out, result | recording.about(), shape)
     if not args.no_service:
         result["service"] = serve_all(shape, converted, args.rounds, args.seconds)
-    result |= recording.about()
-    written = page(result, shape)
-    args.out.mkdir(parents=True, exist_ok=True)
-    name = f"shrp-{args.size}{'-cuda' if device.type == 'cuda' else ''}"
-    (args.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / f"{name}.md").write_text(written)
+        written = write(args.out, result | recording.about(), shape)
     sys.stdout.write(written)
+
+
+def write(out: Path, result: dict[str, Any], shape: BertShape) -> str:
+    """Write what there is so far: a run that is cut short leaves it; returns the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"shrp-{result['size']}{'-cuda' if result['device'] == 'cuda' else ''}"
+    written = page(result, shape)
+    (out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / f"{name}.md").write_text(written)
+    return written
 
 
 if __name__ == "__main__":
