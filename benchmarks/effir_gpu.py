@@ -97,12 +97,12 @@ def texts_of(kind: str, count: int, vocabulary: int) -> Texts:
     ]
 
 
-def padded(texts: Texts, device: torch.device) -> list[tuple[Any, Any]]:
+def padded(texts: Texts, device: torch.device, count: int = BATCH) -> list[tuple[Any, Any]]:
     """Return padded batches of texts by length, ready on the device."""
     rows = sorted(texts, key=len)
     batches = []
-    for start in range(0, len(rows), BATCH):
-        batch = rows[start : start + BATCH]
+    for start in range(0, len(rows), count):
+        batch = rows[start : start + count]
         # One width a kind of text: a compiled model is compiled once.
         width = max(map(len, rows))
         ids = torch.zeros(len(batch), width, dtype=torch.long)
@@ -193,8 +193,10 @@ def turns(
     return by
 
 
-def compiled_run(model: Any, texts: Texts, device: torch.device) -> Callable[[], object]:
-    """Return the paper's way: transformers' model under torch.compile."""
+def compiled_run(
+    model: Any, texts: Texts, device: torch.device, count: int = BATCH
+) -> Callable[[], object]:
+    """Return the paper's way: transformers' model under torch.compile, so many texts a batch."""
     model.set_attn_implementation("sdpa")
 
     def read(ids: torch.Tensor, mask: torch.Tensor) -> object:
@@ -204,7 +206,7 @@ def compiled_run(model: Any, texts: Texts, device: torch.device) -> Callable[[],
     # after the other, and past eight are not compiled at all.
     own = FunctionType(read.__code__.replace(), globals(), closure=read.__closure__)
     fast = torch.compile(own, dynamic=False, fullgraph=True)
-    rows = padded(texts, device)
+    rows = padded(texts, device, count)
 
     def run() -> None:
         for ids, mask in rows:

@@ -28,6 +28,7 @@ from recording import Recording, tell_command, tell_machine, tell_others, tell_v
 from shrp_networks import (
     BATCH,
     COMPARED,
+    FULL,
     KINDS,
     PAPER,
     SIZES,
@@ -200,12 +201,15 @@ def page(result: dict[str, Any], shape: BertShape) -> str:
     single = {"one": "{:.2f} ms", "query": "{:.2f} ms"}
     for way, found in result["in_process"].items():
         seconds = found["seconds"]
-        rates = {name: BATCH / taken for name, taken in medians(seconds["batch"]).items()}
         columns = {
             kind: (form, medians(seconds[kind], times=1000)) for kind, form in single.items()
         }
         about = f"{result['threads']} thread" if result["device"] == "cpu" else result["gpu"]
-        tables += [f"## In process, {way}, {about}\n", table(shape, rates, columns)]
+        for kind, texts in {"batch": BATCH, "full": FULL}.items():
+            if kind in seconds:
+                rates = {name: texts / taken for name, taken in medians(seconds[kind]).items()}
+                tables.append(f"## In process, {way}, batches of {texts}, {about}\n")
+                tables.append(table(shape, rates, columns))
         agreements += found["agreement"].values()
     if served := result.get("service"):
         used = medians(served["batch"], "cpu_ms")
@@ -257,7 +261,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     shape, device = SIZES[args.size], choose_device(args.device)
     converted = sorted({0, *(args.converted or range(shape.layers))})
     dtype = choose_dtype(device)
-    texts = {kind: random_texts(count, tokens, WORDS) for kind, (count, tokens) in KINDS.items()}
+    kinds = KINDS | ({"full": (FULL, TOKENS)} if device.type == "cuda" else {})
+    texts = {kind: random_texts(count, tokens, WORDS) for kind, (count, tokens) in kinds.items()}
     result: dict[str, Any] = {
         "size": args.size,
         "rounds": args.rounds,

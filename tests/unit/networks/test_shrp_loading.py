@@ -83,6 +83,7 @@ def test_an_encoder_gives_the_padded_layers_states(kind: str, heads: Heads, tmp_
     assert [type(layer) for layer in layers] == [
         FusedLayer if kept is None else FusedExpertLayer for kept in heads
     ]
+    assert [layer.last for layer in layers] == [False, False, True]
     states = padded(model, TEXTS, types).last_hidden_state
     rows, packing = backbone.read(TEXTS, types)
     for row, (first, ids) in enumerate(zip(packing.starts.tolist(), TEXTS, strict=True)):
