@@ -100,7 +100,7 @@ def parse_key_name(text: str) -> str:
     """Return a key's name as it is.
 
     Raises:
-        ValueError: It is none; the message does not hold it, as it may be a key out of place.
+        ValueError: It is not a name; the message does not hold it, as it may be a key out of place.
     """
     if not _KEY_NAME.fullmatch(text):
         raise ValueError(

@@ -186,7 +186,7 @@ def read_authority(text: str) -> Authority | None:
 
 @lru_cache(256)
 def read_origin(text: str) -> str | None:
-    """Return an origin in one spelling; None of what is none, ``null`` included."""
+    """Return an origin in one spelling; None if it is not an origin, as ``null``."""
     match = _ORIGIN.fullmatch(text.strip())
     authority = read_authority(match[2]) if match else None
     if match is None or authority is None:
@@ -201,7 +201,7 @@ def read_origins(text: str) -> frozenset[str]:
     """Read origins with commas between them; ``*`` is every one.
 
     Raises:
-        ValueError: One is none.
+        ValueError: One can't be read.
     """
     origins = set()
     for entry in _split_list(text):
@@ -216,7 +216,7 @@ def read_hosts(text: str) -> frozenset[str]:
     """Read names or addresses with commas between them; ``*`` is every one.
 
     Raises:
-        ValueError: One is none, or names a port.
+        ValueError: One can't be read, or names a port.
     """
     hosts = set()
     for entry in _split_list(text):
@@ -238,7 +238,7 @@ def read_networks(text: str | None) -> tuple[IPv4Network | IPv6Network, ...]:
     """Read addresses or networks with commas between them.
 
     Raises:
-        ValueError: One is none.
+        ValueError: One can't be read.
     """
     return tuple(ip_network(entry) for entry in _split_list(text or ""))
 

@@ -117,7 +117,7 @@ class Sampling:
 GREEDY = Sampling()
 
 
-# What is asked. Fields have the names and places that they have in a REST body, which is read into
+# The question. Fields have the names and places that they have in a REST body, which is read into
 # these classes; what stands below a field describes it in docs/openapi.json.
 
 
@@ -489,7 +489,7 @@ class Compressed:
     context: str | None
     """Handle of the vectors; null if none are held."""
     expires_at: float | None
-    """When they are let go of, Unix seconds."""
+    """When they are dropped, Unix seconds."""
     results: tuple[CompressedDocument, ...]
     compression: Compression
     usage: TokenUsage

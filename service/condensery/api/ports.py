@@ -76,17 +76,17 @@ def check_keys_for_host(host: str, keys: Keys, *, allow_no_keys: bool) -> None:
     raise SettingError(
         f"--host: other machines can reach {host!r}, and no key is set. Set CONDENSERY_API_KEY, or "
         "name a file of keys with --keys-file, or let --make-key make one; or listen on 127.0.0.1. "
-        "If whoever reaches it may use and change everything, say so with --allow-no-keys.",
+        "To let whoever reaches it use and change everything, set --allow-no-keys.",
         field="host",
         value=host,
     )
 
 
 def is_reachable(host: str) -> bool:
-    """Tell whether other machines may reach an address, or any of those that a name stands for."""
+    """Whether other machines may reach an address, or any of those that a name stands for."""
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # no address at all: binding it fails, and says so
+    except (OSError, UnicodeError):  # no address at all: binding it fails with the reason
         return False
     return not all(is_loopback(str(address[0])) for *_, address in addresses)
 
@@ -129,7 +129,7 @@ def refuse_new_connections(listener: socket.socket) -> None:
 
 
 def has_arrived(sock: socket.socket) -> bool:
-    """Tell whether a socket has bytes to read or, of a listener, a connection to accept."""
+    """Whether a socket has bytes to read or, of a listener, a connection to accept."""
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     return bool(poll.poll(0))

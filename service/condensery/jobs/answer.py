@@ -183,7 +183,7 @@ class Generation:
         return max(0.0, milliseconds_since(self.started) - self.waited_ms)
 
     def add(self, text: str, logprob: TokenLogprob | None = None) -> Delta:
-        """Add a stretch of text, and return the event that tells of it."""
+        """Add a stretch of text, and return its event."""
         self.texts.append(text)
         if logprob is None:
             return Delta(text)
@@ -453,7 +453,7 @@ async def compress_documents(
 
 
 def release_context(services: Services, context: str) -> None:
-    """Let go of a context before its time is over.
+    """Release a context before its time is over.
 
     Raises:
         ContextNotFound: There is none, or it is another caller's; ContextExpired among them.

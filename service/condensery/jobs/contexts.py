@@ -56,7 +56,7 @@ class PassageFailure:
         """Make a failure of an error.
 
         Raises:
-            Overloaded, Unavailable, DeadlineExceeded: The error itself, if it is none.
+            Overloaded, Unavailable, DeadlineExceeded: The error itself; no failure.
         """
         if isinstance(error, PASSED_ON):
             raise error
@@ -336,7 +336,7 @@ class ContextStore:
         return self._find(caller, handle)[1].context
 
     def release(self, caller: str, handle: str) -> None:
-        """Let go of a context of this caller's.
+        """Release a context of this caller's.
 
         Raises:
             ContextExpired, ContextNotFound: As for ``get``.
@@ -344,7 +344,7 @@ class ContextStore:
         self._drop(self._find(caller, handle)[0])
 
     def keep_only(self, serving: Mapping[str, str]) -> None:
-        """Let go of what was made by models that serve no more.
+        """Drop the contexts of models that serve no more.
 
         Args:
             serving: Fingerprints of those that do, by name; each reads what it made itself.
@@ -386,7 +386,7 @@ class ContextStore:
             self._end(key)
 
     def _end(self, key: bytes) -> None:
-        """Let go of a context whose time is over, and remember whose it was."""
+        """Drop a context whose time is over, and remember whose it was."""
         self._expired[key] = self._drop(key).caller
         while len(self._expired) > REMEMBERED:
             self._expired.popitem(last=False)

@@ -246,7 +246,7 @@ async def decode_tokens(
     for place, row in enumerate(ids):
         for number in row:
             if not 0 <= number < MAX_TOKEN_ID:
-                raise InputError.at(f"ids[{place}]", f"{number} is the number of no token.", number)
+                raise InputError.at(f"ids[{place}]", f"{number} is not a token id.", number)
     return await asyncio.to_thread(
         lambda: [encoder.decode(row, skip_special=skip_special) for row in ids]
     )

@@ -230,7 +230,7 @@ class VectorStore(Protocol):
     * ``fingerprint`` is of the encoder that made the vectors. ``embedded_for`` is what ``info``
       said when the prompts were taken, None for a caller's own vectors. Where the index is of
       another encoder or has other prompts by now, it is EncoderMismatch.
-    * Errors are ours: IndexNotFound, IndexExists, EncoderMismatch, InputError for what is asked;
+    * Errors are ours: IndexNotFound, IndexExists, EncoderMismatch, InputError for a wrong request;
       StorageFull, StorageReadOnly, StorageError for what the database can't do.
 
     ``create`` with the same specification again returns the index as it is. ``maintenance`` is

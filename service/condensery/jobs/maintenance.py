@@ -88,8 +88,8 @@ def find_maintenance(services: Services) -> "IndexMaintenance":
     if maintenance is None:
         raise InputError.at(
             "index",
-            "aliases, restores and rebuilds are not to be had of the database that holds "
-            "the indexes; use its own tools.",
+            "this service can't manage aliases, restores and rebuilds in the database that holds "
+            "the indexes; use the database's own tools.",
         )
     return maintenance
 

@@ -79,7 +79,7 @@ def describe_model(services: Services, name: str | None = None) -> ModelDescript
 
 
 def is_classifier(services: Services, name: object) -> bool:
-    """Tell whether a model, or (None) the default one, is there for labels rather than vectors."""
+    """Whether a model, or (None) the default one, gives labels rather than vectors."""
     if not (name is None or isinstance(name, str)):
         return False
     try:
@@ -162,7 +162,7 @@ def list_models(services: Services) -> list[ModelInfo]:
 
 
 def is_serving(services: Services, name: str) -> bool | None:
-    """Say whether a model, or what an alias leads to, serves; None if there is none of the name."""
+    """Whether a model, or what an alias leads to, serves; None if there is no such name."""
     registry = services.registry
     target = registry.aliases.resolve(name)
     if any(info.name == target for info in registry.models()):

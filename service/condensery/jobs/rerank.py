@@ -38,8 +38,6 @@ async def rerank(
     """Score each passage for the query and sort, best first; of equal ones the earlier first.
 
     Args:
-        query: What is asked.
-        passages: What is scored.
         model: A reranker's or pair's name; None takes the default.
         truncate: Cut texts that are too long; if false, refuse them.
         raw_scores: Give the logits; else their sigmoids, from 0 to 1.

@@ -264,7 +264,6 @@ def count_affordable(
     """Return how many of the first texts can be compressed and read by ``target_ms``; 1 at least.
 
     Args:
-        question: What is asked.
         sizes: Tokens of each text, in the order of retrieval.
         vectors: That each may become, at the coarsest.
     """

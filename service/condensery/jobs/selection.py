@@ -340,7 +340,6 @@ def fit_prompt(
     first windows; else the first passages.
 
     Args:
-        question: What is asked.
         kept: Passages, best first.
         vectors: Read of each window; 0 reads all passages as text.
 

@@ -120,7 +120,7 @@ def run_in_halves(
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether memory ran out."""
+    """Whether an error says that memory ran out."""
     # On a CPU torch raises a plain RuntimeError.
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

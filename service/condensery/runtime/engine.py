@@ -227,7 +227,7 @@ class Engine:
         return sequence
 
     def _fits(self, cost: int) -> bool:
-        """Tell whether there is room for all that waits, and for so many positions more."""
+        """Whether there is room for all that waits, and for so many positions more."""
         # What waits now waits for the step under way to end, not for blocks.
         some = len(self._running) + self._queue.items < self._cache_config.sequences
         return some and self._queue.tokens + cost <= self._blocks.free * BLOCK

@@ -193,7 +193,7 @@ class FairQueue(Generic[Item, Result]):
         self.tokens += tokens
 
     def drop(self, request: QueuedRequest[Item, Result]) -> None:
-        """Let go of what waits of a request; its empty place is dropped when its turn comes."""
+        """Drop what waits of a request; its empty place goes when its turn comes."""
         if request.waiting:
             if not request.begun:  # all its time was waiting
                 request.call.stats.queued += time.perf_counter() - request.arrived
@@ -204,7 +204,7 @@ class FairQueue(Generic[Item, Result]):
             request.tokens = 0
 
     def clear(self) -> list[QueuedRequest[Item, Result]]:
-        """Let go of everything; returns the requests that waited."""
+        """Drop everything; returns the requests that waited."""
         queued = [request for caller in self._callers.values() for request in caller.requests]
         left = [request for request in queued if request.waiting]
         for request in left:

@@ -315,7 +315,7 @@ def schedule_step(
 
 
 def _ends_soon(step: InFlightStep, own_seconds: float) -> bool:
-    """Tell whether a step is one with single tokens, and worth waiting for."""
+    """Whether a step is one with single tokens, and worth waiting for."""
     passed = time.monotonic() - step.began
     return bool(
         step.tokens and step.seconds - passed <= own_seconds and passed < HANG_FACTOR * step.seconds

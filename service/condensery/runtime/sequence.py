@@ -104,7 +104,7 @@ def _with_logprobs(scores: Tensor, chosen: int, count: int) -> SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What is asked of the engine.
+    """What the engine is to generate.
 
     Attributes:
         parts: The prompt: token ids, or vectors in the place of some.
@@ -147,7 +147,7 @@ class Sequence:
     """One answer that is being generated.
 
     Attributes:
-        request: What is asked for.
+        request: What is to be generated.
         queued: Its place among those that wait, and whether it is wanted still.
         events: What its caller is to get.
         embeds: The prompt's embeddings (positions, hidden), from its first step to its last chunk.

@@ -184,7 +184,7 @@ def _model_of_context(services: Services, request: Any) -> str | None:
     handle = getattr(request, "context", "")
     try:
         return services.contexts.get(current_request().caller, handle).model if handle else None
-    except CondenseryError:  # the job itself will say so
+    except CondenseryError:  # the job raises it again
         return None
 
 

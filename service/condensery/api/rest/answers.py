@@ -103,7 +103,7 @@ async def compress_documents(request: Request, services: Services) -> Response:
 
 
 async def release_context(request: Request, services: Services) -> Response:
-    """Let go of a context before its time is over."""
+    """Release a context before its time is over."""
     context: str = request.path_params["name"]
     with count_request(services, None, "compress", "rest"):
         job.release_context(services, context)

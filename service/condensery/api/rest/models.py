@@ -64,19 +64,19 @@ unload_model = job_endpoint(models.unload_model, ModelUnload, UnloadModelRequest
 
 
 async def livez(_request: Request, services: Services) -> Response:
-    """Say whether the process is worth keeping; 503 with the reason once only a new one helps."""
+    """Whether the process is alive; 503 with the reason once only a restart helps."""
     check_live(services)
     return write_json(Status("live"))
 
 
 async def readyz(_request: Request, services: Services) -> Response:
-    """Say whether requests should come; 503 with the reason if not."""
+    """Whether the server is ready for requests; 503 with the reason if not."""
     check_ready(services)
     return write_json(Status("ready"))
 
 
 async def startupz(_request: Request, services: Services) -> Response:
-    """Say whether all was loaded and warm once; what comes later is readiness."""
+    """Whether the start is complete: all models loaded and warm; 503 with the reason if not."""
     if not services.health.started:
         raise Unavailable(f"Not started: {services.health.reason}.")
     return write_json(Status("started"))
@@ -189,7 +189,7 @@ def _report_format(request: Request) -> str:
 
 
 def _prefers_markdown(accept: str) -> bool:
-    """Tell whether Markdown is named, with more weight than JSON; ``*/*`` is no preference."""
+    """Whether Markdown is named, with more weight than JSON; ``*/*`` is no preference."""
     weights = {MARKDOWN: 0.0, "application/json": 0.0}
     for part in accept.split(","):
         media, *parameters = (piece.strip().lower() for piece in part.split(";"))

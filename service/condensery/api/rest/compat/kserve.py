@@ -70,13 +70,13 @@ class KServeModel:
 
 
 async def kserve_live(_request: Request, services: Services) -> Response:
-    """Say whether the process is worth keeping, as KServe asks."""
+    """Whether the process is alive, as KServe asks."""
     check_live(services)
     return write_json(KServeLive())
 
 
 async def kserve_ready(_request: Request, services: Services) -> Response:
-    """Say whether requests should come, as KServe asks."""
+    """Whether the server is ready for requests, as KServe asks."""
     check_ready(services)
     return write_json(KServeReady())
 
@@ -102,7 +102,7 @@ async def kserve_model(request: Request, services: Services) -> Response:
 
 
 async def kserve_model_ready(request: Request, services: Services) -> Response:
-    """Say whether one model serves, as KServe asks."""
+    """Whether one model serves, as KServe asks."""
     info = find_model(services, request.path_params["name"])
     check_ready(services)
     return write_json(KServeModelReady(info.id))
