@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from condensery.client.transports import DEFAULT_URL
 from condensery.errors import CondenseryError, InputError, shorten
@@ -21,19 +21,8 @@ if TYPE_CHECKING:
     from condensery.client.rest import Client
 
 
-class Parsers(Protocol):
-    """What a command's parser is added to (argparse's own class has no public name)."""
-
-    def add_parser(
-        self,
-        name: str,
-        *,
-        help: str | None = ...,
-        description: str | None = ...,
-        add_help: bool = ...,
-    ) -> argparse.ArgumentParser:
-        """Add a parser, and return it."""
-        ...
+# What a command's parser is added to; argparse has no public name for it.
+Parsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def print_note(message: str) -> None:

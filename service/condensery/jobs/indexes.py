@@ -266,7 +266,7 @@ async def get_documents(services: Services, name: str, ids: Sequence[str]) -> li
 async def count_documents(
     services: Services, name: str, *, filter: JsonObject | None = None
 ) -> tuple[int, int]:
-    """Return the (documents, passages) that there are, or that a filter chooses.
+    """Count an index's documents and passages, or those that a filter chooses.
 
     Raises:
         IndexNotFound: No such index.

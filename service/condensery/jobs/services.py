@@ -233,16 +233,10 @@ class Rebuilds:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may ask for.
+    """What one request may ask for; ``Settings`` says what those are that have its names.
 
     Attributes:
-        max_items: Texts, passages or documents in one request.
-        max_body_bytes: Bytes of one request, REST body and gRPC message alike.
-        max_header_bytes: Bytes of one request's headers, or metadata.
-        max_json_depth: Objects and lists within each other, in one body.
         request_seconds: A request's time, where the caller names none or a longer one.
-        max_queue_tokens: That may wait for one model; how full a queue is, is relative to it.
-        open_metrics: Whether metrics need no key where the rest does.
         chars_per_token: An input over ``max_tokens`` of its model times this many characters is
             refused; a shorter one that is too long in tokens is truncated and reported.
         max_top_k: Passages that one query may return.

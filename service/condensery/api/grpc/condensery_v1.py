@@ -185,15 +185,6 @@ async def query_index(
     return {"results": hits}
 
 
-async def count_documents(
-    services: Services, request: pb.CountRequest, model: str | None
-) -> pb.CountResponse:
-    """Count documents and passages."""
-    filter = convert.read_filter(request)
-    documents, passages = await indexes.count_documents(services, request.index, filter=filter)
-    return pb.CountResponse(documents=documents, passages=passages)
-
-
 async def get_documents(
     services: Services, request: pb.GetDocumentsRequest, model: str | None
 ) -> pb.GetDocumentsResponse:
@@ -354,7 +345,7 @@ def _job_method(
     name: str,
     scope: KeyScope,
     job: Callable[..., Awaitable[Any]],
-    within: str | None = None,
+    within: str | tuple[str, ...] | None = None,
     *,
     task: Task | None = "index",
     index_field: str | None = None,
@@ -364,8 +355,8 @@ def _job_method(
 
     Args:
         job: Takes the services, the index's name, and the request's fields by their names.
-        within: The reply's field, by REST's name, that holds what the job returns; None is the
-            reply itself.
+        within: The reply's field, by REST's name, that holds what the job returns, or the fields of
+            a tuple; None is the reply itself.
         takes_encoder: Whether the model that the request names is the job's ``encoder``.
     """
 
@@ -373,6 +364,8 @@ def _job_method(
         index = () if index_field is None else (getattr(request, index_field),)
         known = {"encoder": model} if takes_encoder else {}
         result = await protobuf.call(job, (services, *index), request, **known)
+        if isinstance(within, tuple):
+            return dict(zip(within, result, strict=True))
         return result if within is None else {within: result}
 
     model_field = "encoder" if takes_encoder else "model"
@@ -381,6 +374,7 @@ def _job_method(
     )
 
 
+COUNTS = ("documents", "passages")
 _READ: KeyScope = "infer"
 _WRITE: KeyScope = "index-write"
 _index = partial(_job_method, "Index")
@@ -401,7 +395,7 @@ METHODS: tuple[RpcMethod[Any], ...] = (
     _index_documents("Upsert", _WRITE, unary=upsert_documents),
     _index_documents("Delete", _WRITE, unary=delete_documents),
     _index_documents("Query", _READ, unary=query_index),
-    _index_documents("Count", _READ, unary=count_documents),
+    _index("Count", _READ, indexes.count_documents, COUNTS, index_field="index"),
     _index_documents("GetDocuments", _READ, unary=get_documents),
     _index_documents("Scroll", _READ, unary=scroll_documents),
     RpcMethod("IndexUpkeep", "UpdateAliases", _WRITE, "index", update_aliases),

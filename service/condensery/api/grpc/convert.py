@@ -6,7 +6,7 @@ All else is ``condensery.protobuf``'s. What values are allowed, jobs decide.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -135,22 +135,8 @@ def write_event(event: question.AnswerEvent) -> pb.AnswerEvent:
     return pb.AnswerEvent(final=protobuf.write(pb.AnswerResponse, event))
 
 
-class ModelResult(Protocol):
-    """A job's result that names its model."""
-
-    @property
-    def model(self) -> str:
-        """The model's name."""
-        ...
-
-
-Result = TypeVar("Result", bound=ModelResult)
-
-
-def serialize_timed(
-    services: Services, result: Result, write: Callable[[Result], Message]
-) -> bytes:
-    """Serialize a job's result, timed as a stage of its model."""
+def serialize_timed(services: Services, result: Any, write: Callable[[Any], Message]) -> bytes:
+    """Serialize a job's result, timed as a stage of the model that it names."""
     with services.metrics.stage(result.model, "serialize"):
         return write(result).SerializeToString()
 

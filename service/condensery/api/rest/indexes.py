@@ -127,6 +127,7 @@ list_indexes = _job(indexes.list_indexes, Indexes)
 show_index = _job(indexes.get_index, IndexInfo)
 drop_index = _job(indexes.drop_index, Dropped)
 delete_documents = _job(indexes.delete_documents, Deleted, DeleteRequest)
+count_documents = _job(indexes.count_documents, Counts, CountRequest, optional=True)
 list_aliases = _job(maintenance.list_index_aliases, Aliases)
 create_snapshot = _job(maintenance.create_snapshot, Snapshot)
 list_snapshots = _job(maintenance.list_snapshots, SnapshotList)
@@ -176,15 +177,6 @@ async def get_documents(request: Request, services: Services) -> Response:
     with count_request(services, None, "index", "rest", index=name):
         documents = await indexes.get_documents(services, name, body.ids)
         return await write_list(documents, PIECE_TEXTS, within=Documents(), field="documents")
-
-
-async def count_documents(request: Request, services: Services) -> Response:
-    """Count an index's documents and passages, or those that a filter chooses."""
-    name = request.path_params["name"]
-    body = await read_body(request, services, CountRequest, optional=True)
-    with count_request(services, None, "index", "rest", index=name):
-        counts = await indexes.count_documents(services, name, filter=body.filter)
-        return write_json(Counts(*counts))
 
 
 async def scroll_documents(request: Request, services: Services) -> Response:

@@ -357,8 +357,8 @@ def job_endpoint(
 
     Args:
         job: Takes the services, what the path names, and the body's fields by their names.
-        reply: What the job returns; or what is made of that, or of the path's last name where it
-            returns nothing.
+        reply: What the job returns; or what is made of that, of each of several, or of the path's
+            last name where it returns nothing.
         body: Its schema; ``optional`` ones may be left out.
         task: What it counts as, for the index that the path names; None is not counted.
     """
@@ -372,7 +372,8 @@ def job_endpoint(
         with counted or nullcontext():
             result = await job(services, *path.values(), **fields)
             if not isinstance(result, reply):
-                result = reply([*path.values()][-1] if result is None else result)
+                made_of = result if isinstance(result, tuple) else (result,)
+                result = reply(*([*path.values()][-1:] if result is None else made_of))
             return write_json(result)
 
     endpoint.__doc__ = (job.__doc__ or "").partition("\n\n")[0]
