@@ -130,25 +130,25 @@ def read(kind: type[T], message: Message, **known: Any) -> T:
 
 
 def call(
-    function: Callable[..., T], given: tuple[object, ...], message: Message, **known: Any
+    function: Callable[..., T], leading: tuple[object, ...], message: Message, **known: Any
 ) -> T:
     """Call a function with a message's fields as its arguments, by their names.
 
     Args:
         function: What the message does not hold has its default.
-        given: The first arguments.
+        leading: The first arguments.
         message: Fields that the function lacks are ignored.
         **known: Arguments that are not to be read, or not there.
 
     Raises:
         InputError: An object in it holds what JSON could not.
     """
-    for name, get in _argument_plan(message.DESCRIPTOR, function, len(given)):
+    for name, get in _argument_plan(message.DESCRIPTOR, function, len(leading)):
         if name not in known:
             value = get(message)
             if value is not MISSING:
                 known[name] = value
-    return function(*given, **known)
+    return function(*leading, **known)
 
 
 def read_field(hint: Any, message: Message, our_name: str) -> Any:
@@ -353,11 +353,11 @@ def _reading_plan(message: Descriptor, kind: type, prefix: str) -> tuple[_ReadSt
 
 @cache
 def _argument_plan(
-    message: Descriptor, function: Callable[..., Any], given: int
+    message: Descriptor, function: Callable[..., Any], leading: int
 ) -> tuple[_ReadStep, ...]:
     """Return a step for each of the arguments, but the first ones, that the message has."""
     names, hints, steps = NAMES.get(message.name, {}), get_type_hints(function), []
-    for name, parameter in islice(signature(function).parameters.items(), given, None):
+    for name, parameter in islice(signature(function).parameters.items(), leading, None):
         theirs, has_default = names.get(name, name), parameter.default is not parameter.empty
         if (get := _field_reader(message, theirs, hints[name], name, has_default)) is not None:
             steps.append(_ReadStep(name, get))
