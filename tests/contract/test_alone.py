@@ -46,8 +46,8 @@ def test_of_teis_streams(live_server: Any, texts: list[str]) -> None:
     with grpc.insecure_channel(live_server.grpc) as channel:
         stub = stubs.EmbedStub(channel)
         asked = [tei.EmbedRequest(inputs=text, truncate=True) for text in texts]
-        together = [list(one.embeddings) for one in stub.EmbedStream(iter(asked))]
-        close(together, [list(stub.Embed(one).embeddings) for one in asked])
+        together = [list(item.embeddings) for item in stub.EmbedStream(iter(asked))]
+        close(together, [list(stub.Embed(entry).embeddings) for entry in asked])
 
 
 @few
@@ -56,7 +56,7 @@ def test_of_teis_ranking(live_server: Any, texts: list[str]) -> None:
     with grpc.insecure_channel(live_server.grpc) as channel:
         stub = stubs.RerankStub(channel)
         together = stub.Rerank(tei.RerankRequest(query="where is the mill", texts=texts))
-        for one in together.ranks:
-            text = texts[one.index]
+        for rank in together.ranks:
+            text = texts[rank.index]
             alone = stub.Rerank(tei.RerankRequest(query="where is the mill", texts=[text]))
-            assert one.score == pytest.approx(alone.ranks[0].score, abs=2e-2)
+            assert rank.score == pytest.approx(alone.ranks[0].score, abs=2e-2)

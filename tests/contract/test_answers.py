@@ -46,7 +46,7 @@ def test_an_answer_ends_before_its_stop_string(clients: Clients) -> None:
         *events, last = client.answer_stream(QUESTION, index="samples", max_tokens=24, stop=stop)
         assert isinstance(last, Answer)
         assert last.text == wanted
-        assert "".join(one.text for one in events if isinstance(one, Delta)) == wanted
+        assert "".join(event.text for event in events if isinstance(event, Delta)) == wanted
 
 
 def test_log_probabilities_are_those_of_its_tokens(clients: Clients) -> None:
@@ -67,13 +67,13 @@ def test_log_probabilities_are_those_of_its_tokens(clients: Clients) -> None:
         assert isinstance(last, Answer)
         streamed = [
             token
-            for one in events
-            if isinstance(one, Delta) and one.logprobs is not None
-            for token in one.logprobs
+            for event in events
+            if isinstance(event, Delta) and event.logprobs is not None
+            for token in event.logprobs
         ]
         assert [token.text for token in streamed] == [token.text for token in answer.logprobs]
         assert [token.text for token in last.logprobs or ()] == [token.text for token in streamed]
-    rest, grpc = ([token.logprob for token in one.logprobs or ()] for one in answers)
+    rest, grpc = ([token.logprob for token in item.logprobs or ()] for item in answers)
     assert rest == pytest.approx(grpc, abs=1e-2)
     assert clients[0].answer(QUESTION, documents=[PASSAGE], max_tokens=2).logprobs is None
 
@@ -112,7 +112,7 @@ def test_an_index_is_searched_by_vectors_by_words_or_by_both(clients: Clients, s
     how: dict[str, Any] = {"index": "samples", "search": search, "top_k": 4, "top_n": 0}
     answers = [client.answer(QUESTION, max_tokens=2, **how) for client in clients]
     for answer in answers:
-        assert {one.id for one in answer.citations} == set(ids[0])
+        assert {citation.id for citation in answer.citations} == set(ids[0])
     assert answers[0].text == answers[1].text
 
 
@@ -121,17 +121,17 @@ def test_a_comparison_holds_both_answers(clients: Clients) -> None:
     found = [client.compare(QUESTION, **how) for client in clients]
     compressed = clients[0].answer(QUESTION, **how)
     plain = clients[0].answer(QUESTION, mode="off", **how)
-    for one in found:
-        assert one.compressed.text == compressed.text
-        assert one.plain.text == plain.text
-        assert one.compressed.compression.status == "applied"
-        assert one.plain.compression.status == "off"
-        assert 0 <= one.f1 <= 1
-        assert one.exact == (one.f1 == 1.0) or one.f1 < 1
-        assert one.speedup > 0
-        assert one.cosine is not None
-        assert -1.001 <= one.cosine <= 1.001
-        assert one.flops_saved == one.compressed.compression.flops_saved
+    for item in found:
+        assert item.compressed.text == compressed.text
+        assert item.plain.text == plain.text
+        assert item.compressed.compression.status == "applied"
+        assert item.plain.compression.status == "off"
+        assert 0 <= item.f1 <= 1
+        assert item.exact == (item.f1 == 1.0) or item.f1 < 1
+        assert item.speedup > 0
+        assert item.cosine is not None
+        assert -1.001 <= item.cosine <= 1.001
+        assert item.flops_saved == item.compressed.compression.flops_saved
     assert found[0].f1 == found[1].f1
     assert found[0].cosine == pytest.approx(found[1].cosine, abs=1e-2)
 

@@ -49,9 +49,9 @@ def test_a_cross_encoder_reranks_at_every_door(server: Any, folders: dict[str, P
     body = {"query": QUERY, "model": "cross"}
     tei = httpx.post(f"{server.url}/rerank", json={**body, "texts": PASSAGES}).json()
     jina = httpx.post(f"{server.url}/v1/rerank", json={**body, "documents": PASSAGES}).json()
-    assert [one["index"] for one in tei] == order
-    assert [one["index"] for one in jina["results"]] == order
-    assert [one["score"] for one in tei] == pytest.approx(wanted, abs=1e-5)
+    assert [item["index"] for item in tei] == order
+    assert [result["index"] for result in jina["results"]] == order
+    assert [entry["score"] for entry in tei] == pytest.approx(wanted, abs=1e-5)
     assert [one["relevance_score"] for one in jina["results"]] == pytest.approx(wanted, abs=1e-5)
     with GrpcClient(server.grpc) as client:
         found = client.rerank(QUERY, PASSAGES, model="cross")
@@ -63,8 +63,10 @@ def test_a_classifier_says_what_transformers_says(server: Any, folders: dict[str
     found = httpx.post(f"{server.url}/predict", json={"inputs": pairs, "model": "nli"}).json()
     wanted = torch.softmax(reference(folders["nli"], [tuple(pairs[0]), "bread"]), -1)
     for rows, likely in zip(found, wanted, strict=True):
-        assert [one["score"] for one in rows] == sorted((o["score"] for o in rows), reverse=True)
-        by_label = {one["label"]: one["score"] for one in rows}
+        assert [entry["score"] for entry in rows] == sorted(
+            (o["score"] for o in rows), reverse=True
+        )
+        by_label = {item["label"]: item["score"] for item in rows}
         assert [by_label[label] for label in LABELS] == pytest.approx(likely.tolist(), abs=1e-5)
     one = httpx.post(f"{server.url}/predict", json={"inputs": "bread"}).json()
     assert {tuple(row) for row in one} == {("score", "label")}
@@ -73,13 +75,13 @@ def test_a_classifier_says_what_transformers_says(server: Any, folders: dict[str
 def test_teis_doors_give_the_same_labels_bit_for_bit(server: Any) -> None:
     pairs = [["the mill is old", "the mill is new"], ["bread"]]
     wanted = [
-        httpx.post(f"{server.url}/predict", json={"inputs": [one], "model": "nli"}).json()[0]
-        for one in pairs
+        httpx.post(f"{server.url}/predict", json={"inputs": [pair], "model": "nli"}).json()[0]
+        for pair in pairs
     ]
     with grpc.insecure_channel(server.grpc) as channel:
         stub, model = tei_grpc.PredictStub(channel), (("x-model", "nli"),)
-        asked = [tei.PredictPairRequest(inputs=one) for one in pairs]
-        alone = [stub.PredictPair(one, metadata=model) for one in asked]
+        asked = [tei.PredictPairRequest(inputs=item) for item in pairs]
+        alone = [stub.PredictPair(entry, metadata=model) for entry in asked]
         streamed = list(stub.PredictPairStream(iter(asked), metadata=model))
         (one,) = stub.PredictStream(iter([tei.PredictRequest(inputs="bread")]), metadata=model)
     for rows, found in zip(wanted, alone, strict=True):
@@ -96,7 +98,7 @@ def test_teis_doors_give_the_same_labels_bit_for_bit(server: Any) -> None:
 def test_both_doors_tell_its_labels(server: Any) -> None:
     with Client(server.url) as rest, GrpcClient(server.grpc) as grpc:
         assert rest.models() == grpc.models()
-        labels = {one.name: one.labels for one in rest.models()}
+        labels = {model.name: model.labels for model in rest.models()}
     assert (labels["nli"], labels["cross"], labels["minilm-l6"]) == (LABELS, ("relevant",), ())
 
 

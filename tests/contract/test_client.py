@@ -77,8 +77,8 @@ def test_both_doors_give_the_same_bits_for_one_text(clients: Clients) -> None:
 def test_both_doors_rank_and_answer_alike(clients: Clients) -> None:
     passages = ["a passage", "another one", "and a third"]
     ranked = [client.rerank(QUESTION, passages) for client in clients]
-    assert [one.index for one in ranked[0]] == [one.index for one in ranked[1]]
-    assert np.allclose(*[[one.score for one in ranks] for ranks in ranked], atol=1e-2)
+    assert [item.index for item in ranked[0]] == [entry.index for entry in ranked[1]]
+    assert np.allclose(*[[rank.score for rank in ranks] for ranks in ranked], atol=1e-2)
     answers = [client.answer(QUESTION, index="samples", max_tokens=8) for client in clients]
     assert answers[0].text == answers[1].text != ""
     ids = [sorted(citation.id for citation in answer.citations) for answer in answers]
@@ -91,8 +91,8 @@ def test_a_ranking_is_ordered_and_can_be_cut(client: Client | GrpcClient) -> Non
     passages = [f"passage number {place}" for place in range(6)]
     ranked = client.rerank(QUESTION, passages)
     assert sorted(one.index for one in ranked) == list(range(6))
-    assert all(one.text == passages[one.index] for one in ranked)
-    scores = [one.score for one in ranked]
+    assert all(entry.text == passages[entry.index] for entry in ranked)
+    scores = [item.score for item in ranked]
     assert scores == sorted(scores, reverse=True)
     assert [one.index for one in client.rerank(QUESTION, passages, top_n=2)] == [
         one.index for one in ranked[:2]
@@ -138,7 +138,7 @@ def test_an_index_holds_what_is_written_into_it(client: Client | GrpcClient, ind
     assert (best.passage.document_id, best.passage.text) == ("a", "radium was found")
     assert (best.passage.start, best.passage.end) == (0, 16)
     assert best.passage.metadata == metadata
-    info = next(one for one in client.list_indexes() if one.name == index)
+    info = next(item for item in client.list_indexes() if item.name == index)
     assert (info.documents, info.dims, info.encoder) == (2, 384, "minilm-l6")
     assert client.delete(index, ["a", "nobody"]) == 1
     assert client.count(index) == (1, 1)

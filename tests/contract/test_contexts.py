@@ -33,7 +33,10 @@ ASKED: dict[str, Any] = {"top_n": 2, "max_tokens": 12, "logprobs": 1}
 
 def told(answer: Answer) -> tuple[Any, ...]:
     """What an answer says, but for its name and the time it took."""
-    citations = [(one.index, one.id, one.text, one.start, one.end) for one in answer.citations]
+    citations = [
+        (citation.index, citation.id, citation.text, citation.start, citation.end)
+        for citation in answer.citations
+    ]
     block = answer.compression
     return answer.text, citations, block.status, block.tokens_in, block.vectors_out, answer.usage
 
@@ -50,8 +53,8 @@ def test_an_answer_from_a_context_is_that_from_its_documents(
     for door in clients:  # who compressed at one door may ask at the other
         later = door.answer(QUESTION, context=compressed.context, **ASKED)
         assert told(later) == told(whole)
-        assert [one.relevance_score for one in later.citations] == pytest.approx(
-            [one.relevance_score for one in whole.citations], abs=1e-6
+        assert [citation.relevance_score for citation in later.citations] == pytest.approx(
+            [item.relevance_score for item in whole.citations], abs=1e-6
         )
         *_, last = door.answer_stream(QUESTION, context=compressed.context, **ASKED)
         assert isinstance(last, Answer)
@@ -64,8 +67,8 @@ def test_an_answer_from_a_context_is_that_from_its_documents(
 def test_each_document_is_told_in_its_place(client: Client | GrpcClient) -> None:
     started = time.time()
     found = client.compress(QUESTION, [*DOCUMENTS, "a text without a name", " "])
-    assert [one.index for one in found.documents] == [0, 1, 2, 3, 4]
-    assert [one.id for one in found.documents] == ["rhine", "bread", "long", "3", "4"]
+    assert [document.index for document in found.documents] == [0, 1, 2, 3, 4]
+    assert [entry.id for entry in found.documents] == ["rhine", "bread", "long", "3", "4"]
     *read, blank = found.documents
     for one in read:
         assert (one.status, one.reason) == ("applied", None)
@@ -80,7 +83,7 @@ def test_each_document_is_told_in_its_place(client: Client | GrpcClient) -> None
     assert found.fingerprint.startswith("sha256:")
     assert found.expires_at == pytest.approx(started + 600, abs=60)
     ranked = client.rerank(QUESTION, [one.text for one in DOCUMENTS])
-    scores = {one.index: one.score for one in ranked}
+    scores = {item.index: item.score for item in ranked}
     assert [one.relevance_score for one in found.documents[:3]] == pytest.approx(
         [scores[place] for place in range(3)], abs=1e-2
     )
@@ -94,8 +97,8 @@ def test_without_keeping_nothing_is_held(
     assert (found.context, found.expires_at) == (None, None)
     assert metric("condensery_contexts") <= held  # others' may have ended
     kept = client.compress(QUESTION, DOCUMENTS)
-    assert [one.vectors_out for one in kept.documents] == [
-        one.vectors_out for one in found.documents
+    assert [document.vectors_out for document in kept.documents] == [
+        item.vectors_out for item in found.documents
     ]
 
 

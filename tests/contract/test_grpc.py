@@ -51,8 +51,8 @@ def test_rest_and_grpc_rank_and_answer_alike(live_server: Any, channel: grpc.Cha
     rest = httpx.post(
         f"{live_server.url}/rerank", json={"query": question, "texts": passages}, timeout=60
     ).json()
-    assert [one.index for one in ranked.results] == [one["index"] for one in rest]
-    scores = [one["score"] for one in rest]
+    assert [result.index for result in ranked.results] == [entry["index"] for entry in rest]
+    scores = [item["score"] for item in rest]
     assert [one.score for one in ranked.results] == pytest.approx(scores, abs=1e-3)
     body = {"query": question, "index": {"name": "samples", "top_k": 5}, "max_tokens": 8}
     answered = httpx.post(f"{live_server.url}/v1/rag/answer", json=body, timeout=60).json()
@@ -60,7 +60,9 @@ def test_rest_and_grpc_rank_and_answer_alike(live_server: Any, channel: grpc.Cha
     events = list(stubs.RagStub(channel).AnswerStream(asked))
     final = events[-1].final
     assert "".join(event.delta for event in events[1:-1]) == final.answer
-    assert [one.id for one in final.citations] == [one["id"] for one in answered["citations"]]
+    assert [citation.id for citation in final.citations] == [
+        one["id"] for one in answered["citations"]
+    ]
     assert final.compression.vectors_out == answered["compression"]["vectors_out"] == 40
 
 
@@ -182,7 +184,7 @@ def test_health_and_reflection_answer(channel: grpc.Channel) -> None:
         assert health_pb2_grpc.HealthStub(channel).Check(asked, timeout=60).status == serving
     file = described.FindFileContainingSymbol("condensery.v1.Rag")
     assert file == described.FindFileByName("condensery/stubs/condensery_v1.proto")
-    assert {service.name for service in file.service} == {one.split(".")[-1] for one in services}
+    assert {service.name for service in file.service} == {item.split(".")[-1] for item in services}
 
 
 def test_the_request_id_comes_back(channel: grpc.Channel) -> None:
@@ -202,8 +204,8 @@ def test_a_client_that_leaves_an_answer_ends_it(live_server: Any, channel: grpc.
         assert time.monotonic() < deadline, "no answer was ended"
         streams = [stubs.RagStub(channel).AnswerStream(asked, timeout=60) for _ in range(40)]
         assert next(streams[0]).WhichOneof("event") == "retrieved"
-        for one in streams:
-            one.cancel()
+        for stream in streams:
+            stream.cancel()
         heard = time.monotonic() + 5
         while cancelled(live_server) == before and time.monotonic() < heard:
             time.sleep(0.1)

@@ -35,7 +35,7 @@ def metric(live_server: Any) -> Callable[..., float]:
         return sum(
             float(line.rpartition(" ")[2])
             for line in text.splitlines()
-            if line.partition("{")[0] == name and all(one in line for one in wanted)
+            if line.partition("{")[0] == name and all(item in line for item in wanted)
         )
 
     return read
@@ -67,8 +67,8 @@ def test_who_leaves_the_queue_is_never_computed_for_and_harms_nobody(
         staying = embed(channel, TEXTS)
         leaving = [embed(channel, TEXTS) for _ in range(20)]
         until(lambda: metric("condensery_queue_tokens", model="minilm-l6") > 10 * TOKENS)
-        for one in leaving:
-            one.cancel()
+        for item in leaving:
+            item.cancel()
         vectors = np.frombuffer(staying.result().vectors, "<f4").reshape(len(TEXTS), -1)
         alone = np.frombuffer(wanted, "<f4")
         assert (vectors @ alone).min() > 0.9995, "a batch-mate was harmed"

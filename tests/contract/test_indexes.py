@@ -36,7 +36,7 @@ FILTERS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"danube", "radium"},
     ),
     "none": ({"must": {"key": "year", "match": {"value": "1900"}}}, set()),
-    "all": ({}, {one.id for one in DOCUMENTS}),
+    "all": ({}, {item.id for item in DOCUMENTS}),
 }
 WRONG = [
     ({"must": [{"key": "year", "range": {"gt": "5"}}]}, "filter.must[0].range.gt"),
@@ -73,9 +73,9 @@ def test_an_answer_reads_what_a_filter_chooses(client: Client | GrpcClient, inde
     asked, expected = FILTERS["range"]
     how: Any = {"index": index, "filter": asked, "max_tokens": 2, "top_n": 0}
     answer = client.answer("Which lake?", **how)
-    assert {one.document_id for one in answer.citations} == expected
+    assert {citation.document_id for citation in answer.citations} == expected
     both = client.compare("Which lake?", **how)
-    assert {one.document_id for one in both.plain.citations} == expected
+    assert {item.document_id for item in both.plain.citations} == expected
 
 
 @pytest.mark.parametrize(("asked", "field"), WRONG)
@@ -101,7 +101,7 @@ def test_an_index_is_made_of_the_kind_and_options_asked_for(clients: Clients) ->
         made = client.create_index(name, kind="ivf_pq", options=options)
         assert (made.kind, made.options, made.trains_at) == ("ivf_pq", options, 39 * 256)
         client.upsert(name, DOCUMENTS)
-        (info,) = (one for one in client.list_indexes() if one.name == name)
+        (info,) = (index for index in client.list_indexes() if index.name == name)
         assert (info.kind, info.searched_as, info.passages) == ("ivf_pq", "flat", 5)
         assert len(client.query(name, "a river")) == 5
         with pytest.raises(IndexExists, match="options is"):
@@ -126,23 +126,26 @@ def test_both_doors_count_page_and_read_alike(clients: Clients, index: str) -> N
         assert client.get(index, ["porto", "nobody", "bread"]) == [DOCUMENTS[2], DOCUMENTS[4]]
     pages = [client.scroll(index, filter=asked) for client in clients]
     assert pages[0] == pages[1]
-    assert {one.id for one in pages[0].documents} == expected
-    assert [one.text for one in pages[0].documents] == [DOCUMENTS[3].text, DOCUMENTS[0].text]
+    assert {document.id for document in pages[0].documents} == expected
+    assert [item.text for item in pages[0].documents] == [DOCUMENTS[3].text, DOCUMENTS[0].text]
     assert pages[0].next is None
     bare = [client.scroll(index, with_text=False, with_metadata=False) for client in clients]
     assert bare[0] == bare[1]
-    assert {(one.text, one.metadata) for one in bare[0].documents} == {(None, None)}
+    assert {(entry.text, entry.metadata) for entry in bare[0].documents} == {(None, None)}
 
 
 def test_pages_follow_each_other_to_the_end(client: Client | GrpcClient, index: str) -> None:
     first = client.scroll(index, limit=2)
-    assert ([one.id for one in first.documents], first.next) == (["bread", "danube"], "danube")
+    assert ([document.id for document in first.documents], first.next) == (
+        ["bread", "danube"],
+        "danube",
+    )
     client.delete(index, ["danube"])
     client.upsert(index, [DOCUMENTS[2], Document("aare", "A river in Bern.")])
     rest = client.scroll(index, limit=2, after=first.next)
-    assert ([one.id for one in rest.documents], rest.next) == (["porto", "radium"], "radium")
+    assert ([item.id for item in rest.documents], rest.next) == (["porto", "radium"], "radium")
     last = client.scroll(index, limit=2, after=rest.next)
-    assert ([one.id for one in last.documents], last.next) == (["rhine"], None)
+    assert ([entry.id for entry in last.documents], last.next) == (["rhine"], None)
 
 
 def test_vectors_come_with_their_passages(clients: Clients, index: str) -> None:
@@ -157,8 +160,8 @@ def test_a_filter_deletes_what_it_chooses(client: Client | GrpcClient, index: st
     asked, expected = FILTERS["any"]
     assert client.delete(index, filter=asked) == 2
     assert client.delete(index, filter=asked) == 0
-    left = {one.id for one in client.scroll(index).documents}
-    assert left == {one.id for one in DOCUMENTS} - expected
+    left = {document.id for document in client.scroll(index).documents}
+    assert left == {item.id for item in DOCUMENTS} - expected
 
 
 def test_a_deletion_is_by_ids_or_by_a_filter_that_says_something(

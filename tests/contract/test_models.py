@@ -76,7 +76,7 @@ def test_the_broken_version_is_refused_at_the_start_and_another_serves_once_it_i
         client.load_model(NAME)
     with pytest.raises(ModelNotFound, match="there are: 1, 2, 3"):
         client.load_model(NAME, version="4")
-    states = {one.version: one for one in client.stored_models() if one.name == NAME}
+    states = {model.version: model for model in client.stored_models() if model.name == NAME}
     assert {version: one.state for version, one in states.items()} == {
         "1": "UNAVAILABLE",
         "2": "READY",
@@ -135,7 +135,7 @@ def test_a_default_is_unloaded_by_force_only_and_then_nobody_takes_its_place(cli
 
 def test_aliases_are_set_used_and_refused(client: Any) -> None:
     assert client.set_aliases({"best": NAME, "too": "best"}) == {"best": NAME, "too": "best"}
-    listed = {one.name: one.alias_of for one in client.models()}
+    listed = {model.name: model.alias_of for model in client.models()}
     assert (listed["too"], listed["best"], listed[NAME]) == (NAME, NAME, None)
     np.testing.assert_array_equal(
         client.embed(["a mill"], model="too"), client.embed(["a mill"], model=NAME)
@@ -156,8 +156,8 @@ def test_aliases_are_set_used_and_refused(client: Any) -> None:
 
 async def test_the_async_clients_say_the_same(server: LiveServer) -> None:
     async with AsyncClient(server.url) as rest, AsyncGrpcClient(server.grpc) as rpc:
-        loads = [await one.load_model(NAME, version="1", again=True) for one in (rest, rpc)]
-        assert [replace(one, seconds=0, previous=None) for one in loads] == [
+        loads = [await item.load_model(NAME, version="1", again=True) for item in (rest, rpc)]
+        assert [replace(load, seconds=0, previous=None) for load in loads] == [
             replace(loads[0], seconds=0, previous=None)
         ] * 2
         assert await rest.stored_models() == await rpc.stored_models()
@@ -198,4 +198,4 @@ def test_aliases_outlive_a_restart(folder: Path, server: LiveServer, tmp_path: P
         client.set_aliases({"best": None, "answers": None})
     with serving(folder / "models", tmp_path, "--no-samples") as then, make("rest", then) as client:
         np.testing.assert_array_equal(client.embed(["a mill"], model="best"), before)
-        assert {one.name for one in client.models() if one.alias_of} == {"best", "answers"}
+        assert {model.name for model in client.models() if model.alias_of} == {"best", "answers"}

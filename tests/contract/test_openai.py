@@ -43,7 +43,7 @@ def test_base64_is_little_endian_float32(client: openai.OpenAI) -> None:
 def test_vectors_place_a_question_beside_its_answer(client: openai.OpenAI) -> None:
     texts = ["Where does the Danube end?", *TEXTS]
     rows = np.array(
-        [one.embedding for one in client.embeddings.create(model="minilm-l6", input=texts).data]
+        [item.embedding for item in client.embeddings.create(model="minilm-l6", input=texts).data]
     )
     scores = rows[1:] @ rows[0]
     assert scores.argmax() == 0
@@ -96,8 +96,8 @@ async def test_many_callers_at_once_each_get_their_own(live_server: Any) -> None
             *(client.embeddings.create(model="minilm-l6", input=text) for text in texts)
         )
         together = await client.embeddings.create(model="minilm-l6", input=texts)
-    rows = np.array([one.data[0].embedding for one in alone])
-    wanted = np.array([one.embedding for one in together.data])
+    rows = np.array([item.data[0].embedding for item in alone])
+    wanted = np.array([entry.embedding for entry in together.data])
     assert ((rows * wanted).sum(axis=1) > 0.9995).all()
 
 

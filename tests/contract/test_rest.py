@@ -50,8 +50,8 @@ def test_texts_over_the_models_length_are_cut_and_reported(door: httpx.Client) -
 def test_both_rerank_doors_rank_alike(door: httpx.Client) -> None:
     tei = door.post("/rerank", json={"query": QUESTION, "texts": PASSAGES}).json()
     jina = door.post("/v1/rerank", json={"query": QUESTION, "documents": PASSAGES}).json()
-    assert [one["index"] for one in tei] == [one["index"] for one in jina["results"]]
-    assert [one["score"] for one in tei] == [one["relevance_score"] for one in jina["results"]]
+    assert [item["index"] for item in tei] == [result["index"] for result in jina["results"]]
+    assert [entry["score"] for entry in tei] == [one["relevance_score"] for one in jina["results"]]
     assert sorted(one["index"] for one in tei) == [0, 1, 2]
     assert all(0 <= one["score"] <= 1 for one in tei)
     assert tei == sorted(tei, key=lambda one: -one["score"])

@@ -35,7 +35,7 @@ def metric(door: httpx.Client) -> Callable[..., float]:
         return sum(
             float(line.rpartition(" ")[2])
             for line in door.get("/metrics").text.splitlines()
-            if line.partition("{")[0] == name and all(one in line for one in wanted)
+            if line.partition("{")[0] == name and all(item in line for item in wanted)
         )
 
     return read
@@ -153,8 +153,8 @@ def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
                 for path, field in (("/embed", "inputs"), ("/v1/embeddings", "input"))
                 for _ in range(4)
             ]
-            statuses = [one.result().status_code for one in hurried]
-            assert {one.result().status_code for one in patient} == {200}
+            statuses = [item.result().status_code for item in hurried]
+            assert {entry.result().status_code for entry in patient} == {200}
         assert set(statuses) <= {200, 408, 504}
         told += statuses.count(408)
     assert told

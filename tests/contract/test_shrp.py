@@ -102,7 +102,7 @@ def test_an_encoder_embeds_at_every_door(server: Any, children: Children) -> Non
     np.testing.assert_allclose(rows, wanted, atol=1e-5)
     asked = {"input": TEXTS, "model": "encoder-shrp"}
     found = httpx.post(f"{server.url}/v1/embeddings", json=asked).json()["data"]
-    np.testing.assert_allclose([one["embedding"] for one in found], wanted, atol=1e-5)
+    np.testing.assert_allclose([item["embedding"] for item in found], wanted, atol=1e-5)
     with GrpcClient(server.grpc) as client:
         vectors = client.embed(TEXTS, model="encoder-shrp")
     np.testing.assert_allclose(vectors, wanted, atol=1e-5)
@@ -126,13 +126,13 @@ def test_a_classifier_predicts_at_every_door(server: Any, children: Children) ->
     asked = {"inputs": pairs, "model": "nli-shrp"}
     found = httpx.post(f"{server.url}/predict", json=asked).json()
     for rows, likely in zip(found, wanted, strict=True):
-        by_label = {one["label"]: one["score"] for one in rows}
+        by_label = {row["label"]: row["score"] for row in rows}
         assert [by_label[label] for label in LABELS] == pytest.approx(likely.tolist(), abs=1e-5)
     with grpc.insecure_channel(server.grpc) as channel:
         metadata = (("x-model", "nli-shrp"),)
         request = tei.PredictPairRequest(inputs=pairs[0])
         reply = tei_grpc.PredictStub(channel).PredictPair(request, metadata=metadata)
-    by_label = {one.label: one.score for one in reply.predictions}
+    by_label = {prediction.label: prediction.score for prediction in reply.predictions}
     assert [by_label[label] for label in LABELS] == pytest.approx(wanted[0].tolist(), abs=1e-5)
 
 
@@ -143,11 +143,11 @@ def test_a_reranker_ranks_at_every_door(server: Any, children: Children) -> None
     scores = logits.sigmoid()[order].tolist()
     body = {"query": QUERY, "model": "cross-shrp"}
     rows = httpx.post(f"{server.url}/rerank", json={**body, "texts": PASSAGES}).json()
-    assert [one["index"] for one in rows] == order
-    assert [one["score"] for one in rows] == pytest.approx(scores, abs=1e-5)
+    assert [row["index"] for row in rows] == order
+    assert [item["score"] for item in rows] == pytest.approx(scores, abs=1e-5)
     body["documents"] = PASSAGES  # type: ignore[assignment]
     found = httpx.post(f"{server.url}/v1/rerank", json=body).json()["results"]
-    assert [one["relevance_score"] for one in found] == pytest.approx(scores, abs=1e-5)
+    assert [entry["relevance_score"] for entry in found] == pytest.approx(scores, abs=1e-5)
     with GrpcClient(server.grpc) as client:
         assert [one.index for one in client.rerank(QUERY, PASSAGES, model="cross-shrp")] == order
 
@@ -155,7 +155,7 @@ def test_a_reranker_ranks_at_every_door(server: Any, children: Children) -> None
 def test_both_doors_tell_the_method(server: Any) -> None:
     with Client(server.url) as rest, GrpcClient(server.grpc) as by_grpc:
         assert rest.models() == by_grpc.models()
-        methods = {one.name: (one.kind, one.method) for one in rest.models()}
+        methods = {model.name: (model.kind, model.method) for model in rest.models()}
     assert methods["encoder-shrp"] == methods["small"] == ("encoder", "shrp")
     assert methods["nli-shrp"] == ("classifier", "shrp")
     assert methods["cross-shrp"] == ("reranker", "shrp")

@@ -63,12 +63,12 @@ def test_passages_have_the_same_scores_on_both_doors(channel: grpc.Channel, rest
         asked = pb.RerankRequest(query=QUESTION, texts=texts, raw_scores=raw, truncate=True)
         stub = stubs.RerankStub(channel)
         streamed = stub.RerankStream(
-            pb.RerankStreamRequest(query=QUESTION, text=one, raw_scores=raw, truncate=True)
-            for one in texts
+            pb.RerankStreamRequest(query=QUESTION, text=text, raw_scores=raw, truncate=True)
+            for text in texts
         )
         for found in (stub.Rerank(asked), streamed):
-            assert [(one.index, one.score) for one in found.ranks] == [
-                (one["index"], np.float32(one["score"])) for one in wanted
+            assert [(rank.index, rank.score) for rank in found.ranks] == [
+                (item["index"], np.float32(item["score"])) for item in wanted
             ]
 
 
@@ -79,16 +79,16 @@ def test_tokens_are_told_alike_and_spelt_alike(channel: grpc.Channel, rest: Any,
     tokens = stub.Tokenize(pb.EncodeRequest(inputs=text, add_special_tokens=True)).tokens
     found = [
         {
-            "id": one.id,
-            "text": one.text,
-            "special": one.special,
-            "start": one.start if one.HasField("start") else None,
-            "stop": one.stop if one.HasField("stop") else None,
+            "id": token.id,
+            "text": token.text,
+            "special": token.special,
+            "start": token.start if token.HasField("start") else None,
+            "stop": token.stop if token.HasField("stop") else None,
         }
-        for one in tokens
+        for token in tokens
     ]
     assert found == wanted
-    ids = [one["id"] for one in wanted]
+    ids = [item["id"] for item in wanted]
     spelt = stub.Decode(pb.DecodeRequest(ids=ids, skip_special_tokens=True)).text
     assert [spelt] == rest("/decode", {"ids": ids})
 

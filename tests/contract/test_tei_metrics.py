@@ -11,10 +11,10 @@ from condensery.client.grpc import GrpcClient
 def read(url: str) -> dict[str, float]:
     text = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text
     return {
-        "".join([one.name, *(f"|{value}" for value in one.labels.values())]): one.value
+        "".join([sample.name, *(f"|{value}" for value in sample.labels.values())]): sample.value
         for family in text_string_to_metric_families(text)
-        for one in family.samples
-        if one.name.startswith("te_")
+        for sample in family.samples
+        if sample.name.startswith("te_")
     }
 
 

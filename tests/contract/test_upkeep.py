@@ -33,7 +33,7 @@ def index(client: Client | GrpcClient) -> Iterator[str]:
     client.create_index(name)
     client.upsert(name, [Document("a", "radium was found"), Document("b", "bread is baked")])
     yield name
-    if mine := [one.alias for one in client.aliases() if one.index == name]:
+    if mine := [alias.alias for alias in client.aliases() if alias.index == name]:
         client.update_aliases([AliasAction("delete", alias) for alias in mine])
     client.drop_index(name)
 
@@ -48,7 +48,7 @@ def test_an_alias_is_asked_written_answered_from_and_moved(
     assert client.count(live) == client.count(index) == (3, 3)
     assert client.query(live, "gas", top_k=1)[0].passage.document_id == "c"
     answer = client.answer("What is helium?", index=live, max_tokens=4)
-    assert {one.id for one in answer.citations} == {"a#0", "b#0", "c#0"}
+    assert {citation.id for citation in answer.citations} == {"a#0", "b#0", "c#0"}
     assert client.delete(live, ["c"]) == 1
     with pytest.raises(IndexAliased, match=live):
         client.drop_index(index)
@@ -57,7 +57,7 @@ def test_an_alias_is_asked_written_answered_from_and_moved(
     client.update_aliases([AliasAction("create", live, "samples")])
     assert client.count(live) == client.count("samples")
     client.update_aliases([AliasAction("delete", live)])
-    assert live not in [one.alias for one in client.aliases()]
+    assert live not in [alias.alias for alias in client.aliases()]
 
 
 def test_wrong_aliases_are_the_servers_errors(client: Client | GrpcClient, index: str) -> None:
@@ -129,6 +129,6 @@ def test_an_index_is_rebuilt_while_it_serves(client: Client | GrpcClient, index:
     assert (now.state, now.reason, now.pending, now.kind) == ("done", None, 0, "hnsw")
     assert now.ended is not None
     assert (now.overlap or 0) > 0.5  # what is written meanwhile may be in one only
-    (info,) = [one for one in client.list_indexes() if one.name == index]
+    (info,) = [item for item in client.list_indexes() if item.name == index]
     assert (info.kind, info.documents) == ("hnsw", 3)
     assert client.query(index, "gas", top_k=1)[0].passage.document_id == "c"

@@ -156,7 +156,7 @@ class StandInEncoder:
         return [*marks, *(TextToken(len(w), w, False, start, end) for w, start, end in words)]
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return " ".join(str(one) for one in ids if one or not skip_special)
+        return " ".join(str(item) for item in ids if item or not skip_special)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         spans, start = [], 0
@@ -193,11 +193,11 @@ class StandInPrompt:
 
     @property
     def vectors(self) -> int:
-        return sum(len(one) for one in self.context if not isinstance(one, str))
+        return sum(len(item) for item in self.context if not isinstance(item, str))
 
     @property
     def words(self) -> int:
-        return sum(len(one.split()) for one in self.context if isinstance(one, str))
+        return sum(len(item.split()) for item in self.context if isinstance(item, str))
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class StandInOscarModel:
         if cut and not truncate:
             raise InputError("query is too long", field="query")
         scores = np.array([passage.count("gold") for passage in passages], np.float32)
-        tokens = sum(len(one.split()) for one in passages)
+        tokens = sum(len(item.split()) for item in passages)
         return Scored(self.info.name, scores, tokens, query_truncated=cut)
 
     async def compress(
@@ -327,12 +327,12 @@ class StandInOscarModel:
         )
 
     def make_prompt(self, question: str, context: Sequence[Floats | str]) -> StandInPrompt:
-        self.tokenised += [one for one in context if isinstance(one, str)]
+        self.tokenised += [item for item in context if isinstance(item, str)]
         return StandInPrompt(question, list(context))
 
     def count_positions(self, context: Sequence[Floats | str]) -> list[int]:
-        self.tokenised += [one for one in context if isinstance(one, str)]
-        return [len(one.split()) if isinstance(one, str) else len(one) for one in context]
+        self.tokenised += [item for item in context if isinstance(item, str)]
+        return [len(entry.split()) if isinstance(entry, str) else len(entry) for entry in context]
 
     def count_answer(
         self, question: str, prompt: StandInPrompt, kept: Sequence[str] | None
@@ -352,7 +352,7 @@ class StandInOscarModel:
     ) -> AsyncIterator[StandInToken]:
         self.asked.append((sampling, tuple(stop)))
         self.contexts.append(prompt.context)
-        words = [one if isinstance(one, str) else str(int(one[0, 0])) for one in prompt.context]
+        words = [item if isinstance(item, str) else str(int(item[0, 0])) for item in prompt.context]
         tokens = self._say([prompt.question, *words], max_tokens)
         return tokens if sampling.logprobs is None else self._with_logprobs(tokens)
 
@@ -404,7 +404,7 @@ class StandInClassifier:
         field: str = "inputs",
     ) -> Classified:
         kept = slice(100) if side == "right" else slice(-100, None)
-        texts = [one if isinstance(one, str) else one[1] for one in inputs]
+        texts = [item if isinstance(item, str) else item[1] for item in inputs]
         if not truncate and (long := [i for i, text in enumerate(texts) if len(text) > 100]):
             raise InputError(f"{field}[{long[0]}] has too many tokens", field=f"{field}[{long[0]}]")
         logits = [[text[kept].count(label[0]) for label in self.info.labels] for text in texts]
@@ -459,19 +459,19 @@ class StandInLifecycle:
         return ModelUnload(name, "2", info.fingerprint, 0.25)
 
     def _find(self, name: str) -> ModelInfo:
-        for one in self.registry.models():
-            if one.name == name:
-                return one
+        for item in self.registry.models():
+            if item.name == name:
+                return item
         raise ModelNotFound(f"no model {name!r} in the store", field="model", value=name)
 
     async def set_aliases(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
-        serving = {one.name for one in self.registry.models()}
+        serving = {model.name for model in self.registry.models()}
         self.registry.aliases.change(changes, serving=serving, taken=serving)
         return self.registry.aliases.targets
 
     async def versions(self) -> list[ModelVersion]:
         return [
-            *(ModelVersion(one.name, "2", "READY") for one in self.registry.models()),
+            *(ModelVersion(model.name, "2", "READY") for model in self.registry.models()),
             ModelVersion("broken", "1", "UNAVAILABLE", "model.json is cut short"),
         ]
 

@@ -47,9 +47,9 @@ def test_in_the_data_directory_an_import_is_its_owners_alone_and_elsewhere_as_th
             assert main(command) == 0
         made = [root, *root.rglob("*")]
         assert len(made) > 4
-        for one in made:
-            expected = mode if one.is_dir() else mode & 0o666
-            assert stat.S_IMODE(one.stat().st_mode) == expected, one
+        for item in made:
+            expected = mode if item.is_dir() else mode & 0o666
+            assert stat.S_IMODE(item.stat().st_mode) == expected, item
 
 
 def test_a_missing_base_is_said_in_one_line_with_the_flag(

@@ -87,7 +87,7 @@ class Chaos:
         """Make a call, which is cut short now and then; returns whether it came back, and what."""
         op = op or Op(time.monotonic())
         self.calls += 1
-        self.open_ops = [one for one in self.open_ops if one.ended == GONE] + [op]
+        self.open_ops = [open_op for open_op in self.open_ops if open_op.ended == GONE] + [op]
         token = OP.set(op)
         task = asyncio.create_task(work)
         OP.reset(token)
@@ -167,11 +167,11 @@ class Chaos:
 
     async def list_all(self) -> None:
         _, found = await self.call(maintenance.list_index_aliases(self.services))
-        for one in found or ():
-            assert one.index in KEPT, one
+        for entry in found or ():
+            assert entry.index in KEPT, entry
         _, listed = await self.call(indexes.list_indexes(self.services))
         if listed is not None:
-            assert {one.name for one in listed} >= set(KEPT)
+            assert {item.name for item in listed} >= set(KEPT)
 
     async def point(self) -> None:
         action = AliasAction("create", self.draw.choice(ALIASES), self.draw.choice(KEPT))
@@ -246,33 +246,33 @@ class Chaos:
     async def settled(self) -> None:
         """Wait until no thread and no task is left of any call."""
         async with asyncio.timeout(HANGS):
-            while any(one.ended == GONE for one in self.open_ops):  # noqa: ASYNC110
+            while any(open_op.ended == GONE for open_op in self.open_ops):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def quiet(self) -> None:
         """Wait until nothing is being rebuilt."""
-        for one in self.services.indexes.list():
-            run = self.services.rebuilds.runs.get(one.name)
+        for item in self.services.indexes.list():
+            run = self.services.rebuilds.runs.get(item.name)
             if run is not None and run.task is not None:
                 await asyncio.wait({run.task}, timeout=HANGS)
                 assert run.state != "running"
             with contextlib.suppress(RebuildNotFound):
-                await maintenance.cancel_rebuild(self.services, one.name)
+                await maintenance.cancel_rebuild(self.services, item.name)
 
     async def check(self, services: Services) -> None:
         """What was acknowledged is there, once, and can be asked for."""
-        for one in services.indexes.list():
-            there = held(services, one.name)
-            assert_whole(services, there, one.name)
+        for item in services.indexes.list():
+            there = held(services, item.name)
+            assert_whole(services, there, item.name)
             sure = 0
-            for number, known in self.written[one.name].items():
-                if all(op.ended < known.op.began for op in self.discards[one.name]):
+            for number, known in self.written[item.name].items():
+                if all(op.ended < known.op.began for op in self.discards[item.name]):
                     sure += len(known.may) == 1
-                    assert there.get(f"d{number}") in known.may, (one.name, number, known)
-            if one.name in KEPT:
+                    assert there.get(f"d{number}") in known.may, (item.name, number, known)
+            if item.name in KEPT:
                 assert sure
             await retrieval.query_index(
-                services, one.name, vector=vector_of("x"), fingerprint=one.fingerprint
+                services, item.name, vector=vector_of("x"), fingerprint=item.fingerprint
             )
         for alias in await maintenance.list_index_aliases(services):
             assert alias.index in KEPT

@@ -67,8 +67,8 @@ async def test_an_answer_from_a_context_is_token_for_token_that_from_its_documen
     held = await compress_documents(real, QUESTION, DOCUMENTS)
     found = await answer_whole(real, ask(documents=None, context=held.context, **how))
     assert (found.text, found.citations) == (direct.text, direct.citations)
-    assert [one.logprob for one in found.logprobs] == pytest.approx(
-        [one.logprob for one in direct.logprobs], abs=1e-5
+    assert [logprob.logprob for logprob in found.logprobs] == pytest.approx(
+        [item.logprob for item in direct.logprobs], abs=1e-5
     )
     used = held.compression.flops_used + found.compression.flops_used
     assert used == direct.compression.flops_used
@@ -107,8 +107,8 @@ async def test_a_compressor_that_faults_on_one_passage_of_a_batch_leaves_the_oth
     scores = {
         citation.id: citation.relevance_score for citation in fine.citations if citation.id != "1"
     }
-    for one in found.citations[:2]:
-        assert one.relevance_score == pytest.approx(scores[one.id], abs=1e-5)
+    for item in found.citations[:2]:
+        assert item.relevance_score == pytest.approx(scores[item.id], abs=1e-5)
     assert sample(real, "compression_fallback_total", reason="fault") == 1
 
 

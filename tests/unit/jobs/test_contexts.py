@@ -80,7 +80,9 @@ async def test_a_handle_returns_what_was_put_as_often_as_it_is_asked(held):
 async def test_handles_hold_128_random_bits(held):
     handles = {held.put("alice", make(40), 60) for _ in range(5)}
     assert len(handles) == 5
-    assert all(one.startswith("ctx_") and len(bytes.fromhex(one[4:])) == 16 for one in handles)
+    assert all(
+        handle.startswith("ctx_") and len(bytes.fromhex(handle[4:])) == 16 for handle in handles
+    )
 
 
 async def test_anothers_handle_is_as_unknown_as_one_that_never_was(held, clock):

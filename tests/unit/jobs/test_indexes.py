@@ -86,8 +86,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Enco
         )
         encoders[name] = Encoder.load(StoredModel(manifest, folder), workers)
     yield encoders
-    for one in encoders.values():
-        one.close()
+    for encoder in encoders.values():
+        encoder.close()
     workers.close()
 
 
@@ -141,8 +141,8 @@ async def assert_embedded_with(services: Services, name: str, prompts: IndexProm
     """Every passage has its vector with the prompt, and a query is asked with its own."""
     encoder = cast(Any, services.registry).encoders[services.indexes.info(name).encoder].encoder
     texts = {
-        one.id: one.text
-        for one in await indexes.get_documents(services, name, list(held(services, name)))
+        document.id: document.text
+        for document in await indexes.get_documents(services, name, list(held(services, name)))
     }
     vectors = (await encoder.embed(list(texts.values()), prompt=prompts.passage)).vectors
     found = held(services, name)
@@ -186,7 +186,7 @@ async def test_an_older_index_goes_on_as_it_was_and_a_rebuild_takes_the_prompts(
     assert stale == {"nomic", "corpus"}
     with serving(encoders, tmp_path) as services:
         log_outdated_prompts(services)
-        logged = [vars(one)["index"] for one in caplog.records if one.message == OUTDATED]
+        logged = [vars(record)["index"] for record in caplog.records if record.message == OUTDATED]
         assert logged == sorted(stale)
         for name, (_, now, before) in MODELS.items():
             await indexes.upsert_documents(
@@ -205,7 +205,7 @@ async def test_an_older_index_goes_on_as_it_was_and_a_rebuild_takes_the_prompts(
     caplog.clear()
     with serving(encoders, tmp_path) as services:
         log_outdated_prompts(services)
-        assert OUTDATED not in [one.message for one in caplog.records]
+        assert OUTDATED not in [item.message for item in caplog.records]
         for name, (_, now, _) in MODELS.items():
             await assert_embedded_with(services, name, now)
 

@@ -23,7 +23,7 @@ from condensery.jobs import indexes, maintenance
 from condensery.jobs.services import Services
 from condensery.values import AliasAction
 
-SEEDS = [int(one) for one in os.environ.get("CHAOS_SEEDS", "1,2").split(",")]
+SEEDS = [int(item) for item in os.environ.get("CHAOS_SEEDS", "1,2").split(",")]
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "1.2"))
 
 
@@ -37,7 +37,7 @@ def check_files(data_dir: Path, names: set[str]) -> None:
         )
         assert not (folder / "rebuild.json").exists()
     left = [path.name for path in (data_dir / "snapshots").glob("*/*")]
-    assert not [one for one in left if one.endswith((".partial", ".removed"))], left
+    assert not [item for item in left if item.endswith((".partial", ".removed"))], left
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ async def test_all_at_once_keeps_every_promise(
     for name in KEPT:
         await indexes.create_index(services, name)
     await maintenance.update_index_aliases(
-        services, [AliasAction("create", one, KEPT[0]) for one in ALIASES]
+        services, [AliasAction("create", alias, KEPT[0]) for alias in ALIASES]
     )
     with monkeypatch.context() as patch:
         if disk_fails:

@@ -281,4 +281,4 @@ async def test_a_hybrid_query_never_mixes_passages_of_an_index_and_of_its_rebuil
         hit.passage.id: hit.passage
         for hit in await retrieval.query_index(services, "kb", "x", top_k=50)
     }
-    assert found == {one: now[one] for one in found}
+    assert found == {item: now[item] for item in found}

@@ -48,7 +48,7 @@ from condensery.store.store import ModelStore
 from condensery.values import Document
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "4"))
-SEEDS = [int(one) for one in os.environ.get("CHAOS_SEEDS", "1").split(",")]
+SEEDS = [int(item) for item in os.environ.get("CHAOS_SEEDS", "1").split(",")]
 CALM = "calm"  # an encoder that nobody touches
 TEXTS = [f"the {what} of the {where} mill, {n}" for n in range(3) for what in ("bread", "stone")
          for where in ("old", "new")]  # fmt: skip
@@ -183,7 +183,7 @@ class Chaos:
 
     async def write(self, index: str = "kb") -> None:
         ids = [key for n in range(20) if (key := (index, f"d{n}")) not in self.busy]
-        chosen = {one: self.draw.choice(TEXTS) for one in self.draw.sample(ids, min(4, len(ids)))}
+        chosen = {item: self.draw.choice(TEXTS) for item in self.draw.sample(ids, min(4, len(ids)))}
         if not chosen:
             return
         self.busy |= set(chosen)  # one writer each: else nobody knows who was last
@@ -229,8 +229,8 @@ class Chaos:
 
     async def look(self) -> None:
         await models.list_versions(self.services)
-        for one in models.list_models(self.services):
-            assert one.name
+        for model in models.list_models(self.services):
+            assert model.name
 
     async def settled(self) -> None:
         """Wait until all that goes on by itself is over."""
@@ -263,7 +263,7 @@ class Chaos:
 
 def alive() -> int:
     gc.collect()
-    return sum(type(one) in KINDS for one in gc.get_objects())
+    return sum(type(item) in KINDS for item in gc.get_objects())
 
 
 async def vectors_of(store: ModelStore, registry: ModelRegistry) -> dict[str, dict[str, Any]]:
@@ -328,7 +328,7 @@ async def test_models_come_and_go_under_all_kinds_of_requests_and_nothing_breaks
         assert not states.loading
         assert not states.leaving
         assert ModelAliases(tmp_path / "aliases.json").targets == registry.aliases.targets
-        assert all(one._users == 0 for one in registry._serving.values())
+        assert all(item._users == 0 for item in registry._serving.values())
         assert alive() - before == len(registry.models()), "what went is still held"
         queues = sum(2 if info.kind == "oscar-pair" else 1 for info in registry.models())
         assert sum(len(team._sources) for team in registry.workers) == queues

@@ -260,7 +260,7 @@ async def test_without_a_rerank_head_all_of_a_long_passage_is_read(services, uns
     assert block.ratio == 13 / 16
     assert (block.status, block.reason) == ("applied", None)
     assert whole.usage.context_vectors == 16
-    assert [one.text for one in whole.citations] == [one.text for one in LONG]
+    assert [item.text for item in whole.citations] == [entry.text for entry in LONG]
     assert [citation.relevance_score for citation in whole.citations] == [None] * 3
 
 

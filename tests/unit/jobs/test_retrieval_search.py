@@ -44,9 +44,9 @@ async def test_what_was_written_is_found_counted_and_read(services, index):
     hits = await retrieval.query_index(services, index, vector=None, text="alpha one")
     assert await indexes.count_documents(services, index) == (2, 2)
     assert {hit.passage.document_id for hit in hits} == {"a", "b"}
-    assert [one.text for one in await indexes.get_documents(services, index, ["b", "nobody"])] == [
-        "beta two"
-    ]
+    assert [
+        document.text for document in await indexes.get_documents(services, index, ["b", "nobody"])
+    ] == ["beta two"]
     assert await indexes.delete_documents(services, index, ["a", "nobody"]) == 1
     assert await indexes.count_documents(services, index) == (1, 1)
 

@@ -302,7 +302,7 @@ async def test_a_passage_without_a_score_ranks_last_and_has_none_of_retrievals(s
     await indexes.upsert_documents(services, "kb", documents)
     asked = make_question(index="kb", top_k=3)
     found = (await answer_whole(services, asked)).citations
-    assert {one.document_id for one in found} == {"a", "b", "c"}
+    assert {item.document_id for item in found} == {"a", "b", "c"}
     oscar.faults["where unreadable"] = ModelFault("broken")
     whole = await answer_whole(services, asked)
     assert [citation.document_id for citation in whole.citations] == ["b", "c", "a"]

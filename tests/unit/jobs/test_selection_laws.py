@@ -93,7 +93,7 @@ def test_a_choice_keeps_to_what_was_asked_and_accounts_for_every_passage(
     if selected.may_answer:
         for one, content in zip(selected.kept, selected.prompt.context, strict=True):
             assert isinstance(content, str) == (one.failure is not None)
-        vectors = sum(len(one) for one in selected.prompt.context if not isinstance(one, str))
+        vectors = sum(len(item) for item in selected.prompt.context if not isinstance(item, str))
         if question.compression.max_context_vectors is not None:
             assert vectors <= question.compression.max_context_vectors
         assert oscar.free_positions(selected.prompt, question.max_tokens) >= 0
@@ -118,4 +118,4 @@ def largest(candidates):
         len(candidate.compressed.memory) if candidate.compressed else candidate.passage.text
         for candidate in candidates
     ]
-    return max((one if isinstance(one, int) else len(one.split()) for one in sizes), default=0)
+    return max((size if isinstance(size, int) else len(size.split()) for size in sizes), default=0)

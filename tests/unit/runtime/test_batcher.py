@@ -250,7 +250,7 @@ async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_
         gate.set()
         outcomes = await settled([*tasks, last])
         assert isinstance(outcomes.pop(), list if fits else Overloaded)
-        assert all(isinstance(one, list) for one in outcomes)
+        assert all(isinstance(outcome, list) for outcome in outcomes)
 
 
 async def test_lanes_share_by_tokens_and_not_by_batches_and_owe_each_other_nothing_afterwards(

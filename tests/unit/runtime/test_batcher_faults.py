@@ -148,7 +148,7 @@ async def test_a_lost_worker_fails_the_items_it_had_and_what_it_brings_home_late
     batcher = Batcher(forward, worker, limits=BatchLimits(batch_items=1), model="m")
     task = await started(batcher.submit_each(["lost", "kept"], [1, 1]))
     assert await asyncio.to_thread(entered.acquire, timeout=WAIT)
-    lost = next(one for one in worker.members() if one.item is not None)
+    lost = next(member for member in worker.members() if member.item is not None)
     worker.replace(lost, "the device worker hung")
     assert await asyncio.to_thread(entered.acquire, timeout=WAIT)
     gates["lost"].set()
@@ -206,7 +206,7 @@ async def test_a_batch_whose_worker_is_lost_fails_and_the_next_runs(
     batcher = Batcher(device.forward, worker, model="m")
     held = await device.held(batcher)
     waits = await started(submit(batcher, ["waits"], [1]))
-    lost = next(one for one in worker.members() if one.item is not None)
+    lost = next(member for member in worker.members() if member.item is not None)
     worker.replace(lost, "the device worker hung")
     outcome = (await settled([held]))[0]
     assert isinstance(outcome, ModelFault)

@@ -65,7 +65,7 @@ def test_texts_and_pairs_are_read_as_transformers_reads_them(
     threads: ThreadPoolExecutor,
 ) -> None:
     folder = write_classifier(tmp_path / "hf", kind, labels)
-    inputs = [one for one in INPUTS if kind != "qwen2" or one not in ("", ("", ""))]
+    inputs = [item for item in INPUTS if kind != "qwen2" or item not in ("", ("", ""))]
     model = Classifier.load(stored(folder, tmp_path / "store"), workers, threads=threads)
     assert model.info.labels == labels
     assert model.info.kind == ("reranker" if len(labels) == 1 else "classifier")
@@ -75,7 +75,7 @@ def test_texts_and_pairs_are_read_as_transformers_reads_them(
     assert wanted.std(axis=0).min() > 1e-3
     cut = [place for place, one in enumerate(inputs) if LONG in one or LONGER in one]
     assert list(found.truncated) == cut
-    alone = [asyncio.run(model.classify([one], side=side)).logits[0] for one in inputs[:4]]
+    alone = [asyncio.run(model.classify([entry], side=side)).logits[0] for entry in inputs[:4]]
     assert np.abs(found.logits[:4] - alone).max() < 2e-5
 
 

@@ -162,12 +162,14 @@ async def test_a_call_knows_where_its_time_went(encoder: Encoder) -> None:
 async def test_tokens_cover_their_texts_and_spell_them_again(encoder: Encoder) -> None:
     text = "The old Mill, by the river."
     pieces = encoder.pieces(text)
-    assert [one.text for one in pieces if one.special] == ["[CLS]", "[SEP]"]
+    assert [item.text for item in pieces if item.special] == ["[CLS]", "[SEP]"]
     for one in pieces[1:-1]:
         assert one.start is not None
         assert text[one.start : one.stop] == one.text
-    assert [one.id for one in encoder.pieces(text, special=False)] == [o.id for o in pieces[1:-1]]
-    ids = [one.id for one in pieces]
+    assert [entry.id for entry in encoder.pieces(text, special=False)] == [
+        o.id for o in pieces[1:-1]
+    ]
+    ids = [piece.id for piece in pieces]
     assert encoder.decode(ids) == "the old mill, by the river."
     assert encoder.decode(ids, skip_special=False).startswith("[CLS] the old")
     assert encoder.decode([10**6]) == ""

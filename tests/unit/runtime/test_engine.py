@@ -128,8 +128,8 @@ async def test_steps_of_single_tokens_run_in_fixed_shapes_once_they_are_ready() 
     served = Served(fixed=True, cache=KVCacheConfig(5, 4096, 256))
     try:
         prompts = [prompt_of(i, 3 + 11 * i) for i in range(7)]
-        found = await asyncio.gather(*(served.answer(one, 20) for one in prompts))
-        assert list(found) == [ANSWER(one, 20) for one in prompts]
+        found = await asyncio.gather(*(served.answer(item, 20) for item in prompts))
+        assert list(found) == [ANSWER(prompt, 20) for prompt in prompts]
         decoder = served.engine._fixed.decoder
         assert decoder.sizes == [1, 2, 4, 8]
         assert decoder.runs > 20
@@ -167,7 +167,7 @@ async def test_sequences_share_steps_and_join_those_that_run(served: Served) -> 
         await gate.wait()
         others = [served.begin(prompt_of(i, 5), 3) for i in (1, 2)]
         gate.opened.set()
-        await asyncio.gather(*(served.rest(one) for one in (first, *others)))
+        await asyncio.gather(*(served.rest(item) for item in (first, *others)))
     # Its prompt; its token and two prompts; three tokens, twice.
     assert sizes == [5, 1 + 5 + 5, 3, 3]
     assert served.sample("step_tokens_sum", model="m") == sum(sizes)
@@ -310,7 +310,7 @@ async def test_too_much_waiting_is_refused_by_positions_and_by_time() -> None:
             with pytest.raises(Overloaded, match=r"would wait \d+ s for room"):
                 served.begin(prompt_of(2, 200), 4)
             gate.opened.set()
-            await asyncio.gather(*(served.rest(one) for one in left))
+            await asyncio.gather(*(served.rest(item) for item in left))
         assert served.sample("rejected_total", reason="queue_tokens") == 1
         assert served.sample("rejected_total", reason="queue_seconds") == 1
     finally:
@@ -371,9 +371,9 @@ async def test_closing_ends_what_waits_and_what_runs(served: Served) -> None:
         await gate.wait()
         waiting = served.begin(prompt_of(1), 200)
         served.engine.close()
-        for one in (running, waiting):
+        for item in (running, waiting):
             with pytest.raises(Unavailable, match="m: shutting down"):
-                await served.rest(one)
+                await served.rest(item)
         gate.opened.set()
         await served.empty()
     with pytest.raises(Unavailable):
@@ -387,8 +387,8 @@ async def test_bf16_runs_and_holds_one_long_sequence_at_least() -> None:
     served = Served(stepper, workers=2, cache=cache)
     try:
         prompts = [prompt_of(i, 5 * i + 1) for i in range(6)]
-        found = await asyncio.gather(*(served.answer(one, 6) for one in prompts))
-        assert [len(one) for one in found] == [6] * 6
+        found = await asyncio.gather(*(served.answer(prompt, 6) for prompt in prompts))
+        assert [len(item) for item in found] == [6] * 6
     finally:
         served.close()
 
@@ -397,13 +397,13 @@ async def test_bf16_runs_and_holds_one_long_sequence_at_least() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_a_gpu_graphs_give_what_transformers_gives(kind: str) -> None:
     async def answers(served: Served, prompts: list[list[int]]) -> list[list[int]]:
-        return list(await asyncio.gather(*(served.answer(one, 12) for one in prompts)))
+        return list(await asyncio.gather(*(served.answer(prompt, 12) for prompt in prompts)))
 
     stepper = Stepper(Reference(kind).network.to("cuda"))
     served = Served(stepper, cache=KVCacheConfig(6, 4096, 64), fixed=True)
     try:
         prompts = [prompt_of(i, 4 + 9 * i) for i in range(9)]
-        wanted = [REFERENCES[kind](one, 12) for one in prompts]
+        wanted = [REFERENCES[kind](prompt, 12) for prompt in prompts]
         assert asyncio.run(answers(served, prompts)) == wanted
         decoder = served.engine._fixed.decoder
         assert decoder is not None, "capturing failed: see the log"

@@ -144,7 +144,7 @@ async def test_a_lost_worker_fails_its_step_and_keeps_its_room_until_it_comes_ba
         with served.before_each_step(gate):
             lost = served.begin(prompt_of(0, 40), 8)
             await gate.wait()
-            (worker,) = [one for one in served.workers.members() if one.item is not None]
+            (worker,) = [member for member in served.workers.members() if member.item is not None]
             other = served.begin(prompt_of(1, 20), 8)
             served.workers.replace(worker, "it hung")
             with pytest.raises(ModelFault, match="m: it hung"):

@@ -69,7 +69,7 @@ def test_text_already_streamed_is_never_taken_back(pieces: list[str], cut: int) 
 @given(pieces=st.lists(piece, max_size=30))
 def test_only_blanks_are_added_and_never_two(pieces: list[str]) -> None:
     text = detokenize(pieces)
-    assert text.replace(" ", "") == "".join(one.removeprefix("##") for one in pieces)
+    assert text.replace(" ", "") == "".join(piece.removeprefix("##") for piece in pieces)
     assert "  " not in text
     assert text == text.strip()
 

@@ -99,7 +99,9 @@ def allow() -> None:
 
 async def states(registry: ModelRegistry, name: str) -> list[tuple[str, str]]:
     return [
-        (one.version, one.state) for one in await registry.lifecycle.versions() if one.name == name
+        (version.version, version.state)
+        for version in await registry.lifecycle.versions()
+        if version.name == name
     ]
 
 
@@ -191,7 +193,7 @@ async def test_while_versions_swap_every_reply_is_one_of_theirs_and_none_fails(
     for number in ("1", "2", "1", "2", "1"):
         await registry.lifecycle.load(OTHER, number)
         some = len(done) + 20
-        await until(lambda some=some: len(done) >= some or any(one.done() for one in callers))
+        await until(lambda some=some: len(done) >= some or any(item.done() for item in callers))
     over = True
     await asyncio.gather(*callers)
     assert set(done) == {"1", "2"}
@@ -276,7 +278,9 @@ async def test_what_can_not_be_loaded_says_why_and_the_old_version_serves_on(
     failed = (await registry.lifecycle.versions())[-1]
     assert failed.name != OTHER or failed.state == "UNAVAILABLE"
     reasons = {
-        one.version: one.reason for one in await registry.lifecycle.versions() if one.name == OTHER
+        version.version: version.reason
+        for version in await registry.lifecycle.versions()
+        if version.name == OTHER
     }
     assert reasons["2"], "the list of versions says why, too"
     encoder(store, OTHER, seed=8)
@@ -546,9 +550,9 @@ async def test_a_change_that_the_end_finds_is_told_so_and_hangs_nobody(
     async with asyncio.timeout(10):
         with pytest.raises(Unavailable):
             await asked
-        for one in (registry.lifecycle.load(OTHER), registry.lifecycle.set_aliases({"a": OTHER})):
+        for item in (registry.lifecycle.load(OTHER), registry.lifecycle.set_aliases({"a": OTHER})):
             with pytest.raises(Unavailable):
-                await one
+                await item
     assert registry.encoder(OTHER).info.version == "1"
 
 

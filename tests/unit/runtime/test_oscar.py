@@ -59,8 +59,8 @@ async def compressed_by(
 ) -> list[CompressedPassage]:
     """Compress passages none of which fails."""
     found = await reader.compress(question, passages)
-    assert not [one for one in found if isinstance(one, CondenseryError)]
-    return [one for one in found if isinstance(one, CompressedPassage)]
+    assert not [entry for entry in found if isinstance(entry, CondenseryError)]
+    return [item for item in found if isinstance(item, CompressedPassage)]
 
 
 async def join(stream: AsyncIterator[GeneratedToken]) -> str:
@@ -112,10 +112,10 @@ async def test_memory_and_relevance_are_of_one_forward_pass(tmp_path: Path) -> N
     try:
         reader = read_with(prepare_for_inference(tiny_pair()), tmp_path, workers, metrics)
         found = await compressed_by(reader, QUESTION, PASSAGES)
-        assert all(one.relevance is not None and len(one.memory) == 3 for one in found)
+        assert all(item.relevance is not None and len(item.memory) == 3 for item in found)
         sample = metrics.registry.get_sample_value
         assert sample("condensery_forward_passes_total", {"model": "tiny"}) == 1
-        tokens = 7 + sum(one.tokens_in for one in found)
+        tokens = 7 + sum(entry.tokens_in for entry in found)
         assert sample("condensery_input_tokens_total", {"model": "tiny"}) == tokens
     finally:
         workers.close()
@@ -124,7 +124,7 @@ async def test_memory_and_relevance_are_of_one_forward_pass(tmp_path: Path) -> N
 async def test_five_hundred_passages_are_compressed_each_in_its_place(reader: OscarModel) -> None:
     passages = [text_of(number % 30, seed=number) for number in range(500)]
     found = await compressed_by(reader, QUESTION, passages)
-    assert [one.tokens_in for one in found] == [number % 30 for number in range(500)]
+    assert [item.tokens_in for item in found] == [number % 30 for number in range(500)]
 
 
 @pytest.mark.parametrize("tokens", [25, 60, 100])
@@ -338,7 +338,7 @@ async def test_costs_agree_with_each_other_and_with_the_counts(reader: OscarMode
     def flops(read: list[CompressedPassage]) -> int:
         return reader.count_cost(QUESTION, read, [], [], completion_tokens=1).flops_used
 
-    added = [flops([one]) - flops([]) for one in found]
+    added = [flops([item]) - flops([]) for item in found]
     assert flops(found) - flops([]) == sum(added)
     full = await compressed_by(reader, QUESTION, [text_of(24)])
     assert found[3].windows == 3
@@ -394,11 +394,11 @@ async def test_a_memory_that_is_kept_keeps_no_other_passages_memory_alive(
 ) -> None:
     reader = read_with(prepare_for_inference(tiny_pair()), tmp_path, workers)
     found = await reader.compress(QUESTION, PASSAGES)
-    for one in found:
-        assert isinstance(one, CompressedPassage)
-        tensor = one.memory.base  # whose memory numpy shows
+    for item in found:
+        assert isinstance(item, CompressedPassage)
+        tensor = item.memory.base  # whose memory numpy shows
         assert isinstance(tensor, torch.Tensor)
-        assert tensor.untyped_storage().nbytes() == one.memory.nbytes
+        assert tensor.untyped_storage().nbytes() == item.memory.nbytes
 
 
 async def test_a_passage_one_of_whose_windows_fails_fails_whole_and_its_neighbours_do_not(
@@ -414,7 +414,7 @@ async def test_a_passage_one_of_whose_windows_fails_fails_whole_and_its_neighbou
     bad = passages[1].split()
     bad[50] = "bread"
     found = await reader.compress(QUESTION, [passages[0], " ".join(bad), *passages[2:], "bread"])
-    assert [isinstance(one, ModelFault) for one in found] == [False, True, False, False, True]
+    assert [isinstance(item, ModelFault) for item in found] == [False, True, False, False, True]
     for place in (0, 2, 3):
         one = found[place]
         assert isinstance(one, CompressedPassage)

@@ -59,8 +59,8 @@ async def compress(
     reader: OscarModel, passages: list[str], question: str = QUESTION
 ) -> list[CompressedPassage]:
     found = await reader.compress(question, passages)
-    assert not [one for one in found if isinstance(one, CondenseryError)]
-    return [one for one in found if isinstance(one, CompressedPassage)]
+    assert not [entry for entry in found if isinstance(entry, CondenseryError)]
+    return [item for item in found if isinstance(item, CompressedPassage)]
 
 
 async def tokens_of(stream: AsyncIterator[GeneratedToken]) -> list[GeneratedToken]:
@@ -90,12 +90,12 @@ async def test_a_published_pair_answers_as_its_own_code_would(
     found = await compress(reader, PASSAGES)
     wanted = published.compress(QUESTION, PASSAGES, 192)
     assert_close(np.stack([one.memory for one in found]), wanted)
-    assert {one.relevance for one in found} == {None}
+    assert {entry.relevance for entry in found} == {None}
     for passage, one in zip(PASSAGES, found, strict=True):
         assert passage[one.start : one.end] == passage
 
     said = published.answer(published.embed(QUESTION, wanted), 24)
-    memory = [one.memory for one in found]
+    memory = [item.memory for item in found]
     tokens = await tokens_of(reader.generate(QUESTION, memory, max_tokens=24))
     assert [token.id for token in tokens] == said
     assert len(set(said)) > 1
@@ -123,9 +123,9 @@ async def test_a_long_question_is_read_whole_by_both_halves_as_the_published_cod
     passages = ["The mill stands.", "It is long."]
     found = await compress(reader, passages, question)
     wanted = published.compress(question, passages, 192)
-    assert_close(np.stack([one.memory for one in found]), wanted)
+    assert_close(np.stack([entry.memory for entry in found]), wanted)
     said = published.answer(published.embed(question, wanted), 12)
-    memory = [one.memory for one in found]
+    memory = [item.memory for item in found]
     tokens = await tokens_of(reader.generate(question, memory, max_tokens=12))
     assert [token.id for token in tokens] == said
     cost = reader.count_cost(question, found, memory, passages, completion_tokens=12)
@@ -140,11 +140,13 @@ async def test_a_pair_of_the_rewritten_code_answers_as_that_would(
     reader = serve(published.path)
     found = await compress(reader, PASSAGES)
     wanted = published.compress(QUESTION, PASSAGES)
-    assert len({len(one) for one in wanted}) > 1, "as many vectors as a passage's length asks for"
+    assert len({len(entry) for entry in wanted}) > 1, (
+        "as many vectors as a passage's length asks for"
+    )
     for one, vectors in zip(found, wanted, strict=True):
         assert_close(one.memory, vectors)
     said = published.answer(published.embed(QUESTION, wanted), 24)
-    memory = [one.memory for one in found]
+    memory = [item.memory for item in found]
     tokens = await tokens_of(reader.generate(QUESTION, memory, max_tokens=24))
     assert [token.id for token in tokens] == said
     cost = reader.count_cost(QUESTION, found, memory, PASSAGES, completion_tokens=24)
@@ -171,7 +173,7 @@ async def test_memory_and_text_mix_are_counted_and_must_fit(
     assert found[3].memories[0] is found[3].memory
     assert not np.allclose(found[3].memories[1], found[3].memory, atol=1e-3)
 
-    memory = [one.memory for one in found]
+    memory = [item.memory for item in found]
     mixed: list[Floats | str] = [memory[0], PASSAGES[2], memory[3]]
     kept = [PASSAGES[0], PASSAGES[2], LONG[: parts[0].end]]
     cost = reader.count_cost(QUESTION, found, mixed, kept, completion_tokens=5)
@@ -183,7 +185,9 @@ async def test_memory_and_text_mix_are_counted_and_must_fit(
     assert whole_text.flops_used == whole_text.flops_plain == cost.flops_plain
     assert whole_text.context_vectors == 0
 
-    texts = [await tokens_of(reader.generate(QUESTION, one, max_tokens=6)) for one in (mixed, kept)]
+    texts = [
+        await tokens_of(reader.generate(QUESTION, entry, max_tokens=6)) for entry in (mixed, kept)
+    ]
     assert texts[0] != texts[1]
     spare = reader.free_positions_for(QUESTION, mixed, 6)
     assert spare == reader.free_positions_for(QUESTION, mixed, 7) + 1

@@ -232,7 +232,7 @@ def overload(
                 accepted.append(asked)
         batch = maker.queue.take(BATCH, 32)
         now += sum(entry.tokens for entry in batch) / RATE or 0.01
-        for asked in [one for one in open_ if not one.request.waiting]:
+        for asked in [item for item in open_ if not item.request.waiting]:
             asked.done = now
             open_.remove(asked)
     return accepted
@@ -247,17 +247,17 @@ def test_who_is_let_in_waits_no_longer_than_promised_though_ten_times_too_many_c
 ) -> None:
     """In turns within a caller they would wait twice as long: each for those who came after it."""
     accepted = overload(maker, itertools.repeat([112] * 8), callers=callers, factor=10)
-    done = sum(one.cost for one in accepted)
+    done = sum(item.cost for item in accepted)
     assert done > 0.95 * 60 * RATE, "those who were refused could have been served"
     batches = 3 * BATCH / RATE  # being run as it comes, and as it ends
-    assert max(one.waited for one in accepted) < longer * LONGEST + batches
+    assert max(entry.waited for entry in accepted) < longer * LONGEST + batches
 
 
 def test_a_list_waits_at_most_for_its_patience_longer(maker: Maker) -> None:
     chance = random.Random(1)
     sizes = iter(lambda: [112] * round(8 * 30 ** chance.random()), None)
     accepted = overload(maker, sizes, callers=1, factor=10)
-    assert max(one.cost for one in accepted) > 20 * min(one.cost for one in accepted)
+    assert max(item.cost for item in accepted) > 20 * min(entry.cost for entry in accepted)
     batches = 3 * BATCH / RATE  # being run as it comes, and as it ends
     for one in accepted:
         assert one.waited < LONGEST + (DUE_FACTOR + 1) * one.cost / RATE + batches, one.cost

@@ -310,7 +310,7 @@ async def test_pairs_of_every_kind_serve_side_by_side(
     for name in (PAIR, "causal"):
         reader = models.pair(name)
         found = await reader.compress("who?", ["the old mill", "new bread"])
-        memory = [one.memory for one in found if not isinstance(one, CondenseryError)]
+        memory = [item.memory for item in found if not isinstance(item, CondenseryError)]
         tokens = [token async for token in reader.generate("who?", memory, max_tokens=4)]
         assert tokens[-1].finish
     assert models.pair().info.name == PAIR, "the default stays"

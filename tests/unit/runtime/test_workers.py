@@ -256,7 +256,7 @@ def test_a_wide_job_that_hangs_leaves_the_threads_to_others() -> None:
     workers.add(queue)
     try:
         assert begun.wait(WAIT)
-        (stuck,) = [one for one in workers.members() if one.item is not None]
+        (stuck,) = [member for member in workers.members() if member.item is not None]
         workers.replace(stuck, "it hung")
         threads: list[int] = []
 
@@ -282,7 +282,7 @@ def test_a_wide_job_that_raises_ends_its_worker_as_any_other() -> None:
     workers, queue = Workers(2), Queue([job(die, threads=2)])
     workers.add(queue)
     until = time.monotonic() + WAIT
-    while all(one.thread and one.thread.is_alive() for one in workers.members()):
+    while all(member.thread and member.thread.is_alive() for member in workers.members()):
         assert time.monotonic() < until, "the worker lives on"
         time.sleep(0.005)
     workers.close()
@@ -325,12 +325,12 @@ def test_the_threads_that_a_wide_job_computes_with_are_known() -> None:
     workers.add(Queue([job(compute, threads=2)]))
     try:
         assert begun.wait(WAIT)
-        (busy,) = [one for one in workers.members() if one.item is not None]
+        (busy,) = [member for member in workers.members() if member.item is not None]
         assert busy.thread is not None
         found = workers.threads(busy)
         assert {busy.thread.native_id, *own} < set(found), "OpenMP's thread is not among them"
-        idle = [one for one in workers.members() if one.item is None]
-        assert [workers.threads(one) for one in idle] == [
+        idle = [item for item in workers.members() if item.item is None]
+        assert [workers.threads(entry) for entry in idle] == [
             [one.thread.native_id] for one in idle if one.thread is not None
         ]
     finally:

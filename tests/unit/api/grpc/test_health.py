@@ -205,7 +205,7 @@ async def test_watchers_take_no_place_of_calls_and_are_bounded(
     assert most > 2 + SPARE_CALLS
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         watching = [watch(channel) for _ in range(most)]
-        assert {await next_of(one) for one in watching} == {Reply.SERVING}
+        assert {await next_of(item) for item in watching} == {Reply.SERVING}
         error = await refusal(watch(channel).read())
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert f"{most} from one address" in (error.details() or "")
@@ -289,11 +289,11 @@ async def test_who_sends_no_message_holds_up_no_other_address() -> None:
 
     checks = health.HealthService(lambda name: True, MessageReaders(1, 1, 600.0))
     silent = [Caller("10.0.0.1", None) for _ in range(32)]
-    tasks = [asyncio.create_task(checks._check(None, one)) for one in silent]
+    tasks = [asyncio.create_task(checks._check(None, item)) for item in silent]
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
         await checks._check(None, Caller("10.0.0.2", b""))
-    assert 0 < sum(one.reading for one in silent) < MessageReaders(1, 1, 600.0).limit
+    assert 0 < sum(entry.reading for entry in silent) < MessageReaders(1, 1, 600.0).limit
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

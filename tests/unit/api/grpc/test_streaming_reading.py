@@ -126,8 +126,8 @@ async def test_being_served_takes_no_turn_of_reading(
     encoder.delay = 60
     calls = [embed(one_reader) for _ in range(3)]
     await until(lambda: encoder.waiting == 3)
-    for one in calls:
-        one.cancel()
+    for call in calls:
+        call.cancel()
 
 
 def test_larger_messages_are_read_fewer_at_a_time() -> None:

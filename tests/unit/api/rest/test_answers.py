@@ -32,8 +32,8 @@ async def answer(client, **more):
     payloads = [
         data["delta"]["content"][0]["payload"] for name, data in events if name == "message"
     ]
-    assert "".join(one["value"] for one in payloads) == whole["answer"]
-    logprobs_sent = [token for one in payloads for token in one.get("logprobs", ())]
+    assert "".join(item["value"] for item in payloads) == whole["answer"]
+    logprobs_sent = [token for payload in payloads for token in payload.get("logprobs", ())]
     assert logprobs_sent == (whole["logprobs"] or [])
     same = ("mode", "status", "reason", "fallback_docs", "left_out", "flops_used")
     for block in (final["compression"], dict(events)["compression"]):
@@ -49,7 +49,7 @@ async def test_how_to_sample_and_where_to_stop_reach_the_pair(client, registry):
 
 async def test_log_probabilities_are_of_each_token_or_null(client):
     whole = await answer(client, logprobs=1)
-    assert "".join(one["text"] for one in whole["logprobs"]) == whole["answer"]
+    assert "".join(logprob["text"] for logprob in whole["logprobs"]) == whole["answer"]
     top = {"text": "where? ", "logprob": -0.5}
     assert whole["logprobs"][0] == {**top, "top": [top]}
     assert (await answer(client))["logprobs"] is None
@@ -59,7 +59,7 @@ async def test_passages_that_do_not_hold_the_answer_are_said_not_to(client):
     whole = await answer(client, min_relevance=0.9)
     assert (whole["finish_reason"], whole["usage"]["completion_tokens"]) == ("not_found", 0)
     assert "do not hold" in whole["answer"]
-    assert [one["id"] for one in whole["citations"]] == ["best", "0"]
+    assert [citation["id"] for citation in whole["citations"]] == ["best", "0"]
     assert (await answer(client, min_relevance=0.5))["finish_reason"] == "stop"
 
 
@@ -142,10 +142,10 @@ async def test_an_index_is_searched_as_it_is_said(client):
         index = {"name": "kb", "mode": mode}
         body = {"query": "whale", "index": index}
         whole = (await client.post(PATH, json=body)).json()
-        assert sorted(one["document_id"] for one in whole["citations"]) == found
+        assert sorted(citation["document_id"] for citation in whole["citations"]) == found
         body = {"query": "whale", "mode": mode}
         hits = (await client.post("/v1/indexes/kb/query", json=body)).json()["results"]
-        assert sorted(one["document_id"] for one in hits) == found
+        assert sorted(hit["document_id"] for hit in hits) == found
 
 
 async def test_a_vector_has_no_words_to_look_for(client):

@@ -14,7 +14,7 @@ async def test_both_answers_are_whole_and_what_they_agree_on_is_said(client):
         "applied",
         "off",
     )
-    assert [one["id"] for one in plain["citations"]] == ["best", "0"]
+    assert [citation["id"] for citation in plain["citations"]] == ["best", "0"]
     assert plain["answer"] == "where? gold some words "
     assert not both["agreement"]["exact"]
     assert 0 < both["agreement"]["f1"] < 1

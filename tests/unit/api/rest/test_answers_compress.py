@@ -24,10 +24,10 @@ async def test_results_are_in_the_requests_order_and_number(client, registry):
     assert done["context"].startswith("ctx_")
     assert before + 590 < done["expires_at"] < time.time() + 610
     results = done["results"]
-    assert [one["index"] for one in results] == [0, 1, 2, 3]
-    assert [one["id"] for one in results] == ["0", "best", "2", "3"]
+    assert [result["index"] for result in results] == [0, 1, 2, 3]
+    assert [item["id"] for item in results] == ["0", "best", "2", "3"]
     assert [one["status"] for one in results][:2] == ["failed", "applied"]
-    assert [one["vectors_out"] for one in results] == [0, 2, 0, 2]
+    assert [entry["vectors_out"] for entry in results] == [0, 2, 0, 2]
     assert results[0]["relevance_score"] is None
     assert results[0]["reason"]
     assert results[3]["relevance_score"] > results[1]["relevance_score"] > 0.5
@@ -51,7 +51,7 @@ async def test_vectors_never_leave(client):
 
 async def test_a_rate_has_fewer_vectors(client):
     done = (await client.post(PATH, json={**BODY, "ratio": 8})).json()
-    assert [one["vectors_out"] for one in done["results"]] == [1, 1, 0, 1]
+    assert [result["vectors_out"] for result in done["results"]] == [1, 1, 0, 1]
     reply = await client.post(PATH, json={**BODY, "ratio": 5})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "ratio")
 

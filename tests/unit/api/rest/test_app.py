@@ -150,7 +150,7 @@ async def test_a_stream_says_what_the_whole_answer_says(client):
     final = events[-2][1]
     assert "".join(deltas) == final["generated_answer"] == whole["answer"]
     assert final["citations"] == whole["citations"] == events[0][1]["data"]["citations"]
-    assert [one["id"] for one in whole["citations"]] == ["best", "0"]
+    assert [citation["id"] for citation in whole["citations"]] == ["best", "0"]
     assert whole["compression"]["vectors_out"] == events[-3][1]["vectors_out"] == 4
     assert whole["usage"]["total_tokens"] == 1 + whole["usage"]["completion_tokens"]
     assert final["id"] == events[0][1]["id"]
@@ -260,9 +260,9 @@ async def test_request_ids_are_echoed_or_made(client):
 
 async def test_models_are_listed_and_shown(client):
     listed = (await client.get("/v1/models")).json()
-    assert [one["id"] for one in listed["data"]] == ["words", "other", "pair"]
+    assert [item["id"] for item in listed["data"]] == ["words", "other", "pair"]
     assert (await client.get("/v1/models/pair")).json() == listed["data"][2]
-    assert [one["pair"] for one in listed["data"][:2]] == [None, None]
+    assert [entry["pair"] for entry in listed["data"][:2]] == [None, None]
     assert listed["data"][2]["pair"] == {
         "vectors": [2, 1],
         "rates": [4, 8],
@@ -317,7 +317,7 @@ async def test_an_answer_reads_from_an_index(client, services):
     await indexes.upsert_documents(services, "kb", [Document("a", "gold"), Document("b", "dust")])
     body = {"query": "q", "index": {"name": "kb", "top_k": 2}, "rerank": {"top_n": 1}}
     whole = (await client.post("/v1/rag/answer", json=body)).json()
-    assert [one["document_id"] for one in whole["citations"]] == ["a"]
+    assert [citation["document_id"] for citation in whole["citations"]] == ["a"]
     assert whole["object"] == "rag.answer"
 
 

@@ -59,9 +59,9 @@ async def test_chunks_join_to_the_whole(client):
     assert len(same) == 1
     choices = [chunk["choices"][0] for chunk in chunks]
     assert choices[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
-    joined = "".join(one["delta"].get("content", "") for one in choices)
+    joined = "".join(choice["delta"].get("content", "") for choice in choices)
     assert joined == whole["choices"][0]["message"]["content"] != ""
-    assert [one["finish_reason"] for one in choices] == [None] * (len(choices) - 1) + ["stop"]
+    assert [item["finish_reason"] for item in choices] == [None] * (len(choices) - 1) + ["stop"]
     assert choices[-1]["delta"] == {}
     assert chunks[-1]["condensery"]["citations"] == whole["condensery"]["citations"]
     assert not any("condensery" in chunk or "usage" in chunk for chunk in chunks[:-1])
@@ -104,10 +104,10 @@ async def test_log_probabilities_come_in_openais_shape(client):
     chunks = await streamed(client, **asked)
     choices = [chunk["choices"][0] for chunk in chunks]
     content = [
-        one for choice in choices if choice["logprobs"] for one in choice["logprobs"]["content"]
+        item for choice in choices if choice["logprobs"] for item in choice["logprobs"]["content"]
     ]
     assert content == logprobs["content"]
-    assert "".join(one["token"] for one in content) == chat["choices"][0]["message"]["content"]
+    assert "".join(entry["token"] for entry in content) == chat["choices"][0]["message"]["content"]
 
 
 async def test_a_token_that_is_part_of_a_character_has_no_bytes(client):

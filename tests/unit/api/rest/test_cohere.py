@@ -34,7 +34,7 @@ async def test_the_second_version_gives_a_list_a_type(client, wanted):
     assert np.array_equal(np.array(found["float"], np.float32), wanted)
     for name in ("int8", "uint8", "binary", "ubinary"):
         assert found[name] == encode(wanted, name).tolist()
-    rows = [np.frombuffer(base64.b64decode(one), "<f4") for one in found["base64"]]
+    rows = [np.frombuffer(base64.b64decode(item), "<f4") for item in found["base64"]]
     assert np.array_equal(np.stack(rows), wanted)
 
 

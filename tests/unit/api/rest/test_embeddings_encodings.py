@@ -26,7 +26,7 @@ async def test_numbers_base64_and_bytes_are_the_same_vectors(client, wanted, enc
     expected = encode(wanted, encoding)
     for reply in (numbers, coded):
         assert (reply["embed_dtype"], reply["dims"]) == (encoding, 8)
-    listed = np.array([one["embedding"] for one in numbers["data"]], expected.dtype)
+    listed = np.array([item["embedding"] for item in numbers["data"]], expected.dtype)
     assert np.array_equal(listed, expected)
     assert b"".join(base64.b64decode(o["embedding"]) for o in coded["data"]) == expected.tobytes()
     assert raw.content == expected.tobytes()

@@ -115,7 +115,7 @@ async def test_a_request_that_is_unread_or_in_part_when_it_ends_is_answered(serv
             assert (await read_reply(reader))[1].get("connection") != "close"
         connections = rest._server.server_state.connections
         second.write(request[:30])
-        await until(lambda: sum(one._head_begun for one in connections) == 1)
+        await until(lambda: sum(item._head_begun for item in connections) == 1)
         os.write(first.get_extra_info("socket").fileno(), request)
         for connection in tuple(connections):
             connection.shutdown()

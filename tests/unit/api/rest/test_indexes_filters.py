@@ -31,10 +31,10 @@ async def test_a_query_and_an_answer_see_what_the_filter_chooses(client, kb, mod
         asked = {"query": "fox"} if "rag" in path else {"messages": [user("fox")]}
         reply = (await client.post(path, json={**asked, "index": index})).json()
         answered = reply if "rag" in path else reply["condensery"]
-        assert {one["document_id"] for one in answered["citations"]} == {"d0", "d2", "d4"}
+        assert {citation["document_id"] for citation in answered["citations"]} == {"d0", "d2", "d4"}
     both = (await client.post("/v1/rag/compare", json={"query": "fox", "index": index})).json()
     for way in ("compressed", "plain"):
-        assert {one["document_id"] for one in both[way]["citations"]} <= {"d0", "d2", "d4"}
+        assert {item["document_id"] for item in both[way]["citations"]} <= {"d0", "d2", "d4"}
 
 
 def user(text):

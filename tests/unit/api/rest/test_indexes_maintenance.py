@@ -29,7 +29,7 @@ async def test_an_alias_does_in_every_route_of_an_index(client, kb):
     assert counts.json() == {"documents": 2, "passages": 2}
     body = {"query": "what?", "index": {"name": "live"}}
     answer = (await client.post("/v1/rag/answer", json=body)).json()
-    assert {one["id"] for one in answer["citations"]} == {"a#0", "b#0"}
+    assert {citation["id"] for citation in answer["citations"]} == {"a#0", "b#0"}
 
 
 @pytest.mark.parametrize(

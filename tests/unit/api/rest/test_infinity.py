@@ -5,7 +5,7 @@ import asyncio
 
 async def test_models_are_listed_with_what_they_can_do(client, classifiers):
     data = (await client.get("/models")).json()["data"]
-    assert {one["id"]: one["capabilities"] for one in data} == {
+    assert {item["id"]: item["capabilities"] for item in data} == {
         "words": ["embed"],
         "other": ["embed"],
         "pair": ["rerank"],

@@ -113,7 +113,7 @@ async def test_a_slow_request_is_told_with_its_stages_and_counts_and_without_its
         events.clear()
         services.slow._logged = -1.0  # a second ago, to it
         await line(path, body, headers={"x-request-id": "mine-7"}).run()
-        (event,) = (one for one in events.records if one.getMessage() == "slow_request")
+        (event,) = (record for record in events.records if record.getMessage() == "slow_request")
         wanted = {"request_id": "mine-7", "door": "rest", "route": path, "status": 200, **own}
         assert {name: getattr(event, name) for name in wanted} == wanted
         assert event.ms > 3_500_000

@@ -73,8 +73,8 @@ async def test_kserve_hears_in_its_own_words(line, services):
 async def test_kserve_hears_what_a_model_takes_and_gives(line, name, inputs, outputs, shape):
     status, model = await get(line, f"/v2/models/{name}")
     assert (status, model["name"]) == (200, name)
-    assert [one["name"] for one in model["inputs"]] == inputs
-    assert [one["name"] for one in model["outputs"]] == outputs
+    assert [item["name"] for item in model["inputs"]] == inputs
+    assert [output["name"] for output in model["outputs"]] == outputs
     assert model["outputs"][0]["shape"] == shape
     assert model["versions"] == [f"sha256:{name}"]
 

@@ -38,7 +38,7 @@ async def test_kserve_lists_loads_and_unloads(client, registry):
     assert rows[-1]["state"] == "UNAVAILABLE"
     assert rows[-1]["reason"] == "model.json is cut short"
     ready = (await client.post("/v2/repository/index", json={"ready": True})).json()
-    assert [one for one in rows if one["state"] == "READY"] == ready
+    assert [row for row in rows if row["state"] == "READY"] == ready
     body = {"parameters": {"version": "3"}}
     reply = await client.post(f"{KSERVE}/load", json=body)
     assert reply.json() == {"name": "other", "version": "3", "state": "READY", "reason": ""}
@@ -82,7 +82,9 @@ async def test_an_alias_is_a_models_name_on_every_door(client):
     reply = await client.post("/v1/models/aliases", json={"aliases": aliases})
     assert reply.json() == {"aliases": aliases}
     assert (await client.get("/v1/models/aliases")).json() == {"aliases": aliases}
-    listed = {one["id"]: one["alias_of"] for one in (await client.get("/v1/models")).json()["data"]}
+    listed = {
+        item["id"]: item["alias_of"] for item in (await client.get("/v1/models")).json()["data"]
+    }
     assert listed["best"] == "other"
     assert listed["other"] is None
     assert (await client.get("/v1/models/best")).json()["alias_of"] == "other"

@@ -45,7 +45,10 @@ def test_every_route_is_described_whole(subtests):
             assert route.media in good["content"]
             if route.media == "application/json":
                 assert good["content"][route.media]["schema"], "what the reply holds is not said"
-            names = [one.get("name", one.get("$ref")) for one in operation["parameters"]]
+            names = [
+                parameter.get("name", parameter.get("$ref"))
+                for parameter in operation["parameters"]
+            ]
             assert ("name" in names) == ("{name" in route.path)
             needs = [find_row(kind).status(route.family) for kind in route_errors(route)]
             assert {str(status) for status in needs} <= operation["responses"].keys()

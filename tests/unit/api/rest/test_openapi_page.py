@@ -18,7 +18,7 @@ async def test_each_route_is_reached_from_the_top_of_the_page(page):
     listed, _, _ = page.partition("</nav>")
     routes = [route for section in route_sections().values() for route in section]
     links = re.findall("<a href='#([^']+)'>([^<]+)</a>", listed)
-    assert {name for _, name in links} == {f"{one.method} {one.template}" for one in routes}
+    assert {name for _, name in links} == {f"{item.method} {item.template}" for item in routes}
     for anchor, name in links:
         assert f"<h3 id='{anchor}'><code>{name}</code></h3>" in page
     assert len({anchor for anchor, _ in links}) == len(links)

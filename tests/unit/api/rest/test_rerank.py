@@ -6,7 +6,7 @@ PASSAGES = ["a", "gold gold", "gold"]
 async def test_cohere_s_second_version_says_so(client):
     body = {"query": "q", "documents": PASSAGES, "top_n": 2, "max_tokens_per_doc": 4096}
     found = (await client.post("/v2/rerank", json=body)).json()
-    assert [one["index"] for one in found["results"]] == [1, 2]
+    assert [result["index"] for result in found["results"]] == [1, 2]
     assert found["meta"]["api_version"]["version"] == "2"
     first = (await client.post("/v1/rerank", json=body)).json()
     assert first["results"] == found["results"]

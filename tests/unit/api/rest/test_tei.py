@@ -74,7 +74,7 @@ async def test_the_root_classifies_where_its_model_does(client, registry, classi
     registry.encoders.clear()
     registry.pairs.clear()
     found = await client.post("/", json={"inputs": "a"})
-    assert {one["label"] for one in found.json()} == {"no", "yes"}, "the only one classifies"
+    assert {item["label"] for item in found.json()} == {"no", "yes"}, "the only one classifies"
 
 
 async def test_openai_s_embeddings_have_other_paths_too(client):

@@ -10,7 +10,7 @@ LABELS = ["contradiction", "entailment", "neutral"]
 
 async def test_labels_come_likeliest_first_and_sum_to_one(client):
     found = (await client.post("/predict", json={"inputs": "e n n"})).json()
-    assert [one["label"] for one in found] == ["neutral", "entailment", "contradiction"]
+    assert [item["label"] for item in found] == ["neutral", "entailment", "contradiction"]
     powers = [math.e**2, math.e, 1]
     for one, power in zip(found, powers, strict=True):
         assert one["score"] == pytest.approx(power / sum(powers), abs=1e-6)
@@ -18,7 +18,7 @@ async def test_labels_come_likeliest_first_and_sum_to_one(client):
 
 async def test_raw_scores_are_logits(client):
     found = (await client.post("/predict", json={"inputs": "e n n", "raw_scores": True})).json()
-    assert [one["score"] for one in found] == [2.0, 1.0, 0.0]
+    assert [item["score"] for item in found] == [2.0, 1.0, 0.0]
 
 
 async def test_a_label_by_itself_is_likely_by_its_sigmoid(client):
@@ -44,7 +44,7 @@ async def test_a_text_a_pair_and_a_list_of_either(client, inputs, first):
         assert found[0]["label"] == first
     else:
         assert [rows[0]["label"] for rows in found] == first
-        assert all(sorted(one["label"] for one in rows) == LABELS for rows in found)
+        assert all(sorted(row["label"] for row in rows) == LABELS for rows in found)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ async def test_too_long_a_text_is_cut_where_it_is_asked_for(client, registry):
 async def test_a_model_may_be_named_by_a_header(client):
     header = {"x-model": "cross"}
     found = (await client.post("/predict", json={"inputs": "r"}, headers=header)).json()
-    assert [one["label"] for one in found] == ["relevant"]
+    assert [item["label"] for item in found] == ["relevant"]
     body = {"inputs": "r", "model": "nli"}  # the body says more
     assert len((await client.post("/predict", json=body, headers=header)).json()) == 3
     reply = await client.post("/embed", json={"inputs": "r"}, headers={"x-model": "other"})
@@ -122,6 +122,6 @@ async def test_info_and_models_name_the_labels(client):
     info = (await client.get("/info")).json()
     assert info["capabilities"]["predict"] == ["nli", "cross"]
     assert info["capabilities"]["rerank"] == ["pair", "cross"]
-    models = {one["id"]: one for one in (await client.get("/v1/models")).json()["data"]}
+    models = {item["id"]: item for item in (await client.get("/v1/models")).json()["data"]}
     assert models["nli"]["labels"] == LABELS
     assert models["words"]["labels"] == []

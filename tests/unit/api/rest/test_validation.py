@@ -106,7 +106,7 @@ def test_one_text_becomes_a_list():
     documents = validate_body(
         {"query": "q", "documents": ["a", {"text": "b"}]}, RerankRequest
     ).documents
-    assert [one.text for one in documents] == ["a", "b"]
+    assert [document.text for document in documents] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
