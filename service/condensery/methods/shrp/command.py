@@ -16,11 +16,10 @@ from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.ranking.sets import read_sets
 from condensery.methods.retriever.batches import read_examples as read_ranked
 from condensery.methods.retriever.publishing import StoredDType
-from condensery.methods.shrp.building import BuildInputs, BuildPlan, build
+from condensery.methods.shrp.building import build
 from condensery.methods.shrp.classification import Example, label_names, read_examples
-from condensery.methods.shrp.conversion import Order
 from condensery.methods.shrp.embedding import read_similarities, read_texts
-from condensery.methods.shrp.recipe import ShrpRecipe
+from condensery.methods.shrp.recipe import BuildInputs, BuildPlan, Order, ShrpRecipe
 from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
 from condensery.runtime.device import choose_dtype
 from condensery.store.manifest import StoredModel

@@ -5,16 +5,16 @@ Source: SHRP, arXiv:2512.20635, sections 3.2 and 3.3.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from condensery.errors import InputError
+from condensery.methods.shrp.recipe import Order
 from condensery.networks.shrp import ExpertLayer, Experts, convert_layer, expert_family
 
-Order = Literal["last", "first", "spread"]
 EPSILON = 1e-7  # the paper's, added to both distributions
 
 

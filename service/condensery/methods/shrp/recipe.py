@@ -1,11 +1,19 @@
-"""How a network is converted, tuned and pruned."""
+"""How a network is converted, tuned and pruned, and what with."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from condensery.methods.trainer.recipe import TrainerRecipe, check_field
 
+if TYPE_CHECKING:
+    from condensery.methods.ranking.sets import RankingSet
+    from condensery.methods.retriever.batches import Example as Row
+    from condensery.methods.retriever.publishing import StoredDType
+    from condensery.methods.shrp.classification import Example
+    from condensery.methods.shrp.embedding import Similarities
+
+Order = Literal["last", "first", "spread"]
 ADAM_BETAS = (0.9, 0.999)  # AdamW's own; the paper names no others
 
 
@@ -104,5 +112,58 @@ class ShrpRecipe:
         )
 
     def identity(self) -> Mapping[str, Any]:
-        """Return what a resumed run must share; how a batch is divided is free."""
-        return {name: value for name, value in asdict(self).items() if name != "accumulate"}
+        """Return what a resumed stage must share; how long other stages are is free."""
+        free = ("accumulate", "tune_epochs", "settle_epochs")
+        return {name: value for name, value in asdict(self).items() if name not in free}
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """What is made of a parent.
+
+    Attributes:
+        convert: How many layers.
+        order: Which, and in which order; see ``conversion.choose_layers``.
+        layers: Their numbers instead, in the order in which they are converted.
+        keep: Experts that stay of each.
+        recipe: How it is trained.
+        dtype: What weights are stored in.
+        share: Keep the parent's embeddings, and take them and its tokenizer from there.
+    """
+
+    convert: int = 1
+    order: Order = "last"
+    layers: Sequence[int] = ()
+    keep: int = 1
+    recipe: ShrpRecipe = field(default_factory=ShrpRecipe)
+    dtype: "StoredDType" = "float32"
+    share: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInputs:
+    """What it is made with; which of it counts, the parent's kind says.
+
+    Attributes:
+        train: Labelled rows to learn from.
+        validation: Labelled rows on which experts are counted.
+        test: Labelled rows that the report is of; none: the validation rows.
+        texts: For embeddings.
+        rows: Queries with passages, for reranking and the contrastive loss.
+        similarities: Scored pairs that embeddings are measured on.
+        sets: Retrieval sets that they are measured on.
+        licence: Of the weights; the parent's, if empty.
+        data: What the card calls the data.
+        command: For the card.
+    """
+
+    train: Sequence["Example"] = ()
+    validation: Sequence["Example"] = ()
+    test: Sequence["Example"] = ()
+    texts: Sequence[str] = ()
+    rows: Sequence["Row"] = ()
+    similarities: Sequence["Similarities"] = ()
+    sets: Sequence["RankingSet"] = ()
+    licence: str = ""
+    data: tuple[str, ...] = ()
+    command: str = ""
