@@ -134,6 +134,23 @@ def build(
     log.info("neurons left: %s", [pruning.size(layer, neurons) for layer in range(layers)])
     if not setup.is_first:
         return None
+    return _publish(parent, store, name, retriever, plan, inputs, pruning, out, where, setup)
+
+
+def _publish(
+    parent: StoredModel,
+    store: ModelStore,
+    name: str,
+    retriever: Retriever,
+    plan: BuildPlan,
+    inputs: BuildInputs,
+    pruning: Pruning,
+    out: Path,
+    where: MeasuringSetup,
+    setup: TrainingSetup,
+) -> StoredModel:
+    """Store what is left aside, measure it there beside its parent, and publish both."""
+    neurons = int(read_json(parent.path / "config.json")["intermediate_size"])
     weights = {key: tensor.cpu() for key, tensor in retriever.weights().items()}
     manifest = _manifest(parent, name, plan, inputs, pruning)
     # Measured as it is stored and served; what is published at last has the same fingerprint.

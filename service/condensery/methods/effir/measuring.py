@@ -1,5 +1,6 @@
 """What a pruned retriever is worth: nDCG@10, size, work and speed, each beside its parent's."""
 
+import argparse
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +13,17 @@ import torch
 from torch import nn
 
 from condensery.atomic_files import write_atomically
+from condensery.errors import InputError
 from condensery.index.prompts import make_index_prompts
 from condensery.methods.effir.speed import ROUNDS, Texts, profile, times
 from condensery.methods.ranking.measures import measure
 from condensery.methods.ranking.retrieval import running, titled_text
-from condensery.methods.ranking.sets import RankingSet
+from condensery.methods.ranking.sets import RankingSet, read_sets
 from condensery.methods.trainer.reports import paired_bootstrap
 from condensery.networks.backbone import load_backbone, load_transformer
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.sublayers import family_of, layers_of
+from condensery.runtime.device import choose_dtype
 from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer
 from condensery.store.manifest import StoredModel
 from condensery.store.weights import open_folder
@@ -45,6 +48,51 @@ class MeasuringSetup:
     dtype: torch.dtype
     workers: int
     rounds: int = ROUNDS
+
+
+def add_measuring(group: "argparse._ArgumentGroup") -> None:
+    """Add the flags of what a build is measured on: sets, and a ``MeasuringSetup``'s."""
+    add = group.add_argument
+    add(
+        "--set",
+        dest="sets",
+        nargs="+",
+        default=(),
+        metavar="DIR[:SPLIT]",
+        help="for retrievers: corpus.jsonl.gz, queries.jsonl.gz, qrels.SPLIT.tsv (test)",
+    )
+    add("--set-queries", type=int, default=0, help="of each set, at random (0: all)")
+    add(
+        "--set-others",
+        type=int,
+        help="passages of each corpus, at random, beside the relevant ones (all)",
+    )
+    add("--workers", type=int, help="threads of one each on a CPU (a core each)")
+    add(
+        "--measure-dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16"),
+        help="what it computes in when measured (auto: as it would serve here)",
+    )
+    add("--rounds", type=int, default=ROUNDS, help=f"of timing, medians; 0: untimed ({ROUNDS})")
+
+
+def read_measuring(
+    args: argparse.Namespace, device: torch.device
+) -> tuple[list[RankingSet], MeasuringSetup]:
+    """Return what ``add_measuring``'s flags say.
+
+    Raises:
+        InputError: A set is of no use, or there are fewer than 0 rounds.
+        SettingError: There is no such dtype.
+    """
+    if args.rounds < 0:
+        raise InputError(
+            f"rounds: {args.rounds}: must be at least 0", field="rounds", value=args.rounds
+        )
+    sets = read_sets(args.sets, queries=args.set_queries, others=args.set_others)
+    dtype = choose_dtype(device, args.measure_dtype)
+    return sets, MeasuringSetup(device, dtype, args.workers or torch.get_num_threads(), args.rounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """An encoder or a classifier that was made from a stored model, into a store."""
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -38,6 +39,22 @@ class Storing:
 
     stored: StoredDType = "float32"
     share_embeddings: bool = False
+
+
+def add_storing(group: "argparse._ArgumentGroup") -> None:
+    """Add the flags of ``Storing``."""
+    group.add_argument(
+        "--stored",
+        default="float32",
+        choices=get_args(StoredDType),
+        help="what weights are stored in, and measured as (float32); int8: matrices",
+    )
+    group.add_argument(
+        "--share-embeddings",
+        action="store_true",
+        help="embeddings don't learn, and stay with the parent, as all that is equal to its own; "
+        "the model then needs the parent in its store",
+    )
 
 
 def publish(

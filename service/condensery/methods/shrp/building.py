@@ -76,12 +76,12 @@ def build(
     order = plan.layers or choose_layers(plan.convert, int(config["num_hidden_layers"]), plan.order)
     labels = _check(parent, plan, inputs, order, config)
     network = open_network(parent, labels=labels, seed=plan.recipe.seed)
-    if plan.share:
+    if plan.storing.share_embeddings:
         freeze_embeddings(network)
     padding = int(config.get("pad_token_id") or 0)
     names = labels or stored_labels(parent)
     task = _task(parent, names, inputs, plan.recipe, out, padding, setup)
-    identity = {"parent": parent.manifest.fingerprint, "share": plan.share}
+    identity = {"parent": parent.manifest.fingerprint, "share": plan.storing.share_embeddings}
     runs = _Runs(network, task, plan.recipe, out, identity, setup)
     origin = parent
     if labels is not None:

@@ -8,20 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-import torch
-
-from condensery.errors import InputError
-from condensery.methods.effir.measuring import MeasuringSetup
-from condensery.methods.effir.speed import ROUNDS
-from condensery.methods.ranking.sets import read_sets
+from condensery.methods.effir.measuring import add_measuring, read_measuring
+from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.retriever.batches import read_examples as read_ranked
-from condensery.methods.retriever.publishing import StoredDType
+from condensery.methods.retriever.publishing import Storing, add_storing
 from condensery.methods.shrp.building import build
 from condensery.methods.shrp.classification import Example, label_names, read_examples
 from condensery.methods.shrp.embedding import read_similarities, read_texts
 from condensery.methods.shrp.recipe import BuildInputs, BuildPlan, Order, ShrpRecipe
 from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
-from condensery.runtime.device import choose_dtype
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore, shipped_store
 
@@ -40,7 +35,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_layers(parser.add_argument_group("layers"))
     _add_data(parser.add_argument_group("data"))
     add_fields(parser.add_argument_group("training"), ShrpRecipe())
-    _add_measuring(parser.add_argument_group("measuring"))
+    add_measuring(parser.add_argument_group("measuring"))
+    add_storing(parser.add_argument_group("storing"))
     add_machine(parser, dtype="float32", every=0)
     return parser
 
@@ -52,9 +48,6 @@ def _add_layers(group: "argparse._ArgumentGroup") -> None:
     add("--layers", type=int, nargs="+", default=(), metavar="NUMBER",
         help="their numbers instead, from 0, in the order in which they go")  # fmt: skip
     add("--keep", type=int, default=1, help="experts that stay of each; one needs no gate (1)")
-    add("--stored", choices=get_args(StoredDType), default="float32", help="weights on the disk")
-    add("--share-embeddings", action="store_true",
-        help="keep the parent's, and take them and its tokenizer from there")  # fmt: skip
     add("--licence", default="", help="of the weights (the parent's)")
 
 
@@ -74,33 +67,6 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--most-texts", type=int, default=0, metavar="N", help="of them at random (0: all)"
     )
-    group.add_argument(
-        "--set",
-        dest="sets",
-        nargs="+",
-        default=(),
-        metavar="DIR[:SPLIT]",
-        help="embeddings: corpus.jsonl.gz, queries.jsonl.gz, qrels.SPLIT.tsv (test)",
-    )
-    group.add_argument("--set-queries", type=int, default=0, help="of each set, at random (0: all)")
-    group.add_argument(
-        "--set-others",
-        type=int,
-        help="passages of each corpus, at random, beside the relevant ones (all)",
-    )
-
-
-def _add_measuring(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--workers", type=int, help="threads of one each on a CPU (a core each)")
-    group.add_argument(
-        "--measure-dtype",
-        default="auto",
-        choices=("auto", "float32", "bfloat16"),
-        help="what it computes in when measured (auto: as it would serve here)",
-    )
-    group.add_argument(
-        "--rounds", type=int, default=ROUNDS, help=f"of timing, medians; 0: untimed ({ROUNDS})"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -108,35 +74,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = make_parser().parse_args(argv)
     with open_setup(args, f"condensery shrp build {shlex.join(argv)}") as setup:
-        if args.rounds < 0:
-            raise InputError(
-                f"rounds: {args.rounds}: must be at least 0", field="rounds", value=args.rounds
-            )
         plan = BuildPlan(
             args.convert,
             args.order,
             args.layers,
             args.keep,
             read_fields(args, ShrpRecipe),
-            args.stored,
-            args.share_embeddings,
+            Storing(args.stored, args.share_embeddings),
         )
         store = ModelStore(shipped_store(), args.store)
         parent = store.open(args.model)
-        where = MeasuringSetup(
-            setup.device,
-            choose_dtype(setup.device, args.measure_dtype),
-            args.workers or torch.get_num_threads(),
-            args.rounds,
-        )
-        inputs = _read_inputs(args, parent, setup.command)
+        sets, where = read_measuring(args, setup.device)
+        inputs = _read_inputs(args, parent, sets, setup.command)
         built = build(parent, store, args.name, plan, inputs, args.out, where, setup=setup)
     if built is not None:
         for made in {built.parent.name: built.parent, built.model.name: built.model}.values():
             log.info("%s version %s is in %s", made.name, made.version, made.path)
 
 
-def _read_inputs(args: argparse.Namespace, parent: StoredModel, command: str) -> BuildInputs:
+def _read_inputs(
+    args: argparse.Namespace, parent: StoredModel, sets: Sequence[RankingSet], command: str
+) -> BuildInputs:
     files = [*args.train, *args.validation, *args.test, *args.text, *args.rows]
     train, validation, test = _read_labelled(args, parent)
     return BuildInputs(
@@ -146,7 +104,7 @@ def _read_inputs(args: argparse.Namespace, parent: StoredModel, command: str) ->
         texts=read_texts(args.text, sentences=args.sentences, most=args.most_texts, seed=args.seed),
         rows=read_ranked(args.rows) if args.rows else (),
         similarities=[read_similarities(path) for path in args.pairs],
-        sets=read_sets(args.sets, queries=args.set_queries, others=args.set_others),
+        sets=sets,
         licence=args.licence,
         data=tuple(f"{path.parent.name}/{path.name}" for path in files),
         command=command,

@@ -231,7 +231,7 @@ class Publishing:
         plan, manifest = self.plan, child.manifest
         trained_in, measured_in = dtype_name(self.setup.dtype), dtype_name(self.where.dtype)
         notes = [f"Stored in {manifest.dtype}."]
-        if plan.share:
+        if plan.storing.share_embeddings:
             notes.append(f"Embeddings and tokenizer are those of `{self.parent.name}`.")
         if not self.inputs.test and self.inputs.train:
             notes.append(
@@ -256,7 +256,7 @@ def _publisher(
     def put(store: ModelStore, manifest: Manifest, **report: Any) -> StoredModel:
         return publish(
             store, parent, manifest, weights,
-            config=config, dtype=plan.dtype, share=plan.share, **report,
+            config=config, dtype=plan.storing.stored, share=plan.storing.share_embeddings, **report,
         )  # fmt: skip
 
     return put

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from condensery.methods.retriever.publishing import Storing
 from condensery.methods.trainer.recipe import TrainerRecipe, check_field
 
 if TYPE_CHECKING:
     from condensery.methods.ranking.sets import RankingSet
     from condensery.methods.retriever.batches import Example as Row
-    from condensery.methods.retriever.publishing import StoredDType
     from condensery.methods.shrp.classification import Example
     from condensery.methods.shrp.embedding import Similarities
 
@@ -127,8 +127,7 @@ class BuildPlan:
         layers: Their numbers instead, in the order in which they are converted.
         keep: Experts that stay of each.
         recipe: How it is trained.
-        dtype: What weights are stored in.
-        share: Keep the parent's embeddings, and take them and its tokenizer from there.
+        storing: What weights are stored in, and whether the parent's embeddings are kept.
     """
 
     convert: int = 1
@@ -136,8 +135,7 @@ class BuildPlan:
     layers: Sequence[int] = ()
     keep: int = 1
     recipe: ShrpRecipe = field(default_factory=ShrpRecipe)
-    dtype: "StoredDType" = "float32"
-    share: bool = False
+    storing: Storing = field(default_factory=Storing)
 
 
 @dataclass(frozen=True, slots=True)
