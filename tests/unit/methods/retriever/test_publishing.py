@@ -23,6 +23,7 @@ from condensery.networks.shrp import Experts, convert_layer
 from condensery.networks.weight_files import dequantise, quantise
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.workers import Workers
+from condensery.store.importing import import_model
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
 from condensery.store.weights import load_state, open_folder
@@ -170,6 +171,20 @@ def test_without_its_base_a_model_does_not_load(stored: Stored, tmp_path: Path) 
     elsewhere.publish({n: parent.path / n for n in parent.manifest.files}, other)
     assert elsewhere.has_base(moved)
     np.testing.assert_array_equal(embed(elsewhere.open("child")), embed(sharing))
+
+
+def test_an_import_of_what_shares_needs_its_base_and_keeps_it(
+    stored: Stored, tmp_path: Path
+) -> None:
+    parent = stored("bert")
+    sharing = put(parent, "shrp", share=True)
+    elsewhere = ModelStore(None, tmp_path / "elsewhere")
+    with pytest.raises(ModelNotFound, match="needs 'bert'"):
+        import_model(elsewhere, sharing.path, "copy")
+    import_model(elsewhere, parent.path, "bert")
+    copy = import_model(elsewhere, sharing.path, "copy")
+    assert copy.manifest.fingerprint == sharing.manifest.fingerprint
+    np.testing.assert_array_equal(embed(copy), embed(sharing))
 
 
 def test_a_base_that_is_not_whole_is_named(stored: Stored) -> None:
