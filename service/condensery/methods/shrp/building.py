@@ -5,7 +5,6 @@ finished is read back.
 """
 
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,12 @@ from condensery.methods.shrp.report import draw_usage
 from condensery.methods.shrp.reranking import RerankTask
 from condensery.methods.shrp.training import Converted, Task, convert_network, tune_network
 from condensery.methods.trainer.method import TrainingSetup
+from condensery.methods.trainer.progress import plot
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore, check_name
 
 log = logging.getLogger(__name__)
+CARD_DPI = 65  # of the plots that travel with a model of a few MB
 
 
 def build(
@@ -136,7 +137,7 @@ class _Runs:
         pictures = []
         for stage in self._done:
             picture = self._out / f"{stage}.png"
-            shutil.copyfile(self._out / stage / "log.png", picture)
+            plot(self._out / stage, picture, dpi=CARD_DPI)
             pictures.append(picture)
         usage = {str(number): counts.tolist() for number, counts in converted.usage.items()}
         drawn = draw_usage(usage, converted.experts.heads, self._out / "usage.png")

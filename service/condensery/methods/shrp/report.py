@@ -10,6 +10,7 @@ from condensery.methods.effir.measuring import CHILD, PARENT
 from condensery.methods.trainer.reports import new_figure, save_figure, table
 
 FORMAT = 1
+KINDS = {"encoder": "An encoder", "classifier": "A classifier", "reranker": "A reranker"}
 
 
 def draw_usage(usage: Mapping[str, Sequence[int]], kept: Sequence[Any], path: Path) -> Path:
@@ -59,7 +60,7 @@ def make_card(name: str, parent: str, report: Mapping[str, Any], plots: Sequence
     count = len(experts["heads"])
     heads = "; ".join(f"layer {n}: head {', '.join(map(str, experts['heads'][n]))}" for n in layers)
     what = (
-        f"A {report['task']} made from `{parent}` by SHRP (arXiv:2512.20635): {len(layers)} of its "
+        f"{KINDS[report['task']]} made from `{parent}` by SHRP (arXiv:2512.20635): {len(layers)} of its "
         f"{count} layers are one small attention head and an expander each ({heads}). No gate is "
         "left where a layer keeps one head."
     )

@@ -11,7 +11,7 @@ from typing import Any
 from condensery.atomic_files import write_atomically
 from condensery.errors import InputError
 from condensery.methods.trainer.checkpoints import TrainingStopped
-from condensery.methods.trainer.reports import new_figure, save_figure
+from condensery.methods.trainer.reports import DPI, new_figure, save_figure
 
 log = logging.getLogger(__name__)
 NAME = "log.jsonl"
@@ -114,7 +114,7 @@ def _numbers(row: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, float]
             yield f"{at}{name}", float(value)
 
 
-def plot(out: Path, to: Path | None = None) -> Path:
+def plot(out: Path, to: Path | None = None, *, dpi: int = DPI) -> Path:
     """Draw the log of the run in ``out`` as ``log.png``, a panel each of loss, rate and figures.
 
     Raises:
@@ -137,7 +137,7 @@ def plot(out: Path, to: Path | None = None) -> Path:
         if len(panel) > 1:
             # A place of its own: matplotlib warns where a busy machine is slow to look for one.
             axes.legend(loc="upper right", fontsize="small")
-    return save_figure(figure, to or out / "log.png")
+    return save_figure(figure, to or out / "log.png", dpi=dpi)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -108,9 +108,9 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path, *, dpi: int = DPI) -> Path:
     """Write a picture as PNG, whole or not at all; its folder is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.partial")
-    figure.savefig(aside, format="png", dpi=DPI)
+    figure.savefig(aside, format="png", dpi=dpi)
     return aside.replace(path)
