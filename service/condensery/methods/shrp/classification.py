@@ -27,6 +27,7 @@ from condensery.methods.shrp.batching import (
 from condensery.methods.trainer.method import Draw
 from condensery.methods.trainer.rows import Row, read_rows
 from condensery.runtime.classifier import TextPairTokenizer
+from condensery.runtime.tokenizing import TOKENIZER
 from condensery.store.manifest import StoredModel
 
 # The names that GLUE's copies have for one text and for two.
@@ -181,7 +182,7 @@ class ClassificationTask:
         """Return the tokens of rows, as the service reads them."""
         with ThreadPoolExecutor(1) as threads:
             most = min(self._length, self._parent.manifest.max_tokens)
-            tokenizer = TextPairTokenizer.load(self._parent.path, most, threads)
+            tokenizer = TextPairTokenizer.load(self._parent.file(TOKENIZER).parent, most, threads)
             inputs: list[Any] = [e.texts if len(e.texts) == 2 else e.texts[0] for e in examples]
             read = tokenizer.tokenise(inputs, truncate=True, field="text")
             return [Tokens(row.ids, row.types) for row in asyncio.run(read)]

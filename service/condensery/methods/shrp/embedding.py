@@ -37,8 +37,9 @@ from condensery.methods.trainer.method import Draw, Epochs
 from condensery.methods.trainer.rows import read_lines, read_rows
 from condensery.networks.backbone import Backbone, load_backbone
 from condensery.networks.pooling import Pooling, normalise, pool
-from condensery.runtime.tokenizing import TextTokenizer
+from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer
 from condensery.store.manifest import StoredModel
+from condensery.store.weights import open_folder
 
 log = logging.getLogger(__name__)
 FIELDS = ("text", "question", "query", "title", "text1", "text2")
@@ -216,7 +217,7 @@ class EmbeddingTask:
         self._padding = padding
         self._pooling: Pooling = parent.manifest.pooling or "mean"
         most = min(recipe.length, parent.manifest.max_tokens)
-        self._tokenizer = TextTokenizer.load(parent.path, most)
+        self._tokenizer = TextTokenizer.load(parent.file(TOKENIZER).parent, most)
         order = np.random.default_rng(recipe.seed).permutation(len(texts))
         held = min(MOST_HELD_OUT, len(texts) // HELD_OUT)
         self._texts = [texts[place] for place in order]
@@ -226,7 +227,7 @@ class EmbeddingTask:
         name = f"{parent.manifest.fingerprint} {self.fingerprint} {most} {dtype}"
         path = work / f"vectors-{hashlib.sha256(name.encode()).hexdigest()[:16]}.npy"
         if not path.is_file():
-            backbone = load_backbone(parent.path, device=device, dtype=dtype)
+            backbone = load_backbone(open_folder(parent), device=device, dtype=dtype)
             work.mkdir(parents=True, exist_ok=True)
             vectors = Vectors(backbone, self._pooling)(tokens).astype(np.float16)
             aside = path.with_suffix(".partial.npy")

@@ -60,9 +60,9 @@ def make_card(name: str, parent: str, report: Mapping[str, Any], plots: Sequence
     count = len(experts["heads"])
     heads = "; ".join(f"layer {n}: head {', '.join(map(str, experts['heads'][n]))}" for n in layers)
     what = (
-        f"{KINDS[report['task']]} made from `{parent}` by SHRP (arXiv:2512.20635): {len(layers)} of its "
-        f"{count} layers are one small attention head and an expander each ({heads}). No gate is "
-        "left where a layer keeps one head."
+        f"{KINDS[report['task']]} made from `{parent}` by SHRP (arXiv:2512.20635): {len(layers)} "
+        f"of its {count} layers are one small attention head and an expander each ({heads}). No "
+        "gate is left where a layer keeps one head."
     )
     lines = [
         f"# {name}",

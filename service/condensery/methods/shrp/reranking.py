@@ -20,7 +20,9 @@ from condensery.methods.trainer.method import Draw, Epochs
 from condensery.networks.backbone import load_classifier
 from condensery.networks.classifier import Classifier, run_classifier
 from condensery.runtime.classifier import TextPairTokenizer
+from condensery.runtime.tokenizing import TOKENIZER
 from condensery.store.manifest import StoredModel
+from condensery.store.weights import open_folder
 
 GROUP = 8  # passages of a query in a batch, the one that answers it among them
 HELD_OUT, MOST_HELD_OUT = 10, 300  # one query in so many, and at most so many
@@ -82,10 +84,12 @@ class RerankTask:
         self._order = Epochs(len(self._rows))
         content = [[row.query, row.positives, row.negatives] for row in ordered]
         self.fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        model = load_classifier(parent.path, device=device, dtype=dtype)
+        model = load_classifier(open_folder(parent), device=device, dtype=dtype)
         self._teacher: Classifier = run_classifier(model)
         self._threads = ThreadPoolExecutor(1)
-        self._tokenizer = TextPairTokenizer.load(parent.path, self._length, self._threads)
+        self._tokenizer = TextPairTokenizer.load(
+            parent.file(TOKENIZER).parent, self._length, self._threads
+        )
 
     def tokenise(self, pairs: Sequence[tuple[str, str]]) -> list[Tokens]:
         """Return the tokens of queries with passages, as the service reads them."""
