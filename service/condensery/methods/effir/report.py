@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from condensery.methods.effir.importance import GROUPS, Importance
 from condensery.methods.effir.measuring import CHILD, PARENT, Measured
-from condensery.methods.trainer.reports import new_figure, save_figure, table
+from condensery.methods.trainer.reports import making_section, new_figure, save_figure, table
 from condensery.networks.effir_shape import Pruning
 
 FORMAT = 1
@@ -150,20 +150,7 @@ def card(name: str, parent: str, about: Mapping[str, Any], report: Mapping[str, 
         lines += ["![Quality against size and speed](plots/trade-off.png)", ""]
     if about["drop_order"]:
         lines += ["## Which go first", "", "![Drop order](plots/drop-order.png)", ""]
-    lines += [
-        "## Making",
-        "",
-        f"- Licence: {about['licence']}",
-        f"- Data: {', '.join(about['data']) or 'none'}",
-        f"- Recipe: {', '.join(f'{k} {v}' for k, v in about['recipe'].items())}",
-        f"- Versions: {', '.join(f'{k} {v}' for k, v in about['versions'].items())}",
-        "",
-        "```",
-        about["command"],
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
+    return "\n".join(lines + making_section(about))
 
 
 def _sizes(sizes: Mapping[str, Mapping[str, int]]) -> list[str]:

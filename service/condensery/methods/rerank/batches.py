@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from condensery.errors import shorten
-from condensery.methods.rerank.model import Pair, PairTokenizer
+from condensery.methods.rerank.model import PairTokenizer
 from condensery.methods.rerank.recipe import RerankRecipe
 from condensery.methods.rerank.sources import Query
+from condensery.methods.trainer.batching import Tokens
 from condensery.methods.trainer.method import Draw, Epochs, Loss
 
 
@@ -24,7 +25,7 @@ class Batch:
         names: What to call each query.
     """
 
-    pairs: Sequence[Pair]
+    pairs: Sequence[Tokens]
     queries: int
     names: Sequence[str]
 

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from condensery.errors import InputError, StoreError
+from condensery.methods.trainer.batching import Tokens, collate
 from condensery.methods.trainer.publishing import model_folder
 from condensery.store.checking import sha256_of
 from condensery.store.writing import read_json
@@ -21,19 +21,6 @@ PASSAGE_SHARE = 2  # a query is cut so that at least this part of a pair is its 
 START, END, PADDING, UNKNOWN, MASK = "[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"
 PADDED_TO = 128  # vocabularies are rounded up to at most this, for speed
 NEW = ("classifier.", "bert.pooler.")  # weights that a base may be without
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A query and a passage.
-
-    Attributes:
-        ids: Token ids, special ones included.
-        types: 0 at the query's, 1 at the passage's; empty for tokenizers without.
-    """
-
-    ids: list[int]
-    types: list[int]
 
 
 class PairTokenizer:
@@ -52,7 +39,7 @@ class PairTokenizer:
         self.length = length
         self._padding: int = tokenizer.pad_token_id or 0
 
-    def read(self, queries: Sequence[str], passages: Sequence[str]) -> list[Pair]:
+    def read(self, queries: Sequence[str], passages: Sequence[str]) -> list[Tokens]:
         """Tokenise each query with the passage beside it."""
         if not queries:
             return []
@@ -65,22 +52,11 @@ class PairTokenizer:
             return_attention_mask=False,
         )
         types = encoded.get("token_type_ids", [[]] * len(queries))
-        return [Pair(*pair) for pair in zip(encoded["input_ids"], types, strict=True)]
+        return [Tokens(*pair) for pair in zip(encoded["input_ids"], types, strict=True)]
 
-    def collate(self, pairs: Sequence[Pair], device: torch.device) -> Mapping[str, Tensor]:
+    def collate(self, pairs: Sequence[Tokens], device: torch.device) -> Mapping[str, Tensor]:
         """Pad pairs at their ends to the longest: what a network is called with."""
-        longest = max(len(pair.ids) for pair in pairs)
-        ids = torch.full((len(pairs), longest), self._padding, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        types = torch.zeros_like(ids)
-        for row, pair in enumerate(pairs):
-            ids[row, : len(pair.ids)] = torch.tensor(pair.ids)
-            types[row, : len(pair.types)] = torch.tensor(pair.types, dtype=torch.long)
-            mask[row, : len(pair.ids)] = 1
-        inputs = {"input_ids": ids, "attention_mask": mask}
-        if pairs[0].types:
-            inputs["token_type_ids"] = types
-        return {name: value.to(device) for name, value in inputs.items()}
+        return collate(pairs, self._padding, device)
 
     def _cut(self, query: str) -> str:
         most = self.length // PASSAGE_SHARE

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from condensery.errors import InputError, ModelFault
 from condensery.methods.rerank.model import PairTokenizer
+from condensery.methods.trainer.batching import by_length
 from condensery.store.layouts import OFFSET_POSITIONS
 
 # Tokens of a forward pass, padding included: a CPU's caches hold few, a GPU wants many.
@@ -78,22 +79,15 @@ class CrossEncoder:
         """
         device = next(self.module.parameters()).device
         pairs = self.pair_tokenizer.read([query] * len(passages), passages)
-        order = sorted(range(len(pairs)), key=lambda i: len(pairs[i].ids))
         result = [0.0] * len(pairs)
         most = CUDA_TOKENS if device.type == "cuda" else CPU_TOKENS
-        start = 0
-        while start < len(order):
-            end = start + 1
-            while end < len(order) and len(pairs[order[end]].ids) * (end + 1 - start) <= most:
-                end += 1
-            rows = order[start:end]
+        for rows in by_length(pairs, most):
             inputs = self.pair_tokenizer.collate([pairs[i] for i in rows], device)
             logits = self.module(**inputs).logits[:, 0].float().tolist()
             for i, logit in zip(rows, logits, strict=True):
                 if not math.isfinite(logit):
                     raise ModelFault(f"the score of passage {i} is {logit}", field="passages")
                 result[i] = logit
-            start = end
         return result
 
 

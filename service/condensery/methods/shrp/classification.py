@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from condensery.errors import InputError, shorten
-from condensery.methods.shrp.batching import (
+from condensery.methods.trainer.batching import (
     LengthBuckets,
     Tokens,
-    by_length,
     collate,
-    restored,
+    in_batches,
 )
 from condensery.methods.trainer.method import Draw
 from condensery.methods.trainer.rows import Row, read_rows
@@ -209,12 +208,12 @@ class ClassificationTask:
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """Return figures on the validation rows."""
         device = next(network.parameters()).device
-        batches = by_length(self._validated, EVALUATED_TOKENS)
-        logits = [
-            network(**collate([self._validated[p] for p in batch], self._padding, device)).logits
-            for batch in batches
-        ]
-        chosen = restored(logits, batches).argmax(-1).cpu().numpy()
+        logits = in_batches(
+            self._validated,
+            EVALUATED_TOKENS,
+            lambda rows: network(**collate(rows, self._padding, device)).logits,
+        )
+        chosen = logits.argmax(-1).cpu().numpy()
         return classification_figures(chosen, self.numbers(self.validation), len(self._numbers))
 
 

@@ -5,7 +5,6 @@ there are rows of queries with passages, to tell a query's passage from the othe
 """
 
 import hashlib
-import logging
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,14 +24,13 @@ from condensery.atomic_files import sync_path
 from condensery.errors import InputError, shorten
 from condensery.methods.retriever.batches import Example as Row
 from condensery.methods.retriever.tuning import contrastive
-from condensery.methods.shrp.batching import (
+from condensery.methods.shrp.recipe import ShrpRecipe
+from condensery.methods.trainer.batching import (
     LengthBuckets,
     Tokens,
-    by_length,
     collate,
-    restored,
+    in_batches,
 )
-from condensery.methods.shrp.recipe import ShrpRecipe
 from condensery.methods.trainer.method import Draw, Epochs
 from condensery.methods.trainer.rows import read_lines, read_rows
 from condensery.networks.backbone import Backbone, load_backbone
@@ -41,7 +39,6 @@ from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer
 from condensery.store.manifest import StoredModel
 from condensery.store.weights import open_folder
 
-log = logging.getLogger(__name__)
 FIELDS = ("text", "question", "query", "title", "text1", "text2")
 SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
 FEWEST_WORDS = 4  # of a sentence that stands for itself
@@ -146,16 +143,12 @@ class Vectors:
 
     def __call__(self, rows: Sequence[Tokens]) -> NDArray[np.float32]:
         """Return (rows, dims)."""
-        batches = by_length(rows, EVALUATED_TOKENS)
-        parts = []
-        for number, batch in enumerate(batches):
-            hidden, packing = self._backbone.read(
-                [rows[place].ids for place in batch], pooling=self._pooling
-            )
-            parts.append(normalise(pool(hidden, packing, self._pooling)).cpu())
-            if number % 200 == 199:
-                log.info("%d of %d batches embedded", number + 1, len(batches))
-        vectors: NDArray[np.float32] = restored(parts, batches).numpy()
+
+        def read(part: list[Tokens]) -> Tensor:
+            hidden, packing = self._backbone.read([row.ids for row in part], pooling=self._pooling)
+            return normalise(pool(hidden, packing, self._pooling)).cpu()
+
+        vectors: NDArray[np.float32] = in_batches(rows, EVALUATED_TOKENS, read).numpy()
         return vectors
 
 
@@ -307,12 +300,11 @@ class EmbeddingTask:
 
     def _embed(self, network: nn.Module, rows: Sequence[Tokens]) -> NDArray[np.float32]:
         device = next(network.parameters()).device
-        batches = by_length(rows, EVALUATED_TOKENS)
-        parts = [
-            self._read(network, collate([rows[p] for p in batch], self._padding, device)).cpu()
-            for batch in batches
-        ]
-        vectors: NDArray[np.float32] = restored(parts, batches).numpy()
+        vectors: NDArray[np.float32] = in_batches(
+            rows,
+            EVALUATED_TOKENS,
+            lambda part: self._read(network, collate(part, self._padding, device)).cpu(),
+        ).numpy()
         return vectors
 
     def _read(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from condensery.methods.effir.measuring import CHILD, PARENT, MeasuringSetup
-from condensery.methods.shrp.batching import Tokens, by_length, restored
 from condensery.methods.shrp.classification import ClassificationTask, classification_figures
 from condensery.methods.shrp.embedding import Similarities, Vectors, spearman
 from condensery.methods.shrp.reranking import RerankTask
+from condensery.methods.trainer.batching import Tokens, in_batches
 from condensery.methods.trainer.reports import paired_bootstrap
 from condensery.networks.building import build_backbone, build_classifier
 from condensery.networks.shrp import Experts
@@ -39,13 +39,13 @@ def open_served(stored: StoredModel, where: MeasuringSetup) -> Reader:
     classifier = build_classifier(manifest.method, files)
 
     def read(rows: Sequence[Tokens]) -> NDArray[np.float32]:
-        batches = by_length(rows, EVALUATED_TOKENS)
-        parts = [
-            classifier.read([rows[p].ids for p in batch], [rows[p].types for p in batch])
-            for batch in batches
-        ]
-        logits: NDArray[np.float32] = restored(parts, batches).float().cpu().numpy()
-        return logits
+        logits = in_batches(
+            rows,
+            EVALUATED_TOKENS,
+            lambda part: classifier.read([row.ids for row in part], [row.types for row in part]),
+        )
+        array: NDArray[np.float32] = logits.float().cpu().numpy()
+        return array
 
     return read
 

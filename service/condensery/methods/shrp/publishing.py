@@ -17,7 +17,6 @@ from condensery.methods.effir.measuring import (
 )
 from condensery.methods.retriever.publishing import publish
 from condensery.methods.shrp import measuring
-from condensery.methods.shrp.batching import Tokens
 from condensery.methods.shrp.classification import ClassificationTask
 from condensery.methods.shrp.embedding import EmbeddingTask
 from condensery.methods.shrp.networks import (
@@ -30,6 +29,7 @@ from condensery.methods.shrp.recipe import BuildInputs, BuildPlan
 from condensery.methods.shrp.report import FORMAT, make_card
 from condensery.methods.shrp.reranking import RerankTask
 from condensery.methods.shrp.training import Converted, Task
+from condensery.methods.trainer.batching import Tokens
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.publishing import versions, without_folders
 from condensery.networks.dtypes import dtype_name

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from condensery.methods.effir.measuring import CHILD, PARENT
-from condensery.methods.trainer.reports import new_figure, save_figure, table
+from condensery.methods.trainer.reports import making_section, new_figure, save_figure, table
 
 FORMAT = 1
 KINDS = {"encoder": "An encoder", "classifier": "A classifier", "reranker": "A reranker"}
@@ -90,24 +90,7 @@ def make_card(name: str, parent: str, report: Mapping[str, Any], plots: Sequence
     }
     for plot in plots:
         lines += [f"![{titles.get(plot, plot)}](plots/{plot}.png)", ""]
-    return "\n".join(lines + _making(about))
-
-
-def _making(about: Mapping[str, Any]) -> list[str]:
-    return [
-        "## Making",
-        "",
-        f"- Licence: {about['licence']}",
-        *(f"- {note}" for note in about["notes"]),
-        f"- Data: {', '.join(about['data']) or 'none'}",
-        f"- Recipe: {', '.join(f'{k} {v}' for k, v in about['recipe'].items())}",
-        f"- Versions: {', '.join(f'{k} {v}' for k, v in about['versions'].items())}",
-        "",
-        "```",
-        about["command"],
-        "```",
-        "",
-    ]
+    return "\n".join(lines + making_section(about))
 
 
 def _costs(costs: Mapping[str, Any]) -> list[str]:

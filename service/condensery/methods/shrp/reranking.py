@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from condensery.errors import InputError, shorten
 from condensery.methods.retriever.batches import Example as Row
-from condensery.methods.shrp.batching import Tokens, by_length, collate, restored
 from condensery.methods.shrp.recipe import ShrpRecipe
+from condensery.methods.trainer.batching import Tokens, collate, in_batches
 from condensery.methods.trainer.method import Draw, Epochs
 from condensery.networks.backbone import load_classifier
 from condensery.networks.classifier import Classifier, run_classifier
@@ -133,12 +133,12 @@ class RerankTask:
         """Return nDCG@10 of held-out queries' own passages."""
         device = next(network.parameters()).device
         tokens = self.validation_tokens()
-        batches = by_length(tokens, EVALUATED_TOKENS)
-        logits = [
-            network(**collate([tokens[p] for p in batch], self._padding, device)).logits
-            for batch in batches
-        ]
-        by_query = self.gains(restored(logits, batches).flatten().tolist())
+        logits = in_batches(
+            tokens,
+            EVALUATED_TOKENS,
+            lambda rows: network(**collate(rows, self._padding, device)).logits,
+        )
+        by_query = self.gains(logits.flatten().tolist())
         return {"ndcg@10": sum(by_query) / len(by_query)}
 
     def validation_tokens(self) -> list[Tokens]:
@@ -160,12 +160,12 @@ class RerankTask:
     @staticmethod
     def scores(network: Classifier, tokens: Sequence[Tokens]) -> Tensor:
         """Return a served network's scores of pairs, (pairs,)."""
-        batches = by_length(tokens, EVALUATED_TOKENS)
-        parts = [
-            network.read([tokens[p].ids for p in batch], [tokens[p].types for p in batch])
-            for batch in batches
-        ]
-        return restored(parts, batches).flatten().float()
+        logits = in_batches(
+            tokens,
+            EVALUATED_TOKENS,
+            lambda rows: network.read([row.ids for row in rows], [row.types for row in rows]),
+        )
+        return logits.flatten().float()
 
 
 def ndcg(scores: Sequence[float], right: int) -> float:

@@ -1,9 +1,10 @@
 """What figures are reported by: means with their intervals, tables, pictures."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -99,6 +100,28 @@ def _cell(text: str) -> str:
     for mark in ("\\", "|", "`", "*", "_", "<", "[", "]"):
         flat = flat.replace(mark, "&lt;" if mark == "<" else f"\\{mark}")
     return flat
+
+
+def making_section(about: Mapping[str, Any]) -> list[str]:
+    """Return the last section of a card: how a model was made.
+
+    Args:
+        about: ``licence``, ``data``, ``recipe``, ``versions`` and ``command``; perhaps ``notes``.
+    """
+    return [
+        "## Making",
+        "",
+        f"- Licence: {about['licence']}",
+        *(f"- {note}" for note in about.get("notes", ())),
+        f"- Data: {', '.join(about['data']) or 'none'}",
+        f"- Recipe: {', '.join(f'{k} {v}' for k, v in about['recipe'].items())}",
+        f"- Versions: {', '.join(f'{k} {v}' for k, v in about['versions'].items())}",
+        "",
+        "```",
+        about["command"],
+        "```",
+        "",
+    ]
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -1,6 +1,6 @@
-"""Rows of tokens, drawn by the epoch with those of like length together, and padded at the end."""
+"""Rows of tokens: drawn by the epoch with those of like length together, and padded at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,10 +93,17 @@ def by_length(rows: Sequence[Tokens], most: int) -> list[list[int]]:
     return batches
 
 
-def restored(parts: Sequence[Tensor], batches: Sequence[Sequence[int]]) -> Tensor:
-    """Put what batches gave, row by row, into the rows' own order."""
-    whole = torch.cat(list(parts))
-    order = torch.tensor([place for batch in batches for place in batch])
+def in_batches(rows: Sequence[Tokens], most: int, run: Callable[[list[Tokens]], Tensor]) -> Tensor:
+    """Return what ``run`` makes of rows, (rows, ...), in their order.
+
+    Args:
+        rows: To be run, those of like length together.
+        most: Tokens of a batch, padding included.
+        run: From some of the rows to a tensor with a row each.
+    """
+    batches = by_length(rows, most)
+    whole = torch.cat([run([rows[place] for place in batch]) for batch in batches])
+    order = torch.tensor([place for batch in batches for place in batch], device=whole.device)
     out = torch.empty_like(whole)
     out[order] = whole
     return out
