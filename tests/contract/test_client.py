@@ -51,7 +51,9 @@ def test_both_clients_read_back_what_was_sent_in_fewer_bytes(
 
 def test_it_is_ready_and_names_its_models(client: Client | GrpcClient) -> None:
     assert client.ready()
-    encoder, pair = client.models()
+    models = {model.name: model for model in client.models()}
+    assert models.keys() == {"minilm-l6", "oscar-mini", "minilm-l6-effir", "minilm-l6-shrp"}
+    encoder, pair = models["minilm-l6"], models["oscar-mini"]
     assert (encoder.name, encoder.kind, encoder.dims) == ("minilm-l6", "encoder", 384)
     assert (pair.name, pair.kind) == ("oscar-mini", "oscar-pair")
     assert encoder.pair is None
@@ -65,6 +67,18 @@ def test_vectors_are_float32_of_length_1(client: Client | GrpcClient) -> None:
     assert (vectors.shape, vectors.dtype) == ((3, 384), np.float32)
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-3
     assert np.linalg.norm(client.embed(TEXTS[:1], normalize=False)) > 1.1
+
+
+@pytest.mark.parametrize("child", ["minilm-l6-effir", "minilm-l6-shrp"])
+def test_a_shipped_child_is_compared_with_its_parent_by_changing_the_model(
+    client: Client | GrpcClient, child: str
+) -> None:
+    texts = ["a river in Europe", "the Danube flows through Vienna", "how to bake bread"]
+    parent, own = client.embed(texts), client.embed(texts, model=child)
+    assert own.shape == parent.shape
+    assert not np.allclose(own, parent, atol=1e-2)
+    assert (own * parent).sum(1).min() > 0.5  # random vectors have 0.05
+    assert own[0] @ own[1] > own[0] @ own[2] + 0.2
 
 
 def test_both_doors_give_the_same_bits_for_one_text(clients: Clients) -> None:
