@@ -5,6 +5,7 @@ there are rows of queries with passages, to tell a query's passage from the othe
 """
 
 import hashlib
+import os
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -223,7 +224,7 @@ class EmbeddingTask:
             backbone = load_backbone(open_folder(parent), device=device, dtype=dtype)
             work.mkdir(parents=True, exist_ok=True)
             vectors = Vectors(backbone, self._pooling)(tokens).astype(np.float16)
-            aside = path.with_suffix(".partial.npy")
+            aside = path.with_suffix(f".{os.getpid()}.npy")  # of several processes each makes it
             np.save(aside, vectors, allow_pickle=False)
             sync_path(aside)
             aside.replace(path)
