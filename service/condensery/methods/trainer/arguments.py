@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -13,8 +13,10 @@ from condensery.errors import InputError
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.processes import joined, own_device
 from condensery.runtime.device import choose_device, choose_dtype, tune_allocator
-from condensery.store.manifest import StoredModel
-from condensery.store.store import ModelStore
+
+if TYPE_CHECKING:  # the store needs pydantic, which is absent where runs are only trained
+    from condensery.store.manifest import StoredModel
+    from condensery.store.store import ModelStore
 
 T = TypeVar("T")
 
@@ -67,7 +69,7 @@ def open_setup(args: argparse.Namespace, command: str) -> Iterator[TrainingSetup
         yield TrainingSetup(device, dtype, args.every, command, processes)
 
 
-def open_model(store: ModelStore, name: str, kind: str, field: str = "model") -> StoredModel:
+def open_model(store: "ModelStore", name: str, kind: str, field: str = "model") -> "StoredModel":
     """Open the stored model that a flag names.
 
     Raises:
