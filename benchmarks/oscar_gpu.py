@@ -142,7 +142,7 @@ class Bench:
     def answer(self, engine: Engine, prompts: list[list[Any]]) -> float:
         """Answer all; returns the seconds."""
 
-        async def one(prompt: list[Any]) -> None:
+        async def answer_prompt(prompt: list[Any]) -> None:
             generation = engine.begin(GenerationRequest(prompt, self.sizes.answer))
             finish = None
             while finish is None:
@@ -152,7 +152,7 @@ class Bench:
                 finish = event.finish
 
         async def every() -> None:
-            await asyncio.gather(*map(one, prompts))
+            await asyncio.gather(*map(answer_prompt, prompts))
 
         started = time.perf_counter()
         asyncio.run(every())

@@ -63,8 +63,8 @@ def make(shape: BertShape, converted: int, vocabulary: int) -> PreTrainedModel:
 def reference(model: Any, texts: Texts) -> Tensor:
     """Return vectors of the trained layers, fp32 on the CPU, texts padded to one length."""
     longest = max(map(len, texts))
-    ids = torch.tensor([[*one, *[0] * (longest - len(one))] for one in texts])
-    mask = (torch.arange(longest) < torch.tensor([len(one) for one in texts])[:, None]).long()
+    ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+    mask = (torch.arange(longest) < torch.tensor([len(text) for text in texts])[:, None]).long()
     states = model(input_ids=ids, attention_mask=mask).last_hidden_state
     return normalise((states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True))
 
@@ -76,13 +76,13 @@ def vectors(backbone: Backbone, texts: Texts) -> Tensor:
     return normalise(pool(hidden, packing, "mean")).float().cpu()
 
 
-def agreement(found: Tensor, wanted: Tensor) -> float:
+def agreement(vectors: Tensor, wanted: Tensor) -> float:
     """Return the least cosine of vectors of length 1.
 
     Raises:
         SystemExit: It is lower than rounding explains: what was timed is another network.
     """
-    least = float((found * wanted).sum(-1).min())
+    least = float((vectors * wanted).sum(-1).min())
     if not least >= AGREEMENT:  # a NaN too
         raise SystemExit(f"the served network gives other vectors: cosine {least:.4f}")
     return least
@@ -92,8 +92,8 @@ def random_texts(count: int, tokens: int, vocabulary: int) -> Texts:
     """Return random token ids."""
     source = torch.Generator().manual_seed(tokens)
     low = min(1000, vocabulary // 2)
-    found: Texts = torch.randint(low, vocabulary, (count, tokens), generator=source).tolist()
-    return found
+    texts: Texts = torch.randint(low, vocabulary, (count, tokens), generator=source).tolist()
+    return texts
 
 
 def measure(
@@ -141,10 +141,10 @@ def measure(
         for kind, some in texts.items():
             cut = batches(some, most)
             runs = {
-                name: compiled_run(one, some, device, len(some))
+                name: compiled_run(network, some, device, len(some))
                 if way == "compiled"
-                else lambda one=one, cut=cut: [one.read(batch) for batch in cut]
-                for name, one in models.items()
+                else lambda network=network, cut=cut: [network.read(batch) for batch in cut]
+                for name, network in models.items()
             }
             with torch.inference_mode():
                 more = 20 if len(some) == 1 else 1  # short ones are noisier

@@ -49,7 +49,7 @@ from condensery.runtime.device import choose_device, choose_dtype, prepare_proce
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 WORDS = 30_522  # of minilm-l6's tokenizer
-FOUND = ("rate", "p50_ms", "cpu_ms")  # of a round over REST
+FIGURES = ("rate", "p50_ms", "cpu_ms")  # of a round over REST
 DISTINCT = 8  # requests of a kind
 PAGE = """# SHRP's speed-ups: {size}
 
@@ -83,9 +83,9 @@ def sentences(folder: Path, count: int, tokens: int) -> list[str]:
     words = [word for _, word in ids if word.isascii() and word.isalpha() and len(word) > 1]
     shares = [1 / rank for rank in range(1, len(words) + 1)]
     source = random.Random(tokens)
-    found = [" ".join(source.choices(words, shares, k=tokens - 2)) for _ in range(count)]
-    assert all(len(tokenizer.encode(text).ids) == tokens for text in found)
-    return found
+    texts = [" ".join(source.choices(words, shares, k=tokens - 2)) for _ in range(count)]
+    assert all(len(tokenizer.encode(text).ids) == tokens for text in texts)
+    return texts
 
 
 def publish_all(shape: BertShape, converted: Sequence[int], folder: Path) -> tuple[Path, Path]:
@@ -135,13 +135,15 @@ def serve_all(
         }
         first: dict[str, list[str]] = {}
         with run_server(store, folder) as server:
-            for kind, model, found in loads(server, bodies, asking, rounds, seconds):
-                by = result[kind].setdefault(model.removeprefix("z"), {name: [] for name in FOUND})
-                by["rate"].append(found["texts_per_second"])
-                by["cpu_ms"].append(1000 * found["server_cores"] / found["texts_per_second"])
-                by["p50_ms"].append(found["p50_ms"])
+            for kind, model, load in loads(server, bodies, asking, rounds, seconds):
+                by = result[kind].setdefault(
+                    model.removeprefix("z"), {name: [] for name in FIGURES}
+                )
+                by["rate"].append(load["texts_per_second"])
+                by["cpu_ms"].append(1000 * load["server_cores"] / load["texts_per_second"])
+                by["p50_ms"].append(load["p50_ms"])
                 if kind == "batch":
-                    first.setdefault(model, found["replies"])
+                    first.setdefault(model, load["replies"])
         result["agreement"] = {
             str(count): compare(shape, count, first[f"z{count}"], texts["batch"], own)
             for count in converted
@@ -154,10 +156,10 @@ def compare(
 ) -> float:
     """Return how well the first vectors that were served agree with the trained layers'."""
     rows = json.loads(next(reply for reply in replies if reply))["data"][:COMPARED]
-    found = [np.frombuffer(base64.b64decode(row["embedding"]), np.float32) for row in rows]
+    vectors = [np.frombuffer(base64.b64decode(row["embedding"]), np.float32) for row in rows]
     tokenizer = open_tokenizer(own)
     ids = [tokenizer.encode(text).ids for text in texts[:COMPARED]]
-    return agreement(torch.tensor(np.stack(found)), reference(make(shape, count, WORDS), ids))
+    return agreement(torch.tensor(np.stack(vectors)), reference(make(shape, count, WORDS), ids))
 
 
 Column = dict[str, float]
@@ -199,8 +201,8 @@ def page(result: dict[str, Any], shape: BertShape) -> str:
     tables = []
     agreements = []
     single = {"one": "{:.2f} ms", "query": "{:.2f} ms"}
-    for way, found in result["in_process"].items():
-        seconds = found["seconds"]
+    for way, measured in result["in_process"].items():
+        seconds = measured["seconds"]
         columns = {
             kind: (form, medians(seconds[kind], times=1000)) for kind, form in single.items()
         }
@@ -210,7 +212,7 @@ def page(result: dict[str, Any], shape: BertShape) -> str:
                 rates = {name: texts / taken for name, taken in medians(seconds[kind]).items()}
                 tables.append(f"## In process, {way}, batches of {texts}, {about}\n")
                 tables.append(table(shape, rates, columns))
-        agreements += found["agreement"].values()
+        agreements += measured["agreement"].values()
     if served := result.get("service"):
         used = medians(served["batch"], "cpu_ms")
         columns = {
@@ -220,14 +222,14 @@ def page(result: dict[str, Any], shape: BertShape) -> str:
         }
         tables += ["## Over REST\n", table(shape, medians(served["batch"], "rate"), columns)]
         agreements += served["agreement"].values()
-    told = {
+    context = {
         "machine": tell_machine(result),
         "others": tell_others(result),
         "versions": tell_versions(result),
         "device": f" beside {result['gpu']}" if result["gpu"] else "",
     }
     return PAGE.format(
-        **(result | told),
+        **(result | context),
         layers=shape.layers,
         hidden=shape.hidden_size,
         batch=BATCH,
@@ -239,7 +241,7 @@ def page(result: dict[str, Any], shape: BertShape) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and write both files."""
-    given = sys.argv[1:] if argv is None else list(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", choices=SIZES, default="minilm-l6")
     parser.add_argument("--converted", type=int, nargs="+", help="layers (0 to all but one)")
@@ -250,13 +252,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-service", action="store_true", help="in process alone")
     parser.add_argument("--compiled", action="store_true", help="padded by torch.compile as well")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args(given)
+    args = parser.parse_args(words)
     prepare_process()
     torch.set_num_threads(args.threads)
     recording = Recording(
         "benchmarks/shrp_service.py",
         *("torch", "transformers"),
-        command=f"python benchmarks/shrp_service.py {tell_command(given)}".strip(),
+        command=f"python benchmarks/shrp_service.py {tell_command(words)}".strip(),
     )
     shape, device = SIZES[args.size], choose_device(args.device)
     converted = sorted({0, *(args.converted or range(shape.layers))})
@@ -273,11 +275,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "may": {str(count): allowed(shape, count) for count in converted},
         "in_process": {},
     }
-    for way, found in measure(
+    for way, measured in measure(
         shape, converted, texts, vocabulary=WORDS, device=device, dtype=dtype,
         rounds=args.rounds, compiled=args.compiled,
     ):  # fmt: skip
-        result["in_process"][way] = found
+        result["in_process"][way] = measured
         written = write(args.out, result | recording.about(), shape)
     if not args.no_service:
         result["service"] = serve_all(shape, converted, args.rounds, args.seconds)

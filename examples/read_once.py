@@ -28,8 +28,8 @@ def main() -> int:
     with Client(parser.parse_args().url) as client:
         read = client.compress(QUESTION, DOCUMENTS, ttl_seconds=60)
         assert read.context is not None  # as it was to be kept
-        for one in read.documents:
-            print(f"{one.id}: {one.tokens_in} tokens, {one.vectors_out} vectors")
+        for document in read.documents:
+            print(f"{document.id}: {document.tokens_in} tokens, {document.vectors_out} vectors")
 
         answer = client.answer(QUESTION, context=read.context)
         print(f"\nfrom the vectors: {answer.text}")

@@ -49,7 +49,7 @@ class Tour:
     def stop(self, name: str, visit: Callable[["Tour"], str]) -> None:
         """Make one stop; whatever goes wrong there, the tour goes on."""
         try:
-            said = visit(self)
+            summary = visit(self)
         except Skip as reason:
             print(f"  -    {name}: left out: {reason}")
         # A tour is there to show what does not work, whatever it raises.
@@ -59,7 +59,7 @@ class Tour:
             if not isinstance(error, Mismatch | httpx.HTTPError | grpc.RpcError):
                 traceback.print_exc()
         else:
-            print(f"  ok   {name}: {said}")
+            print(f"  ok   {name}: {summary}")
 
     def post(self, path: str, body: Any) -> Any:
         return read(self.http.post(path, json=body))
@@ -102,26 +102,26 @@ def ready(tour: Tour) -> str:
 
 
 def info(tour: Tour) -> str:
-    told = tour.get("/info")
-    need(len(told["model_type"]) == 1, f"model_type has not one key: {told['model_type']}")
-    return f"{told['model_id']}, {told['model_dtype']}, {told['model_type']}"
+    info = tour.get("/info")
+    need(len(info["model_type"]) == 1, f"model_type has not one key: {info['model_type']}")
+    return f"{info['model_id']}, {info['model_dtype']}, {info['model_type']}"
 
 
 def models(tour: Tour) -> str:
     listed = tour.get("/v1/models")["data"]
-    need({"encoder", "oscar-pair"} <= {one["kind"] for one in listed}, f"kinds: {listed}")
-    return ", ".join(f"{one['id']} ({one['kind']})" for one in listed)
+    need({"encoder", "oscar-pair"} <= {model["kind"] for model in listed}, f"kinds: {listed}")
+    return ", ".join(f"{model['id']} ({model['kind']})" for model in listed)
 
 
 def report(tour: Tour) -> str:
-    found = tour.get("/v1/models/oscar-mini/report")
+    measured = tour.get("/v1/models/oscar-mini/report")
     card = tour.http.get("/v1/models/oscar-mini/report", params={"format": "markdown"})
     need(card.is_success and card.text.startswith("# oscar-mini"), f"card: {card.text[:80]}")
-    for plot in found["plots"]:
+    for plot in measured["plots"]:
         picture = tour.http.get(f"/v1/models/oscar-mini/report/plots/{plot}.png")
         need(picture.content.startswith(b"\x89PNG"), f"{plot} is no picture")
-    settings = found["report"]["settings"]
-    return f"version {found['version']}, measured in {len(settings)} settings"
+    settings = measured["report"]["settings"]
+    return f"version {measured['version']}, measured in {len(settings)} settings"
 
 
 def metrics(tour: Tour) -> str:
@@ -159,7 +159,7 @@ def embed_openai_client(tour: Tour) -> str:
 
     with OpenAI(base_url=f"{tour.url}/v1", api_key="none") as client:
         reply = client.embeddings.create(model="minilm-l6", input=TEXTS)
-    agree(np.asarray([one.embedding for one in reply.data]), tour.vectors["floats"])
+    agree(np.asarray([item.embedding for item in reply.data]), tour.vectors["floats"])
     return f"{len(reply.data)} vectors of {reply.model}"
 
 
@@ -200,7 +200,7 @@ def rerank_jina(tour: Tour) -> str:
     reply = tour.post(
         "/v1/rerank", {"query": QUESTION, "documents": TEXTS, "return_documents": True}
     )
-    order = str([one["index"] for one in reply["results"]])
+    order = str([result["index"] for result in reply["results"]])
     need(order == tour.answers["ranking"], f"another order: {order}")
     best = reply["results"][0]
     return f"{best['relevance_score']:.4f} {best['document']['text']!r} first"
@@ -208,9 +208,9 @@ def rerank_jina(tour: Tour) -> str:
 
 def rerank_grpc(tour: Tour) -> str:
     reply = stubs.RerankStub(tour.channel).Rerank(pb.RerankRequest(query=QUESTION, passages=TEXTS))
-    order = str([one.index for one in reply.results])
+    order = str([result.index for result in reply.results])
     need(order == tour.answers["ranking"], f"another order: {order}")
-    return ", ".join(f"{one.index}: {one.score:.4f}" for one in reply.results)
+    return ", ".join(f"{result.index}: {result.score:.4f}" for result in reply.results)
 
 
 # Indexes
@@ -220,19 +220,19 @@ def index_rest(tour: Tour) -> str:
     path = f"/v1/indexes/{INDEX}"
     made = read(tour.http.put(path, json={}))
     written = tour.post(f"{path}/documents", {"documents": DOCUMENTS})
-    found = tour.post(f"{path}/query", {"query": "what makes dough rise?", "top_k": 1})["results"]
-    need(found[0]["document_id"] == "bread", f"found {found}")
-    need(found[0]["metadata"] == {"kind": "food"}, f"metadata {found[0]['metadata']}")
+    hits = tour.post(f"{path}/query", {"query": "what makes dough rise?", "top_k": 1})["results"]
+    need(hits[0]["document_id"] == "bread", f"found {hits}")
+    need(hits[0]["metadata"] == {"kind": "food"}, f"metadata {hits[0]['metadata']}")
     counted = tour.post(f"{path}/documents/count", {})
     need(counted["documents"] == 2, f"counted {counted}")
     gone = tour.post(f"{path}/documents/delete", {"ids": ["bread"]})
     need(gone["deleted"] == 1, f"deleted {gone}")
     read(tour.http.delete(path))
-    listed = [one["name"] for one in tour.get("/v1/indexes")["data"]]
+    listed = [index["name"] for index in tour.get("/v1/indexes")["data"]]
     need(INDEX not in listed and "samples" in listed, f"listed {listed}")
     return (
         f"{made['kind']} of {made['encoder']}; wrote {written['passages']} passages, found"
-        f" {found[0]['id']} ({found[0]['score']:.3f}), counted, deleted, dropped; left: {listed}"
+        f" {hits[0]['id']} ({hits[0]['score']:.3f}), counted, deleted, dropped; left: {listed}"
     )
 
 
@@ -245,17 +245,17 @@ def index_grpc(tour: Tour) -> str:
         document.metadata.update(entry["metadata"])
         documents.append(document)
     written = stub.Upsert(pb.UpsertRequest(index=INDEX, documents=documents))
-    found = stub.Query(pb.QueryRequest(index=INDEX, query="what makes dough rise?", top_k=1)).hits
-    need(found[0].document_id == "bread", f"found {found}")
-    need(dict(found[0].metadata) == {"kind": "food"}, f"metadata {found[0].metadata}")
+    hits = stub.Query(pb.QueryRequest(index=INDEX, query="what makes dough rise?", top_k=1)).hits
+    need(hits[0].document_id == "bread", f"found {hits}")
+    need(dict(hits[0].metadata) == {"kind": "food"}, f"metadata {hits[0].metadata}")
     counted = stub.Count(pb.CountRequest(index=INDEX))
     need(counted.documents == 2, f"counted {counted}")
     gone = stub.Delete(pb.DeleteRequest(index=INDEX, ids=["bread"]))
     need(gone.deleted == 1, f"deleted {gone}")
     stub.Drop(pb.DropIndexRequest(name=INDEX))
-    listed = [one.name for one in stub.List(pb.ListIndexesRequest()).indexes]
+    listed = [index.name for index in stub.List(pb.ListIndexesRequest()).indexes]
     need(INDEX not in listed, f"listed {listed}")
-    return f"wrote {written.passages} passages, found {found[0].id} ({found[0].score:.3f}), dropped"
+    return f"wrote {written.passages} passages, found {hits[0].id} ({hits[0].score:.3f}), dropped"
 
 
 # Answers
@@ -329,21 +329,25 @@ def context_rest(tour: Tour) -> str:
     asked = {"query": QUESTION, "max_tokens": 16}
     whole = tour.post("/v1/rag/answer", {**asked, "documents": DOCUMENTS})
     made = tour.post("/v1/compress", {"query": QUESTION, "documents": DOCUMENTS, "ttl_s": 60})
-    told = [(one["id"], one["status"]) for one in made["results"]]
-    need(told == [("rhine", "applied"), ("bread", "applied")], f"results {made['results']}")
+    statuses = [(result["id"], result["status"]) for result in made["results"]]
+    need(statuses == [("rhine", "applied"), ("bread", "applied")], f"results {made['results']}")
     later = tour.post("/v1/rag/answer", {**asked, "context": made["context"]})
     need(later["answer"] == whole["answer"], f"{later['answer']!r}, not {whole['answer']!r}")
     need(later["usage"] == whole["usage"], f"usage {later['usage']}, not {whole['usage']}")
     read(tour.http.delete(f"/v1/contexts/{made['context']}"))
     gone = tour.http.post("/v1/rag/answer", json={**asked, "context": made["context"]})
     need(gone.status_code == 404, f"a released handle gives {gone.status_code}")
-    scores = ", ".join(f"{one['id']} {one['relevance_score']:.2f}" for one in made["results"])
+    scores = ", ".join(
+        f"{result['id']} {result['relevance_score']:.2f}" for result in made["results"]
+    )
     return f"{scores}; {later['answer']!r} from {later['usage']['context_vectors']} vectors kept"
 
 
 def context_grpc(tour: Tour) -> str:
     stub = stubs.RagStub(tour.channel)
-    documents = [pb.Document(id=str(one["id"]), text=str(one["text"])) for one in DOCUMENTS]
+    documents = [
+        pb.Document(id=str(document["id"]), text=str(document["text"])) for document in DOCUMENTS
+    ]
     whole = stub.Answer(pb.AnswerRequest(query=QUESTION, documents=documents, max_tokens=16))
     made = stub.Compress(pb.CompressRequest(query=QUESTION, documents=documents, ttl_s=60))
     asked = pb.AnswerRequest(query=QUESTION, context=made.context, max_tokens=16)
@@ -386,17 +390,17 @@ def compare_grpc(tour: Tour) -> str:
 
 def models_grpc(tour: Tour) -> str:
     listed = stubs.ModelsStub(tour.channel).List(pb.ListModelsRequest()).models
-    over_rest = [one["id"] for one in tour.get("/v1/models")["data"]]
-    need([one.name for one in listed] == over_rest, f"REST lists {over_rest}")
-    return ", ".join(one.name for one in listed)
+    over_rest = [model["id"] for model in tour.get("/v1/models")["data"]]
+    need([model.name for model in listed] == over_rest, f"REST lists {over_rest}")
+    return ", ".join(model.name for model in listed)
 
 
 def report_grpc(tour: Tour) -> str:
     asked = pb.GetReportRequest(model="oscar-mini", with_card=True)
-    found = stubs.ModelsStub(tour.channel).GetReport(asked)
+    measured = stubs.ModelsStub(tour.channel).GetReport(asked)
     over_rest = tour.get("/v1/models/oscar-mini/report")
-    need(json.loads(found.report) == over_rest["report"], "REST has another report")
-    return f"{len(found.card)} characters of card, plots: {', '.join(found.plots) or 'none'}"
+    need(json.loads(measured.report) == over_rest["report"], "REST has another report")
+    return f"{len(measured.card)} characters of card, plots: {', '.join(measured.plots) or 'none'}"
 
 
 def health_grpc(tour: Tour) -> str:
@@ -430,17 +434,17 @@ def reflection_grpc(tour: Tour) -> str:
 def errors_agree(tour: Tour) -> str:
     reply = tour.http.post("/v1/embeddings", json={"input": "x", "model": "nobody"})
     need(reply.status_code == 404, f"status {reply.status_code}")
-    told = reply.json()["error"]
+    body = reply.json()["error"]
     try:
         stubs.EmbeddingStub(tour.channel).EmbedBatch(
             pb.EmbedBatchRequest(texts=["x"], model="nobody")
         )
     except grpc.RpcError as error:
         need(error.code() is grpc.StatusCode.NOT_FOUND, f"code {error.code()}")
-        need(error.details() == told["message"], f"details {error.details()}")
+        need(error.details() == body["message"], f"details {error.details()}")
     else:
         raise Mismatch("gRPC took an unknown model")
-    return f"404 and NOT_FOUND, {told['message']!r}"
+    return f"404 and NOT_FOUND, {body['message']!r}"
 
 
 STOPS: dict[str, list[tuple[str, Callable[[Tour], str]]]] = {

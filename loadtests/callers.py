@@ -145,12 +145,12 @@ class Callers:
             leaves = self.chance.uniform(0, LEAVES_WITHIN)
         elif fate < 2 * self.hurried:
             ask = replace(ask, seconds=self.chance.uniform(*SHORT_DEADLINE))
-        task = asyncio.create_task(self._one(kind, door, ask, phase, spoiled, leaves))
+        task = asyncio.create_task(self._run_call(kind, door, ask, phase, spoiled, leaves))
         self.sent += 1
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _one(
+    async def _run_call(
         self,
         kind: str,
         door: RestDoor | GrpcDoor,

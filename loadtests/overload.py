@@ -96,7 +96,7 @@ class Load:
         waiting: set[asyncio.Task[None]] = set()
         late = 0.0
 
-        async def one(which: int) -> None:
+        async def send_and_count(which: int) -> None:
             tallies[which].add(await self.send(which))
 
         began = time.perf_counter()
@@ -106,7 +106,7 @@ class Load:
                 await asyncio.sleep(due)
             late = max(late, -due)
             tallies[number % 2].sent += 1
-            task = asyncio.create_task(one(number % 2))
+            task = asyncio.create_task(send_and_count(number % 2))
             waiting.add(task)
             task.add_done_callback(waiting.discard)
         if waiting:

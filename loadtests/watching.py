@@ -21,7 +21,7 @@ class Change:
     reason: str
 
     @property
-    def said(self) -> tuple[int, int, bool]:
+    def health(self) -> tuple[int, int, bool]:
         return self.ready, self.live, self.serving
 
 
@@ -41,7 +41,7 @@ class HealthWatch:
                     self.probe("/readyz"), self.probe("/livez"), self.grpc.ready()
                 )
                 change = Change(time.monotonic(), ready, live, serving, reason)
-                if not self.changes or self.changes[-1].said != change.said:
+                if not self.changes or self.changes[-1].health != change.health:
                     self.changes.append(change)
                 await asyncio.sleep(PERIOD)
 

@@ -130,18 +130,18 @@ def _equal(parent: StoredModel, weights: Mapping[str, Tensor]) -> dict[str, str]
         InputError: None is.
     """
     own = {tail: name for name in weights for tail in (name.partition(".")[2], name)}
-    found: dict[str, str] = {}
+    name_in_parent: dict[str, str] = {}
     for name, tensor in read_weights(open_folder(parent)):
         for tail in (name, name.partition(".")[2]):
             mine = own.get(tail)
-            if mine is not None and mine not in found and _same(weights[mine], tensor):
-                found[mine] = name
+            if mine is not None and mine not in name_in_parent and _same(weights[mine], tensor):
+                name_in_parent[mine] = name
                 break
-    if not found:
+    if not name_in_parent:
         raise InputError(
             f"share: no weight is still as {parent.name!r} has it", field="share", value=parent.name
         )
-    return found
+    return name_in_parent
 
 
 def _same(weight: Tensor, other: Tensor) -> bool:
