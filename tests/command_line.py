@@ -19,9 +19,9 @@ class Ended:
     stderr: str
 
 
-def run(*arguments: str, given: str | bytes = b"", status: int = 0) -> Ended:
+def run(*arguments: str, stdin: str | bytes = b"", status: int = 0) -> Ended:
     """Run a command in this process, with pipes for its streams; it must end with ``status``."""
-    content = given.encode() if isinstance(given, str) else given
+    content = stdin.encode() if isinstance(stdin, str) else stdin
     pipes = [io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2)]
     with (
         patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8")),

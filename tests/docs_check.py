@@ -273,10 +273,14 @@ class Tree:
             text = self._read(name)
             for node in ast.walk(ast.parse(text, name)):
                 if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-                    given = {str(one.value) for one in node.args if isinstance(one, ast.Constant)}
+                    spellings = {
+                        str(argument.value)
+                        for argument in node.args
+                        if isinstance(argument, ast.Constant)
+                    }
                     if "BooleanOptionalAction" in ast.dump(node):
-                        given |= {f"--no-{flag.removeprefix('--')}" for flag in given}
-                    flags |= given
+                        spellings |= {f"--no-{flag.removeprefix('--')}" for flag in spellings}
+                    flags |= spellings
                 elif isinstance(node, ast.ImportFrom):
                     beside = str(PurePosixPath(name).with_name(f"{node.module}.py"))
                     if beside in self.files - read:
@@ -297,19 +301,19 @@ class Tree:
             elif word.startswith("-") or not path.endswith((".py", "/")):
                 continue
             else:
-                for one in spread(path):
-                    if one.rstrip("/") not in self.files | self.folders:
-                        yield f"there is no file of tests {one}"
+                for file in spread(path):
+                    if file.rstrip("/") not in self.files | self.folders:
+                        yield f"there is no file of tests {file}"
                     elif test and f"def {test.split('[')[0].split('::')[-1]}(" not in self._read(
-                        one
+                        file
                     ):
                         yield f"there is no test {word}"
 
     @functools.cache  # noqa: B019
     def _tests(self) -> frozenset[str]:
         names = [name for name in self.files if PurePosixPath(name).name.startswith("test_")]
-        found = (re.findall(r"def (test_\w+)", self._read(name)) for name in names)
-        return frozenset(test for tests in found for test in tests)
+        tests_by_file = (re.findall(r"def (test_\w+)", self._read(name)) for name in names)
+        return frozenset(test for tests in tests_by_file for test in tests)
 
 
 def check_command(words: list[str], is_block: bool) -> Iterator[str]:
@@ -361,7 +365,9 @@ def flags_of(parser: argparse.ArgumentParser) -> frozenset[str]:
 
 
 def flags_under(parser: argparse.ArgumentParser) -> frozenset[str]:
-    return flags_of(parser).union(*(flags_under(one) for one in commands_of(parser).values()))
+    return flags_of(parser).union(
+        *(flags_under(command) for command in commands_of(parser).values())
+    )
 
 
 class _Found(Exception):
@@ -424,10 +430,10 @@ def flags_in(words: list[str]) -> Iterator[str]:
 
 def spread(path: str) -> list[str]:
     """Write out `{a,b}`."""
-    found = re.search(r"\{([^}]*)\}", path)
-    if not found:
+    braces = re.search(r"\{([^}]*)\}", path)
+    if not braces:
         return [path]
-    return [path.replace(found[0], one, 1) for one in found[1].split(",")]
+    return [path.replace(braces[0], choice, 1) for choice in braces[1].split(",")]
 
 
 def main() -> int:

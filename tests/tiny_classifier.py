@@ -115,12 +115,12 @@ def reference(
         ).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, truncation_side=side)
     rows = []
-    for one in inputs:
-        texts = (one,) if isinstance(one, str) else one
+    for item in inputs:
+        texts = (item,) if isinstance(item, str) else item
         lists = [[text] for text in texts]  # by itself "" would be no second text
-        given = tokenizer(*lists, truncation="longest_first", max_length=length)
+        encoded = tokenizer(*lists, truncation="longest_first", max_length=length)
         if model.config.model_type != "bert":
-            given.pop("token_type_ids", None)
+            encoded.pop("token_type_ids", None)
         with torch.inference_mode():
-            rows.append(model(**{k: torch.tensor(v) for k, v in given.items()}).logits[0])
+            rows.append(model(**{k: torch.tensor(v) for k, v in encoded.items()}).logits[0])
     return torch.stack(rows)

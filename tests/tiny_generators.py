@@ -64,8 +64,8 @@ class Reference:
         if key not in self._known:
             embeds = self.copy.get_input_embeddings()(torch.tensor([list(prompt)]))
             with torch.inference_mode():
-                found = self.copy.generate(
+                generated = self.copy.generate(
                     inputs_embeds=embeds, max_new_tokens=count, do_sample=False, pad_token_id=0
                 )
-            self._known[key] = found[0].tolist()
+            self._known[key] = generated[0].tolist()
         return self._known[key]

@@ -241,21 +241,21 @@ class Cocom:
         if self.kind == "small":
             pair = ([question] * len(documents), documents) if asked else (documents,)
             how, room = ("only_second", 3) if asked else (True, 2)
-            found = self.reader(*pair, truncation=how, max_length=length + room, **pad)
+            encoded = self.reader(*pair, truncation=how, max_length=length + room, **pad)
         elif self.kind == "trimmed":
             room = 8 if asked else 2
-            found = self.reader(together, truncation=True, max_length=length + room, **pad)
+            encoded = self.reader(together, truncation=True, max_length=length + room, **pad)
         else:
             bos, eos = self.reader.bos_token, self.reader.eos_token
             texts = [f"<ENC>{bos}{text}{eos}" for text in together]
             room = 8 if asked else 3
-            found = self.reader(
+            encoded = self.reader(
                 texts, add_special_tokens=False, truncation=True, max_length=length + room, **pad
             )
         slots = self.reader.convert_tokens_to_ids(self.names) * (8 // len(self.names))
         block = torch.tensor(slots).expand(len(documents), 8)
-        ids = torch.cat([found["input_ids"], block], dim=1)
-        mask = torch.cat([found["attention_mask"], torch.ones_like(block)], dim=1)
+        ids = torch.cat([encoded["input_ids"], block], dim=1)
+        mask = torch.cat([encoded["attention_mask"], torch.ones_like(block)], dim=1)
         hidden = self.compressor(
             input_ids=ids,
             attention_mask=mask,
@@ -350,14 +350,14 @@ class Pisco:
 
     @torch.inference_mode()
     def compress(self, question: str, documents: list[str]) -> list[Tensor]:
-        found = []
+        vectors = []
         for document in documents:
             ids = self.reader(f"Query: {question}\n Document: {document}")["input_ids"]
             count = len(ids) // self.rate + 1
             ids = [*ids, *[self.reader.convert_tokens_to_ids("<MEM>")] * count]
             out = self.compressor(input_ids=torch.tensor([ids]), output_hidden_states=True)
-            found.append(self.connector(out.hidden_states[-1][0, -count:]))
-        return found
+            vectors.append(self.connector(out.hidden_states[-1][0, -count:]))
+        return vectors
 
     @torch.inference_mode()
     def embed(self, question: str, memory: list[Tensor]) -> Tensor:
@@ -376,14 +376,14 @@ class Pisco:
 
 @torch.inference_mode()
 def generate(model: Any, embeds: Tensor, tokens: int) -> list[int]:
-    found = model.generate(
+    generated = model.generate(
         inputs_embeds=embeds,
         attention_mask=torch.ones(embeds.shape[:2]),
         do_sample=False,
         max_new_tokens=tokens,
         pad_token_id=0,
     )
-    return [int(token) for token in found[0]]
+    return [int(token) for token in generated[0]]
 
 
 def halved(content: Any) -> Any:

@@ -58,9 +58,9 @@ def batches(rows: int) -> Any:
 
 
 def loss(net: nn.Module, batch: Tensor) -> Loss:
-    found = net(batch.to(next(net.parameters()).dtype)).float()
+    predicted = net(batch.to(next(net.parameters()).dtype)).float()
     wanted = torch.stack([batch.sum(1), batch[:, 0], batch[:, 1] * batch[:, 2], batch[:, 3]], 1)
-    error = (found - wanted).pow(2).sum(1)
+    error = (predicted - wanted).pow(2).sum(1)
     return Loss(error.mean(), weight=len(batch), items=len(batch), terms={"worst": error.max()})
 
 
@@ -95,8 +95,8 @@ def digest(net: nn.Module) -> str:
     ).hexdigest()
 
 
-def train(out: Path, processes: Processes | None = None, **given: Any) -> nn.Module:
-    options = {**DEFAULTS, **given}
+def train(out: Path, processes: Processes | None = None, **changes: Any) -> nn.Module:
+    options = {**DEFAULTS, **changes}
     recipe = TrainerRecipe(
         steps=options["steps"], accumulate=options["accumulate"], warmup=2, log_every=2,
         every=options["every"], keep=options["keep"],
@@ -133,8 +133,8 @@ def forked(out: Path, die_at: int = 0) -> int:
         if die_at:
             die_before(die_at)
         out.mkdir(parents=True, exist_ok=True)
-        found = digest(train(out))
-        (out / "digest").write_text(found)
+        hexdigest = digest(train(out))
+        (out / "digest").write_text(hexdigest)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -142,14 +142,14 @@ def forked(out: Path, die_at: int = 0) -> int:
 def sweep(out: Path) -> None:
     """Kill at every call, resume, and print what came of it."""
     train(out / "0")  # so that what torch imports at its first step is there before the forks
-    call, found = 0, set()
+    call, digests = 0, set()
     while True:
         call += 1
         if forked(out / str(call), call) == 0:
             break
         assert forked(out / str(call)) == 0
-        found.add((out / str(call) / "digest").read_text())
-    print(call - 1, *found)
+        digests.add((out / str(call) / "digest").read_text())
+    print(call - 1, *digests)
 
 
 def main() -> None:
@@ -158,12 +158,12 @@ def main() -> None:
     if sys.argv[2:] == ["sweep"]:
         sweep(out)
         return
-    given = {}
+    changes = {}
     for argument in sys.argv[2:]:
         name, value = argument.split("=")
-        given[name] = type(DEFAULTS[name])(value)
+        changes[name] = type(DEFAULTS[name])(value)
     with joined(torch.device("cpu")) as processes:
-        net = train(out, processes, **given)
+        net = train(out, processes, **changes)
     threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
     assert not [name for name in threads if "gloo" in name], f"the group was left with {threads}"
     if processes.rank == 0:

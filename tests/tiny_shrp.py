@@ -49,10 +49,10 @@ def padded(model: PreTrainedModel, texts: list[list[int]], types: list[list[int]
     def row(values: list[int], fill: int) -> list[int]:
         return values + [fill] * (length - len(values))
 
-    given: dict[str, Tensor] = {
+    inputs: dict[str, Tensor] = {
         "input_ids": torch.tensor([row(ids, empty) for ids in texts]),
         "attention_mask": torch.tensor([row([1] * len(ids), 0) for ids in texts]),
     }
     if types is not None:
-        given["token_type_ids"] = torch.tensor([row(one, 0) for one in types])
-    return model(**given)
+        inputs["token_type_ids"] = torch.tensor([row(text_types, 0) for text_types in types])
+    return model(**inputs)

@@ -85,6 +85,6 @@ def snippets(family: str) -> list[tuple[str, str]]:
     """Return pages and their Python blocks, a program each, that name the family above them."""
     mark = re.compile(rf"<!-- runs: {family} -->\n```python\n(.*?)```", re.DOTALL)
     pages = sorted((ROOT / "docs" / "clients").glob("*.md"))
-    found = [(page.name, block) for page in pages for block in mark.findall(page.read_text())]
-    assert found, f"no page in docs/clients shows {family}"
-    return found
+    blocks = [(page.name, block) for page in pages for block in mark.findall(page.read_text())]
+    assert blocks, f"no page in docs/clients shows {family}"
+    return blocks

@@ -26,9 +26,9 @@ HOT: dict[str, Any] = {"index": "samples", "max_tokens": 16, "temperature": 1.5}
 
 
 def test_the_same_seed_says_the_same_at_both_doors(clients: Clients) -> None:
-    told = [client.answer(QUESTION, seed=7, **HOT).text for client in (*clients, *clients)]
+    texts = [client.answer(QUESTION, seed=7, **HOT).text for client in (*clients, *clients)]
     streamed = [list(client.answer_stream(QUESTION, seed=7, **HOT))[-1] for client in clients]
-    assert {*told, *(last.text for last in streamed if isinstance(last, Answer))} == {told[0]}
+    assert {*texts, *(last.text for last in streamed if isinstance(last, Answer))} == {texts[0]}
     others = {clients[0].answer(QUESTION, seed=seed, **HOT).text for seed in range(4)}
     assert len(others) > 1, "the seed makes no difference"
     assert len({clients[0].answer(QUESTION, **HOT).text for _ in range(4)}) > 1, "none is drawn"
@@ -40,8 +40,8 @@ def test_an_answer_ends_before_its_stop_string(clients: Clients) -> None:
     stop = whole[middle : middle + 3]
     wanted = whole[: whole.index(stop)]
     for client in clients:
-        for given in (stop, ["never said by it", stop]):
-            answer = client.answer(QUESTION, index="samples", max_tokens=24, stop=given)
+        for stops in (stop, ["never said by it", stop]):
+            answer = client.answer(QUESTION, index="samples", max_tokens=24, stop=stops)
             assert (answer.text, answer.finish_reason) == (wanted, "stop")
         *events, last = client.answer_stream(QUESTION, index="samples", max_tokens=24, stop=stop)
         assert isinstance(last, Answer)
@@ -59,8 +59,8 @@ def test_log_probabilities_are_those_of_its_tokens(clients: Clients) -> None:
             assert len(token.top) == 3
             assert token.top[0].logprob == token.logprob, "greedy takes the likeliest"
             assert Likely(token.text, token.logprob) in token.top  # of equally likely ones any
-            assert [one for _, one in token.top] == sorted(
-                (one for _, one in token.top), reverse=True
+            assert [logprob for _, logprob in token.top] == sorted(
+                (logprob for _, logprob in token.top), reverse=True
             )
             assert token.logprob < 0
         *events, last = client.answer_stream(QUESTION, **how)
@@ -79,16 +79,16 @@ def test_log_probabilities_are_those_of_its_tokens(clients: Clients) -> None:
 
 
 def test_below_the_threshold_it_says_that_the_passages_do_not_hold_it(clients: Clients) -> None:
-    said = []
+    texts = []
     for client in clients:
         answer = client.answer(QUESTION, documents=[PASSAGE], min_relevance=1.0, logprobs=0)
         assert answer.finish_reason == "not_found"
         assert answer.usage.completion_tokens == 0
         assert answer.text
-        said.append(answer.text)
+        texts.append(answer.text)
         kept = client.answer(QUESTION, documents=[PASSAGE], min_relevance=0.0, max_tokens=4)
         assert kept.finish_reason != "not_found"
-    assert said[0] == said[1]
+    assert texts[0] == texts[1]
 
 
 def test_a_budget_of_vectors_is_kept_to_and_told(clients: Clients) -> None:
@@ -105,8 +105,8 @@ def test_a_budget_of_vectors_is_kept_to_and_told(clients: Clients) -> None:
 
 @pytest.mark.parametrize("search", ["dense", "bm25", "hybrid"])
 def test_an_index_is_searched_by_vectors_by_words_or_by_both(clients: Clients, search: Any) -> None:
-    found = [client.query("samples", QUESTION, search=search, top_k=4) for client in clients]
-    ids = [[hit.passage.id for hit in hits] for hits in found]
+    results = [client.query("samples", QUESTION, search=search, top_k=4) for client in clients]
+    ids = [[hit.passage.id for hit in hits] for hits in results]
     assert ids[0] == ids[1]
     assert len(ids[0]) == 4
     how: dict[str, Any] = {"index": "samples", "search": search, "top_k": 4, "top_n": 0}
@@ -118,10 +118,10 @@ def test_an_index_is_searched_by_vectors_by_words_or_by_both(clients: Clients, s
 
 def test_a_comparison_holds_both_answers(clients: Clients) -> None:
     how: dict[str, Any] = {"documents": [PASSAGE], "max_tokens": 12}
-    found = [client.compare(QUESTION, **how) for client in clients]
+    comparisons = [client.compare(QUESTION, **how) for client in clients]
     compressed = clients[0].answer(QUESTION, **how)
     plain = clients[0].answer(QUESTION, mode="off", **how)
-    for item in found:
+    for item in comparisons:
         assert item.compressed.text == compressed.text
         assert item.plain.text == plain.text
         assert item.compressed.compression.status == "applied"
@@ -132,8 +132,8 @@ def test_a_comparison_holds_both_answers(clients: Clients) -> None:
         assert item.cosine is not None
         assert -1.001 <= item.cosine <= 1.001
         assert item.flops_saved == item.compressed.compression.flops_saved
-    assert found[0].f1 == found[1].f1
-    assert found[0].cosine == pytest.approx(found[1].cosine, abs=1e-2)
+    assert comparisons[0].f1 == comparisons[1].f1
+    assert comparisons[0].cosine == pytest.approx(comparisons[1].cosine, abs=1e-2)
 
 
 # What is wrong, the error's class, and the field that both doors name.

@@ -52,24 +52,26 @@ def test_a_cross_encoder_reranks_at_every_door(server: Any, folders: dict[str, P
     assert [item["index"] for item in tei] == order
     assert [result["index"] for result in jina["results"]] == order
     assert [entry["score"] for entry in tei] == pytest.approx(wanted, abs=1e-5)
-    assert [one["relevance_score"] for one in jina["results"]] == pytest.approx(wanted, abs=1e-5)
+    assert [result["relevance_score"] for result in jina["results"]] == pytest.approx(
+        wanted, abs=1e-5
+    )
     with GrpcClient(server.grpc) as client:
-        found = client.rerank(QUERY, PASSAGES, model="cross")
-    assert [one.index for one in found] == order
+        ranked = client.rerank(QUERY, PASSAGES, model="cross")
+    assert [item.index for item in ranked] == order
 
 
 def test_a_classifier_says_what_transformers_says(server: Any, folders: dict[str, Path]) -> None:
     pairs = [["the mill is old", "the mill is new"], ["bread"]]
-    found = httpx.post(f"{server.url}/predict", json={"inputs": pairs, "model": "nli"}).json()
+    predicted = httpx.post(f"{server.url}/predict", json={"inputs": pairs, "model": "nli"}).json()
     wanted = torch.softmax(reference(folders["nli"], [tuple(pairs[0]), "bread"]), -1)
-    for rows, likely in zip(found, wanted, strict=True):
+    for rows, likely in zip(predicted, wanted, strict=True):
         assert [entry["score"] for entry in rows] == sorted(
             (o["score"] for o in rows), reverse=True
         )
         by_label = {item["label"]: item["score"] for item in rows}
         assert [by_label[label] for label in LABELS] == pytest.approx(likely.tolist(), abs=1e-5)
-    one = httpx.post(f"{server.url}/predict", json={"inputs": "bread"}).json()
-    assert {tuple(row) for row in one} == {("score", "label")}
+    labels = httpx.post(f"{server.url}/predict", json={"inputs": "bread"}).json()
+    assert {tuple(row) for row in labels} == {("score", "label")}
 
 
 def test_teis_doors_give_the_same_labels_bit_for_bit(server: Any) -> None:
@@ -83,16 +85,18 @@ def test_teis_doors_give_the_same_labels_bit_for_bit(server: Any) -> None:
         asked = [tei.PredictPairRequest(inputs=item) for item in pairs]
         alone = [stub.PredictPair(entry, metadata=model) for entry in asked]
         streamed = list(stub.PredictPairStream(iter(asked), metadata=model))
-        (one,) = stub.PredictStream(iter([tei.PredictRequest(inputs="bread")]), metadata=model)
-    for rows, found in zip(wanted, alone, strict=True):
-        assert [(o.label, o.score) for o in found.predictions] == [
+        (text_reply,) = stub.PredictStream(
+            iter([tei.PredictRequest(inputs="bread")]), metadata=model
+        )
+    for rows, pair_reply in zip(wanted, alone, strict=True):
+        assert [(o.label, o.score) for o in pair_reply.predictions] == [
             (row["label"], np.float32(row["score"])) for row in rows
         ]
-    for found, together in zip(alone, streamed, strict=True):
+    for unbatched, together in zip(alone, streamed, strict=True):
         assert [o.score for o in together.predictions] == pytest.approx(
-            [o.score for o in found.predictions], abs=1e-5
+            [o.score for o in unbatched.predictions], abs=1e-5
         )
-    assert [o.label for o in one.predictions] == [o.label for o in alone[1].predictions]
+    assert [o.label for o in text_reply.predictions] == [o.label for o in alone[1].predictions]
 
 
 def test_both_doors_tell_its_labels(server: Any) -> None:

@@ -44,9 +44,9 @@ def test_both_clients_read_back_what_was_sent_in_fewer_bytes(
     exact = clients[0].embed(texts)
     wanted = decode(encode(exact, encoding), encoding, exact.shape[1])
     for client in clients:
-        found = client.embed(texts, dtype=encoding)
-        assert found.dtype == np.float32
-        assert np.array_equal(found, wanted)
+        vectors = client.embed(texts, dtype=encoding)
+        assert vectors.dtype == np.float32
+        assert np.array_equal(vectors, wanted)
 
 
 def test_it_is_ready_and_names_its_models(client: Client | GrpcClient) -> None:
@@ -104,15 +104,15 @@ def test_both_doors_rank_and_answer_alike(clients: Clients) -> None:
 def test_a_ranking_is_ordered_and_can_be_cut(client: Client | GrpcClient) -> None:
     passages = [f"passage number {place}" for place in range(6)]
     ranked = client.rerank(QUESTION, passages)
-    assert sorted(one.index for one in ranked) == list(range(6))
+    assert sorted(item.index for item in ranked) == list(range(6))
     assert all(entry.text == passages[entry.index] for entry in ranked)
     scores = [item.score for item in ranked]
     assert scores == sorted(scores, reverse=True)
-    assert [one.index for one in client.rerank(QUESTION, passages, top_n=2)] == [
-        one.index for one in ranked[:2]
+    assert [item.index for item in client.rerank(QUESTION, passages, top_n=2)] == [
+        item.index for item in ranked[:2]
     ]
     raw = client.rerank(QUESTION, passages, raw_scores=True)
-    assert [1 / (1 + np.exp(-one.score)) for one in raw] == pytest.approx(scores, abs=1e-2)
+    assert [1 / (1 + np.exp(-item.score)) for item in raw] == pytest.approx(scores, abs=1e-2)
 
 
 def test_a_streamed_answer_is_its_deltas_joined(client: Client | GrpcClient) -> None:

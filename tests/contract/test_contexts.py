@@ -31,7 +31,7 @@ DOCUMENTS = [
 ASKED: dict[str, Any] = {"top_n": 2, "max_tokens": 12, "logprobs": 1}
 
 
-def told(answer: Answer) -> tuple[Any, ...]:
+def content_of(answer: Answer) -> tuple[Any, ...]:
     """What an answer says, but for its name and the time it took."""
     citations = [
         (citation.index, citation.id, citation.text, citation.start, citation.end)
@@ -52,13 +52,13 @@ def test_an_answer_from_a_context_is_that_from_its_documents(
     assert before > 0
     for door in clients:  # who compressed at one door may ask at the other
         later = door.answer(QUESTION, context=compressed.context, **ASKED)
-        assert told(later) == told(whole)
+        assert content_of(later) == content_of(whole)
         assert [citation.relevance_score for citation in later.citations] == pytest.approx(
             [item.relevance_score for item in whole.citations], abs=1e-6
         )
         *_, last = door.answer_stream(QUESTION, context=compressed.context, **ASKED)
         assert isinstance(last, Answer)
-        assert told(last) == told(whole)
+        assert content_of(last) == content_of(whole)
     again = metric("condensery_stage_duration_seconds_count", **passes)
     assert again == before, "it was compressed once more"
     assert whole.text
@@ -66,25 +66,27 @@ def test_an_answer_from_a_context_is_that_from_its_documents(
 
 def test_each_document_is_told_in_its_place(client: Client | GrpcClient) -> None:
     started = time.time()
-    found = client.compress(QUESTION, [*DOCUMENTS, "a text without a name", " "])
-    assert [document.index for document in found.documents] == [0, 1, 2, 3, 4]
-    assert [entry.id for entry in found.documents] == ["rhine", "bread", "long", "3", "4"]
-    *read, blank = found.documents
-    for one in read:
-        assert (one.status, one.reason) == ("applied", None)
-        assert one.relevance_score is not None
-        assert 0 < one.relevance_score < 1
-        assert one.vectors_out > 0
-    assert [one.windows > 1 for one in read] == [False, False, True, False]
+    compressed = client.compress(QUESTION, [*DOCUMENTS, "a text without a name", " "])
+    assert [document.index for document in compressed.documents] == [0, 1, 2, 3, 4]
+    assert [entry.id for entry in compressed.documents] == ["rhine", "bread", "long", "3", "4"]
+    *read, blank = compressed.documents
+    for document in read:
+        assert (document.status, document.reason) == ("applied", None)
+        assert document.relevance_score is not None
+        assert 0 < document.relevance_score < 1
+        assert document.vectors_out > 0
+    assert [document.windows > 1 for document in read] == [False, False, True, False]
     assert (blank.vectors_out, blank.relevance_score) == (0, None)
     assert blank.reason
-    assert found.compression.vectors_out == sum(one.vectors_out for one in found.documents)
-    assert found.model == "oscar-mini"
-    assert found.fingerprint.startswith("sha256:")
-    assert found.expires_at == pytest.approx(started + 600, abs=60)
-    ranked = client.rerank(QUESTION, [one.text for one in DOCUMENTS])
+    assert compressed.compression.vectors_out == sum(
+        document.vectors_out for document in compressed.documents
+    )
+    assert compressed.model == "oscar-mini"
+    assert compressed.fingerprint.startswith("sha256:")
+    assert compressed.expires_at == pytest.approx(started + 600, abs=60)
+    ranked = client.rerank(QUESTION, [document.text for document in DOCUMENTS])
     scores = {item.index: item.score for item in ranked}
-    assert [one.relevance_score for one in found.documents[:3]] == pytest.approx(
+    assert [document.relevance_score for document in compressed.documents[:3]] == pytest.approx(
         [scores[place] for place in range(3)], abs=1e-2
     )
 
@@ -93,12 +95,12 @@ def test_without_keeping_nothing_is_held(
     client: Client | GrpcClient, metric: Callable[..., float]
 ) -> None:
     held = metric("condensery_contexts")
-    found = client.compress(QUESTION, DOCUMENTS, keep=False)
-    assert (found.context, found.expires_at) == (None, None)
+    compressed = client.compress(QUESTION, DOCUMENTS, keep=False)
+    assert (compressed.context, compressed.expires_at) == (None, None)
     assert metric("condensery_contexts") <= held  # others' may have ended
     kept = client.compress(QUESTION, DOCUMENTS)
     assert [document.vectors_out for document in kept.documents] == [
-        item.vectors_out for item in found.documents
+        item.vectors_out for item in compressed.documents
     ]
 
 
@@ -120,15 +122,15 @@ def test_a_released_context_is_gone(client: Client | GrpcClient) -> None:
 
 
 def test_a_context_whose_time_is_over_says_so(client: Client | GrpcClient) -> None:
-    found = client.compress(QUESTION, DOCUMENTS, ttl_seconds=1.0)
-    assert found.context is not None
-    assert found.expires_at is not None
-    time.sleep(max(0.0, found.expires_at - time.time()) + 0.2)
+    compressed = client.compress(QUESTION, DOCUMENTS, ttl_seconds=1.0)
+    assert compressed.context is not None
+    assert compressed.expires_at is not None
+    time.sleep(max(0.0, compressed.expires_at - time.time()) + 0.2)
     with pytest.raises(ContextExpired) as caught:
-        client.answer(QUESTION, context=found.context)
+        client.answer(QUESTION, context=compressed.context)
     assert caught.value.field == "context"
     with pytest.raises(ContextExpired):
-        client.release(found.context)
+        client.release(compressed.context)
 
 
 def test_a_context_serves_its_own_question_only(client: Client | GrpcClient) -> None:
@@ -176,29 +178,33 @@ def test_what_can_not_be_compressed_is_refused_by_field(
 ) -> None:
     question, documents = how.get("question", QUESTION), how.get("documents", DOCUMENTS)
     others = {name: how[name] for name in how.keys() - {"question", "documents"}}
-    said = []
+    errors = []
     for client in clients:
         with pytest.raises(kind) as caught:
             client.compress(question, documents, **others)
         error: Any = caught.value
-        said.append((type(error), error.message, error.field))
-    assert said[0] == said[1]
-    assert said[0][2] == field
+        errors.append((type(error), error.message, error.field))
+    assert errors[0] == errors[1]
+    assert errors[0][2] == field
 
 
 async def test_the_async_clients_do_the_same(
     async_client: AsyncClient | AsyncGrpcClient, clients: Clients
 ) -> None:
-    found = await async_client.compress(QUESTION, DOCUMENTS)
-    assert found.context is not None
-    answer = await async_client.answer(QUESTION, context=found.context, **ASKED)
-    assert told(answer) == told(clients[0].answer(QUESTION, documents=DOCUMENTS, **ASKED))
-    events = [event async for event in async_client.answer_stream(QUESTION, context=found.context)]
+    compressed = await async_client.compress(QUESTION, DOCUMENTS)
+    assert compressed.context is not None
+    answer = await async_client.answer(QUESTION, context=compressed.context, **ASKED)
+    assert content_of(answer) == content_of(
+        clients[0].answer(QUESTION, documents=DOCUMENTS, **ASKED)
+    )
+    events = [
+        event async for event in async_client.answer_stream(QUESTION, context=compressed.context)
+    ]
     assert isinstance(events[0], Retrieved)
     assert isinstance(events[1], Delta)
-    comparison = await async_client.compare(QUESTION, context=found.context, max_tokens=4)
+    comparison = await async_client.compare(QUESTION, context=compressed.context, max_tokens=4)
     assert comparison.compressed.compression.status == "applied"
     assert comparison.plain.compression.status == "off"
-    await async_client.release(found.context)
+    await async_client.release(compressed.context)
     with pytest.raises(ContextNotFound):
-        await async_client.release(found.context)
+        await async_client.release(compressed.context)

@@ -53,7 +53,7 @@ def test_rest_and_grpc_rank_and_answer_alike(live_server: Any, channel: grpc.Cha
     ).json()
     assert [result.index for result in ranked.results] == [entry["index"] for entry in rest]
     scores = [item["score"] for item in rest]
-    assert [one.score for one in ranked.results] == pytest.approx(scores, abs=1e-3)
+    assert [result.score for result in ranked.results] == pytest.approx(scores, abs=1e-3)
     body = {"query": question, "index": {"name": "samples", "top_k": 5}, "max_tokens": 8}
     answered = httpx.post(f"{live_server.url}/v1/rag/answer", json=body, timeout=60).json()
     asked = pb.AnswerRequest(query=question, index="samples", top_k=5, max_tokens=8)
@@ -61,7 +61,7 @@ def test_rest_and_grpc_rank_and_answer_alike(live_server: Any, channel: grpc.Cha
     final = events[-1].final
     assert "".join(event.delta for event in events[1:-1]) == final.answer
     assert [citation.id for citation in final.citations] == [
-        one["id"] for one in answered["citations"]
+        citation["id"] for citation in answered["citations"]
     ]
     assert final.compression.vectors_out == answered["compression"]["vectors_out"] == 40
 

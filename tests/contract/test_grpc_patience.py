@@ -43,8 +43,8 @@ def metric(live_server: Any) -> Callable[..., float]:
 
 def embed(channel: grpc.Channel, texts: list[str], **metadata: str) -> Any:
     asked = pb.EmbedBatchRequest(texts=texts)
-    given = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
-    return stubs.EmbeddingStub(channel).EmbedBatch.future(asked, timeout=60, metadata=given)
+    headers = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
+    return stubs.EmbeddingStub(channel).EmbedBatch.future(asked, timeout=60, metadata=headers)
 
 
 def until(happened: Callable[[], Any]) -> None:
@@ -92,22 +92,22 @@ def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
 ) -> None:
     late = {"stage": "queue", "cause": "deadline", "model": "minilm-l6"}
     before = metric("condensery_cancelled_total", **late)
-    told = 0
+    refused = 0
     deadline = time.monotonic() + 60
     # On a busy machine some are told so before they come to the queue, where it is counted.
     while metric("condensery_cancelled_total", **late) - before < 4:
         assert time.monotonic() < deadline, "too few were dropped from the queue"
         patient = [embed(channel, TEXTS) for _ in range(8)]
         hurried = [embed(channel, TEXTS, **{TIMEOUT: "30"}) for _ in range(8)]
-        for one in hurried:
+        for call in hurried:
             with suppress(grpc.RpcError):
-                one.result()
-            if one.code() is not StatusCode.OK:
-                assert one.code() is StatusCode.DEADLINE_EXCEEDED
-                told += dict(one.trailing_metadata())["x-error"] == "ExpiredInQueue"
-        for one in patient:
-            assert one.result().dims == 384
-    assert told
+                call.result()
+            if call.code() is not StatusCode.OK:
+                assert call.code() is StatusCode.DEADLINE_EXCEEDED
+                refused += dict(call.trailing_metadata())["x-error"] == "ExpiredInQueue"
+        for call in patient:
+            assert call.result().dims == 384
+    assert refused
 
 
 def test_who_leaves_an_answer_ends_its_generation(
@@ -123,8 +123,8 @@ def test_who_leaves_an_answer_ends_its_generation(
         rag = stubs.RagStub(channel)
         streams = [rag.AnswerStream(asked, timeout=60) for _ in range(40)]
         assert "delta" in (event.WhichOneof("event") for event in streams[0])
-        for one in streams:
-            one.cancel()
+        for stream in streams:
+            stream.cancel()
         until(lambda: not metric("condensery_sequences"))
 
 

@@ -77,8 +77,8 @@ async def test_the_async_clients_show_their_key_too(guarded_server: Any) -> None
         AsyncClient(server.url, api_key=key, ca=ca) as rest,
         AsyncGrpcClient(server.grpc, api_key=key, ca=ca) as rpc,
     ):
-        one, other = await rest.embed(["a"]), await rpc.embed(["a"])
-        assert np.array_equal(one, other)
+        over_rest, over_grpc = await rest.embed(["a"]), await rpc.embed(["a"])
+        assert np.array_equal(over_rest, over_grpc)
         assert await rest.ready()
         assert await rpc.ready()
 
@@ -128,11 +128,11 @@ def test_the_command_line_takes_a_key_and_a_certificate(
     server, key = guarded_server.server, guarded_server.keys["infer"]
     where = ("--url", server.url) if door == "rest" else ("--grpc", server.grpc)
     command = ("embed", "a text", *where, "--ca", str(guarded_server.ca))
-    given = run(*command, "--api-key", key).stdout
-    assert given
+    printed = run(*command, "--api-key", key).stdout
+    assert printed
     with monkeypatch.context() as patched:
         patched.setenv("CONDENSERY_API_KEY", key)
-        assert run(*command).stdout == given
+        assert run(*command).stdout == printed
     assert "needs a key" in run(*command, status=1).stderr
 
 
@@ -160,9 +160,9 @@ def test_a_page_that_is_named_may_ask_with_a_key_and_no_other_page_may(guarded_s
             ("https://evil.example", "evil.example", 403),
         ):
             headers = {**key, "origin": origin, "host": host}
-            told = door.post("/v1/embeddings", json={"input": "a"}, headers=headers)
-            assert told.status_code == status, (origin, host)
-            allowed = told.headers.get("access-control-allow-origin")
+            reply = door.post("/v1/embeddings", json={"input": "a"}, headers=headers)
+            assert reply.status_code == status, (origin, host)
+            allowed = reply.headers.get("access-control-allow-origin")
             assert allowed == (PAGES if origin == PAGES else None)
 
 

@@ -20,14 +20,14 @@ def test_features_are_our_vectors(hub: InferenceClient, live_server: Any) -> Non
     texts = ["an old mill", "a river"]
     with Client(live_server.url) as client:
         wanted = client.embed(texts)
-    found = np.array([hub.feature_extraction(text)[0] for text in texts])
-    np.testing.assert_allclose(found, wanted, atol=2e-3)
+    features = np.array([hub.feature_extraction(text)[0] for text in texts])
+    np.testing.assert_allclose(features, wanted, atol=2e-3)
 
 
 def test_sentences_are_compared(hub: InferenceClient, live_server: Any) -> None:
     others = ["the mill is old", "cats sleep"]
     with Client(live_server.url) as client:
         own, *rest = client.embed(["an old mill", *others])
-    found = hub.sentence_similarity("an old mill", others)
-    assert found == pytest.approx((np.array(rest) @ own).tolist(), abs=5e-3)
-    assert found[0] > found[1]
+    similarities = hub.sentence_similarity("an old mill", others)
+    assert similarities == pytest.approx((np.array(rest) @ own).tolist(), abs=5e-3)
+    assert similarities[0] > similarities[1]

@@ -61,12 +61,14 @@ def index(client: Client | GrpcClient) -> Iterator[str]:
 def test_both_doors_find_what_a_filter_chooses(clients: Clients, index: str, case: str) -> None:
     asked, expected = FILTERS[case]
     for search in ("dense", "hybrid"):
-        found = [client.query(index, "a river", search=search, filter=asked) for client in clients]
-        rest, grpc = ([hit.passage for hit in hits] for hits in found)
+        results = [
+            client.query(index, "a river", search=search, filter=asked) for client in clients
+        ]
+        rest, grpc = ([hit.passage for hit in hits] for hits in results)
         assert rest == grpc
-        scores = [[hit.score for hit in hits] for hits in found]
+        scores = [[hit.score for hit in hits] for hits in results]
         assert scores[0] == pytest.approx(scores[1], rel=1e-6)  # over gRPC they are float32
-        assert {hit.passage.document_id for hit in found[0]} == expected
+        assert {hit.passage.document_id for hit in results[0]} == expected
 
 
 def test_an_answer_reads_what_a_filter_chooses(client: Client | GrpcClient, index: str) -> None:
@@ -82,16 +84,16 @@ def test_an_answer_reads_what_a_filter_chooses(client: Client | GrpcClient, inde
 def test_what_is_wrong_with_a_filter_is_named_alike(
     clients: Clients, index: str, asked: Any, field: str
 ) -> None:
-    told = []
+    messages = []
     for client in clients:
         with pytest.raises(InputError) as caught:
             client.query(index, "a river", filter=asked)
         assert caught.value.field == field
-        told.append(caught.value.message)
+        messages.append(caught.value.message)
         with pytest.raises(CondenseryError) as answered:
             client.answer("Which lake?", index=index, filter=asked)
         assert answered.value.field == f"index.{field}"
-    assert told[0] == told[1]
+    assert messages[0] == messages[1]
 
 
 def test_an_index_is_made_of_the_kind_and_options_asked_for(clients: Clients) -> None:
@@ -207,8 +209,8 @@ def test_hybrid_forgets_what_is_deleted_and_keeps_to_the_filter(
     for client in clients:
         for search in ("hybrid", "bm25", "dense"):
             hits = client.query(index, "bridges of Porto and Danube", search=search)
-            found = {hit.passage.document_id for hit in hits}
-            assert not found & {"porto", "danube"}
-            assert len(found) == {"hybrid": 3, "dense": 3}.get(search, len(found))
+            documents = {hit.passage.document_id for hit in hits}
+            assert not documents & {"porto", "danube"}
+            assert len(documents) == {"hybrid": 3, "dense": 3}.get(search, len(documents))
         hits = client.query(index, "Radium and bread", search="hybrid", filter=late)
         assert [hit.passage.document_id for hit in hits] == ["radium", "rhine"]

@@ -77,7 +77,7 @@ def test_the_broken_version_is_refused_at_the_start_and_another_serves_once_it_i
     with pytest.raises(ModelNotFound, match="there are: 1, 2, 3"):
         client.load_model(NAME, version="4")
     states = {model.version: model for model in client.stored_models() if model.name == NAME}
-    assert {version: one.state for version, one in states.items()} == {
+    assert {version: state.state for version, state in states.items()} == {
         "1": "UNAVAILABLE",
         "2": "READY",
         "3": "UNAVAILABLE",
@@ -86,11 +86,15 @@ def test_the_broken_version_is_refused_at_the_start_and_another_serves_once_it_i
 
 
 def test_versions_swap_and_their_vectors_with_them(client: Any) -> None:
-    one = client.load_model(NAME, version="1")
+    first_load = client.load_model(NAME, version="1")
     first = client.embed(["the old mill"], model=NAME)
-    two = client.load_model(NAME, version="2")
-    assert two.previous is not None
-    assert two.previous.fingerprint == one.info.fingerprint != two.info.fingerprint
+    second_load = client.load_model(NAME, version="2")
+    assert second_load.previous is not None
+    assert (
+        second_load.previous.fingerprint
+        == first_load.info.fingerprint
+        != second_load.info.fingerprint
+    )
     second = client.embed(["the old mill"], model=NAME)
     assert np.abs(first - second).max() > 0.01
     client.load_model(NAME, version="1", again=True)

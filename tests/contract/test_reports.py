@@ -21,13 +21,13 @@ def stored(store_with_pair: Path) -> Path:
 
 
 def test_both_doors_hand_out_what_was_published(client: Client | GrpcClient, stored: Path) -> None:
-    found = client.report(PAIR)
-    assert found.report == json.loads((stored / "report.json").read_text())
+    measured = client.report(PAIR)
+    assert measured.report == json.loads((stored / "report.json").read_text())
     manifest = json.loads((stored / "model.json").read_text())
-    assert (found.model, found.version) == (PAIR, "1")
-    assert found.fingerprint == manifest["fingerprint"]
-    assert found.fingerprint == next(m.fingerprint for m in client.models() if m.name == PAIR)
-    assert (found.card, found.plots) == (True, ("cost",))
+    assert (measured.model, measured.version) == (PAIR, "1")
+    assert measured.fingerprint == manifest["fingerprint"]
+    assert measured.fingerprint == next(m.fingerprint for m in client.models() if m.name == PAIR)
+    assert (measured.card, measured.plots) == (True, ("cost",))
     assert client.report_card(PAIR) == (stored / "card.md").read_text()
     assert client.report_plot(PAIR, "cost") == (stored / "plots" / "cost.png").read_bytes()
 

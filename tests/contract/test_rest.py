@@ -51,10 +51,12 @@ def test_both_rerank_doors_rank_alike(door: httpx.Client) -> None:
     tei = door.post("/rerank", json={"query": QUESTION, "texts": PASSAGES}).json()
     jina = door.post("/v1/rerank", json={"query": QUESTION, "documents": PASSAGES}).json()
     assert [item["index"] for item in tei] == [result["index"] for result in jina["results"]]
-    assert [entry["score"] for entry in tei] == [one["relevance_score"] for one in jina["results"]]
-    assert sorted(one["index"] for one in tei) == [0, 1, 2]
-    assert all(0 <= one["score"] <= 1 for one in tei)
-    assert tei == sorted(tei, key=lambda one: -one["score"])
+    assert [entry["score"] for entry in tei] == [
+        result["relevance_score"] for result in jina["results"]
+    ]
+    assert sorted(entry["index"] for entry in tei) == [0, 1, 2]
+    assert all(0 <= entry["score"] <= 1 for entry in tei)
+    assert tei == sorted(tei, key=lambda entry: -entry["score"])
     assert jina["model"] == "oscar-mini"
 
 
@@ -195,16 +197,16 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "status", "code", "said"), BAD)
+@pytest.mark.parametrize(("path", "body", "status", "code", "says"), BAD)
 def test_bad_input_gets_its_own_error(
-    door: httpx.Client, path: str, body: Any, status: int, code: str, said: str
+    door: httpx.Client, path: str, body: Any, status: int, code: str, says: str
 ) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     reply = door.post(path, content=content)
     assert reply.status_code == status
     error = reply.json()["error"]
     assert error["code"] == code
-    assert said in error["message"]
+    assert says in error["message"]
     assert "Traceback" not in reply.text
 
 

@@ -64,11 +64,11 @@ def written(path: str, body: Any, head: str = "") -> bytes:
 
 def read_all(line: socket.socket) -> bytes:
     """Read until the server ends the connection."""
-    found = b""
+    content = b""
     with suppress(ConnectionError):
         while data := line.recv(65536):
-            found += data
-    return found
+            content += data
+    return content
 
 
 def until(happened: Callable[[], Any]) -> None:
@@ -138,7 +138,7 @@ def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
 ) -> None:
     late = {"stage": "queue", "cause": "deadline", "model": "minilm-l6"}
     before = metric("condensery_cancelled_total", **late)
-    told = 0
+    refused = 0
     deadline = time.monotonic() + 60
     # On a busy machine some are told so before they come to the queue, where it is counted.
     while metric("condensery_cancelled_total", **late) - before < 4:
@@ -156,8 +156,8 @@ def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
             statuses = [item.result().status_code for item in hurried]
             assert {entry.result().status_code for entry in patient} == {200}
         assert set(statuses) <= {200, 408, 504}
-        told += statuses.count(408)
-    assert told
+        refused += statuses.count(408)
+    assert refused
 
 
 def test_an_answer_whose_time_runs_out_ends_with_an_error_and_done(door: httpx.Client) -> None:

@@ -78,8 +78,8 @@ class Children:
             model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0].mean(0)
             for text in TEXTS
         ]
-        found: np.ndarray[Any, Any] = torch.nn.functional.normalize(torch.stack(rows)).numpy()
-        return found
+        unit_rows: np.ndarray[Any, Any] = torch.nn.functional.normalize(torch.stack(rows)).numpy()
+        return unit_rows
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def test_an_encoder_embeds_at_every_door(server: Any, children: Children) -> Non
     rows = httpx.post(f"{server.url}/embed", json=asked).json()
     np.testing.assert_allclose(rows, wanted, atol=1e-5)
     asked = {"input": TEXTS, "model": "encoder-shrp"}
-    found = httpx.post(f"{server.url}/v1/embeddings", json=asked).json()["data"]
-    np.testing.assert_allclose([item["embedding"] for item in found], wanted, atol=1e-5)
+    data = httpx.post(f"{server.url}/v1/embeddings", json=asked).json()["data"]
+    np.testing.assert_allclose([item["embedding"] for item in data], wanted, atol=1e-5)
     with GrpcClient(server.grpc) as client:
         vectors = client.embed(TEXTS, model="encoder-shrp")
     np.testing.assert_allclose(vectors, wanted, atol=1e-5)
@@ -124,8 +124,8 @@ def test_a_classifier_predicts_at_every_door(server: Any, children: Children) ->
     logits = reference(children.folders["nli"], [tuple(pairs[0]), "bread"], model=model)
     wanted = torch.softmax(logits, -1)
     asked = {"inputs": pairs, "model": "nli-shrp"}
-    found = httpx.post(f"{server.url}/predict", json=asked).json()
-    for rows, likely in zip(found, wanted, strict=True):
+    predicted = httpx.post(f"{server.url}/predict", json=asked).json()
+    for rows, likely in zip(predicted, wanted, strict=True):
         by_label = {row["label"]: row["score"] for row in rows}
         assert [by_label[label] for label in LABELS] == pytest.approx(likely.tolist(), abs=1e-5)
     with grpc.insecure_channel(server.grpc) as channel:
@@ -146,10 +146,10 @@ def test_a_reranker_ranks_at_every_door(server: Any, children: Children) -> None
     assert [row["index"] for row in rows] == order
     assert [item["score"] for item in rows] == pytest.approx(scores, abs=1e-5)
     body["documents"] = PASSAGES  # type: ignore[assignment]
-    found = httpx.post(f"{server.url}/v1/rerank", json=body).json()["results"]
-    assert [entry["relevance_score"] for entry in found] == pytest.approx(scores, abs=1e-5)
+    results = httpx.post(f"{server.url}/v1/rerank", json=body).json()["results"]
+    assert [entry["relevance_score"] for entry in results] == pytest.approx(scores, abs=1e-5)
     with GrpcClient(server.grpc) as client:
-        assert [one.index for one in client.rerank(QUERY, PASSAGES, model="cross-shrp")] == order
+        assert [item.index for item in client.rerank(QUERY, PASSAGES, model="cross-shrp")] == order
 
 
 def test_both_doors_tell_the_method(server: Any) -> None:

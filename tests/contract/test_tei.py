@@ -18,10 +18,10 @@ BODIES = {
 def test_headers_tell_what_a_request_took(live_server: Any, path: str) -> None:
     reply = httpx.post(f"{live_server.url}{path}", json=BODIES[path])
     assert reply.status_code == 200
-    told = {name[2:]: value for name, value in reply.headers.items() if name.startswith("x-")}
-    assert told["compute-type"] == "cpu"
-    assert int(told["compute-characters"]) >= 2
-    assert int(told["compute-tokens"]) >= 3
-    total = int(told["total-time"])
+    headers = {name[2:]: value for name, value in reply.headers.items() if name.startswith("x-")}
+    assert headers["compute-type"] == "cpu"
+    assert int(headers["compute-characters"]) >= 2
+    assert int(headers["compute-tokens"]) >= 3
+    total = int(headers["total-time"])
     for part in ("compute", "tokenization", "queue", "inference"):
-        assert 0 <= int(told[f"{part}-time"]) <= total + 1  # each is rounded by itself
+        assert 0 <= int(headers[f"{part}-time"]) <= total + 1  # each is rounded by itself

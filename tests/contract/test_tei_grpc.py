@@ -37,13 +37,13 @@ def test_a_text_has_the_same_bits_on_both_doors(
 ) -> None:
     stub = stubs.EmbedStub(channel)
     (wanted,) = rest("/embed", {"inputs": text})
-    found = stub.Embed(pb.EmbedRequest(inputs=text))
-    assert np.array_equal(np.array(found.embeddings, np.float32), np.array(wanted, np.float32))
+    reply = stub.Embed(pb.EmbedRequest(inputs=text))
+    assert np.array_equal(np.array(reply.embeddings, np.float32), np.array(wanted, np.float32))
     (rows,) = rest("/embed_all", {"inputs": text})
     each = stub.EmbedAll(pb.EmbedAllRequest(inputs=text)).token_embeddings
     got = np.array([row.embeddings for row in each], np.float32)
     assert np.array_equal(got, np.array(rows, np.float32))
-    assert len(rows) == found.metadata.compute_tokens
+    assert len(rows) == reply.metadata.compute_tokens
 
 
 def test_too_long_a_text_is_cut_alike_at_either_end(channel: grpc.Channel, rest: Any) -> None:
@@ -51,9 +51,9 @@ def test_too_long_a_text_is_cut_alike_at_either_end(channel: grpc.Channel, rest:
     for number, side in enumerate(("Right", "Left")):
         body = {"inputs": text, "truncate": True, "truncation_direction": side}
         asked = pb.EmbedRequest(inputs=text, truncate=True, truncation_direction=number)
-        found = stubs.EmbedStub(channel).Embed(asked)
+        reply = stubs.EmbedStub(channel).Embed(asked)
         wanted = np.array(rest("/embed", body)[0], np.float32)
-        assert np.array_equal(np.array(found.embeddings, np.float32), wanted)
+        assert np.array_equal(np.array(reply.embeddings, np.float32), wanted)
 
 
 def test_passages_have_the_same_scores_on_both_doors(channel: grpc.Channel, rest: Any) -> None:
@@ -66,8 +66,8 @@ def test_passages_have_the_same_scores_on_both_doors(channel: grpc.Channel, rest
             pb.RerankStreamRequest(query=QUESTION, text=text, raw_scores=raw, truncate=True)
             for text in texts
         )
-        for found in (stub.Rerank(asked), streamed):
-            assert [(rank.index, rank.score) for rank in found.ranks] == [
+        for reply in (stub.Rerank(asked), streamed):
+            assert [(rank.index, rank.score) for rank in reply.ranks] == [
                 (item["index"], np.float32(item["score"])) for item in wanted
             ]
 
@@ -77,7 +77,7 @@ def test_tokens_are_told_alike_and_spelt_alike(channel: grpc.Channel, rest: Any,
     stub = stubs.TokenizeStub(channel)
     (wanted,) = rest("/tokenize", {"inputs": text})
     tokens = stub.Tokenize(pb.EncodeRequest(inputs=text, add_special_tokens=True)).tokens
-    found = [
+    as_rest = [
         {
             "id": token.id,
             "text": token.text,
@@ -87,22 +87,22 @@ def test_tokens_are_told_alike_and_spelt_alike(channel: grpc.Channel, rest: Any,
         }
         for token in tokens
     ]
-    assert found == wanted
+    assert as_rest == wanted
     ids = [item["id"] for item in wanted]
     spelt = stub.Decode(pb.DecodeRequest(ids=ids, skip_special_tokens=True)).text
     assert [spelt] == rest("/decode", {"ids": ids})
 
 
 def test_info_is_the_same_on_both_doors(channel: grpc.Channel, live_server: Any) -> None:
-    found = stubs.InfoStub(channel).Info(pb.InfoRequest())
+    info = stubs.InfoStub(channel).Info(pb.InfoRequest())
     wanted = httpx.get(f"{live_server.url}/info", timeout=60).json()
     for name in (
         *("version", "model_id", "model_sha", "model_dtype", "max_concurrent_requests"),
         *("max_input_length", "max_batch_tokens", "max_client_batch_size", "tokenization_workers"),
     ):
-        assert getattr(found, name) == wanted[name], name
+        assert getattr(info, name) == wanted[name], name
     assert "embedding" in wanted["model_type"]
-    assert found.model_type == pb.MODEL_TYPE_EMBEDDING
+    assert info.model_type == pb.MODEL_TYPE_EMBEDDING
 
 
 def test_a_streams_messages_share_batches_and_keep_their_order(
@@ -121,8 +121,8 @@ def test_a_streams_messages_share_batches_and_keep_their_order(
 
 
 def test_what_a_request_took_is_told(channel: grpc.Channel) -> None:
-    told = stubs.EmbedStub(channel).Embed(pb.EmbedRequest(inputs=TEXTS[0])).metadata
-    assert told.compute_chars == len(TEXTS[0])
-    assert told.compute_tokens == 9
-    for part in (told.tokenization_time_ns, told.queue_time_ns, told.inference_time_ns):
-        assert 0 < part <= told.total_time_ns
+    metadata = stubs.EmbedStub(channel).Embed(pb.EmbedRequest(inputs=TEXTS[0])).metadata
+    assert metadata.compute_chars == len(TEXTS[0])
+    assert metadata.compute_tokens == 9
+    for part in (metadata.tokenization_time_ns, metadata.queue_time_ns, metadata.inference_time_ns):
+        assert 0 < part <= metadata.total_time_ns

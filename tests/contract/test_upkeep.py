@@ -42,8 +42,8 @@ def test_an_alias_is_asked_written_answered_from_and_moved(
     client: Client | GrpcClient, index: str
 ) -> None:
     live = f"{index}-live"
-    found = client.update_aliases([AliasAction("create", live, index)])
-    assert Alias(live, index, index) in found
+    aliases = client.update_aliases([AliasAction("create", live, index)])
+    assert Alias(live, index, index) in aliases
     client.upsert(live, [Document("c", "helium is a gas")])
     assert client.count(live) == client.count(index) == (3, 3)
     assert client.query(live, "gas", top_k=1)[0].passage.document_id == "c"

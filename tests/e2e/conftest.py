@@ -32,12 +32,12 @@ def run_whole(command: Sequence[str], seconds: float) -> "subprocess.CompletedPr
         start_new_session=True,
     )
     try:
-        said, failed = process.communicate(timeout=seconds)
+        stdout, stderr = process.communicate(timeout=seconds)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         raise
-    return subprocess.CompletedProcess(command, process.returncode, said, failed)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 @pytest.fixture(params=["rest", "grpc"])
@@ -58,7 +58,7 @@ class Own:
     grpc: str
 
     @property
-    def said(self) -> str:
+    def logged(self) -> str:
         return self.log.read_text()
 
     def ready(self) -> bool:

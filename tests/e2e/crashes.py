@@ -72,12 +72,12 @@ def write_for_ever(data_dir: Path, say: Say, seed: int) -> None:
     vectors.MIN_DEAD = 20  # compact often
     compact = vector_index.VectorIndex._compact
 
-    def told(self: vector_index.VectorIndex) -> None:
+    def compact_and_say(self: vector_index.VectorIndex) -> None:
         say("compacting")
         compact(self)
         say("compacted")
 
-    vector_index.VectorIndex._compact = told  # type: ignore[method-assign]
+    vector_index.VectorIndex._compact = compact_and_say  # type: ignore[method-assign]
     draw = random.Random(seed)
     watch = Watch(data_dir, data_dir / "none")
     for _ in watch.watch():

@@ -38,7 +38,7 @@ def test_what_was_compressed_is_asked_by_its_handle(door: tuple[str, str], tmp_p
     notes.write_text("The Rhine passes through Lake Constance.\n\nBread rises.\n")
     more = '{"id": "mine", "text": "Helium is a gas."}\n'
     head, *rows, block, handle = run(
-        "compress", QUESTION, str(notes), "-", "--ttl", "60", *door, given=more
+        "compress", QUESTION, str(notes), "-", "--ttl", "60", *door, stdin=more
     ).stdout.splitlines()
     assert head.split() == ["PLACE", "SCORE", "TOKENS", "VECTORS", "WINDOWS", "STATUS", "ID"]
     assert [row.split()[-1] for row in rows] == ["notes-1", "notes-2", "mine"]
@@ -93,11 +93,11 @@ def test_an_index_is_made_filled_asked_and_dropped(door: tuple[str, str], tmp_pa
     assert run("index", "add", str(file), *door).stdout.strip() == (
         f"{name}: 300 documents written, 300 passages"
     )
-    again = run("index", "add", name, "-", *door, given=file.read_bytes())
+    again = run("index", "add", name, "-", *door, stdin=file.read_bytes())
     assert again.stdout.strip() == (
         f"{name}: 0 documents written, 0 passages; 300 were there already"
     )
-    again = run("index", "add", name, "-", "--again", *door, given=file.read_bytes())
+    again = run("index", "add", name, "-", "--again", *door, stdin=file.read_bytes())
     assert again.stdout.strip() == f"{name}: 300 documents written, 300 passages"
     assert run("index", "count", name, *door).stdout.strip() == "300 documents, 300 passages"
     result = run("index", "query", name, "note 17 is about 17", "--top-k", "2", "--json", *door)
@@ -132,7 +132,7 @@ def test_rerank_prints_the_best_first(door: tuple[str, str]) -> None:
     assert sorted(row[1] for row in rows) == ["0", "1", "2"]
     scores = [float(row[0]) for row in rows]
     assert scores == sorted(scores, reverse=True)
-    best = run("rerank", QUESTION, "--file", "-", "--top-n", "1", *door, given="one passage\nx\n")
+    best = run("rerank", QUESTION, "--file", "-", "--top-n", "1", *door, stdin="one passage\nx\n")
     assert len(best.stdout.splitlines()) == 1
 
 

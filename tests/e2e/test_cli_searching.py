@@ -43,7 +43,7 @@ def test_documents_are_found_counted_read_and_deleted_by_a_filter(
     assert set(first) == {"id", "metadata", "passages"}
     assert len(first["passages"][0]["vector"]) == 384
     again = "".join(json.dumps(entry) + "\n" for entry in every)
-    written = run("index", "add", name, "-", "--again", *door, given=again).stdout
+    written = run("index", "add", name, "-", "--again", *door, stdin=again).stdout
     assert "130 documents written" in written
     got = run("index", "get", name, "n7", "nobody", *door, status=1)
     assert entries(got) == [

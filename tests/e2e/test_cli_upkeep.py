@@ -11,7 +11,7 @@ def notes(door: tuple[str, str], tmp_path: Path) -> str:
     """An index of three notes."""
     name = f"keep-{door[0].strip('-')}"
     text = "Helium is a gas.\n\nBread rises.\n\nThe Rhine flows.\n"
-    run("index", "add", name, "-", *door, given=text)
+    run("index", "add", name, "-", *door, stdin=text)
     return name
 
 
@@ -22,7 +22,7 @@ def test_aliases_are_set_moved_renamed_listed_and_deleted(
     done = run("index", "alias", "set", f"{live}={notes}", f"{other}=samples", *door)
     assert done.stdout.splitlines() == [f"{live}: set to {notes}", f"{other}: set to samples"]
     assert run("index", "count", live, *door).stdout.strip() == "3 documents, 3 passages"
-    added = run("index", "add", live, "-", *door, given='{"id": "x", "text": "more"}\n')
+    added = run("index", "add", live, "-", *door, stdin='{"id": "x", "text": "more"}\n')
     assert "1 documents written" in added.stdout
     assert run("index", "count", notes, *door).stdout.startswith("4 documents")
     wrong = run("index", "alias", "set", f"{live}=samples", "x=nowhere", *door, status=1)

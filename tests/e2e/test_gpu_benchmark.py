@@ -83,8 +83,8 @@ def test_it_times_every_share_of_layers_each_way(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_measures_networks_of_experts_beside_what_flops_allow(tmp_path: Path) -> None:
     flags = ("--size", "tiny", "--device", "cpu", "--no-service", "--rounds", "1")
-    found = run(*flags, "--out", str(tmp_path), scripts=("shrp_service.py",), name="__main__")
-    assert found.returncode == 0, found.stderr
+    ended = run(*flags, "--out", str(tmp_path), scripts=("shrp_service.py",), name="__main__")
+    assert ended.returncode == 0, ended.stderr
     report = json.loads((tmp_path / "shrp-tiny.json").read_text())
     packed = report["in_process"]["packed"]
     assert set(packed["seconds"]) == {"batch", "one", "query"}

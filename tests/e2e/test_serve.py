@@ -128,7 +128,7 @@ def test_a_corrupt_model_leaves_the_rest_serving_and_sigterm_waits_for_who_is_se
 def test_what_a_server_suggests_is_answered(
     samples: bool, live_server: Any, serve: Callable[..., Any]
 ) -> None:
-    printed = live_server.log.read_text() if samples else serve().said
+    printed = live_server.log.read_text() if samples else serve().logged
     (line,) = re.findall(r"condensery: try: (.+)", printed)
     curl, url, flag, body = shlex.split(line)
     assert (curl, flag) == ("curl", "-d")

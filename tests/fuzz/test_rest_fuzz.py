@@ -103,9 +103,9 @@ class Schemas:
             operation = self._described["paths"][asked.template][asked.method.lower()]
             responses = operation["responses"]
             assert str(status) in responses, (asked, status, content)
-            found = self._resolve(responses[str(status)])["content"]
-            assert media in found, (asked, media)
-            schema = found[media]["schema"]
+            by_media = self._resolve(responses[str(status)])["content"]
+            assert media in by_media, (asked, media)
+            schema = by_media[media]["schema"]
         else:
             errors = ("TeiError", "OpenAIError", "RerankError", "KServeError")
             references = [{"$ref": f"#/components/schemas/{name}"} for name in errors]

@@ -141,12 +141,18 @@ class StandInEncoder:
         )
 
     async def embed_tokens(self, texts: Sequence[str], **options: Any) -> EmbeddedTokens:
-        found = await self.embed(texts, **options)
+        embedded = await self.embed(texts, **options)
         vectors = [
             np.stack([vector_of(w) for w in text.split()] or [vector_of("")]) for text in texts
         ]
         return EmbeddedTokens(
-            *(found.model, found.fingerprint, tuple(vectors), found.tokens, found.truncated)
+            *(
+                embedded.model,
+                embedded.fingerprint,
+                tuple(vectors),
+                embedded.tokens,
+                embedded.truncated,
+            )
         )
 
     def pieces(self, text: str, *, special: bool = True, field: str = "inputs") -> list[TextToken]:

@@ -34,8 +34,8 @@ def test_metadata_comes_back_as_it_was(metadata: dict[str, Any]) -> None:
     sent = Struct.FromString(write_struct(metadata).SerializeToString())
     result = read_struct(sent, "metadata")
     assert result == metadata
-    assert {key: type(one) for key, one in result.items()} == {
-        key: type(one) for key, one in metadata.items()
+    assert {key: type(value) for key, value in result.items()} == {
+        key: type(value) for key, value in metadata.items()
     }
 
 

@@ -27,7 +27,7 @@ def client(request: pytest.FixtureRequest) -> cohere.Client | cohere.ClientV2:
 def test_passages_come_best_first(client: cohere.Client | cohere.ClientV2) -> None:
     results = client.rerank(**ASKED).results
     assert len(results) == 2
-    scores = [one.relevance_score for one in results]
+    scores = [result.relevance_score for result in results]
     assert scores == sorted(scores, reverse=True)
 
 
@@ -51,16 +51,16 @@ def rows() -> np.ndarray:
 def test_vectors_come_in_every_type(rows: np.ndarray) -> None:
     types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
     reply = cohere.ClientV2(api_key="none", base_url=URL).embed(**EMBEDDED, embedding_types=types)
-    found = reply.embeddings
-    assert np.array_equal(np.array(found.float_, np.float32), rows)
-    packed = [np.frombuffer(base64.b64decode(one), "<f4") for one in found.base64]
+    embeddings = reply.embeddings
+    assert np.array_equal(np.array(embeddings.float_, np.float32), rows)
+    packed = [np.frombuffer(base64.b64decode(text), "<f4") for text in embeddings.base64]
     assert np.array_equal(packed, rows)
     scaled = np.clip(np.round(127 * rows / (6 / np.sqrt(384))), -127, 127)
-    assert np.array_equal(found.int8, scaled)
-    assert np.array_equal(found.uint8, scaled + 128)
+    assert np.array_equal(embeddings.int8, scaled)
+    assert np.array_equal(embeddings.uint8, scaled + 128)
     bits = np.packbits(rows > 0, axis=1)
-    assert np.array_equal(found.ubinary, bits)
-    assert np.array_equal(found.binary, bits.astype(int) - 128)
+    assert np.array_equal(embeddings.ubinary, bits)
+    assert np.array_equal(embeddings.binary, bits.astype(int) - 128)
     assert reply.texts == TEXTS
     assert reply.meta.billed_units.input_tokens > 256  # the long one is cut
 

@@ -24,8 +24,8 @@ def test_either_end_of_a_long_text_is_cut() -> None:
     text = "mill " * 300 + "cat " * 300
     mill, cat = (client.feature_extraction(word)[0] for word in ("mill " * 300, "cat " * 300))
     for end, kept, lost in (("right", mill, cat), ("left", cat, mill)):
-        (found,) = client.feature_extraction(text, truncate=True, truncation_direction=end)
-        assert found @ kept > 0.99 > found @ lost
+        (vector,) = client.feature_extraction(text, truncate=True, truncation_direction=end)
+        assert vector @ kept > 0.99 > vector @ lost
 
 
 def test_sentences_are_compared(rows: list[list[float]]) -> None:

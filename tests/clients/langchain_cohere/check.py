@@ -17,7 +17,7 @@ def test_documents_come_best_first() -> None:
     ]
     best = reranker.compress_documents(documents, "Where does the Danube end?")
     assert len(best) == 2
-    scores = [one.metadata["relevance_score"] for one in best]
+    scores = [document.metadata["relevance_score"] for document in best]
     assert scores == sorted(scores, reverse=True)
 
 

@@ -27,7 +27,7 @@ def test_nodes_come_best_first(many: int) -> None:
     nodes = [NodeWithScore(node=TextNode(text=text), score=0) for text in PASSAGES]
     reranker = TextEmbeddingInference(base_url=URL, top_n=many)
     best = reranker.postprocess_nodes(nodes, query_str=QUESTION)
-    found = [one.score for one in best]
+    scores = [node.score for node in best]
     assert len(best) == many
-    assert found == sorted(found, reverse=True)
-    assert all(0 <= score <= 1 for score in found)
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 <= score <= 1 for score in scores)

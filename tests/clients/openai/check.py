@@ -23,8 +23,8 @@ def cosine(left: list[float], right: list[float]) -> float:
 @pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"dimensions": 384}])
 def test_vectors_are_the_servers_own(base: str, options: dict) -> None:
     plain = ask("/embed", {"inputs": TEXTS})
-    found = make(base).embeddings.create(model="minilm-l6", input=TEXTS, **options).data
-    assert all(cosine(one.embedding, row) > 0.9995 for one, row in zip(found, plain, strict=True))
+    data = make(base).embeddings.create(model="minilm-l6", input=TEXTS, **options).data
+    assert all(cosine(item.embedding, row) > 0.9995 for item, row in zip(data, plain, strict=True))
 
 
 def test_models_are_listed_and_retrieved() -> None:

@@ -23,22 +23,22 @@ def test_texts_one_by_one_and_in_a_stream_are_rests(channel: grpc.Channel) -> No
     stub = stubs.EmbedStub(channel)
     alone = [stub.Embed(tei.EmbedRequest(inputs=text)) for text in TEXTS]
     streamed = stub.EmbedStream(tei.EmbedRequest(inputs=text) for text in TEXTS)
-    for found in (alone, streamed):
-        rows = np.array([one.embeddings for one in found])
+    for replies in (alone, streamed):
+        rows = np.array([reply.embeddings for reply in replies])
         assert ((rows * wanted).sum(1) > 0.9995).all()
 
 
 def test_passages_are_ranked_as_over_rest(channel: grpc.Channel) -> None:
     asked = {"query": "a river", "texts": TEXTS}
-    found = stubs.RerankStub(channel).Rerank(tei.RerankRequest(**asked)).ranks
+    ranks = stubs.RerankStub(channel).Rerank(tei.RerankRequest(**asked)).ranks
     wanted = ask("/rerank", asked)
-    assert [one.index for one in found] == [one["index"] for one in wanted]
+    assert [rank.index for rank in ranks] == [rank["index"] for rank in wanted]
 
 
 def test_tokens_go_there_and_back(channel: grpc.Channel) -> None:
     stub = stubs.TokenizeStub(channel)
     tokens = stub.Tokenize(tei.EncodeRequest(inputs=TEXTS[0], add_special_tokens=True)).tokens
-    ids = [one.id for one in tokens]
+    ids = [token.id for token in tokens]
     assert (
         stub.Decode(tei.DecodeRequest(ids=ids, skip_special_tokens=True)).text == TEXTS[0].lower()
     )
@@ -56,7 +56,7 @@ def test_codes_are_teis(channel: grpc.Channel) -> None:
 def test_the_server_describes_itself(channel: grpc.Channel) -> None:
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     (reply,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([asked]))
-    names = {one.name for one in reply.list_services_response.service}
+    names = {service.name for service in reply.list_services_response.service}
     assert {
         f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize")
     } <= names

@@ -37,29 +37,29 @@ def test_a_key_comes_as_bearer_bare_or_by_itself(
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("header", "seconds"),
     [(None, math.inf), ("1", 0.001), ("2500", 2.5), (" 2500 ", 2.5), ("0000010", 0.01)],
 )
-def test_a_callers_patience_is_read_in_milliseconds(given: str | None, seconds: float) -> None:
-    assert read_timeout(given) == seconds
+def test_a_callers_patience_is_read_in_milliseconds(header: str | None, seconds: float) -> None:
+    assert read_timeout(header) == seconds
 
 
 def test_a_time_without_end_is_one() -> None:
     assert read_timeout("9" * 5000) > 1e12
 
 
-@pytest.mark.parametrize("given", ["", "0", "000", "-5", "1.5", "1e3", "soon", "٣", "²"])
-def test_a_time_that_is_none_is_refused_by_name_and_value(given: str) -> None:
+@pytest.mark.parametrize("header", ["", "0", "000", "-5", "1.5", "1e3", "soon", "٣", "²"])
+def test_a_time_that_is_none_is_refused_by_name_and_value(header: str) -> None:
     with pytest.raises(InputError, match="x-request-timeout-ms: ") as caught:
-        read_timeout(given)
+        read_timeout(header)
     assert caught.value.field == "x-request-timeout-ms"
-    assert repr(given) in caught.value.message
+    assert repr(header) in caught.value.message
 
 
 def test_an_id_that_fits_a_header_and_a_log_line_is_kept() -> None:
     assert read_request_id("mine") == "mine"
-    for given in (None, "", "two\nlines", "é", "x" * 129):
-        assert len(read_request_id(given)) == 32
+    for unfit in (None, "", "two\nlines", "é", "x" * 129):
+        assert len(read_request_id(unfit)) == 32
 
 
 def test_a_method_without_a_scope_takes_every_key_that_is_known() -> None:

@@ -64,10 +64,10 @@ def test_an_address_is_loopback_or_others_may_reach_it(monkeypatch: pytest.Monke
         assert not is_reachable(host), host
     for host in ("0.0.0.0", "::", "192.0.2.7", "2001:db8::1", "::ffff:192.0.2.7"):
         assert is_reachable(host), host
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (item, 0)) for item in ("127.0.1.1",)]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (item, 0)) for item in ("127.0.1.1",)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
     assert not is_reachable("box")
-    found.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0)))
+    addresses.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0)))
     assert is_reachable("box")  # gRPC listens on every address of a name
 
 

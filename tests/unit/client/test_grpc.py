@@ -18,8 +18,8 @@ from condensery.stubs import condensery_v1_pb2 as pb
 Metadata = tuple[tuple[str, str], ...]
 
 
-class Told:
-    """A gRPC server that refuses as it is told, in turn, and then lists no models."""
+class ScriptedServer:
+    """A gRPC server that gives its scripted refusals in turn, and then lists no models."""
 
     def __init__(self) -> None:
         self.refusals: list[tuple[StatusCode, str, Metadata]] = []
@@ -37,15 +37,15 @@ class Told:
 
 
 @pytest.fixture
-async def told() -> AsyncIterator[Told]:
-    held = Told()
+async def scripted() -> AsyncIterator[ScriptedServer]:
+    scripted_server = ScriptedServer()
     server = grpc.aio.server()
-    methods = {"List": grpc.unary_unary_rpc_method_handler(held.answer)}
+    methods = {"List": grpc.unary_unary_rpc_method_handler(scripted_server.answer)}
     handler = grpc.method_handlers_generic_handler("condensery.v1.Models", methods)
     server.add_generic_rpc_handlers((handler,))
-    held.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    scripted_server.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    yield held
+    yield scripted_server
     await server.stop(0)
 
 
@@ -65,15 +65,15 @@ async def told() -> AsyncIterator[Told]:
     ],
 )
 async def test_a_refusal_comes_back_as_the_error_it_was(
-    told: Told, code: StatusCode, name: str | None, kind: type[CondenseryError]
+    scripted: ScriptedServer, code: StatusCode, name: str | None, kind: type[CondenseryError]
 ) -> None:
-    told.refusals.append((code, "no", () if name is None else (("x-error", name),)))
-    async with AsyncGrpcClient(told.address) as client:
+    scripted.refusals.append((code, "no", () if name is None else (("x-error", name),)))
+    async with AsyncGrpcClient(scripted.address) as client:
         with pytest.raises(CondenseryError) as caught:
             await client.models()
     assert type(caught.value) is kind
     assert caught.value.message.endswith("no")
-    assert len(told.metadata) == 1
+    assert len(scripted.metadata) == 1
 
 
 FULL = (
@@ -85,44 +85,46 @@ UNREADY = (StatusCode.UNAVAILABLE, "soon", (("grpc-retry-pushback-ms", "30"),))
 
 
 @pytest.mark.parametrize("refusal", [FULL, UNREADY], ids=["full", "not ready"])
-async def test_a_server_that_says_when_is_asked_again(told: Told, refusal: Any) -> None:
-    told.refusals += [refusal, refusal]
-    async with AsyncGrpcClient(told.address) as client:
+async def test_a_server_that_says_when_is_asked_again(
+    scripted: ScriptedServer, refusal: Any
+) -> None:
+    scripted.refusals += [refusal, refusal]
+    async with AsyncGrpcClient(scripted.address) as client:
         assert await client.models() == []
-    assert len(told.metadata) == 3
+    assert len(scripted.metadata) == 3
 
 
-async def test_it_is_asked_as_much_later_as_was_drawn(told: Told) -> None:
+async def test_it_is_asked_as_much_later_as_was_drawn(scripted: ScriptedServer) -> None:
     class Later(random.Random):
         def uniform(self, a: float, b: float) -> float:
             return a + b
 
-    told.refusals += [FULL]
+    scripted.refusals += [FULL]
     started = time.perf_counter()
-    async with AsyncGrpcClient(told.address, retries=Retries(chance=Later())) as client:
+    async with AsyncGrpcClient(scripted.address, retries=Retries(chance=Later())) as client:
         assert await client.models() == []
     assert time.perf_counter() - started >= 0.13  # 30 ms, and a tenth of a second
 
 
-async def test_it_is_asked_no_more_than_it_was_said(told: Told) -> None:
-    told.refusals += [FULL] * 5
-    async with AsyncGrpcClient(told.address, retries=1) as client:
+async def test_it_is_asked_no_more_than_it_was_said(scripted: ScriptedServer) -> None:
+    scripted.refusals += [FULL] * 5
+    async with AsyncGrpcClient(scripted.address, retries=1) as client:
         with pytest.raises(Overloaded) as caught:
             await client.models()
     assert caught.value.retry_after_seconds == 0.03
-    assert len(told.metadata) == 2
-    told.refusals[:] = [(StatusCode.UNAVAILABLE, "gone", ())]
-    async with AsyncGrpcClient(told.address) as client:
+    assert len(scripted.metadata) == 2
+    scripted.refusals[:] = [(StatusCode.UNAVAILABLE, "gone", ())]
+    async with AsyncGrpcClient(scripted.address) as client:
         with pytest.raises(Unavailable):
             await client.models()
-    assert len(told.metadata) == 3
+    assert len(scripted.metadata) == 3
 
 
-async def test_the_key_and_the_time_go_with_each_call(told: Told) -> None:
-    async with AsyncGrpcClient(told.address, api_key="secret", timeout=25) as client:
+async def test_the_key_and_the_time_go_with_each_call(scripted: ScriptedServer) -> None:
+    async with AsyncGrpcClient(scripted.address, api_key="secret", timeout=25) as client:
         await client.models()
-    async with AsyncGrpcClient(told.address) as client:
+    async with AsyncGrpcClient(scripted.address) as client:
         await client.models()
-    assert told.metadata[0]["authorization"] == "Bearer secret"
-    assert "authorization" not in told.metadata[1]
-    assert told.seconds == [pytest.approx(25, abs=20), pytest.approx(120, abs=20)]
+    assert scripted.metadata[0]["authorization"] == "Bearer secret"
+    assert "authorization" not in scripted.metadata[1]
+    assert scripted.seconds == [pytest.approx(25, abs=20), pytest.approx(120, abs=20)]

@@ -137,11 +137,11 @@ def unset(message: Message) -> set[str]:
     described = message.DESCRIPTOR
     if described.full_name.startswith("google.protobuf."):
         return set()
-    found = {field.name: value for field, value in message.ListFields()}
+    present = {field.name: value for field, value in message.ListFields()}
     missing = {
-        f"{described.name}.{field.name}" for field in described.fields if field.name not in found
+        f"{described.name}.{field.name}" for field in described.fields if field.name not in present
     }
-    for value in found.values():
+    for value in present.values():
         items = [value] if isinstance(value, Message) else value
         if not isinstance(items, str | bytes | int | float | Mapping):
             missing.update(*(unset(item) for item in items if isinstance(item, Message)))
@@ -186,14 +186,14 @@ ALL_BUT_ONE = {"query": "text", "delete": None}  # an argument that another one 
 
 def all_arguments(name: str) -> dict[str, Any]:
     """An argument for each parameter of an operation, none of them 0 or empty."""
-    found = {}
+    arguments = {}
     for parameter in [*inspect.signature(getattr(Operations, name)).parameters.values()][1:]:
         if ALL_BUT_ONE.get(name) == parameter.name:
             continue
         kind = parameter.annotation
         kinds = [part for part in get_args(kind) if part is not NoneType] or [kind]
-        found[parameter.name] = ARGUMENTS.get(parameter.name, SAMPLES.get(kinds[0]))
-    return found
+        arguments[parameter.name] = ARGUMENTS.get(parameter.name, SAMPLES.get(kinds[0]))
+    return arguments
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))

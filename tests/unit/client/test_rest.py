@@ -106,11 +106,11 @@ def test_a_full_server_is_asked_again_when_it_says(script: Any, vectors_reply: A
 
 
 def test_those_refused_together_do_not_come_back_together_nor_sooner_than_said() -> None:
-    for said, spread in ((0.0, 0.1), (0.02, 0.1), (2.0, 2.0), (30.0, 30.0)):
-        fault = Refusal(Overloaded("full"), said)
+    for retry_after, spread in ((0.0, 0.1), (0.02, 0.1), (2.0, 2.0), (30.0, 30.0)):
+        fault = Refusal(Overloaded("full"), retry_after)
         pauses = [Retries().pause(1, fault) for _ in range(200)]
-        assert said <= min(pauses) < said + spread / 4
-        assert said + spread * 3 / 4 < max(pauses) <= said + spread
+        assert retry_after <= min(pauses) < retry_after + spread / 4
+        assert retry_after + spread * 3 / 4 < max(pauses) <= retry_after + spread
         seeded = [Retries(chance=random.Random(7)).pause(1, fault) for _ in range(2)]
         assert seeded[0] == seeded[1]
     with pytest.raises(Overloaded):
@@ -132,11 +132,11 @@ async def test_each_client_waits_as_long_as_was_drawn(script: Any, vectors_reply
             script.then(429, refusal("overloaded"), retry_after_ms="150")
             script.then(200, vectors_reply(ROWS))
             started = time.perf_counter()
-            one = client(script.url, retries=Retries(chance=later))
-            reply = one.embed(["a"])
+            opened = client(script.url, retries=Retries(chance=later))
+            reply = opened.embed(["a"])
             assert (reply if client is Client else await reply).shape == (2, 3)
             assert time.perf_counter() - started >= least
-            await one.close() if client is AsyncClient else one.close()
+            await opened.close() if client is AsyncClient else opened.close()
 
 
 async def test_the_async_client_asks_again_too(script: Any, vectors_reply: Any) -> None:

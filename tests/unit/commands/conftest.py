@@ -22,20 +22,20 @@ class Client:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def answer(self, *given: Any, **how: Any) -> Any:
-        self.asked.append(("answer", given, how))
+    def answer(self, *args: Any, **how: Any) -> Any:
+        self.asked.append(("answer", args, how))
         return self.reply
 
-    def answer_stream(self, *given: Any, **how: Any) -> Iterator[Any]:
-        self.asked.append(("answer_stream", given, how))
+    def answer_stream(self, *args: Any, **how: Any) -> Iterator[Any]:
+        self.asked.append(("answer_stream", args, how))
         yield from self.reply
 
-    def compare(self, *given: Any, **how: Any) -> Any:
-        self.asked.append(("compare", given, how))
+    def compare(self, *args: Any, **how: Any) -> Any:
+        self.asked.append(("compare", args, how))
         return self.reply
 
-    def compress(self, *given: Any, **how: Any) -> Any:
-        self.asked.append(("compress", given, how))
+    def compress(self, *args: Any, **how: Any) -> Any:
+        self.asked.append(("compress", args, how))
         return self.reply
 
 

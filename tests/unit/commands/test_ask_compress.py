@@ -11,7 +11,7 @@ from condensery.cli import main
 from condensery.question import Compressed, CompressedDocument, Compression
 from condensery.values import Document, TokenUsage
 
-FOUND = Compressed(
+COMPRESSED = Compressed(
     id="cmp_1",
     model="pair",
     fingerprint="sha256:00",
@@ -50,7 +50,7 @@ def file(tmp_path: Path) -> str:
 def test_documents_come_from_files_of_either_format(
     client: Any, capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path
 ) -> None:
-    client.reply = FOUND
+    client.reply = COMPRESSED
     other = tmp_path / "more.jsonl"
     other.write_text('{"id": "mine", "text": "three", "year": 1898}\n')
     lines_of(capsys, file, str(other), "--rate", "16", "--ttl", "2.5", "--model", "m")
@@ -67,7 +67,7 @@ def test_documents_come_from_files_of_either_format(
 def test_each_document_has_a_row_and_the_handle_comes_last(
     client: Any, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
-    client.reply = FOUND
+    client.reply = COMPRESSED
     *lines, last = lines_of(capsys, file)
     assert lines == TABLE
     assert last.startswith("context: ctx_1 (until ")
@@ -76,13 +76,13 @@ def test_each_document_has_a_row_and_the_handle_comes_last(
 def test_without_keeping_there_is_no_handle(
     client: Any, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
-    client.reply = replace(FOUND, context=None, expires_at=None)
+    client.reply = replace(COMPRESSED, context=None, expires_at=None)
     assert lines_of(capsys, file, "--no-keep") == TABLE
     assert client.asked[0][2]["keep"] is False
 
 
 def test_json_has_all_that_came(client: Any, capsys: pytest.CaptureFixture[str], file: str) -> None:
-    client.reply = FOUND
+    client.reply = COMPRESSED
     (line,) = lines_of(capsys, file, "--json")
     printed = json.loads(line)
     assert (printed["context"], printed["tokens"]) == ("ctx_1", 128)

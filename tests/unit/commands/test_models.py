@@ -72,7 +72,7 @@ def test_a_flag_that_means_nothing_for_a_directory_is_refused_by_its_name(
     encoder = tmp_path / "encoder"
     encoder.mkdir()
     (encoder / "config.json").write_text('{"model_type": "bert"}')
-    for path, found, flags in (
+    for path, layout, flags in (
         (published, "a published pair", ["--pooling", "last"]),
         (published, "a published pair", ["--no-add-eos"]),
         (encoder, "a plain encoder", ["--questions"]),
@@ -81,7 +81,7 @@ def test_a_flag_that_means_nothing_for_a_directory_is_refused_by_its_name(
     ):
         assert main(["models", "import", str(path), *own, *flags]) == 1
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"{' '.join(flags)} does not apply: {path.name} is {found}" in line
+        assert f"{' '.join(flags)} does not apply: {path.name} is {layout}" in line
     assert not (tmp_path / "own").exists()
 
 

@@ -201,7 +201,7 @@ def test_hnsw_is_built_as_it_is_told(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "field", "says"),
+    ("kind", "options", "field", "says"),
     [
         ("flat", {"m": 8}, "options.m", "unknown option; kind flat has: none"),
         ("hnsw", {"nlist": 8}, "options.nlist", "kind hnsw has: m, ef_construction, ef_search"),
@@ -216,9 +216,9 @@ def test_hnsw_is_built_as_it_is_told(data_dir: Path) -> None:
         ("ivf_pq", [], "options", "[] is not an object"),
     ],
 )
-def test_an_option_that_can_not_be_is_named(kind: str, given: Any, field: str, says: str) -> None:
+def test_an_option_that_can_not_be_is_named(kind: str, options: Any, field: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
-        check_options(kind, given, 16)
+        check_options(kind, options, 16)
     assert caught.value.field == field
     assert says in caught.value.message
 

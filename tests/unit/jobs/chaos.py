@@ -121,31 +121,31 @@ class Chaos:
     async def write(self) -> None:
         name, may = self.any_index()
         mine = self.written[name]
-        old = [one for one, known in mine.items() if len(known.may) == 1]
+        old = [key for key, known in mine.items() if len(known.may) == 1]
         if old and self.draw.random() < 0.5:
-            one = self.draw.choice(old)
+            number = self.draw.choice(old)
         else:
             self.next_id += 1
-            one = self.next_id
-        known = mine.get(one)
+            number = self.next_id
+        known = mine.get(number)
         before = known.may if known is not None else [None]
         gone = self.draw.random() < 0.3
         version = self.draw.randrange(10**6)
-        after = None if gone else document(one, version).text
+        after = None if gone else document(number, version).text
         op = Op(time.monotonic())
         # in doubt while it is under way, and for ever if it never said how it ended
-        mine[one] = Written([*before, after], op if known is None else known.op)
+        mine[number] = Written([*before, after], op if known is None else known.op)
         if gone:
-            work: Any = indexes.delete_documents(self.services, name, [f"d{one}"])
+            work: Any = indexes.delete_documents(self.services, name, [f"d{number}"])
         else:
-            work = indexes.upsert_documents(self.services, name, [document(one, version)])
+            work = indexes.upsert_documents(self.services, name, [document(number, version)])
         done, error = await self.call(work, may, op)
         if done:
-            mine[one] = Written([after], op)
+            mine[number] = Written([after], op)
         elif error is not None and known is not None:
-            mine[one] = known
+            mine[number] = known
         elif error is not None:
-            del mine[one]
+            del mine[number]
 
     async def ask(self) -> None:
         name, may = self.any_index()
@@ -161,13 +161,13 @@ class Chaos:
             lambda: indexes.get_documents(self.services, name, ["d1", "d2"]),
             lambda: indexes.get_index(self.services, name),
         ]
-        done, found = await self.call(self.draw.choice(works)(), may)
-        if done and isinstance(found, list) and found and hasattr(found[0], "passage"):
-            assert len({hit.passage.id for hit in found}) == len(found)
+        done, hits = await self.call(self.draw.choice(works)(), may)
+        if done and isinstance(hits, list) and hits and hasattr(hits[0], "passage"):
+            assert len({hit.passage.id for hit in hits}) == len(hits)
 
     async def list_all(self) -> None:
-        _, found = await self.call(maintenance.list_index_aliases(self.services))
-        for entry in found or ():
+        _, aliases = await self.call(maintenance.list_index_aliases(self.services))
+        for entry in aliases or ():
             assert entry.index in KEPT, entry
         _, listed = await self.call(indexes.list_indexes(self.services))
         if listed is not None:
@@ -196,13 +196,13 @@ class Chaos:
 
     async def _some_snapshot(self) -> tuple[str, str] | None:
         name = self.draw.choice((*KEPT, *WILD))
-        done, found = await self.call(
+        done, listing = await self.call(
             maintenance.list_snapshots(self.services, name), (IndexNotFound,)
         )
         if not done:
             return None
-        assert not found.refused, found.refused
-        return (name, self.draw.choice(found.found).id) if found.found else None
+        assert not listing.refused, listing.refused
+        return (name, self.draw.choice(listing.found).id) if listing.found else None
 
     async def unsnapshot(self) -> None:
         if (some := await self._some_snapshot()) and self.draw.random() < 0.5:

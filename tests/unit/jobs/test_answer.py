@@ -191,11 +191,11 @@ async def test_what_compression_waits_and_tokenises_is_told_apart_from_compressi
     oscar = registry.pairs["pair"]
     compress = oscar.compress
 
-    async def slowly(*given, **how):
+    async def slowly(*args, **how):
         current_request().stats.queued += 0.25
         current_request().stats.tokenizing += 0.125
         await asyncio.sleep(0.4)
-        return await compress(*given, **how)
+        return await compress(*args, **how)
 
     oscar.compress = slowly
     with serving_request(RequestContext()):

@@ -70,8 +70,8 @@ async def test_agreement_is_told_by_words_and_by_vectors(services):
     assert not comparison.exact
     # "where 1 2" and "where gold gold gold gold again"
     assert comparison.f1 == pytest.approx(2 * 1 / (3 + 6))
-    one, other = (vector_of(text) for text in (comparison.compressed.text, comparison.plain.text))
-    assert comparison.cosine == pytest.approx(float(one @ other), abs=1e-6)
+    left, right = (vector_of(text) for text in (comparison.compressed.text, comparison.plain.text))
+    assert comparison.cosine == pytest.approx(float(left @ right), abs=1e-6)
 
 
 async def test_answers_that_differ_by_case_and_articles_are_exact(services, oscar):

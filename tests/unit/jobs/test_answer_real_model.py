@@ -65,14 +65,14 @@ async def test_an_answer_from_a_context_is_token_for_token_that_from_its_documen
     how = {"logprobs": 1}
     direct = await answer_whole(real, ask(**how))
     held = await compress_documents(real, QUESTION, DOCUMENTS)
-    found = await answer_whole(real, ask(documents=None, context=held.context, **how))
-    assert (found.text, found.citations) == (direct.text, direct.citations)
-    assert [logprob.logprob for logprob in found.logprobs] == pytest.approx(
+    answer = await answer_whole(real, ask(documents=None, context=held.context, **how))
+    assert (answer.text, answer.citations) == (direct.text, direct.citations)
+    assert [logprob.logprob for logprob in answer.logprobs] == pytest.approx(
         [item.logprob for item in direct.logprobs], abs=1e-5
     )
-    used = held.compression.flops_used + found.compression.flops_used
+    used = held.compression.flops_used + answer.compression.flops_used
     assert used == direct.compression.flops_used
-    assert found.compression.flops_plain == direct.compression.flops_plain
+    assert answer.compression.flops_plain == direct.compression.flops_plain
 
 
 async def test_a_rate_reads_fewer_vectors_in_the_first_place_or_later(real):
@@ -95,19 +95,19 @@ async def test_a_compressor_that_faults_on_one_passage_of_a_batch_leaves_the_oth
 
     hook = pair.compressor.register_forward_hook(spoil)
     try:
-        found = await answer_whole(real, ask())
+        answer = await answer_whole(real, ask())
         with pytest.raises(CompressionFailed, match=r"documents\[1\]"):
             await answer_whole(real, ask(mode="required"))
     finally:
         hook.remove()
-    block = found.compression
+    block = answer.compression
     assert (block.status, block.docs, block.fallback) == ("partial", 2, (1,))
     assert "(ModelFault)" in block.reason
-    assert found.finish_reason in ("stop", "length")
+    assert answer.finish_reason in ("stop", "length")
     scores = {
         citation.id: citation.relevance_score for citation in fine.citations if citation.id != "1"
     }
-    for item in found.citations[:2]:
+    for item in answer.citations[:2]:
         assert item.relevance_score == pytest.approx(scores[item.id], abs=1e-5)
     assert sample(real, "compression_fallback_total", reason="fault") == 1
 
@@ -120,22 +120,22 @@ async def test_a_compressor_that_raises_falls_back_on_what_plain_reading_says(re
 
     hook = pair.compressor.register_forward_pre_hook(refuse)
     try:
-        found = await answer_whole(real, ask())
+        answer = await answer_whole(real, ask())
     finally:
         hook.remove()
-    assert (found.compression.status, found.text) == ("fallback", plain.text)
-    assert found.compression.fallback == (0, 1, 2)
-    assert found.usage == plain.usage
+    assert (answer.compression.status, answer.text) == ("fallback", plain.text)
+    assert answer.compression.fallback == (0, 1, 2)
+    assert answer.usage == plain.usage
 
 
 async def test_what_does_not_fit_the_generator_is_left_out_and_the_rest_answered(real):
     documents = [Document(str(place), text_of(20, seed=place)) for place in range(40)]
-    found = await answer_whole(real, ask(documents=documents, mode="off"))
-    block = found.compression
-    assert 0 < len(found.citations) < 40
-    assert len(block.left_out) == 40 - len(found.citations)
+    answer = await answer_whole(real, ask(documents=documents, mode="off"))
+    block = answer.compression
+    assert 0 < len(answer.citations) < 40
+    assert len(block.left_out) == 40 - len(answer.citations)
     oscar = real.registry.pair()
-    kept = [citation.text for citation in found.citations]
+    kept = [citation.text for citation in answer.citations]
     assert oscar.free_positions_for(QUESTION, kept, 8) >= 0
     assert oscar.free_positions_for(QUESTION, [*kept, documents[len(kept)].text], 8) < 0
 

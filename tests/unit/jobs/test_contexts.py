@@ -87,19 +87,19 @@ async def test_handles_hold_128_random_bits(held):
 
 async def test_anothers_handle_is_as_unknown_as_one_that_never_was(held, clock):
     handle = held.put("alice", make(), 60)
-    told = []
+    errors = []
     for caller, asked in (("bob", handle), ("bob", "ctx_" + "0" * 32), ("alice", "\ud800")):
         with pytest.raises(ContextNotFound) as caught:
             held.get(caller, asked)
-        told.append((type(caught.value), caught.value.message, caught.value.field))
+        errors.append((type(caught.value), caught.value.message, caught.value.field))
     with pytest.raises(ContextNotFound) as caught:
         held.release("bob", handle)
-    told.append((type(caught.value), caught.value.message, caught.value.field))
+    errors.append((type(caught.value), caught.value.message, caught.value.field))
     clock.now += 61
     with pytest.raises(ContextNotFound) as caught:
         held.get("bob", handle)
-    told.append((type(caught.value), caught.value.message, caught.value.field))
-    assert set(told) == {(ContextNotFound, "context: there is no such handle.", "context")}
+    errors.append((type(caught.value), caught.value.message, caught.value.field))
+    assert set(errors) == {(ContextNotFound, "context: there is no such handle.", "context")}
 
 
 async def test_a_context_ends_when_its_time_is_over_and_its_caller_is_told_so(held, clock):
@@ -122,12 +122,12 @@ async def test_expired_handles_are_remembered_up_to_a_number(held, clock, monkey
         clock.now += 1
         with pytest.raises(ContextExpired):
             held.get("alice", handles[-1])
-    told = []
+    errors = []
     for handle in handles:
         with pytest.raises(ContextNotFound) as caught:
             held.get("alice", handle)
-        told.append(type(caught.value))
-    assert told == [ContextNotFound, ContextExpired, ContextExpired]
+        errors.append(type(caught.value))
+    assert errors == [ContextNotFound, ContextExpired, ContextExpired]
 
 
 async def test_lost_handles_are_remembered_up_to_a_number(held, monkeypatch):
@@ -136,12 +136,12 @@ async def test_lost_handles_are_remembered_up_to_a_number(held, monkeypatch):
     for _ in range(3):
         handles.append(held.put("alice", make(40), 60))
         held.keep_only({})
-    told = []
+    errors = []
     for handle in handles:
         with pytest.raises((ContextNotFound, ContextLost)) as caught:
             held.get("alice", handle)
-        told.append(type(caught.value))
-    assert told == [ContextNotFound, ContextLost, ContextLost]
+        errors.append(type(caught.value))
+    assert errors == [ContextNotFound, ContextLost, ContextLost]
 
 
 async def test_a_released_context_is_gone(held, metrics):

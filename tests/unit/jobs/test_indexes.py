@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[dict[str, str], IndexPrompts, IndexPrompts]] = {
     "plain": ({}, IndexPrompts("", ""), IndexPrompts("", "")),
 }
 TEXTS = {"a": "bread and grain", "b": "a bridge in town", "c": "new river market"}
-DOCUMENTS = [Document(one, text) for one, text in TEXTS.items()]
+DOCUMENTS = [Document(key, text) for key, text in TEXTS.items()]
 QUERY = "a river in town"
 OUTDATED = "index_prompts_outdated"  # in the log
 
@@ -62,12 +62,12 @@ class Gated:
 
     async def embed(self, texts: Any, **options: Any) -> Any:
         self.asked += [(text, options["prompt"]) for text in texts]
-        found = await self.encoder.embed(texts, **options)
+        embedded = await self.encoder.embed(texts, **options)
         if self.holds in texts:
             self.holds = None
             self.entered.set()
             await self.go_on.wait()
-        return found
+        return embedded
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Enco
 
 @pytest.fixture
 async def encoders(running: dict[str, Encoder]) -> dict[str, Gated]:
-    return {name: Gated(one) for name, one in running.items()}
+    return {name: Gated(encoder) for name, encoder in running.items()}
 
 
 @contextmanager
@@ -118,8 +118,8 @@ def older(encoders: dict[str, Gated], data_dir: Path, *names: str) -> Iterator[S
     """Serve indexes, named as their encoders, that a version made which did not keep prompts."""
     with IndexStore(data_dir) as store:
         for name in names:
-            one = encoders[name].info
-            own: dict[str, Any] = {"fingerprint": one.fingerprint, "dims": one.dims}
+            info = encoders[name].info
+            own: dict[str, Any] = {"fingerprint": info.fingerprint, "dims": info.dims}
             store.create(name, IndexSpec(encoder=name, metric="ip", kind="flat", **own))
     for name in names:
         to_format_4(database_of(data_dir, name))
@@ -134,7 +134,7 @@ def held(services: Services, name: str) -> dict[str, Floats]:
             "SELECT d.id, vector FROM passages AS p JOIN documents AS d ON d.row = document "
             "JOIN vectors ON passage = p.row"
         )
-        return {one: np.frombuffer(vector, "<f4") for one, vector in rows}
+        return {document_id: np.frombuffer(vector, "<f4") for document_id, vector in rows}
 
 
 async def assert_embedded_with(services: Services, name: str, prompts: IndexPrompts) -> None:
@@ -145,12 +145,17 @@ async def assert_embedded_with(services: Services, name: str, prompts: IndexProm
         for document in await indexes.get_documents(services, name, list(held(services, name)))
     }
     vectors = (await encoder.embed(list(texts.values()), prompt=prompts.passage)).vectors
-    found = held(services, name)
-    for one, vector in zip(texts, vectors, strict=True):
-        np.testing.assert_allclose(found[one], vector, atol=1e-5, err_msg=f"{name} {one}")
+    stored = held(services, name)
+    for document_id, vector in zip(texts, vectors, strict=True):
+        np.testing.assert_allclose(
+            stored[document_id], vector, atol=1e-5, err_msg=f"{name} {document_id}"
+        )
     asked = (await encoder.embed([QUERY], prompt=prompts.query)).vectors[0]
     hits = await retrieval.query_index(services, name, QUERY)
-    scores = {one: float(vector @ asked) for one, vector in zip(texts, vectors, strict=True)}
+    scores = {
+        document_id: float(vector @ asked)
+        for document_id, vector in zip(texts, vectors, strict=True)
+    }
     assert {hit.passage.document_id: hit.score for hit in hits} == pytest.approx(scores, abs=1e-4)
 
 
@@ -172,8 +177,8 @@ async def test_the_prompts_make_a_difference_here(encoders):
             (await encoders[name].encoder.embed([QUERY], prompt=prompt)).vectors[0]
             for prompt in ("", now.query, now.passage)
         ]
-        for one, other in ((0, 1), (0, 2), (1, 2)):
-            assert np.abs(vectors[one] - vectors[other]).max() > 0.01
+        for left, right in ((0, 1), (0, 2), (1, 2)):
+            assert np.abs(vectors[left] - vectors[right]).max() > 0.01
 
 
 async def test_an_older_index_goes_on_as_it_was_and_a_rebuild_takes_the_prompts(
@@ -212,9 +217,9 @@ async def test_an_older_index_goes_on_as_it_was_and_a_rebuild_takes_the_prompts(
 
 async def until_over(services: Services, name: str) -> Any:
     async with asyncio.timeout(60):
-        while (found := await maintenance.get_rebuild(services, name)).state == "running":  # noqa: ASYNC110 - it has no event
+        while (rebuild := await maintenance.get_rebuild(services, name)).state == "running":  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.005)
-    return found
+    return rebuild
 
 
 async def test_what_is_embedded_while_a_rebuild_takes_the_prompts_never_mixes(encoders, tmp_path):
@@ -237,7 +242,7 @@ async def test_what_is_embedded_while_a_rebuild_takes_the_prompts_never_mixes(en
             await maintenance.rebuild_index(services, "nomic")
             assert (await until_over(services, "nomic")).state == "done"
             encoder.go_on.set()
-            found = await job
+            hits = await job
             assert (
                 encoder.asked[-1] == (late.text, now.passage)
                 if what == "upsert"
@@ -247,7 +252,7 @@ async def test_what_is_embedded_while_a_rebuild_takes_the_prompts_never_mixes(en
                 assert len(held(services, "nomic")) == len(DOCUMENTS) + 1
             else:
                 again = await retrieval.query_index(services, "nomic", QUERY, mode=what)
-                assert [(hit.passage.id, hit.score) for hit in found] == [
+                assert [(hit.passage.id, hit.score) for hit in hits] == [
                     (hit.passage.id, hit.score) for hit in again
                 ]
             await assert_embedded_with(services, "nomic", now)

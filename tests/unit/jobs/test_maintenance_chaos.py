@@ -85,9 +85,9 @@ def fail_now_and_then(monkeypatch: pytest.MonkeyPatch, draw: random.Random, shar
     def failing(real: Callable[..., Any], before: float) -> Callable[..., Any]:
         def operation(*args: Any, **options: Any) -> Any:
             refuse(share * before)
-            found = real(*args, **options)
+            result = real(*args, **options)
             refuse(share * (1 - before))
-            return found
+            return result
 
         return operation
 

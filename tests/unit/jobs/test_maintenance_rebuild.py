@@ -32,8 +32,8 @@ from condensery.metrics import Metrics
 from condensery.values import AliasAction, Document, IndexSpec
 
 
-def document(one: int, version: int = 0) -> Document:
-    return Document(f"d{one}", f"number {one} as of {version}", {"version": version})
+def document(number: int, version: int = 0) -> Document:
+    return Document(f"d{number}", f"number {number} as of {version}", {"version": version})
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ async def kb(services):
 
 async def until_over(services: Services, name: str = "kb") -> Any:
     async with asyncio.timeout(120):
-        while (found := await maintenance.get_rebuild(services, name)).state == "running":  # noqa: ASYNC110 - it has no event
+        while (rebuild := await maintenance.get_rebuild(services, name)).state == "running":  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.005)
-    return found
+    return rebuild
 
 
 def held(services: Services, name: str = "kb") -> dict[str, str]:
@@ -401,7 +401,9 @@ async def _rebuild_and_write(data_dir: Path, say: Any, seed: int) -> None:
 def after(state: dict[str, str], line: str) -> dict[str, str]:
     verb, version, *some = line.split()
     if verb == "delete":
-        return {one: text for one, text in state.items() if one[1:] not in some}
+        return {
+            document_id: text for document_id, text in state.items() if document_id[1:] not in some
+        }
     return state | texts_of(*(document(int(n), int(version)) for n in some))
 
 
@@ -432,10 +434,10 @@ def test_kills_lose_no_write_and_leave_one_index_or_the_other(tmp_path: Path) ->
         with IndexStore(copy) as store:
             current = generations.current(copy / "indexes" / "kb") / "index.sqlite3"
             with closing(sqlite3.connect(current)) as connection:
-                found = dict(connection.execute("SELECT id, text FROM documents"))
+                stored = dict(connection.execute("SELECT id, text FROM documents"))
             wanted = [state] if doubt is None else [state, after(state, doubt)]
-            assert found in wanted, f"life {seed}"
-            state = found
+            assert stored in wanted, f"life {seed}"
+            state = stored
             assert store.count("kb") == (len(state), store.find("kb")._vector_index.cache.live)
     assert turns > 3
     assert writes > 20
@@ -492,7 +494,7 @@ async def test_a_snapshot_at_the_moment_of_the_swap_is_of_the_new_one(services, 
     old = find("kb")
     await maintenance.rebuild_index(services, "kb", encoder="other")
     await until_over(services)
-    found = [old]
-    monkeypatch.setattr(services.indexes, "find", lambda name: found.pop() if found else find(name))
+    stale = [old]
+    monkeypatch.setattr(services.indexes, "find", lambda name: stale.pop() if stale else find(name))
     made = await maintenance.create_snapshot(services, "kb")
     assert (made.encoder, made.documents) == ("other", 100)

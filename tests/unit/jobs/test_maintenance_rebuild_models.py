@@ -276,9 +276,9 @@ async def test_a_hybrid_query_never_mixes_passages_of_an_index_and_of_its_rebuil
     await maintenance.rebuild_index(services, "kb", encoder="other")
     assert (await until_over(services)).state == "done"
     gate.open.set()
-    found = {hit.passage.id: hit.passage for hit in await asked}
+    passages = {hit.passage.id: hit.passage for hit in await asked}
     now = {
         hit.passage.id: hit.passage
         for hit in await retrieval.query_index(services, "kb", "x", top_k=50)
     }
-    assert found == {item: now[item] for item in found}
+    assert passages == {item: now[item] for item in passages}

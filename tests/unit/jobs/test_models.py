@@ -15,13 +15,13 @@ from condensery.values import Document
 def change_fingerprint(registry: Any, name: str) -> None:
     from dataclasses import replace
 
-    found = registry.encoders.get(name) or registry.pairs[name]
-    found.info = replace(found.info, fingerprint="sha256:another")
+    model = registry.encoders.get(name) or registry.pairs[name]
+    model.info = replace(model.info, fingerprint="sha256:another")
 
 
 def tell(registry: Any) -> None:
-    for told in registry.watchers:
-        told()
+    for watcher in registry.watchers:
+        watcher()
 
 
 async def test_a_default_an_indexs_encoder_and_what_an_alias_names_are_each_refused(
@@ -104,19 +104,19 @@ async def test_contexts_of_a_pair_that_went_are_lost_and_say_so_to_their_caller_
 
 async def test_aliases_are_listed_as_models_after_them(services: Services) -> None:
     await models.set_model_aliases(services, {"best": "other", "answers": "pair"})
-    found = {info.name: info for info in models.list_models(services)}
-    assert list(found) == ["words", "other", "pair", "answers", "best"]
-    assert found["best"].alias_of == "other"
-    assert found["best"].fingerprint == found["other"].fingerprint
-    assert found["answers"].pair == found["pair"].pair is not None
-    assert found["other"].alias_of is None
+    by_name = {info.name: info for info in models.list_models(services)}
+    assert list(by_name) == ["words", "other", "pair", "answers", "best"]
+    assert by_name["best"].alias_of == "other"
+    assert by_name["best"].fingerprint == by_name["other"].fingerprint
+    assert by_name["answers"].pair == by_name["pair"].pair is not None
+    assert by_name["other"].alias_of is None
 
 
 async def test_what_serves_is_told_of_models_and_aliases(services: Services, registry: Any) -> None:
     await models.set_model_aliases(services, {"best": "other"})
-    told = {
+    serving = {
         name: models.is_serving(services, name) for name in ("other", "best", "broken", "nobody")
     }
-    assert told == {"other": True, "best": True, "broken": False, "nobody": None}
+    assert serving == {"other": True, "best": True, "broken": False, "nobody": None}
     del registry.encoders["other"]
     assert models.is_serving(services, "best") is False

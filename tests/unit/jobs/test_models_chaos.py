@@ -149,10 +149,10 @@ class Chaos:
 
     async def embedded(self, name: str | None) -> str:
         texts = self.draw.sample(TEXTS, self.draw.randint(1, 6))
-        found = await embed(self.services, texts, model=name)
-        wanted = [self.vectors[found.fingerprint][text] for text in texts]
-        np.testing.assert_allclose(found.vectors, wanted, atol=1e-5)
-        return found.fingerprint
+        embedded = await embed(self.services, texts, model=name)
+        wanted = [self.vectors[embedded.fingerprint][text] for text in texts]
+        np.testing.assert_allclose(embedded.vectors, wanted, atol=1e-5)
+        return embedded.fingerprint
 
     async def rerank(self) -> None:
         assert len((await rerank(self.services, "mill", TEXTS[:4], model="cross")).items) == 4
@@ -190,10 +190,10 @@ class Chaos:
         documents = [Document(name, text) for (_, name), text in chosen.items()]
         try:
             await indexes.upsert_documents(self.services, index, documents)
-            self.written |= {one: {text} for one, text in chosen.items()}
+            self.written |= {document_id: {text} for document_id, text in chosen.items()}
         except asyncio.CancelledError:
-            for one, text in chosen.items():
-                self.doubt.setdefault(one, set()).add(text)
+            for document_id, text in chosen.items():
+                self.doubt.setdefault(document_id, set()).add(text)
             raise
         finally:
             self.busy -= set(chosen)
@@ -255,7 +255,7 @@ class Chaos:
         known = self.vectors[index.info.fingerprint]
         for _, text, vector in rows:
             np.testing.assert_allclose(np.frombuffer(vector, "<f4"), known[text], atol=1e-5)
-        held = {(name, one): text for one, text, _ in rows}
+        held = {(name, document_id): text for document_id, text, _ in rows}
         for key, texts in self.written.items():
             if key[0] == name:
                 assert held[key] in texts | self.doubt.get(key, set())
@@ -268,13 +268,13 @@ def alive() -> int:
 
 async def vectors_of(store: ModelStore, registry: ModelRegistry) -> dict[str, dict[str, Any]]:
     """Return each version's vector of each text, by the version's fingerprint."""
-    found = {}
+    by_fingerprint = {}
     for name, version in ((ENCODER, "1"), (OTHER, "1"), (CALM, "1"), (ENCODER, "2"), (OTHER, "2")):
         await registry.lifecycle.load(name, version)
         embedded = await registry.encoder(name).embed(TEXTS)
-        found[embedded.fingerprint] = dict(zip(TEXTS, embedded.vectors, strict=True))
-    assert len(found) == 5
-    return found
+        by_fingerprint[embedded.fingerprint] = dict(zip(TEXTS, embedded.vectors, strict=True))
+    assert len(by_fingerprint) == 5
+    return by_fingerprint
 
 
 @pytest.fixture

@@ -89,11 +89,11 @@ async def test_where_all_fail_the_passages_are_read_as_text_in_retrieval_order(s
 async def test_where_all_fail_an_indexs_passages_keep_retrievals_scores(services, oscar):
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(services, "kb", DOCUMENTS)
-    found = await retrieval.query_index(services, "kb", "where?", top_k=3)
+    hits = await retrieval.query_index(services, "kb", "where?", top_k=3)
     oscar.breaks = ModelFault(SECRET)
     whole = await answer_whole(services, make_question(index="kb", top_k=3))
     assert [(citation.id, citation.relevance_score) for citation in whole.citations] == [
-        (hit.passage.id, hit.score) for hit in found
+        (hit.passage.id, hit.score) for hit in hits
     ]
 
 
@@ -230,8 +230,8 @@ async def test_a_citation_is_placed_in_its_document_not_in_the_passage_that_hold
     text = " ".join([f"word{n}" for n in range(20)] + ["gold gold"] + [f"end{n}" for n in range(5)])
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(services, "kb", [Document("long", text)])
-    found = await retrieval.query_index(services, "kb", "where?", top_k=5)
-    (passage,) = (hit.passage for hit in found if "gold gold" in hit.passage.text)
+    hits = await retrieval.query_index(services, "kb", "where?", top_k=5)
+    (passage,) = (hit.passage for hit in hits if "gold gold" in hit.passage.text)
     within = passage.text.index("gold gold")
     assert passage.start > 0
     assert within > 0
@@ -313,12 +313,12 @@ async def test_a_context_holds_every_window_of_a_long_passage(services, unscored
         (2, 1),
     ]
     assert (held.compression.vectors_out, held.compression.tokens_in) == (16, 13)
-    found = await answer_whole(services, make_question(context=held.context))
-    assert (found.text, found.citations) == (direct.text, direct.citations)
+    answer = await answer_whole(services, make_question(context=held.context))
+    assert (answer.text, answer.citations) == (direct.text, direct.citations)
     coarse = await compress_documents(services, "where?", LONG, ratio=8)
     assert [document.vectors_out for document in coarse.documents] == [3, 4, 1]
-    found = await answer_whole(services, make_question(context=coarse.context))
-    assert found.usage.context_vectors == 8
+    answer = await answer_whole(services, make_question(context=coarse.context))
+    assert answer.usage.context_vectors == 8
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])

@@ -67,16 +67,16 @@ async def test_a_pairs_own_number_of_passages_is_read_unless_another_is_asked_fo
 async def test_a_budget_of_vectors_is_kept_by_the_finest_rate_and_then_by_fewer_passages(
     services, oscar, most, vectors, left_out
 ):
-    found = await sizes(services, oscar, max_context_vectors=most)
-    assert found[:2] == (vectors, left_out)
+    selection = await sizes(services, oscar, max_context_vectors=most)
+    assert selection[:2] == (vectors, left_out)
     if left_out:
-        assert f"left out to keep to max_context_vectors {most}" in found[2]
-        assert found[2].startswith("1 passage is" if len(left_out) == 1 else "5 passages are")
+        assert f"left out to keep to max_context_vectors {most}" in selection[2]
+        assert selection[2].startswith("1 passage is" if len(left_out) == 1 else "5 passages are")
 
 
 async def test_a_rate_that_is_asked_for_is_kept_under_a_budget(services, oscar):
-    found = await sizes(services, oscar, ratio=4, max_context_vectors=5)
-    assert found[:2] == ([2, 2], (2, 3, 4, 5))
+    selection = await sizes(services, oscar, ratio=4, max_context_vectors=5)
+    assert selection[:2] == ([2, 2], (2, 3, 4, 5))
 
 
 async def test_a_budget_under_one_passage_is_refused(services, oscar):
@@ -102,18 +102,18 @@ async def test_passages_read_as_text_take_nothing_of_a_budget_of_vectors(service
 )
 async def test_a_time_to_aim_at_is_kept_likewise(services, oscar, target, vectors, left_out):
     oscar.ms_each = (0, 1000, 0, 0)
-    found = await sizes(services, oscar, target_ms=target)
-    assert found[0] == vectors
-    assert found[1] == left_out
-    assert (f"to keep to target_ms {target}" in (found[2] or "")) == bool(left_out)
+    selection = await sizes(services, oscar, target_ms=target)
+    assert selection[0] == vectors
+    assert selection[1] == left_out
+    assert (f"to keep to target_ms {target}" in (selection[2] or "")) == bool(left_out)
 
 
 async def test_fewer_passages_are_compressed_where_that_alone_takes_too_long(services, oscar):
     oscar.ms_each = (1000, 1, 0, 0)  # a token, and a vector
-    found = await sizes(services, oscar, target_ms=11_900)
+    selection = await sizes(services, oscar, target_ms=11_900)
     assert oscar.passes[-1] == [document.text for document in DOCUMENTS[:2]]  # 6 + 5 tokens
-    assert found[1] == (2, 3, 4, 5)
-    assert found[2] == "the last 4 of 6 passages are not compressed, to keep to target_ms 11900"
+    assert selection[1] == (2, 3, 4, 5)
+    assert selection[2] == "the last 4 of 6 passages are not compressed, to keep to target_ms 11900"
 
 
 async def test_a_time_that_nothing_keeps_to_is_aimed_at_with_one_passage(services, oscar):
@@ -124,8 +124,8 @@ async def test_a_time_that_nothing_keeps_to_is_aimed_at_with_one_passage(service
 
 
 async def test_a_time_without_a_measurement_changes_nothing_and_is_said_to(services, oscar):
-    found = await sizes(services, oscar, target_ms=1)
-    assert found == (
+    selection = await sizes(services, oscar, target_ms=1)
+    assert selection == (
         [2] * 6,
         (),
         "there is no measurement yet by which to keep to target_ms",
@@ -142,8 +142,8 @@ async def test_passages_read_as_text_count_for_the_time(services, oscar):
 @pytest.mark.parametrize(("most", "target"), [(4, 9_000), (9, 4_900)])
 async def test_of_two_budgets_the_stricter_holds(services, oscar, most, target):
     oscar.ms_each = (0, 1000, 0, 0)
-    found = await sizes(services, oscar, max_context_vectors=most, target_ms=target)
-    assert found[:2] == ([1] * 4, (4, 5))
+    selection = await sizes(services, oscar, max_context_vectors=most, target_ms=target)
+    assert selection[:2] == ([1] * 4, (4, 5))
 
 
 async def test_a_smaller_budget_never_reads_more(services, oscar):
@@ -301,8 +301,8 @@ async def test_a_passage_without_a_score_ranks_last_and_has_none_of_retrievals(s
     await indexes.create_index(services, "kb")
     await indexes.upsert_documents(services, "kb", documents)
     asked = make_question(index="kb", top_k=3)
-    found = (await answer_whole(services, asked)).citations
-    assert {item.document_id for item in found} == {"a", "b", "c"}
+    citations = (await answer_whole(services, asked)).citations
+    assert {item.document_id for item in citations} == {"a", "b", "c"}
     oscar.faults["where unreadable"] = ModelFault("broken")
     whole = await answer_whole(services, asked)
     assert [citation.document_id for citation in whole.citations] == ["b", "c", "a"]

@@ -91,8 +91,8 @@ def test_a_choice_keeps_to_what_was_asked_and_accounts_for_every_passage(
 
     # A vector for a memory, text for a failure, and never more than was asked for.
     if selected.may_answer:
-        for one, content in zip(selected.kept, selected.prompt.context, strict=True):
-            assert isinstance(content, str) == (one.failure is not None)
+        for passage, content in zip(selected.kept, selected.prompt.context, strict=True):
+            assert isinstance(content, str) == (passage.failure is not None)
         vectors = sum(len(item) for item in selected.prompt.context if not isinstance(item, str))
         if question.compression.max_context_vectors is not None:
             assert vectors <= question.compression.max_context_vectors

@@ -78,17 +78,17 @@ def test_logits_are_transformers_own(kind: str, labels: int, tmp_path: Path) -> 
         path, attn_implementation="eager"
     ).eval()
     network = run_classifier(load_classifier(path))
-    found = network.read(TEXTS, TYPES)
-    assert found.shape == (len(TEXTS), labels)
+    rows = network.read(TEXTS, TYPES)
+    assert rows.shape == (len(TEXTS), labels)
     assert network.typed == (kind == "bert")
-    for ids, types, logits in zip(TEXTS, TYPES, found, strict=True):
+    for ids, types, logits in zip(TEXTS, TYPES, rows, strict=True):
         inputs = {"input_ids": torch.tensor([ids])}
         if network.typed:
             inputs["token_type_ids"] = torch.tensor([types])
         with torch.inference_mode():
             wanted = reference(**inputs).logits[0]
         assert (logits - wanted).abs().max() < 2e-5
-    assert found.std(0).min() > 1e-3
+    assert rows.std(0).min() > 1e-3
 
 
 def test_in_bf16_the_head_still_computes_in_float32(tmp_path: Path) -> None:

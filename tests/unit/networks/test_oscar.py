@@ -104,12 +104,14 @@ def close(got: Tensor, wanted: Tensor) -> bool:
 
 
 @settings(deadline=None, max_examples=25)
-@given(one=pairings, before=st.lists(pairings, max_size=3), after=st.lists(pairings, max_size=3))
+@given(
+    pairing=pairings, before=st.lists(pairings, max_size=3), after=st.lists(pairings, max_size=3)
+)
 def test_a_passage_is_compressed_the_same_alone_and_among_neighbours(
-    one: Pairing, before: list[Pairing], after: list[Pairing]
+    pairing: Pairing, before: list[Pairing], after: list[Pairing]
 ) -> None:
-    alone = compress_packed([one])
-    beside = compress_packed([*before, one, *after])
+    alone = compress_packed([pairing])
+    beside = compress_packed([*before, pairing, *after])
     at = len(before)
     assert close(beside.memory[at], alone.memory[0])
     assert close(beside.relevance[at], alone.relevance[0])

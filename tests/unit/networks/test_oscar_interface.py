@@ -99,26 +99,26 @@ def text(rng: random.Random, longest: int) -> str:
 def test_passages_of_any_number_and_length_together_equal_each_alone(kind: str) -> None:
     texts, compressor, backbone = KINDS[kind]()
     rng = random.Random(20)
-    windows = 0
+    long_passages = 0
     for _ in range(ROUNDS):
         question, _ = texts.cut(text(rng, 8))
         passages = [text(rng, rng.choice((0, 20, 250, 250))) for _ in range(rng.randrange(1, 8))]
-        found = texts.make_windows(question, passages)
-        assert len(found) == len(passages)
-        windows += sum(len(readings) > 1 for readings in found)
-        readings = [reading for readings in found for reading in readings]
+        by_passage = texts.make_windows(question, passages)
+        assert len(by_passage) == len(passages)
+        long_passages += sum(len(windows) > 1 for windows in by_passage)
+        windows = [window for windows in by_passage for window in windows]
         with counted(backbone) as calls:
-            together = compress(compressor, readings)
+            together = compress(compressor, windows)
         assert calls == [1]  # memory and relevance, of all of them
-        assert together.counts == tuple(reading.memory for reading in readings)
+        assert together.counts == tuple(window.memory for window in windows)
         assert (together.relevance is not None) == texts.scores
-        for i, (reading, vectors) in enumerate(zip(readings, together.split(), strict=True)):
-            alone = compress(compressor, [reading])
+        for i, (window, vectors) in enumerate(zip(windows, together.split(), strict=True)):
+            alone = compress(compressor, [window])
             assert close(vectors, alone.vectors)
             if together.relevance is not None:
                 assert alone.relevance is not None
                 assert close(together.relevance[i], alone.relevance[0])
-    assert windows > 2
+    assert long_passages > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -126,18 +126,18 @@ def test_an_encoder_is_read_from_a_classifier_s_weights(tmp_path: Path) -> None:
     model = converted("bert", HEADS[0], labels=2)
     folder = write_experts(tmp_path, model, HEADS[0])
     wanted = padded(model.base_model, TEXTS, None).last_hidden_state
-    found = load_transformer(folder)
-    torch.testing.assert_close(padded(found, TEXTS, None).last_hidden_state, wanted)
-    assert not any("pooler" in name for name in found.state_dict())
+    loaded = load_transformer(folder)
+    torch.testing.assert_close(padded(loaded, TEXTS, None).last_hidden_state, wanted)
+    assert not any("pooler" in name for name in loaded.state_dict())
 
 
 def test_it_can_be_trained_on(tmp_path: Path) -> None:
     folder = write_experts(tmp_path, converted("bert", HEADS[0]), HEADS[0])
-    found: Any = load_transformer(folder)
-    assert all(parameter.requires_grad for parameter in found.parameters())
-    assert isinstance(found.encoder.layer[1], ExpertLayer)
-    found(input_ids=torch.tensor([TEXTS[0]])).last_hidden_state.sum().backward()
-    assert found.encoder.layer[1].attention.query.weight.grad is not None
+    model: Any = load_transformer(folder)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert isinstance(model.encoder.layer[1], ExpertLayer)
+    model(input_ids=torch.tensor([TEXTS[0]])).last_hidden_state.sum().backward()
+    assert model.encoder.layer[1].attention.query.weight.grad is not None
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,6 @@ def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(CorruptModel) as raised:
         load_transformer(folder)
-    said = str(raised.value)
-    assert "encoder.layer.1.expander.dense.weight is (32, 9), not (32, 8)" in said
-    assert all(f"{name} is missing" in said for name in gates)
+    message = str(raised.value)
+    assert "encoder.layer.1.expander.dense.weight is (32, 9), not (32, 8)" in message
+    assert all(f"{name} is missing" in message for name in gates)

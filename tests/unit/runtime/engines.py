@@ -87,15 +87,15 @@ class Served:
 
     async def rest(self, generation: Sequence) -> list[int]:
         """Return the ids that come until the last one."""
-        found: list[int] = []
+        ids: list[int] = []
         while True:
-            told = await asyncio.wait_for(generation.events.get(), WAIT)
-            if isinstance(told, CondenseryError):
-                raise told
-            if told.finish != "stop":
-                found.append(told.token.id)
-            if told.finish:
-                return found
+            event = await asyncio.wait_for(generation.events.get(), WAIT)
+            if isinstance(event, CondenseryError):
+                raise event
+            if event.finish != "stop":
+                ids.append(event.token.id)
+            if event.finish:
+                return ids
 
     async def answer(self, prompt: list[int], count: int, **order: object) -> list[int]:
         return await self.rest(self.begin(prompt, count, **order))

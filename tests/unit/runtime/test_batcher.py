@@ -242,7 +242,7 @@ async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_
         costs = [500] * 3 + [long] * bool(long)
         batcher._limits = BatchLimits()  # these are let in, however long they wait
         waiting = [submit(batcher, ["waits"], [cost]) for cost in costs]
-        tasks += [await started(under(RequestContext(caller="one"), one)) for one in waiting]
+        tasks += [await started(under(RequestContext(caller="one"), size)) for size in waiting]
         batcher._limits = BatchLimits(queue_seconds=limit)
         last = await started(under(RequestContext(caller=caller), submit(batcher, ["last"], [500])))
         await asyncio.sleep(0)

@@ -104,11 +104,11 @@ async def test_where_each_item_is_wanted_one_that_fails_leaves_the_others_their_
     device.faulty = {"bad", "worse"}
     batcher = Batcher(device.forward, worker, limits=BatchLimits(batch_items=3), model="m")
     items = ["a", "bad", "b", "c", "worse"]
-    found = await batcher.submit_each(items, [1] * 5)
-    assert [found[place] for place in (0, 2, 3)] == [("done", item) for item in "abc"]
+    results = await batcher.submit_each(items, [1] * 5)
+    assert [results[place] for place in (0, 2, 3)] == [("done", item) for item in "abc"]
     for place in (1, 4):
-        assert isinstance(found[place], ModelFault)
-        assert f"item {place}" in str(found[place])
+        assert isinstance(results[place], ModelFault)
+        assert f"item {place}" in str(results[place])
     assert await batcher.submit_each([], []) == []
     with pytest.raises(ModelFault):
         await submit(batcher, items, [1] * 5)

@@ -37,15 +37,15 @@ LABELS = ("contradiction", "entailment", "neutral")
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as found:
-        yield found
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
 
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    found = Workers(2)
-    yield found
-    found.close()
+    running = Workers(2)
+    yield running
+    running.close()
 
 
 def stored(folder: Path, root: Path) -> StoredModel:
@@ -69,28 +69,28 @@ def test_texts_and_pairs_are_read_as_transformers_reads_them(
     model = Classifier.load(stored(folder, tmp_path / "store"), workers, threads=threads)
     assert model.info.labels == labels
     assert model.info.kind == ("reranker" if len(labels) == 1 else "classifier")
-    found = asyncio.run(model.classify(inputs, side=side))
+    classified = asyncio.run(model.classify(inputs, side=side))
     wanted = reference(folder, inputs, side=side).numpy()
-    assert np.abs(found.logits - wanted).max() < 2e-5
+    assert np.abs(classified.logits - wanted).max() < 2e-5
     assert wanted.std(axis=0).min() > 1e-3
-    cut = [place for place, one in enumerate(inputs) if LONG in one or LONGER in one]
-    assert list(found.truncated) == cut
+    cut = [place for place, item in enumerate(inputs) if LONG in item or LONGER in item]
+    assert list(classified.truncated) == cut
     alone = [asyncio.run(model.classify([entry], side=side)).logits[0] for entry in inputs[:4]]
-    assert np.abs(found.logits[:4] - alone).max() < 2e-5
+    assert np.abs(classified.logits[:4] - alone).max() < 2e-5
 
 
 def test_a_cross_encoder_scores_passages_and_tells_what_was_cut(
     tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
 ) -> None:
     folder = as_sentence_transformers(write_classifier(tmp_path / "st"))
-    one = stored(folder, tmp_path / "store")
-    assert (one.manifest.kind, one.manifest.max_tokens) == ("reranker", 40)
-    model = Classifier.load(one, workers, threads=threads)
+    reranker = stored(folder, tmp_path / "store")
+    assert (reranker.manifest.kind, reranker.manifest.max_tokens) == ("reranker", 40)
+    model = Classifier.load(reranker, workers, threads=threads)
     passages = ["the old mill", LONG, "bread"]
-    found = asyncio.run(model.score("the mill on the river", passages))
+    scored = asyncio.run(model.score("the mill on the river", passages))
     wanted = reference(folder, [("the mill on the river", text) for text in passages], 40)
-    assert np.abs(found.scores - wanted[:, 0].numpy()).max() < 2e-5
-    assert (found.truncated, found.query_truncated) == ((1,), False)
+    assert np.abs(scored.scores - wanted[:, 0].numpy()).max() < 2e-5
+    assert (scored.truncated, scored.query_truncated) == ((1,), False)
     assert asyncio.run(model.score(LONG, ["bread"])).query_truncated
     assert asyncio.run(model.score("mill", [])).scores.shape == (0,)
 
@@ -166,9 +166,9 @@ def test_a_score_that_is_not_finite_fails_its_own_text_only(
 def test_a_manifest_that_disagrees_with_the_network_is_refused(
     tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
 ) -> None:
-    one = stored(write_classifier(tmp_path / "hf", labels=LABELS), tmp_path / "store")
-    shape = {**one.manifest.shape, "labels": ["one"]}
-    other = StoredModel(one.manifest.model_copy(update={"shape": shape}), one.path)
+    model = stored(write_classifier(tmp_path / "hf", labels=LABELS), tmp_path / "store")
+    shape = {**model.manifest.shape, "labels": ["one"]}
+    other = StoredModel(model.manifest.model_copy(update={"shape": shape}), model.path)
     with pytest.raises(CorruptModel, match="has 3 labels, its manifest 1"):
         Classifier.load(other, workers, threads=threads)
 
@@ -176,10 +176,10 @@ def test_a_manifest_that_disagrees_with_the_network_is_refused(
 def test_bf16_agrees_with_float32(
     tmp_path: Path, workers: Workers, threads: ThreadPoolExecutor
 ) -> None:
-    one = stored(write_classifier(tmp_path / "hf", labels=LABELS), tmp_path / "store")
+    model = stored(write_classifier(tmp_path / "hf", labels=LABELS), tmp_path / "store")
     exact, fast = (
         asyncio.run(
-            Classifier.load(one, workers, threads=threads, dtype=dtype).classify(INPUTS)
+            Classifier.load(model, workers, threads=threads, dtype=dtype).classify(INPUTS)
         ).logits
         for dtype in (torch.float32, torch.bfloat16)
     )

@@ -126,13 +126,13 @@ async def test_every_token_s_vector_is_transformers_own_beside_pooled_ones(
     assert pooled.vectors.shape == (len(TEXTS), 384)
     assert each.tokens == pooled.tokens == sum(map(len, each.vectors))
     assert_agrees(encoder, pooled.vectors, reference.embed(TEXTS))
-    for text, found in zip(TEXTS, each.vectors, strict=True):
+    for text, vectors in zip(TEXTS, each.vectors, strict=True):
         wanted = reference.embed_tokens(text)
-        assert found.shape == wanted.shape
+        assert vectors.shape == wanted.shape
         if encoder.info.dtype == "float32":
-            np.testing.assert_allclose(found, wanted, atol=5e-5, rtol=0)
+            np.testing.assert_allclose(vectors, wanted, atol=5e-5, rtol=0)
         else:
-            assert cosines(found, wanted).min() > 0.99
+            assert cosines(vectors, wanted).min() > 0.99
 
 
 async def test_vectors_that_are_kept_keep_no_other_texts_vectors_alive(
@@ -163,9 +163,9 @@ async def test_tokens_cover_their_texts_and_spell_them_again(encoder: Encoder) -
     text = "The old Mill, by the river."
     pieces = encoder.pieces(text)
     assert [item.text for item in pieces if item.special] == ["[CLS]", "[SEP]"]
-    for one in pieces[1:-1]:
-        assert one.start is not None
-        assert text[one.start : one.stop] == one.text
+    for piece in pieces[1:-1]:
+        assert piece.start is not None
+        assert text[piece.start : piece.stop] == piece.text
     assert [entry.id for entry in encoder.pieces(text, special=False)] == [
         o.id for o in pieces[1:-1]
     ]
@@ -405,10 +405,10 @@ async def test_a_long_list_is_on_the_device_before_its_end_is_tokenised(
     monkeypatch.setattr(encoder._batcher, "_forward", counted)
     monkeypatch.setattr(encoder._tokenizer, "tokenise", watched)
     texts = [f"the {letter} mill" for letter in "abcde" for _ in range(PART_TEXTS)]
-    found = await encoder.embed(texts)
+    embedded = await encoder.embed(texts)
     assert parts == [0, 64, 128, 192, 256]
     alone = np.stack([(await encoder.embed([text])).vectors[0] for text in texts[::PART_TEXTS]])
-    np.testing.assert_allclose(found.vectors[::PART_TEXTS], alone, atol=1e-5)
+    np.testing.assert_allclose(embedded.vectors[::PART_TEXTS], alone, atol=1e-5)
 
 
 async def test_a_text_too_long_far_down_a_list_is_named_by_its_place(

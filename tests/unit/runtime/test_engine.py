@@ -85,7 +85,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
 ) -> None:
     faults = Faults()
 
-    async def one(
+    async def run_request(
         served: Served, seed: int, size: int, count: int, after: int, fate: tuple[str, int]
     ) -> None:
         prompt, (what, when) = prompt_of(seed, size), fate
@@ -103,8 +103,8 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
             assert await served.rest(generation) == REFERENCES[kind](prompt, count)
             return
         for _ in range(min(when, count)):
-            told = await asyncio.wait_for(generation.events.get(), WAIT)
-            assert told.token.id == REFERENCES[kind](prompt, count)[told.count - 1]
+            event = await asyncio.wait_for(generation.events.get(), WAIT)
+            assert event.token.id == REFERENCES[kind](prompt, count)[event.count - 1]
         served.engine.leave(generation, "client")
 
     async def all_of_them() -> None:
@@ -113,7 +113,7 @@ def test_any_mix_of_sequences_gives_what_transformers_gives_alone(
         served = Served(stepper, workers=workers, cache=cache, limits=limits, fixed=fixed)
         try:
             with served.before_each_step(faults):
-                await asyncio.gather(*(one(served, *each) for each in mix))
+                await asyncio.gather(*(run_request(served, *each) for each in mix))
                 await served.empty()
             blocks = served.engine._blocks
             assert blocks.free == blocks.count
@@ -128,8 +128,8 @@ async def test_steps_of_single_tokens_run_in_fixed_shapes_once_they_are_ready() 
     served = Served(fixed=True, cache=KVCacheConfig(5, 4096, 256))
     try:
         prompts = [prompt_of(i, 3 + 11 * i) for i in range(7)]
-        found = await asyncio.gather(*(served.answer(item, 20) for item in prompts))
-        assert list(found) == [ANSWER(prompt, 20) for prompt in prompts]
+        answers = await asyncio.gather(*(served.answer(item, 20) for item in prompts))
+        assert list(answers) == [ANSWER(prompt, 20) for prompt in prompts]
         decoder = served.engine._fixed.decoder
         assert decoder.sizes == [1, 2, 4, 8]
         assert decoder.runs > 20
@@ -180,8 +180,8 @@ async def test_prompts_of_one_token_share_a_step_with_longer_ones(served: Served
     with served.before_each_step(lambda rows: sizes.append(len(rows))):
         with served.workers.changed:  # no worker takes one without the others
             asked = [served.begin(prompt_of(i, size), 2) for i, size in enumerate((5, 1, 3))]
-        found = await asyncio.gather(*map(served.rest, asked))
-    assert found == [ANSWER(prompt_of(i, size), 2) for i, size in enumerate((5, 1, 3))]
+        answers = await asyncio.gather(*map(served.rest, asked))
+    assert answers == [ANSWER(prompt_of(i, size), 2) for i, size in enumerate((5, 1, 3))]
     assert sizes == [9, 3], "one that fails is tried again in halves"
 
 
@@ -198,10 +198,10 @@ async def test_a_long_prompt_is_read_in_pieces_and_stalls_no_stream() -> None:
             await gate.wait()
             late = served.begin(prompt_of(1, 60), 2)
             gate.opened.set()
-            found = await asyncio.gather(served.rest(stream), served.rest(late))
+            answers = await asyncio.gather(served.rest(stream), served.rest(late))
         # A token of the stream in each step, and a piece of the prompt; none once it has ended.
         assert sizes == [4, *[10] * 6, 1 + 6, 1]
-        assert list(found) == [ANSWER(prompt_of(0, 4), 8), ANSWER(prompt_of(1, 60), 2)]
+        assert list(answers) == [ANSWER(prompt_of(0, 4), 8), ANSWER(prompt_of(1, 60), 2)]
         sizes.clear()
         with served.before_each_step(lambda rows: sizes.append(len(rows))):
             await served.answer(prompt_of(2, 100), 1)
@@ -215,14 +215,14 @@ async def test_what_ends_makes_room_for_what_waits() -> None:
     gate = Gate()
     try:
         with served.before_each_step(gate):
-            one = served.begin(prompt_of(0, 40), 8)  # 47 and a separator's place: 3 blocks
+            long = served.begin(prompt_of(0, 40), 8)  # 47 and a separator's place: 3 blocks
             await gate.wait()
-            two = served.begin(prompt_of(1, 20), 4)
+            short = served.begin(prompt_of(1, 20), 4)
             assert served.used == 3 * BLOCK
             assert (served.running(), served.running("waiting")) == (1, 1)
             gate.opened.set()
-            found = await asyncio.gather(served.rest(one), served.rest(two))
-        assert list(found) == [ANSWER(prompt_of(0, 40), 8), ANSWER(prompt_of(1, 20), 4)]
+            answers = await asyncio.gather(served.rest(long), served.rest(short))
+        assert list(answers) == [ANSWER(prompt_of(0, 40), 8), ANSWER(prompt_of(1, 20), 4)]
         await served.empty()
     finally:
         served.close()
@@ -387,8 +387,8 @@ async def test_bf16_runs_and_holds_one_long_sequence_at_least() -> None:
     served = Served(stepper, workers=2, cache=cache)
     try:
         prompts = [prompt_of(i, 5 * i + 1) for i in range(6)]
-        found = await asyncio.gather(*(served.answer(prompt, 6) for prompt in prompts))
-        assert [len(item) for item in found] == [6] * 6
+        answers = await asyncio.gather(*(served.answer(prompt, 6) for prompt in prompts))
+        assert [len(item) for item in answers] == [6] * 6
     finally:
         served.close()
 

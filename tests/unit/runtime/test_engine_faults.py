@@ -97,10 +97,10 @@ async def test_a_step_that_fails_is_halved_until_the_one_at_fault_stands_alone(
         with served.before_each_step(fail):
             asked = [first, *(served.begin(p, 5) for p in (good[1], bad, good[2]))]
             gate.opened.set()
-            found = await asyncio.gather(*map(served.rest, asked), return_exceptions=True)
-    assert [found[i] for i in (0, 1, 3)] == [ANSWER(p, 5) for p in good]
-    assert isinstance(found[2], ModelFault)
-    assert found[2].message == "m: a step failed (RuntimeError)"
+            answers = await asyncio.gather(*map(served.rest, asked), return_exceptions=True)
+    assert [answers[i] for i in (0, 1, 3)] == [ANSWER(p, 5) for p in good]
+    assert isinstance(answers[2], ModelFault)
+    assert answers[2].message == "m: a step failed (RuntimeError)"
     await served.empty()
 
 
@@ -115,8 +115,8 @@ async def test_memory_that_runs_out_is_counted_and_the_halves_are_tried(served: 
         await gate.wait()
         asked = [first, *(served.begin(prompt_of(i), 3) for i in (1, 2))]
         gate.opened.set()
-        found = await asyncio.gather(*map(served.rest, asked))
-    assert found == [ANSWER(prompt_of(i), 3) for i in range(3)]
+        answers = await asyncio.gather(*map(served.rest, asked))
+    assert answers == [ANSWER(prompt_of(i), 3) for i in range(3)]
     assert served.sample("oom_total", model="m", action="split") == 2  # 1 + 9 + 9, then 9 + 9
     assert served.sample("oom_total", model="m", action="failed") == 0
 
@@ -128,10 +128,10 @@ async def test_scores_that_are_nan_fail_their_own_sequence_only(served: Served) 
         served.engine.begin(GenerationRequest([vectors, prompt_of(0)], 6)),
         served.begin(prompt_of(1), 6),
     ]
-    found = await asyncio.gather(*map(served.rest, asked), return_exceptions=True)
-    assert isinstance(found[1], ModelFault)
-    assert "NaN or infinite" in found[1].message
-    assert [found[0], found[2]] == [ANSWER(prompt_of(i), 6) for i in (0, 1)]
+    answers = await asyncio.gather(*map(served.rest, asked), return_exceptions=True)
+    assert isinstance(answers[1], ModelFault)
+    assert "NaN or infinite" in answers[1].message
+    assert [answers[0], answers[2]] == [ANSWER(prompt_of(i), 6) for i in (0, 1)]
     await served.empty()
     # The next ones are given the same blocks.
     assert await served.answer(prompt_of(2, 30), 6) == ANSWER(prompt_of(2, 30), 6)

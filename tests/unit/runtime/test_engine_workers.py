@@ -93,8 +93,8 @@ async def test_a_long_step_beside_idle_workers_has_their_threads_and_says_the_sa
 
     try:
         with served.before_each_step(slow):
-            found = await served.answer(prompt_of(1, 20), 12)
-        assert found == ANSWER(prompt_of(1, 20), 12)
+            answer = await served.answer(prompt_of(1, 20), 12)
+        assert answer == ANSWER(prompt_of(1, 20), 12)
         assert 2 in threads  # at least tried, however busy the other core is
         await asyncio.to_thread(lambda: threads.append(torch.get_num_threads()))
         assert threads[-1] == 1, "no other thread has got more"

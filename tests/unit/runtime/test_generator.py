@@ -176,12 +176,12 @@ async def test_a_nan_fails_its_own_sequence_and_the_others_go_on(
     generator = make(pair, workers)
     good, bad = prompt_of(1), prompt_of(1)
     bad[0] = np.full((3, 32), np.nan, np.float32)
-    found = await asyncio.gather(
+    answers = await asyncio.gather(
         *(collect(generator, prompt, 6) for prompt in (good, bad, good)), return_exceptions=True
     )
-    assert isinstance(found[1], ModelFault)
-    assert "tiny" in found[1].message
-    assert found[0] == found[2] == await collect(generator, good, 6)
+    assert isinstance(answers[1], ModelFault)
+    assert "tiny" in answers[1].message
+    assert answers[0] == answers[2] == await collect(generator, good, 6)
 
 
 @contextmanager
@@ -207,8 +207,10 @@ async def test_who_leaves_early_is_not_generated_for_any_more(
     generator = make(pair, workers, metrics=metrics)
 
     def sample(name: str, **labels: str) -> float:
-        found = metrics.registry.get_sample_value(f"condensery_{name}", {"model": "tiny", **labels})
-        return found or 0.0
+        sample_value = metrics.registry.get_sample_value(
+            f"condensery_{name}", {"model": "tiny", **labels}
+        )
+        return sample_value or 0.0
 
     async def until(runs: bool) -> None:
         last = time.monotonic() + 30
@@ -265,8 +267,8 @@ async def test_an_answer_ends_before_a_stop_string(pair: OscarPair, workers: Wor
     generator = make(pair, workers, metrics=metrics)
     whole = "".join([token.text for token in await collect(generator, prompt_of(2), 30)])
     stop = whole[len(whole) // 2 :][:5]
-    found = generator.generate(prompt_of(2), max_tokens=30, stop=["never", stop])
-    tokens = [token async for token in found]
+    stream = generator.generate(prompt_of(2), max_tokens=30, stop=["never", stop])
+    tokens = [token async for token in stream]
     assert "".join([token.text for token in tokens]) == whole[: whole.index(stop)]
     assert [token.finish for token in tokens] == [None] * (len(tokens) - 1) + ["stop"]
     assert len(tokens) < 30
@@ -276,8 +278,8 @@ async def test_an_answer_ends_before_a_stop_string(pair: OscarPair, workers: Wor
                 break
     left = {"model": "tiny", "stage": "generate", "cause": "client"}
     assert not metrics.registry.get_sample_value("condensery_cancelled_total", left)
-    found = generator.generate(prompt_of(2), max_tokens=30, stop=[whole + "x", whole[-2:] + "x"])
-    assert "".join([token.text async for token in found]) == whole, "held back, and shown at last"
+    stream = generator.generate(prompt_of(2), max_tokens=30, stop=[whole + "x", whole[-2:] + "x"])
+    assert "".join([token.text async for token in stream]) == whole, "held back, and shown at last"
     with pytest.raises(InputError, match=r"stop\[0\]"):
         await anext(generator.generate(prompt_of(2), max_tokens=30, stop=[""]))
 

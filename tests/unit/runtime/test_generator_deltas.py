@@ -43,9 +43,9 @@ def deltas_of(deltas: IncrementalDetokenizer, ids: list[int]) -> list[str]:
 @given(st.text(max_size=12))
 def test_deltas_of_bytes_join_to_the_text_and_are_whole_characters(text: str) -> None:
     text = text.replace(REPLACEMENT_CHARACTER, "").encode(errors="ignore").decode()
-    found = deltas_of(DecodingDetokenizer(BYTES.decode), BYTES.encode(text).ids)
-    assert "".join(found) == text
-    assert REPLACEMENT_CHARACTER not in "".join(found)
+    deltas = deltas_of(DecodingDetokenizer(BYTES.decode), BYTES.encode(text).ids)
+    assert "".join(deltas) == text
+    assert REPLACEMENT_CHARACTER not in "".join(deltas)
 
 
 @given(st.lists(st.sampled_from(["ab", "c", "äé", "😀"]), min_size=1, max_size=6))
@@ -70,21 +70,21 @@ def test_deltas_join_to_what_the_tokenizer_says_of_all_tokens(
     )
     runs = data.draw(st.lists(st.one_of(st.lists(every, max_size=3), written), max_size=8))
     ids = [token for run in runs for token in run]
-    found = deltas_of(DecodingDetokenizer(tokenizer.decode), ids)
-    assert "".join(found) == tokenizer.decode(ids)
+    deltas = deltas_of(DecodingDetokenizer(tokenizer.decode), ids)
+    assert "".join(deltas) == tokenizer.decode(ids)
 
 
 def test_a_character_is_shown_with_its_last_byte() -> None:
-    found = deltas_of(DecodingDetokenizer(BYTES.decode), BYTES.encode("a😀b").ids)
-    assert found == ["a", "", "", "", "😀", "b", ""]
+    deltas = deltas_of(DecodingDetokenizer(BYTES.decode), BYTES.encode("a😀b").ids)
+    assert deltas == ["a", "", "", "", "😀", "b", ""]
 
 
 def test_a_character_that_is_never_whole_comes_at_the_end() -> None:
     ids = BYTES.encode("a😀").ids[:-1]
-    found = deltas_of(DecodingDetokenizer(BYTES.decode), ids)
-    assert found[:-1] == ["a", "", "", ""]
-    assert "".join(found) == BYTES.decode(ids)
-    assert REPLACEMENT_CHARACTER in found[-1]
+    deltas = deltas_of(DecodingDetokenizer(BYTES.decode), ids)
+    assert deltas[:-1] == ["a", "", "", ""]
+    assert "".join(deltas) == BYTES.decode(ids)
+    assert REPLACEMENT_CHARACTER in deltas[-1]
 
 
 def test_long_answers_are_not_decoded_from_the_beginning_each_time() -> None:

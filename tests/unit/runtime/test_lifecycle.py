@@ -183,11 +183,11 @@ async def test_while_versions_swap_every_reply_is_one_of_theirs_and_none_fails(
     async def caller() -> None:
         while not over:
             with serving_request(RequestContext()):
-                found = await registry.encoder(OTHER).embed(texts)
-                one = registry.encoder(OTHER).info
-                assert found.fingerprint == one.fingerprint
-                np.testing.assert_allclose(found.vectors, versions[one.version], atol=1e-5)
-                done.append(one.version)
+                embedded = await registry.encoder(OTHER).embed(texts)
+                info = registry.encoder(OTHER).info
+                assert embedded.fingerprint == info.fingerprint
+                np.testing.assert_allclose(embedded.vectors, versions[info.version], atol=1e-5)
+                done.append(info.version)
 
     callers = [asyncio.create_task(caller()) for _ in range(8)]
     for number in ("1", "2", "1", "2", "1"):
@@ -204,14 +204,14 @@ async def test_of_two_loads_of_one_model_the_second_finds_it_done(
 ) -> None:
     encoder(store, OTHER, seed=7)
     loads = await asyncio.gather(registry.lifecycle.load(OTHER), registry.lifecycle.load(OTHER))
-    one, other = sorted(loads, key=lambda load: not load.changed)  # either may come first
-    assert (one.changed, other.changed) == (True, False)
-    assert one.info == other.info
-    assert other.previous is not None
-    assert other.previous.version == "2"
+    changed, unchanged = sorted(loads, key=lambda load: not load.changed)  # either may come first
+    assert (changed.changed, unchanged.changed) == (True, False)
+    assert changed.info == unchanged.info
+    assert unchanged.previous is not None
+    assert unchanged.previous.version == "2"
     again = await registry.lifecycle.load(OTHER, again=True)
     assert again.changed
-    assert again.info == one.info
+    assert again.info == changed.info
 
 
 async def test_a_load_goes_on_though_who_asked_has_gone(
@@ -343,12 +343,12 @@ async def test_a_model_unloads_once_its_last_request_is_done_and_is_freed(
 ) -> None:
     old = weakref.ref(registry.encoder(OTHER))
     with serving_request(RequestContext()):
-        found = await vector(registry, OTHER)
+        before = await vector(registry, OTHER)
         unloading = asyncio.create_task(outside(lambda: registry.lifecycle.unload(OTHER, allow)))
         await until(lambda: registry.serving(OTHER) is None)
         assert not unloading.done()
         assert await states(registry, OTHER) == [("1", "UNLOADING")]
-        np.testing.assert_array_equal(await vector(registry, OTHER), found)
+        np.testing.assert_array_equal(await vector(registry, OTHER), before)
         with pytest.raises(ModelNotFound, match=f"{OTHER!r} does not exist"):
             await outside(lambda: vector(registry, OTHER))
     gone = await unloading
@@ -360,7 +360,7 @@ async def test_a_model_unloads_once_its_last_request_is_done_and_is_freed(
     with pytest.raises(ModelNotFound):
         await registry.lifecycle.unload(OTHER, allow)
     assert (await registry.lifecycle.load(OTHER)).previous is None
-    assert (await vector(registry, OTHER)).shape == found.shape
+    assert (await vector(registry, OTHER)).shape == before.shape
 
 
 async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded(
@@ -370,9 +370,9 @@ async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded
         """What only a collection frees, as part of giving back."""
 
     def circle() -> "weakref.ref[Circle]":
-        one: Any = Circle()
-        one.itself = one
-        return weakref.ref(one)
+        cycle: Any = Circle()
+        cycle.itself = cycle
+        return weakref.ref(cycle)
 
     async def unload() -> None:
         await registry.lifecycle.unload(OTHER, allow)
@@ -436,17 +436,17 @@ async def test_pairs_and_cross_encoders_swap_and_go_as_well(
     await until(lambda: not registry.lifecycle._tasks)
     gc.collect()
     assert cross() is None
-    found = await registry.scorer("cross").score("who?", ["the mill", "bread"])
-    np.testing.assert_array_equal(found.scores, ranked.scores)
+    scored = await registry.scorer("cross").score("who?", ["the mill", "bread"])
+    np.testing.assert_array_equal(scored.scores, ranked.scores)
     await registry.lifecycle.unload("cross", allow)
     with pytest.raises(ModelNotFound, match="'cross' was unloaded"):
         registry.classifier("cross")
 
 
 async def memory_of(reader: OscarModel) -> Any:
-    (found,) = await reader.compress("who?", ["the old mill"])
-    assert not isinstance(found, CondenseryError)
-    return found.memory
+    (compressed,) = await reader.compress("who?", ["the old mill"])
+    assert not isinstance(compressed, CondenseryError)
+    return compressed.memory
 
 
 async def test_defaults_stay_who_they_are(store: ModelStore, registry: ModelRegistry) -> None:
@@ -456,11 +456,11 @@ async def test_defaults_stay_who_they_are(store: ModelStore, registry: ModelRegi
     assert registry.encoder().info.name == ENCODER
     assert registry.missing() is None
     assert set(registry.default_of(PAIR)) == {"oscar-pair", "reranker"}
-    told = []
-    registry.watch(lambda: told.append(registry.missing()))
+    missing = []
+    registry.watch(lambda: missing.append(registry.missing()))
     await registry.lifecycle.unload(PAIR, allow)
     assert registry.missing() == PAIR
-    assert told[0] == PAIR
+    assert missing[0] == PAIR
     with pytest.raises(ModelNotFound, match=f"{PAIR!r} was unloaded"):
         registry.scorer()
     await registry.lifecycle.load(PAIR)
@@ -508,8 +508,8 @@ async def test_aliases_that_are_being_written_are_written_though_who_asked_has_g
         change(self, changes, **known)
 
     monkeypatch.setattr(ModelAliases, "change", slow)
-    told = []
-    registry.watch(lambda: told.append(registry.aliases.targets))
+    written = []
+    registry.watch(lambda: written.append(registry.aliases.targets))
     asked = asyncio.create_task(registry.lifecycle.set_aliases({"first": OTHER}))
     await until(registry.lifecycle._naming.locked)
     asked.cancel()
@@ -524,7 +524,7 @@ async def test_aliases_that_are_being_written_are_written_though_who_asked_has_g
     with pytest.raises(ModelInUse):
         await gone
     assert await second == {"first": OTHER, "second": ENCODER}
-    assert told == [{"first": OTHER}, {"first": OTHER, "second": ENCODER}]
+    assert written == [{"first": OTHER}, {"first": OTHER, "second": ENCODER}]
 
 
 def object_to_aliases(registry: ModelRegistry) -> Callable[[], None]:

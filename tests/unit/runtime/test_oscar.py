@@ -58,9 +58,9 @@ async def compressed_by(
     reader: OscarModel, question: str, passages: list[str]
 ) -> list[CompressedPassage]:
     """Compress passages none of which fails."""
-    found = await reader.compress(question, passages)
-    assert not [entry for entry in found if isinstance(entry, CondenseryError)]
-    return [item for item in found if isinstance(item, CompressedPassage)]
+    results = await reader.compress(question, passages)
+    assert not [entry for entry in results if isinstance(entry, CondenseryError)]
+    return [item for item in results if isinstance(item, CompressedPassage)]
 
 
 async def join(stream: AsyncIterator[GeneratedToken]) -> str:
@@ -68,10 +68,10 @@ async def join(stream: AsyncIterator[GeneratedToken]) -> str:
 
 
 async def test_compress_keeps_order_and_count(reader: OscarModel) -> None:
-    found = await compressed_by(reader, QUESTION, PASSAGES)
-    assert len(found) == len(PASSAGES)
+    results = await compressed_by(reader, QUESTION, PASSAGES)
+    assert len(results) == len(PASSAGES)
     count = tiny_tokenizer()
-    for passage, compressed in zip(PASSAGES, found, strict=True):
+    for passage, compressed in zip(PASSAGES, results, strict=True):
         (alone,) = await compressed_by(reader, QUESTION, [passage])
         np.testing.assert_allclose(compressed.memory, alone.memory, atol=1e-5)
         assert compressed.relevance == pytest.approx(alone.relevance, abs=1e-4)
@@ -80,7 +80,7 @@ async def test_compress_keeps_order_and_count(reader: OscarModel) -> None:
         assert compressed.windows == 1
         assert compressed.tokens_in == len(count.encode(passage, add_special_tokens=False).ids)
         assert passage[compressed.start : compressed.end] == passage.strip()
-    assert len({round(compressed.relevance, 3) for compressed in found}) == len(PASSAGES)
+    assert len({round(compressed.relevance, 3) for compressed in results}) == len(PASSAGES)
 
 
 async def test_no_passages_compress_to_nothing(reader: OscarModel) -> None:
@@ -96,26 +96,30 @@ async def test_passages_of_any_number_and_length_get_in_one_batch_what_each_gets
     reader: OscarModel, lengths: list[int], beside: list[int]
 ) -> None:
     passages, others = ([text_of(n, seed=n) for n in each] for each in (lengths, beside))
-    found, _ = await asyncio.gather(
+    together, _ = await asyncio.gather(
         compressed_by(reader, QUESTION, passages), compressed_by(reader, "where?", others)
     )
-    assert len(found) == len(passages)
-    for passage, one in zip(passages, found, strict=True):
+    assert len(together) == len(passages)
+    for passage, batched in zip(passages, together, strict=True):
         (alone,) = await compressed_by(reader, QUESTION, [passage])
-        np.testing.assert_allclose(one.memory, alone.memory, atol=2e-5)
-        assert one.relevance == pytest.approx(alone.relevance, abs=2e-4)
-        assert (one.start, one.end, one.tokens_in) == (alone.start, alone.end, alone.tokens_in)
+        np.testing.assert_allclose(batched.memory, alone.memory, atol=2e-5)
+        assert batched.relevance == pytest.approx(alone.relevance, abs=2e-4)
+        assert (batched.start, batched.end, batched.tokens_in) == (
+            alone.start,
+            alone.end,
+            alone.tokens_in,
+        )
 
 
 async def test_memory_and_relevance_are_of_one_forward_pass(tmp_path: Path) -> None:
     workers, metrics = Workers(1), Metrics()
     try:
         reader = read_with(prepare_for_inference(tiny_pair()), tmp_path, workers, metrics)
-        found = await compressed_by(reader, QUESTION, PASSAGES)
-        assert all(item.relevance is not None and len(item.memory) == 3 for item in found)
+        compressed = await compressed_by(reader, QUESTION, PASSAGES)
+        assert all(item.relevance is not None and len(item.memory) == 3 for item in compressed)
         sample = metrics.registry.get_sample_value
         assert sample("condensery_forward_passes_total", {"model": "tiny"}) == 1
-        tokens = 7 + sum(entry.tokens_in for entry in found)
+        tokens = 7 + sum(entry.tokens_in for entry in compressed)
         assert sample("condensery_input_tokens_total", {"model": "tiny"}) == tokens
     finally:
         workers.close()
@@ -123,8 +127,8 @@ async def test_memory_and_relevance_are_of_one_forward_pass(tmp_path: Path) -> N
 
 async def test_five_hundred_passages_are_compressed_each_in_its_place(reader: OscarModel) -> None:
     passages = [text_of(number % 30, seed=number) for number in range(500)]
-    found = await compressed_by(reader, QUESTION, passages)
-    assert [item.tokens_in for item in found] == [number % 30 for number in range(500)]
+    compressed = await compressed_by(reader, QUESTION, passages)
+    assert [item.tokens_in for item in compressed] == [number % 30 for number in range(500)]
 
 
 @pytest.mark.parametrize("tokens", [25, 60, 100])
@@ -138,21 +142,21 @@ async def test_a_long_passage_becomes_windows_and_the_best_counts(
     alone = await compressed_by(reader, QUESTION, texts)
     best = max(range(len(alone)), key=lambda i: alone[i].relevance)
 
-    _, found, _ = await compressed_by(reader, QUESTION, ["the mill", passage, "the river"])
-    assert found.windows == len(spans) > 1
-    assert found.tokens_in == tokens
-    assert passage[found.start : found.end] == texts[best]
-    assert found.relevance == pytest.approx(alone[best].relevance, abs=1e-4)
-    np.testing.assert_allclose(found.memory, alone[best].memory, atol=1e-5)
+    _, long, _ = await compressed_by(reader, QUESTION, ["the mill", passage, "the river"])
+    assert long.windows == len(spans) > 1
+    assert long.tokens_in == tokens
+    assert passage[long.start : long.end] == texts[best]
+    assert long.relevance == pytest.approx(alone[best].relevance, abs=1e-4)
+    np.testing.assert_allclose(long.memory, alone[best].memory, atol=1e-5)
 
 
 async def test_score_is_the_relevance_that_compress_gives(reader: OscarModel) -> None:
     passages = [*PASSAGES, text_of(70)]
     scored = await reader.score(QUESTION, passages)
-    found = await compressed_by(reader, QUESTION, passages)
-    np.testing.assert_allclose(scored.scores, [p.relevance for p in found], atol=1e-4)
+    compressed = await compressed_by(reader, QUESTION, passages)
+    np.testing.assert_allclose(scored.scores, [p.relevance for p in compressed], atol=1e-4)
     assert scored.model == "tiny"
-    assert scored.tokens == 7 + sum(p.tokens_in for p in found)
+    assert scored.tokens == 7 + sum(p.tokens_in for p in compressed)
 
 
 async def test_a_question_over_the_limit_is_cut(reader: OscarModel) -> None:
@@ -221,8 +225,8 @@ async def test_an_answer_needs_no_memory(reader: OscarModel) -> None:
 async def test_the_answer_depends_on_the_memory_and_on_its_order(reader: OscarModel) -> None:
     memory = [p.memory for p in await compressed_by(reader, QUESTION, PASSAGES)]
     answers = [
-        await join(reader.generate(QUESTION, given, max_tokens=12))
-        for given in (memory, memory[::-1], [], memory[:1])
+        await join(reader.generate(QUESTION, context, max_tokens=12))
+        for context in (memory, memory[::-1], [], memory[:1])
     ]
     assert len(set(answers)) > 2
     plain = await join(reader.generate(QUESTION, PASSAGES[:1], max_tokens=12))
@@ -261,8 +265,8 @@ async def test_log_probabilities_name_the_tokens_of_the_answer(reader: OscarMode
 async def test_a_stop_string_ends_the_answer(reader: OscarModel) -> None:
     whole = await join(reader.generate(QUESTION, [], max_tokens=20))
     stop = whole[len(whole) // 2 :][:3]
-    found = await join(reader.generate(QUESTION, [], max_tokens=20, stop=[stop]))
-    assert found == whole[: whole.index(stop)]
+    answer = await join(reader.generate(QUESTION, [], max_tokens=20, stop=[stop]))
+    assert answer == whole[: whole.index(stop)]
     with pytest.raises(InputError, match=r"stop\[0\]"):
         await join(reader.generate(QUESTION, [], max_tokens=20, stop=[""]))
 
@@ -278,12 +282,14 @@ async def test_a_pair_of_several_rates_gives_all_vectors_and_reads_the_first_few
 ) -> None:
     reader = read_with(prepare_for_inference(tiny_pair(fewer=(1,))), tmp_path, workers)
     assert (reader.traits.vectors, reader.traits.rates) == ((3, 1), (8, 24))
-    (found,) = await compressed_by(reader, QUESTION, [text_of(9)])
-    assert found.memory.shape == (3, 32)
-    fine = await join(reader.generate(QUESTION, [found.memory], max_tokens=12))
-    coarse = await join(reader.generate(QUESTION, [found.memory[:1]], max_tokens=12))
+    (compressed,) = await compressed_by(reader, QUESTION, [text_of(9)])
+    assert compressed.memory.shape == (3, 32)
+    fine = await join(reader.generate(QUESTION, [compressed.memory], max_tokens=12))
+    coarse = await join(reader.generate(QUESTION, [compressed.memory[:1]], max_tokens=12))
     assert fine != coarse
-    spare = [reader.free_positions_for(QUESTION, [found.memory[:count]], 12) for count in (1, 3)]
+    spare = [
+        reader.free_positions_for(QUESTION, [compressed.memory[:count]], 12) for count in (1, 3)
+    ]
     assert spare[0] - spare[1] == 2
 
 
@@ -305,10 +311,10 @@ async def test_what_is_expected_grows_with_the_work_and_is_unknown_before_any(
 async def test_costs_agree_with_each_other_and_with_the_counts(reader: OscarModel) -> None:
     long = text_of(60)
     passages = [*PASSAGES[:3], long]
-    found = await compressed_by(reader, QUESTION, passages)
+    compressed = await compressed_by(reader, QUESTION, passages)
     kept = [passages[0], long]
-    memory = [found[0].memory, found[3].memory]
-    cost = reader.count_cost(QUESTION, found, memory, kept, completion_tokens=4)
+    memory = [compressed[0].memory, compressed[3].memory]
+    cost = reader.count_cost(QUESTION, compressed, memory, kept, completion_tokens=4)
     assert cost.prompt_tokens == 7 + 2
     assert cost.context_vectors == 2 * 3
     assert (cost.question_tokens, cost.question_limit) == (7, 27)
@@ -338,10 +344,10 @@ async def test_costs_agree_with_each_other_and_with_the_counts(reader: OscarMode
     def flops(read: list[CompressedPassage]) -> int:
         return reader.count_cost(QUESTION, read, [], [], completion_tokens=1).flops_used
 
-    added = [flops([item]) - flops([]) for item in found]
-    assert flops(found) - flops([]) == sum(added)
+    added = [flops([item]) - flops([]) for item in compressed]
+    assert flops(compressed) - flops([]) == sum(added)
     full = await compressed_by(reader, QUESTION, [text_of(24)])
-    assert found[3].windows == 3
+    assert compressed[3].windows == 3
     assert added[3] == 3 * (flops(full) - flops([]))
 
 
@@ -380,9 +386,9 @@ async def test_a_network_that_gives_nan_is_a_fault_not_a_memory(
         else:
             pair.compressor.rerank.bias[0] = spoilt
     broken = read_with(prepare_for_inference(pair), tmp_path, workers)
-    for found in await broken.compress(QUESTION, PASSAGES):
-        assert isinstance(found, ModelFault)
-        assert "tiny: a memory vector" in found.message
+    for fault in await broken.compress(QUESTION, PASSAGES):
+        assert isinstance(fault, ModelFault)
+        assert "tiny: a memory vector" in fault.message
     with pytest.raises(ModelFault, match="tiny: a memory vector"):
         await broken.score(QUESTION, PASSAGES)
     with pytest.raises(ModelFault, match="tiny: a memory vector"):
@@ -393,8 +399,8 @@ async def test_a_memory_that_is_kept_keeps_no_other_passages_memory_alive(
     tmp_path: Path, workers: Workers
 ) -> None:
     reader = read_with(prepare_for_inference(tiny_pair()), tmp_path, workers)
-    found = await reader.compress(QUESTION, PASSAGES)
-    for item in found:
+    compressed = await reader.compress(QUESTION, PASSAGES)
+    for item in compressed:
         assert isinstance(item, CompressedPassage)
         tensor = item.memory.base  # whose memory numpy shows
         assert isinstance(tensor, torch.Tensor)
@@ -413,12 +419,12 @@ async def test_a_passage_one_of_whose_windows_fails_fails_whole_and_its_neighbou
         words[VOCABULARY.index("bread")] = torch.nan
     bad = passages[1].split()
     bad[50] = "bread"
-    found = await reader.compress(QUESTION, [passages[0], " ".join(bad), *passages[2:], "bread"])
-    assert [isinstance(item, ModelFault) for item in found] == [False, True, False, False, True]
+    results = await reader.compress(QUESTION, [passages[0], " ".join(bad), *passages[2:], "bread"])
+    assert [isinstance(item, ModelFault) for item in results] == [False, True, False, False, True]
     for place in (0, 2, 3):
-        one = found[place]
-        assert isinstance(one, CompressedPassage)
-        np.testing.assert_allclose(one.memory, wanted[place].memory, atol=1e-5)
+        result = results[place]
+        assert isinstance(result, CompressedPassage)
+        np.testing.assert_allclose(result.memory, wanted[place].memory, atol=1e-5)
 
 
 async def test_readers_work_side_by_side_and_a_closed_one_refuses(
@@ -448,8 +454,8 @@ async def test_bf16_stays_close_to_fp32(
 ) -> None:
     half = read_with(prepare_for_inference(tiny_pair().bfloat16()), tmp_path, shared_workers)
     assert half.info.dtype == "bfloat16"
-    wanted, found = [await compressed_by(each, QUESTION, PASSAGES) for each in (reader, half)]
-    for a, b in zip(wanted, found, strict=True):
+    wanted, rounded = [await compressed_by(each, QUESTION, PASSAGES) for each in (reader, half)]
+    for a, b in zip(wanted, rounded, strict=True):
         x, y = a.memory.ravel(), b.memory.ravel()
         assert b.memory.dtype == np.float32
         assert x @ y / np.linalg.norm(x) / np.linalg.norm(y) > 0.999
@@ -478,8 +484,8 @@ async def test_a_gpu_gives_what_the_cpu_gives(
     passages = [*PASSAGES, text_of(60)]
     try:
         wanted = await compressed_by(reader, QUESTION, passages)
-        found = await compressed_by(on_gpu, QUESTION, passages)
-        for a, b in zip(wanted, found, strict=True):
+        from_gpu = await compressed_by(on_gpu, QUESTION, passages)
+        for a, b in zip(wanted, from_gpu, strict=True):
             if dtype == torch.float32:
                 np.testing.assert_allclose(a.memory, b.memory, atol=2e-3)
                 assert b.relevance == pytest.approx(a.relevance, abs=2e-3)
@@ -488,9 +494,9 @@ async def test_a_gpu_gives_what_the_cpu_gives(
                 assert x @ y / np.linalg.norm(x) / np.linalg.norm(y) > 0.995
         if dtype == torch.float32:
             memory = [p.memory for p in wanted]
-            for given in ([], memory[:1], memory):
+            for context in ([], memory[:1], memory):
                 answers = [
-                    await join(each.generate(QUESTION, given, max_tokens=8))
+                    await join(each.generate(QUESTION, context, max_tokens=8))
                     for each in (reader, on_gpu)
                 ]
                 assert answers[0] == answers[1]

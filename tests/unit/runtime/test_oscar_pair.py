@@ -74,8 +74,8 @@ def test_a_token_s_text_has_its_blank(stored: StoredModel) -> None:
     """Decoders drop a leading blank; a report of tokens must not."""
     pair = open_pair(stored, None, compressor=CPU, generator=CPU, dtype=torch.float32)
     ids = [t for part in pair.texts.prompt("the old mill", []) for t in part]  # type: ignore[union-attr]
-    told = "".join(pair.token(token) for token in ids)
-    assert "the old mill" in told
+    text = "".join(pair.token(token) for token in ids)
+    assert "the old mill" in text
     assert pair.token(next(iter(pair.texts.stop))) == "", "special tokens are no text"
 
 

@@ -58,18 +58,18 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., OscarModel]]:
 async def compress(
     reader: OscarModel, passages: list[str], question: str = QUESTION
 ) -> list[CompressedPassage]:
-    found = await reader.compress(question, passages)
-    assert not [entry for entry in found if isinstance(entry, CondenseryError)]
-    return [item for item in found if isinstance(item, CompressedPassage)]
+    results = await reader.compress(question, passages)
+    assert not [entry for entry in results if isinstance(entry, CondenseryError)]
+    return [item for item in results if isinstance(item, CompressedPassage)]
 
 
 async def tokens_of(stream: AsyncIterator[GeneratedToken]) -> list[GeneratedToken]:
     return [token async for token in stream]
 
 
-def assert_close(found: Floats, wanted: Tensor) -> None:
+def assert_close(memory: Floats, wanted: Tensor) -> None:
     scale = max(1.0, float(wanted.abs().max()))
-    np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=5e-5 * scale)
+    np.testing.assert_allclose(memory, wanted.numpy(), rtol=0, atol=5e-5 * scale)
 
 
 KINDS = {
@@ -87,26 +87,26 @@ async def test_a_published_pair_answers_as_its_own_code_would(
     published = Cocom(tmp_path / "naver", (bases[decoder], bases[compressor]), form)
     reader = serve(published.path)
     await reader.warm_up()
-    found = await compress(reader, PASSAGES)
+    compressed = await compress(reader, PASSAGES)
     wanted = published.compress(QUESTION, PASSAGES, 192)
-    assert_close(np.stack([one.memory for one in found]), wanted)
-    assert {entry.relevance for entry in found} == {None}
-    for passage, one in zip(PASSAGES, found, strict=True):
-        assert passage[one.start : one.end] == passage
+    assert_close(np.stack([item.memory for item in compressed]), wanted)
+    assert {entry.relevance for entry in compressed} == {None}
+    for passage, item in zip(PASSAGES, compressed, strict=True):
+        assert passage[item.start : item.end] == passage
 
-    said = published.answer(published.embed(QUESTION, wanted), 24)
-    memory = [item.memory for item in found]
+    reference = published.answer(published.embed(QUESTION, wanted), 24)
+    memory = [item.memory for item in compressed]
     tokens = await tokens_of(reader.generate(QUESTION, memory, max_tokens=24))
-    assert [token.id for token in tokens] == said
-    assert len(set(said)) > 1
-    plain = published.tokenizer.decode(said, skip_special_tokens=True)
+    assert [token.id for token in tokens] == reference
+    assert len(set(reference)) > 1
+    plain = published.tokenizer.decode(reference, skip_special_tokens=True)
     assert "".join(token.text for token in tokens) == plain
 
     wish = Sampling(logprobs=2)
     again = await tokens_of(reader.generate(QUESTION, memory, max_tokens=24, sampling=wish))
-    assert [token.id for token in again] == said
-    told = [token for token in again if token.finish != "stop"]
-    assert all(token.logprob is not None and token.logprob.top for token in told)
+    assert [token.id for token in again] == reference
+    shown = [token for token in again if token.finish != "stop"]
+    assert all(token.logprob is not None and token.logprob.top for token in shown)
     assert reader.info.max_tokens == 192 + {"small": 3, "trimmed": 8, "shared": 8}[form]
     assert (reader.traits.vectors, reader.traits.scores) == ((8,), False)
 
@@ -121,14 +121,14 @@ async def test_a_long_question_is_read_whole_by_both_halves_as_the_published_cod
     question = "How long is the river that runs by the old mill, where bread is sold? " * 4
     assert len(published.reader(question, add_special_tokens=False)["input_ids"]) > 64
     passages = ["The mill stands.", "It is long."]
-    found = await compress(reader, passages, question)
+    compressed = await compress(reader, passages, question)
     wanted = published.compress(question, passages, 192)
-    assert_close(np.stack([entry.memory for entry in found]), wanted)
-    said = published.answer(published.embed(question, wanted), 12)
-    memory = [item.memory for item in found]
+    assert_close(np.stack([entry.memory for entry in compressed]), wanted)
+    reference = published.answer(published.embed(question, wanted), 12)
+    memory = [item.memory for item in compressed]
     tokens = await tokens_of(reader.generate(question, memory, max_tokens=12))
-    assert [token.id for token in tokens] == said
-    cost = reader.count_cost(question, found, memory, passages, completion_tokens=12)
+    assert [token.id for token in tokens] == reference
+    cost = reader.count_cost(question, compressed, memory, passages, completion_tokens=12)
     assert cost.question_limit is not None
     assert 64 < cost.question_tokens <= cost.question_limit
 
@@ -138,18 +138,18 @@ async def test_a_pair_of_the_rewritten_code_answers_as_that_would(
 ) -> None:
     published = Pisco(tmp_path / "pisco", bases["wide"], bases["llama"])
     reader = serve(published.path)
-    found = await compress(reader, PASSAGES)
+    compressed = await compress(reader, PASSAGES)
     wanted = published.compress(QUESTION, PASSAGES)
     assert len({len(entry) for entry in wanted}) > 1, (
         "as many vectors as a passage's length asks for"
     )
-    for one, vectors in zip(found, wanted, strict=True):
-        assert_close(one.memory, vectors)
-    said = published.answer(published.embed(QUESTION, wanted), 24)
-    memory = [item.memory for item in found]
+    for item, vectors in zip(compressed, wanted, strict=True):
+        assert_close(item.memory, vectors)
+    reference = published.answer(published.embed(QUESTION, wanted), 24)
+    memory = [item.memory for item in compressed]
     tokens = await tokens_of(reader.generate(QUESTION, memory, max_tokens=24))
-    assert [token.id for token in tokens] == said
-    cost = reader.count_cost(QUESTION, found, memory, PASSAGES, completion_tokens=24)
+    assert [token.id for token in tokens] == reference
+    cost = reader.count_cost(QUESTION, compressed, memory, PASSAGES, completion_tokens=24)
     assert cost.context_vectors == sum(map(len, wanted))
 
 
@@ -158,26 +158,30 @@ async def test_memory_and_text_mix_are_counted_and_must_fit(
 ) -> None:
     published = Cocom(tmp_path / "naver", (bases["mistral"],) * 2, "trimmed")
     reader = serve(published.path)
-    found = await compress(reader, [*PASSAGES, LONG])
-    assert [one.windows > 1 for one in found] == [False, False, False, True]
+    compressed = await compress(reader, [*PASSAGES, LONG])
+    assert [item.windows > 1 for item in compressed] == [False, False, False, True]
     whole = published.reader(LONG, add_special_tokens=False)["input_ids"]
-    assert found[3].tokens_in == pytest.approx(len(whole), abs=1)
-    assert LONG[found[3].start : found[3].end] in LONG
-    parts = found[3].parts
-    assert len(parts) == found[3].windows
-    assert (found[3].start, found[3].end) == (0, len(LONG)), "nothing is scored: all windows count"
-    assert (parts[-1].end, parts[-1].tokens) == (found[3].end, found[3].tokens_in)
+    assert compressed[3].tokens_in == pytest.approx(len(whole), abs=1)
+    assert LONG[compressed[3].start : compressed[3].end] in LONG
+    parts = compressed[3].parts
+    assert len(parts) == compressed[3].windows
+    assert (compressed[3].start, compressed[3].end) == (0, len(LONG)), (
+        "nothing is scored: all windows count"
+    )
+    assert (parts[-1].end, parts[-1].tokens) == (compressed[3].end, compressed[3].tokens_in)
     (first,) = await compress(reader, [LONG[: parts[0].end]])
-    assert_close(found[3].memory, torch.from_numpy(first.memory))
+    assert_close(compressed[3].memory, torch.from_numpy(first.memory))
     assert first.tokens_in == pytest.approx(parts[0].tokens, abs=1)
-    assert found[3].memories[0] is found[3].memory
-    assert not np.allclose(found[3].memories[1], found[3].memory, atol=1e-3)
+    assert compressed[3].memories[0] is compressed[3].memory
+    assert not np.allclose(compressed[3].memories[1], compressed[3].memory, atol=1e-3)
 
-    memory = [item.memory for item in found]
+    memory = [item.memory for item in compressed]
     mixed: list[Floats | str] = [memory[0], PASSAGES[2], memory[3]]
     kept = [PASSAGES[0], PASSAGES[2], LONG[: parts[0].end]]
-    cost = reader.count_cost(QUESTION, found, mixed, kept, completion_tokens=5)
-    alone = reader.count_cost(QUESTION, found, [memory[0], memory[3]], kept, completion_tokens=5)
+    cost = reader.count_cost(QUESTION, compressed, mixed, kept, completion_tokens=5)
+    alone = reader.count_cost(
+        QUESTION, compressed, [memory[0], memory[3]], kept, completion_tokens=5
+    )
     assert cost.context_vectors == alone.context_vectors == 16
     assert cost.prompt_tokens > alone.prompt_tokens
     assert cost.flops_plain == alone.flops_plain
@@ -202,10 +206,10 @@ async def test_passages_side_by_side_get_what_each_gets_alone(
     reader = serve(Pisco(tmp_path / "pisco", bases["wide"], bases["llama"]).path)
     passages = [LONG[: 37 * number] for number in range(12)]
     together = await compress(reader, passages)
-    for passage, found in zip(passages, together, strict=True):
+    for passage, beside in zip(passages, together, strict=True):
         (alone,) = await compress(reader, [passage])
-        assert_close(found.memory, torch.from_numpy(alone.memory))
-        assert (found.windows, found.start, found.end) == (alone.windows, alone.start, alone.end)
+        assert_close(beside.memory, torch.from_numpy(alone.memory))
+        assert (beside.windows, beside.start, beside.end) == (alone.windows, alone.start, alone.end)
 
 
 async def test_a_pair_without_a_rerank_head_scores_nothing_and_says_so(

@@ -259,5 +259,5 @@ def test_a_list_waits_at_most_for_its_patience_longer(maker: Maker) -> None:
     accepted = overload(maker, sizes, callers=1, factor=10)
     assert max(item.cost for item in accepted) > 20 * min(entry.cost for entry in accepted)
     batches = 3 * BATCH / RATE  # being run as it comes, and as it ends
-    for one in accepted:
-        assert one.waited < LONGEST + (DUE_FACTOR + 1) * one.cost / RATE + batches, one.cost
+    for item in accepted:
+        assert item.waited < LONGEST + (DUE_FACTOR + 1) * item.cost / RATE + batches, item.cost

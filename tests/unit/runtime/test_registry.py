@@ -83,8 +83,8 @@ def alter(path: Path) -> None:
 
 
 async def test_every_stored_model_serves(load: Callable[..., ModelRegistry]) -> None:
-    said: list[str] = []
-    models = load(say=said.append)
+    lines: list[str] = []
+    models = load(say=lines.append)
     assert [(info.name, info.kind) for info in models.models()] == [
         (ENCODER, "encoder"),
         (PAIR, "oscar-pair"),
@@ -92,8 +92,8 @@ async def test_every_stored_model_serves(load: Callable[..., ModelRegistry]) -> 
         ("another-pair", "oscar-pair"),
     ]
     assert models.refusals() == {}
-    assert [line.split(":")[0] for line in said] == sorted(info.name for info in models.models())
-    assert all("loaded in" in line for line in said)
+    assert [line.split(":")[0] for line in lines] == sorted(info.name for info in models.models())
+    assert all("loaded in" in line for line in lines)
     await models.warm_up()
 
 
@@ -101,7 +101,7 @@ async def test_a_loaded_pair_computes_what_the_published_one_did(
     load: Callable[..., ModelRegistry], tmp_path: Path
 ) -> None:
     reader = load().pair(PAIR)
-    (found,) = await reader.compress("who?", ["the old mill"])
+    (compressed,) = await reader.compress("who?", ["the old mill"])
     assert reader.info.fingerprint.startswith("sha256:")
     assert (reader.info.licence, reader.info.dtype) == ("CC0-1.0", "float32")
 
@@ -113,7 +113,7 @@ async def test_a_loaded_pair_computes_what_the_published_one_did(
         )
         (wanted,) = await direct.compress("who?", ["the old mill"])
     workers.close()
-    np.testing.assert_allclose(found.memory, wanted.memory, atol=1e-5)
+    np.testing.assert_allclose(compressed.memory, wanted.memory, atol=1e-5)
 
 
 def test_defaults_are_the_shipped_names(load: Callable[..., ModelRegistry]) -> None:
@@ -158,9 +158,9 @@ def test_what_a_model_was_measured_at_is_that_of_the_version_that_serves(
         publish_pair(store, files, PAIR, seed=version)
     (store.own / "another-encoder" / "1" / "model.json").write_text("{")
     models = load()
-    found = models.measurements(PAIR).report()
-    assert (found.version, found.report["seed"]) == ("3", 3)
-    assert found.fingerprint == next(m.fingerprint for m in models.models() if m.name == PAIR)
+    measured = models.measurements(PAIR).report()
+    assert (measured.version, measured.report["seed"]) == ("3", 3)
+    assert measured.fingerprint == next(m.fingerprint for m in models.models() if m.name == PAIR)
     with pytest.raises(ReportNotFound, match="'another-pair' was never measured"):
         models.measurements("another-pair").report()
     with pytest.raises(ModelNotFound, match="'nobody' does not exist"):
@@ -224,14 +224,14 @@ def test_a_pair_that_can_not_serve_is_refused_by_name_and_reason_and_the_rest_se
     reason: str,
 ) -> None:
     harm(store)
-    said: list[str] = []
+    lines: list[str] = []
     metrics = Metrics()
-    models = load(say=said.append, metrics=metrics)
+    models = load(say=lines.append, metrics=metrics)
     assert PAIR in models.refusals()
     with pytest.raises(ModelNotFound, match=reason) as caught:
         models.pair(PAIR)
     assert "was refused" in caught.value.message
-    assert any(line.startswith(f"{PAIR}: refused: ") for line in said)
+    assert any(line.startswith(f"{PAIR}: refused: ") for line in lines)
     assert models.encoder().info.name == ENCODER
     assert PAIR not in {info.name for info in models.models()}
     loaded = {
@@ -309,8 +309,8 @@ async def test_pairs_of_every_kind_serve_side_by_side(
     await models.warm_up()
     for name in (PAIR, "causal"):
         reader = models.pair(name)
-        found = await reader.compress("who?", ["the old mill", "new bread"])
-        memory = [item.memory for item in found if not isinstance(item, CondenseryError)]
+        results = await reader.compress("who?", ["the old mill", "new bread"])
+        memory = [item.memory for item in results if not isinstance(item, CondenseryError)]
         tokens = [token async for token in reader.generate("who?", memory, max_tokens=4)]
         assert tokens[-1].finish
     assert models.pair().info.name == PAIR, "the default stays"
@@ -408,9 +408,9 @@ async def test_what_the_manifest_says_suits_the_pair_is_among_its_traits(
 ) -> None:
     publish_pair(store, tmp_path / "said", PAIR, defaults={"top_n": 1, "min_relevance": 0.25})
     models = load()
-    said, unsaid = models.pair(PAIR).traits, models.pair("another-pair").traits
-    assert (said.top_n, said.min_relevance) == (1, 0.25)
-    assert (unsaid.top_n, unsaid.min_relevance) == (5, 0.0)
+    stated, unstated = models.pair(PAIR).traits, models.pair("another-pair").traits
+    assert (stated.top_n, stated.min_relevance) == (1, 0.25)
+    assert (unstated.top_n, unstated.min_relevance) == (5, 0.0)
     assert models.pair(PAIR).info.fingerprint == models.pair(PAIR).info.fingerprint
 
 
@@ -448,31 +448,31 @@ async def test_halves_on_devices_of_their_own_have_workers_of_their_own(
 ) -> None:
     """As far as a machine without a second device shows: two names of the same one."""
     tampered(store, causal, lambda tensors: None, tmp_path / "copy")
-    one, two = load(), load(generator=torch.device("cpu", 0))
-    assert (len(one.workers), len(two.workers)) == (1, 2)
-    assert two.refusals() == {}
+    shared, apart = load(), load(generator=torch.device("cpu", 0))
+    assert (len(shared.workers), len(apart.workers)) == (1, 2)
+    assert apart.refusals() == {}
     for name in (PAIR, "causal"):
-        said = []
-        for models in (one, two):
+        answers = []
+        for models in (shared, apart):
             reader = models.pair(name)
-            found = await reader.compress("who?", ["the old mill"])
-            memory = [each.memory for each in found if not isinstance(each, CondenseryError)]
+            results = await reader.compress("who?", ["the old mill"])
+            memory = [each.memory for each in results if not isinstance(each, CondenseryError)]
             tokens = [t async for t in reader.generate("who?", memory, max_tokens=6)]
-            said.append([token.id for token in tokens])
-        assert said[0] == said[1]
+            answers.append([token.id for token in tokens])
+        assert answers[0] == answers[1]
 
 
 async def test_a_model_that_fails_when_it_is_tried_is_refused_and_the_rest_serve(
     store: ModelStore, load: Callable[..., ModelRegistry]
 ) -> None:
-    metrics, said = Metrics(), list[str]()
+    metrics, lines = Metrics(), list[str]()
     models = load(metrics=metrics)
     reader = models.pair(PAIR)
     reader._compressor._network._words.fill_(torch.nan)
-    await models.warm_up(said.append)
+    await models.warm_up(lines.append)
     assert set(models.refusals()) == {PAIR}
     assert "NaN" in models.refusals()[PAIR]
-    assert said == [f"{PAIR}: refused: {models.refusals()[PAIR]}"]
+    assert lines == [f"{PAIR}: refused: {models.refusals()[PAIR]}"]
     assert models.pair().info.name == "another-pair"
     with pytest.raises(ModelNotFound, match="was refused"):
         models.pair(PAIR)

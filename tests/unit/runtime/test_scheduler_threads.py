@@ -11,18 +11,18 @@ SLOW = 10 * MIN_STEP_SECONDS
 
 def width(narrow: float) -> ThreadScaler:
     """One that has seen steps on one thread."""
-    found = ThreadScaler(StepTimeModel())
+    scaler = ThreadScaler(StepTimeModel())
     for _ in range(20):
-        found.record(1, 8, 0, narrow)
-    return found
+        scaler.record(1, 8, 0, narrow)
+    return scaler
 
 
-def run(given: ThreadScaler, steps: int, wide: float, narrow: float = SLOW) -> list[int]:
+def run(scaler: ThreadScaler, steps: int, wide: float, narrow: float = SLOW) -> list[int]:
     """Run steps of 8 tokens, which take so long on several threads or on one."""
     chosen = []
     for _ in range(steps):
-        chosen.append(given.threads(2, 8, 0))
-        given.record(chosen[-1], 8, 0, wide if chosen[-1] > 1 else narrow)
+        chosen.append(scaler.threads(2, 8, 0))
+        scaler.record(chosen[-1], 8, 0, wide if chosen[-1] > 1 else narrow)
     return chosen
 
 
@@ -39,13 +39,13 @@ def test_a_little_faster_is_not_worth_it() -> None:
 
 
 def test_it_follows_what_the_machine_does() -> None:
-    given = width(SLOW)
-    assert run(given, TRIAL_PERIOD, wide=SLOW / 2).count(2) > TRIAL_PERIOD / 2
-    assert run(given, TRIAL_PERIOD, wide=SLOW * 5).count(2) < TRIAL_PERIOD / 4, (
+    scaler = width(SLOW)
+    assert run(scaler, TRIAL_PERIOD, wide=SLOW / 2).count(2) > TRIAL_PERIOD / 2
+    assert run(scaler, TRIAL_PERIOD, wide=SLOW * 5).count(2) < TRIAL_PERIOD / 4, (
         "a neighbour has the other core"
     )
-    run(given, 8 * TRIAL_PERIOD, wide=SLOW / 2)
-    assert run(given, TRIAL_PERIOD, wide=SLOW / 2).count(2) > TRIAL_PERIOD / 2, "and gives it back"
+    run(scaler, 8 * TRIAL_PERIOD, wide=SLOW / 2)
+    assert run(scaler, TRIAL_PERIOD, wide=SLOW / 2).count(2) > TRIAL_PERIOD / 2, "and gives it back"
 
 
 def test_it_is_all_there_are_or_one() -> None:
@@ -64,11 +64,11 @@ def test_short_steps_and_what_nothing_is_known_of_have_one() -> None:
 
 
 def test_prompts_are_told_apart_from_single_tokens() -> None:
-    given = width(SLOW)
-    run(given, TRIAL_PERIOD, wide=SLOW * 2)
+    scaler = width(SLOW)
+    run(scaler, TRIAL_PERIOD, wide=SLOW * 2)
     for _ in range(20):
-        given.record(1, 0, 100, SLOW + 1.0)
-        given.record(2, 0, 100, SLOW + 0.5)
-    given._steps = TRIAL_STEPS
-    assert given.threads(2, 0, 100) == 2
-    assert given.threads(2, 8, 0) == 1
+        scaler.record(1, 0, 100, SLOW + 1.0)
+        scaler.record(2, 0, 100, SLOW + 0.5)
+    scaler._steps = TRIAL_STEPS
+    assert scaler.threads(2, 0, 100) == 2
+    assert scaler.threads(2, 8, 0) == 1

@@ -16,12 +16,12 @@ def frequencies(
     sampling: Sampling, scores: torch.Tensor = HALVES, count: int = 4000
 ) -> list[float]:
     draws = random.Random(7)
-    found = sample_tokens(
+    choices = sample_tokens(
         scores.expand(count, -1).contiguous(),
         [sampling] * count,
         [draws.random() for _ in range(count)],
     )
-    seen = collections.Counter(choice.id for choice in found if choice is not None)
+    seen = collections.Counter(choice.id for choice in choices if choice is not None)
     return [seen[token] / count for token in range(scores.shape[1])]
 
 
@@ -94,8 +94,8 @@ def test_scores_that_are_not_finite_choose_nothing() -> None:
     scores = torch.tensor([[1.0, math.nan], [math.inf, 0.0], [-math.inf, 0.0], [0.0, 1.0]])
     wish = Sampling(temperature=1.0, logprobs=1)
     for wishes in ([GREEDY] * 4, [wish] * 4):
-        found = sample_tokens(scores, wishes, [0.5] * 4)
-        assert [choice is None for choice in found] == [True, True, False, False]
+        choices = sample_tokens(scores, wishes, [0.5] * 4)
+        assert [choice is None for choice in choices] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -162,10 +162,10 @@ async def test_long_texts_leave_the_loop_free(monkeypatch: pytest.MonkeyPatch) -
     begun, go_on = threading.Event(), threading.Event()
     encode = tokenizer._encode
 
-    def held(*given: Any) -> Any:
+    def held(*args: Any) -> Any:
         begun.set()
         assert go_on.wait(30), "the loop has no turn until it ends"
-        return encode(*given)
+        return encode(*args)
 
     monkeypatch.setattr(tokenizer, "_encode", held)
     work = asyncio.ensure_future(tokenizer.tokenise(["river mill stone " * 1000] * 10))

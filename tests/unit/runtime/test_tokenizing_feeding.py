@@ -54,7 +54,7 @@ async def test_a_list_is_refused_by_what_it_will_take_before_any_of_it_is_tokeni
         tasks.append(asyncio.create_task(submit(batcher, ["waits"], [10])))
         await asyncio.sleep(0)
         feeding = asyncio.create_task(
-            feeder.feed(texts, sum(map(len, texts)), tokenise, lambda one: "text")
+            feeder.feed(texts, sum(map(len, texts)), tokenise, lambda _: "text")
         )
         await asyncio.sleep(0)
         assert feeding.done() != fits

@@ -138,10 +138,10 @@ def test_what_the_express_worker_leaves_is_gone_on_with_by_one_that_waits_by_the
 
     class Watched(Queue):
         def take(self, idle: int, *, express: bool) -> WorkItem | None:
-            found = super().take(idle, express=express)
-            if found is None and not express and long_ends.is_set():
+            batch = super().take(idle, express=express)
+            if batch is None and not express and long_ends.is_set():
                 waits.set()
-            return found
+            return batch
 
     def step() -> None:
         long_ends.set()
@@ -158,8 +158,8 @@ def test_what_the_express_worker_leaves_is_gone_on_with_by_one_that_waits_by_the
 
 def test_a_worker_that_is_replaced_fails_its_batch_and_another_goes_on() -> None:
     finish, begun, after = threading.Event(), threading.Event(), threading.Event()
-    told: list[str] = []
-    hung = WorkItem(run=lambda: begun.set() or (finish.wait(WAIT) and None), fail=told.append)
+    failures: list[str] = []
+    hung = WorkItem(run=lambda: begun.set() or (finish.wait(WAIT) and None), fail=failures.append)
     workers = Workers(1)
     source = Queue([hung])
     workers.add(source)
@@ -172,7 +172,7 @@ def test_a_worker_that_is_replaced_fails_its_batch_and_another_goes_on() -> None
         source.jobs.append(job(after.set))
         workers.wake(1, short=False)
     assert after.wait(WAIT)
-    assert told == ["it hung"]
+    assert failures == ["it hung"]
     finish.set()
     assert lost.thread is not None
     lost.thread.join(WAIT)
@@ -184,11 +184,11 @@ def test_a_worker_that_is_replaced_fails_its_batch_and_another_goes_on() -> None
 def test_who_runs_batches_lets_the_loop_and_the_express_worker_go_first() -> None:
     finish = threading.Event()
     niceness: dict[str, int] = {}
-    told = threading.Barrier(3)
+    barrier = threading.Barrier(3)
 
     def tell() -> None:
         niceness[threading.current_thread().name] = os.getpriority(os.PRIO_PROCESS, 0)
-        told.wait(WAIT)
+        barrier.wait(WAIT)
         finish.wait(WAIT)
 
     workers = Workers(1)
@@ -197,7 +197,7 @@ def test_who_runs_batches_lets_the_loop_and_the_express_worker_go_first() -> Non
     with workers.changed:
         source.jobs.append(job(tell))
         workers.wake(1, short=True)
-    told.wait(WAIT)
+    barrier.wait(WAIT)
     finish.set()
     workers.close()
     own = os.getpriority(os.PRIO_PROCESS, 0)
@@ -327,11 +327,11 @@ def test_the_threads_that_a_wide_job_computes_with_are_known() -> None:
         assert begun.wait(WAIT)
         (busy,) = [member for member in workers.members() if member.item is not None]
         assert busy.thread is not None
-        found = workers.threads(busy)
-        assert {busy.thread.native_id, *own} < set(found), "OpenMP's thread is not among them"
+        threads = workers.threads(busy)
+        assert {busy.thread.native_id, *own} < set(threads), "OpenMP's thread is not among them"
         idle = [item for item in workers.members() if item.item is None]
         assert [workers.threads(entry) for entry in idle] == [
-            [one.thread.native_id] for one in idle if one.thread is not None
+            [worker.thread.native_id] for worker in idle if worker.thread is not None
         ]
     finally:
         finish.set()

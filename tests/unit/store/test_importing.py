@@ -192,8 +192,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def told(option: str, value: Any) -> dict[str, Any]:
-    """Return what ``import_model`` is called with to be told one option."""
+def keywords_for(option: str, value: Any) -> dict[str, Any]:
+    """Return the keywords that give ``import_model`` one option."""
     if option in ("pooling", "normalize"):
         return {option: value}
     if option in {field.name for field in fields(PairOptions)}:
@@ -225,7 +225,7 @@ def test_an_option_that_means_nothing_for_a_directory_is_refused_by_its_flag(
             flag = f"--{'no-' if value is False else ''}{option.replace('_', '-')}"
             says = f"^{flag}.* does not apply: {folder.name} is {layout}, and"
             with pytest.raises(StoreError, match=says) as caught:
-                import_model(store, folder, "other", **told(option, value))
+                import_model(store, folder, "other", **keywords_for(option, value))
             assert caught.value.field == option
     assert [entry.name for entry in store.list()] == ["stored"]
 

@@ -49,13 +49,13 @@ def compress(opened: Opened, question: str, passages: list[str]) -> list[Tensor]
 @torch.inference_mode()
 def answer(opened: Opened, embeds: Tensor, tokens: int) -> list[int]:
     pair, texts = opened
-    said: list[int] = []
+    ids: list[int] = []
     cache = DynamicCache()
-    while len(said) < tokens and not (said and said[-1] in texts.stop):
+    while len(ids) < tokens and not (ids and ids[-1] in texts.stop):
         out = pair.generator(embeds, past_key_values=cache, use_cache=True)
-        said.append(int(pair.generator.logits(out.last_hidden_state[:, -1]).argmax()))
-        embeds = pair.generator.embed([[said[-1]]])
-    return said
+        ids.append(int(pair.generator.logits(out.last_hidden_state[:, -1]).argmax()))
+        embeds = pair.generator.embed([[ids[-1]]])
+    return ids
 
 
 def close(got: Tensor, wanted: Tensor) -> bool:

@@ -31,10 +31,10 @@ async def test_models_are_listed_loaded_and_unloaded(admin: Any, registry: Any) 
 async def test_an_alias_is_set_used_listed_and_removed(admin: Any, channel: Any) -> None:
     reply = await admin.SetAlias(pb.SetAliasRequest(aliases={"best": "other", "b": "words"}))
     assert dict(reply.aliases) == {"best": "other", "b": "words"}
-    found = await stubs.EmbeddingStub(channel).EmbedBatch(
+    embedded = await stubs.EmbeddingStub(channel).EmbedBatch(
         pb.EmbedBatchRequest(model="best", texts=["a"])
     )
-    assert found.model == "other"
+    assert embedded.model == "other"
     listed = (await stubs.ModelsStub(channel).List(pb.ListModelsRequest())).models
     assert {item.name: item.alias_of for item in listed}["best"] == "other"
     reply = await admin.SetAlias(pb.SetAliasRequest(aliases={"best": ""}))

@@ -91,13 +91,13 @@ async def test_a_context_is_its_callers_its_questions_and_its_pairs_own(
         registry.pairs["pair"], info=replace(registry.pairs["pair"].info, id="second")
     )
     context = (await rag.Compress(to_compress())).context
-    found = [
+    refusals = [
         await refused(rag.Answer(pb.AnswerRequest(query="what", context=context))),
         await refused(rag.Answer(asked(context=context, model="second"))),
         await refused(rag.Compare(asked(context="ctx_of_nobody"))),
         await refused(rag.ReleaseContext(pb.ReleaseContextRequest(context="ctx_of_nobody"))),
     ]
-    assert found == [
+    assert refusals == [
         (StatusCode.FAILED_PRECONDITION, "ContextMismatch", "context"),
         (StatusCode.FAILED_PRECONDITION, "ContextMismatch", "context"),
         (StatusCode.NOT_FOUND, "ContextNotFound", "context"),
@@ -205,8 +205,8 @@ async def test_an_index_is_searched_as_it_is_said(channel: grpc.aio.Channel, mod
     documents = [pb.Document(id="a", text="the red fox"), pb.Document(id="b", text="a blue whale")]
     await stub.Upsert(pb.UpsertRequest(index="kb", documents=documents))
     text = "a whale" if mode == "bm25" else "a blue whale"
-    found = await stub.Query(pb.QueryRequest(index="kb", query=text, top_k=1, mode=mode))
-    assert [item.id for item in found.hits] == ["b#0"]
+    queried = await stub.Query(pb.QueryRequest(index="kb", query=text, top_k=1, mode=mode))
+    assert [item.id for item in queried.hits] == ["b#0"]
     reply = await stubs.RagStub(channel).Answer(
         pb.AnswerRequest(query=text, index="kb", top_k=1, search_mode=mode)
     )
@@ -245,8 +245,8 @@ async def test_what_is_wrong_is_refused_by_its_field(
         pb.QueryRequest: (stubs.IndexStub(channel).Query,),
     }
     for call in calls[type(message)]:
-        code, _, told = await refused(call(message))
-        assert (code, told) == (StatusCode.INVALID_ARGUMENT, field)
+        code, _, named = await refused(call(message))
+        assert (code, named) == (StatusCode.INVALID_ARGUMENT, field)
 
 
 async def test_what_a_pair_can_do_is_listed(channel: grpc.aio.Channel) -> None:

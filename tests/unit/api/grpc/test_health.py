@@ -60,17 +60,17 @@ async def test_health_is_told_for_each_model_and_alias_and_watched(
     status = await check(health_pb2.HealthCheckRequest(service="broken"))
     assert status.status == Reply.NOT_SERVING
     watched = {name: watch(channel, name) for name in ("other", "best", "later")}
-    first = {name: await next_of(one) for name, one in watched.items()}
+    first = {name: await next_of(stream) for name, stream in watched.items()}
     assert first == {"other": 1, "best": 1, "later": Reply.SERVICE_UNKNOWN}
     registry.encoders["later"] = registry.encoders.pop("other")
     registry.encoders["later"].info = replace(registry.encoders["later"].info, id="later")
     for notify in registry.watchers:
         notify()
-    then = {name: await next_of(one) for name, one in watched.items()}
+    then = {name: await next_of(stream) for name, stream in watched.items()}
     expected = {"other": Reply.SERVICE_UNKNOWN, "best": Reply.NOT_SERVING, "later": Reply.SERVING}
     assert then == expected
-    for one in watched.values():
-        one.cancel()
+    for stream in watched.values():
+        stream.cancel()
 
 
 async def test_health_follows_that_of_the_services(services: Services) -> None:
@@ -133,16 +133,16 @@ async def test_every_watcher_hears_each_change_also_after_another_left(
     services: Services, channel: grpc.aio.Channel
 ) -> None:
     leaving, staying = watch(channel), watch(channel)
-    for one in (leaving, staying):
-        assert await next_of(one) == Reply.SERVING
+    for stream in (leaving, staying):
+        assert await next_of(stream) == Reply.SERVING
     leaving.cancel()
     await asyncio.sleep(0.1)
     late = watch(channel)
     assert await next_of(late) == Reply.SERVING
     services.health.drain()
-    for one in (staying, late):
-        assert await next_of(one) == Reply.NOT_SERVING
-        one.cancel()
+    for stream in (staying, late):
+        assert await next_of(stream) == Reply.NOT_SERVING
+        stream.cancel()
 
 
 async def test_watchers_hear_the_end_and_do_not_hold_it_up(services: Services) -> None:
@@ -219,8 +219,8 @@ async def test_watchers_take_no_place_of_calls_and_are_bounded(
                 late = watch(channel)
                 if await late.read() is not grpc.aio.EOF and not late.done():
                     break
-        for one in (late, *watching):
-            one.cancel()
+        for stream in (late, *watching):
+            stream.cancel()
     await server.stop(0)
 
 

@@ -151,7 +151,7 @@ async def test_a_text_that_may_not_be_cut_is_named_as_the_message_calls_it(
     assert trailer(error, "x-field") == "query"
 
 
-def told(text: str, **metadata: Any) -> pb.Document:
+def make_document(text: str, **metadata: Any) -> pb.Document:
     document = pb.Document(id=text.split(maxsplit=1)[0], text=text)
     document.metadata.update(metadata)
     return document
@@ -168,11 +168,14 @@ async def test_an_index_is_made_filled_asked_counted_and_emptied(
         "ip",
         "flat",
     )
-    documents = [told("alpha is first", rank=1, tags=["a"]), told("beta is second")]
+    documents = [
+        make_document("alpha is first", rank=1, tags=["a"]),
+        make_document("beta is second"),
+    ]
     wrote = await stub.Upsert(pb.UpsertRequest(index="notes", documents=documents))
     assert (wrote.documents, wrote.passages) == (2, 2)
-    found = await stub.Query(pb.QueryRequest(index="notes", query="alpha is first", top_k=1))
-    (hit,) = found.hits
+    reply = await stub.Query(pb.QueryRequest(index="notes", query="alpha is first", top_k=1))
+    (hit,) = reply.hits
     assert (hit.document_id, hit.text, hit.start, hit.end) == ("alpha", "alpha is first", 0, 14)
     assert hit.metadata["rank"] == 1
     counted = await stub.Count(pb.CountRequest(index="notes"))
@@ -191,7 +194,7 @@ async def test_whole_numbers_in_metadata_stay_whole(
 ) -> None:
     stub = stubs.IndexStub(channel)
     await stub.Create(pb.CreateIndexRequest(name="notes"))
-    document = told("alpha", rank=1, share=0.5, deep={"n": [2]})
+    document = make_document("alpha", rank=1, share=0.5, deep={"n": [2]})
     await stub.Upsert(pb.UpsertRequest(index="notes", documents=[document]))
     (stored,) = services.indexes.get("notes", ["alpha"])
     assert stored.metadata == {"rank": 1, "share": 0.5, "deep": {"n": [2]}}
@@ -204,7 +207,7 @@ async def test_vectors_can_be_written_and_asked_for_with_their_encoders_fingerpr
     stub = stubs.IndexStub(channel)
     await stub.Create(pb.CreateIndexRequest(name="notes"))
     rows = np.eye(2, 8, dtype="<f4")
-    documents = [told("alpha"), told("beta")]
+    documents = [make_document("alpha"), make_document("beta")]
     await stub.Upsert(
         pb.UpsertRequest(
             index="notes", documents=documents, vectors=rows.tobytes(), fingerprint="sha256:words"
@@ -218,7 +221,9 @@ async def test_vectors_can_be_written_and_asked_for_with_their_encoders_fingerpr
 
 
 async def test_a_streamed_answers_deltas_join_to_the_answer(channel: grpc.aio.Channel) -> None:
-    request = pb.AnswerRequest(query="why", documents=[told("none"), told("some gold")])
+    request = pb.AnswerRequest(
+        query="why", documents=[make_document("none"), make_document("some gold")]
+    )
     events = [event async for event in stubs.RagStub(channel).AnswerStream(request)]
     kinds = [event.WhichOneof("event") for event in events]
     assert kinds == ["retrieved", *["delta"] * (len(events) - 2), "final"]
@@ -299,7 +304,7 @@ BAD: dict[str, tuple[Callable[[grpc.aio.Channel], Awaitable[Any]], StatusCode, s
     ),
     "documents and an index": (
         lambda c: stubs.RagStub(c).Answer(
-            pb.AnswerRequest(query="q", index="i", documents=[told("a")])
+            pb.AnswerRequest(query="q", index="i", documents=[make_document("a")])
         ),
         *(StatusCode.INVALID_ARGUMENT, "both", "documents"),
     ),
@@ -309,7 +314,7 @@ BAD: dict[str, tuple[Callable[[grpc.aio.Channel], Awaitable[Any]], StatusCode, s
     ),
     "an unknown compression mode": (
         lambda c: stubs.RagStub(c).Answer(
-            pb.AnswerRequest(query="q", documents=[told("a")], compression_mode="hard")
+            pb.AnswerRequest(query="q", documents=[make_document("a")], compression_mode="hard")
         ),
         *(StatusCode.INVALID_ARGUMENT, "'hard'", "compression.mode"),
     ),
@@ -345,7 +350,7 @@ async def test_vectors_that_do_not_fit_are_refused(
     await stub.Create(pb.CreateIndexRequest(name="notes"))
     data = vectors.tobytes()
     writing = pb.UpsertRequest(
-        index="notes", documents=[told("a")], vectors=data, fingerprint=fingerprint
+        index="notes", documents=[make_document("a")], vectors=data, fingerprint=fingerprint
     )
     asking = pb.QueryRequest(index="notes", vector=data, fingerprint=fingerprint)
     for call in (stub.Upsert(writing), stub.Query(asking)):
@@ -357,7 +362,7 @@ async def test_vectors_that_do_not_fit_are_refused(
 async def test_a_document_to_index_needs_an_id(channel: grpc.aio.Channel) -> None:
     stub = stubs.IndexStub(channel)
     await stub.Create(pb.CreateIndexRequest(name="notes"))
-    writing = pb.UpsertRequest(index="notes", documents=[told("a"), pb.Document(text="b")])
+    writing = pb.UpsertRequest(index="notes", documents=[make_document("a"), pb.Document(text="b")])
     error = await refused(stub.Upsert(writing))
     assert error.code() is StatusCode.INVALID_ARGUMENT
     assert trailer(error, "x-field") == "documents[1].id"

@@ -39,16 +39,16 @@ async def until(happened: Callable[[], Any]) -> None:
 
 
 def counted(services: Services, **labels: str) -> float:
-    found = services.metrics.registry.get_sample_value(
+    sample = services.metrics.registry.get_sample_value(
         "condensery_requests_total", {"protocol": "grpc", **labels}
     )
-    return found or 0.0
+    return sample or 0.0
 
 
 def embed(channel: grpc.aio.Channel, *, request_id: str | None = None, **request: Any) -> Any:
     metadata = () if request_id is None else (("x-request-id", request_id),)
-    given = pb.EmbedBatchRequest(**{"texts": ["a"], **request})
-    return stubs.EmbeddingStub(channel).EmbedBatch(given, metadata=metadata)
+    message = pb.EmbedBatchRequest(**{"texts": ["a"], **request})
+    return stubs.EmbeddingStub(channel).EmbedBatch(message, metadata=metadata)
 
 
 async def request_id_of(call: Any) -> str:
@@ -68,12 +68,12 @@ async def test_the_request_id_comes_back_with_a_stream(channel: grpc.aio.Channel
     assert await request_id_of(call) == "mine"
 
 
-@pytest.mark.parametrize("given", [None, "", "x" * 5000], ids=["none", "empty", "too long"])
+@pytest.mark.parametrize("unusable", [None, "", "x" * 5000], ids=["none", "empty", "too long"])
 async def test_a_request_without_a_usable_id_gets_one(
-    channel: grpc.aio.Channel, given: str | None
+    channel: grpc.aio.Channel, unusable: str | None
 ) -> None:
-    first = await request_id_of(embed(channel, request_id=given))
-    second = await request_id_of(embed(channel, request_id=given))
+    first = await request_id_of(embed(channel, request_id=unusable))
+    second = await request_id_of(embed(channel, request_id=unusable))
     assert first != second
     assert 16 <= len(first) <= 64
 
@@ -136,12 +136,12 @@ async def test_each_call_is_logged_by_its_request_id(
         await refused(embed(channel, request_id="bad", texts=[]))
         # A refusal is logged once it is sent, and may be here before that.
         await until(lambda: "bad" in [vars(item).get("request_id") for item in caplog.records])
-    told = [
+    logged = [
         (record.levelname, vars(record)["request_id"], vars(record)["status"])
         for record in caplog.records
         if record.getMessage() == "reply"
     ]
-    assert told == [("DEBUG", "good", "OK"), ("INFO", "bad", "INVALID_ARGUMENT")]
+    assert logged == [("DEBUG", "good", "OK"), ("INFO", "bad", "INVALID_ARGUMENT")]
 
 
 async def test_a_reply_that_can_not_be_written_is_a_fault_of_ours(
@@ -182,9 +182,9 @@ async def test_documents_come_back_in_the_order_asked(
     documents = [pb.Document(id=name, text=f"text of {name}") for name in ("a", "b")]
     documents[0].metadata["year"] = 1969
     await stub.Upsert(pb.UpsertRequest(index="kb", documents=documents))
-    found = await stub.GetDocuments(pb.GetDocumentsRequest(index="kb", ids=["b", "nope", "a"]))
-    assert [item.id for item in found.documents] == ["b", "a"]
-    assert found.documents[1] == documents[0]
+    reply = await stub.GetDocuments(pb.GetDocumentsRequest(index="kb", ids=["b", "nope", "a"]))
+    assert [item.id for item in reply.documents] == ["b", "a"]
+    assert reply.documents[1] == documents[0]
 
 
 async def test_a_number_in_metadata_that_is_none_is_refused_by_its_place(
@@ -256,8 +256,8 @@ async def test_a_snapshot_of_a_newer_version_is_refused_as_that(
     request = pb.RestoreSnapshotRequest(index="kb", snapshot=made.id)
     error = await refused(keeping.RestoreSnapshot(request))
     assert error.code() is StatusCode.FAILED_PRECONDITION
-    told = dict(error.trailing_metadata() or ())
-    assert (told["x-error"], told["x-field"]) == ("SnapshotTooNew", "snapshot")
+    trailers = dict(error.trailing_metadata() or ())
+    assert (trailers["x-error"], trailers["x-field"]) == ("SnapshotTooNew", "snapshot")
 
 
 async def test_a_full_disk_refuses_writes_and_still_answers(
@@ -340,7 +340,7 @@ async def test_slow_calls_are_told_and_each_message_of_a_stream_of_requests_is_o
     object.__setattr__(services, "slow", SlowRequests(1_000, clock))  # the fixture's are frozen
     secret = "private words"
 
-    def told() -> list[tuple[str, str]]:
+    def slow_requests() -> list[tuple[str, str]]:
         lines = [vars(item) for item in caplog.records if item.getMessage() == "slow_request"]
         assert secret not in repr(lines)
         assert all(item["door"] == "grpc" for item in lines)
@@ -353,7 +353,7 @@ async def test_slow_calls_are_told_and_each_message_of_a_stream_of_requests_is_o
     await stubs.RagStub(channel).Answer(request)
     assert [event async for event in stubs.RagStub(channel).AnswerStream(request)]
     await until(lambda: sum(item.getMessage() == "slow_request" for item in caplog.records) == 4)
-    assert told() == [
+    assert slow_requests() == [
         ("/condensery.v1.Embedding/EmbedBatch", "OK"),
         ("/condensery.v1.Embedding/EmbedBatch", "NOT_FOUND"),
         ("/condensery.v1.Rag/Answer", "OK"),
@@ -361,4 +361,4 @@ async def test_slow_calls_are_told_and_each_message_of_a_stream_of_requests_is_o
     ]
     messages = (tei_pb.EmbedRequest(inputs=secret) for _ in range(3))
     assert len([item async for item in tei_stubs.EmbedStub(channel).EmbedStream(messages)]) == 3
-    assert told() == [("/tei.v1.Embed/EmbedStream", "OK")] * 3
+    assert slow_requests() == [("/tei.v1.Embed/EmbedStream", "OK")] * 3

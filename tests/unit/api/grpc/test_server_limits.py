@@ -146,10 +146,10 @@ async def test_a_connection_may_have_so_many_calls_at_once(server: GrpcServer) -
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, b""))
         head = await reader.readexactly(9)
         assert head[3] == 4, "a server begins with its settings"
-        told = await reader.readexactly(int.from_bytes(head[:3], "big"))
+        payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
     writer.close()
     most_streams = 3
-    settings = dict(struct.iter_unpack(">HI", told))
+    settings = dict(struct.iter_unpack(">HI", payload))
     assert settings[most_streams] == CALLS_PER_CONNECTION
 
 
@@ -214,10 +214,10 @@ async def test_metadata_far_over_the_limit_is_the_transports_to_refuse_and_it_go
 
 
 def nested(levels: int, *, lists: bool) -> dict[str, Any]:
-    found: Any = 1
+    value: Any = 1
     for _ in range(levels - 1):
-        found = [found] if lists else {"in": found}
-    return {"in": found}
+        value = [value] if lists else {"in": value}
+    return {"in": value}
 
 
 @pytest.mark.parametrize("lists", [False, True], ids=["objects", "lists"])

@@ -90,8 +90,8 @@ class Line:
 
     def leave(self) -> None:
         self.gone.set()
-        for told in tuple(self.callbacks):
-            told()
+        for callback in tuple(self.callbacks):
+            callback()
 
     async def _receive(self) -> dict[str, Any]:
         self.received += 1

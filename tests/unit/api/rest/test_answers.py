@@ -138,14 +138,14 @@ async def test_an_index_is_searched_as_it_is_said(client):
     await client.put("/v1/indexes/kb")
     documents = [{"id": "a", "text": "the red fox"}, {"id": "b", "text": "a blue whale"}]
     await client.post("/v1/indexes/kb/documents", json={"documents": documents})
-    for mode, found in (("bm25", ["b"]), ("hybrid", ["a", "b"]), ("dense", ["a", "b"])):
+    for mode, expected in (("bm25", ["b"]), ("hybrid", ["a", "b"]), ("dense", ["a", "b"])):
         index = {"name": "kb", "mode": mode}
         body = {"query": "whale", "index": index}
         whole = (await client.post(PATH, json=body)).json()
-        assert sorted(citation["document_id"] for citation in whole["citations"]) == found
+        assert sorted(citation["document_id"] for citation in whole["citations"]) == expected
         body = {"query": "whale", "mode": mode}
         hits = (await client.post("/v1/indexes/kb/query", json=body)).json()["results"]
-        assert sorted(hit["document_id"] for hit in hits) == found
+        assert sorted(hit["document_id"] for hit in hits) == expected
 
 
 async def test_a_vector_has_no_words_to_look_for(client):

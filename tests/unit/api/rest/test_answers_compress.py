@@ -26,14 +26,14 @@ async def test_results_are_in_the_requests_order_and_number(client, registry):
     results = done["results"]
     assert [result["index"] for result in results] == [0, 1, 2, 3]
     assert [item["id"] for item in results] == ["0", "best", "2", "3"]
-    assert [one["status"] for one in results][:2] == ["failed", "applied"]
+    assert [result["status"] for result in results][:2] == ["failed", "applied"]
     assert [entry["vectors_out"] for entry in results] == [0, 2, 0, 2]
     assert results[0]["relevance_score"] is None
     assert results[0]["reason"]
     assert results[3]["relevance_score"] > results[1]["relevance_score"] > 0.5
     block = done["compression"]
     assert (block["docs"], block["vectors_out"]) == (2, 4)
-    assert block["tokens_in"] == sum(one["tokens_in"] for one in results)
+    assert block["tokens_in"] == sum(result["tokens_in"] for result in results)
     assert done["usage"]["prompt_tokens"] == done["usage"]["total_tokens"] > 0
 
 

@@ -95,8 +95,8 @@ async def test_an_index_lives_and_dies_over_rest(client):
     assert set(hit) == {"id", "document_id", "text", "start", "end", "metadata", "score"}
     counts = (await client.post("/v1/indexes/kb/documents/count")).json()
     assert counts == {"documents": 2, "passages": 2}
-    found = (await client.post("/v1/indexes/kb/documents/get", json={"ids": ["a"]})).json()
-    assert found == {"documents": [{"id": "a", "text": "alpha", "metadata": {"n": 1}}]}
+    reply = (await client.post("/v1/indexes/kb/documents/get", json={"ids": ["a"]})).json()
+    assert reply == {"documents": [{"id": "a", "text": "alpha", "metadata": {"n": 1}}]}
     gone = await client.post("/v1/indexes/kb/documents/delete", json={"ids": ["a", "z"]})
     assert gone.json() == {"deleted": 1}
     assert (await client.get("/v1/indexes")).json()["data"][0]["documents"] == 1

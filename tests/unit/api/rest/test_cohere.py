@@ -15,8 +15,8 @@ BODY = {"texts": ["one", "two words"], "input_type": "search_document", "model":
 
 @pytest.fixture
 async def wanted(services):
-    found = await services.registry.encoder().embed(BODY["texts"])
-    return found.vectors
+    embedded = await services.registry.encoder().embed(BODY["texts"])
+    return embedded.vectors
 
 
 async def test_the_second_version_gives_a_list_a_type(client, wanted):
@@ -29,12 +29,12 @@ async def test_the_second_version_gives_a_list_a_type(client, wanted):
         "api_version": {"version": "2"},
         "billed_units": {"input_tokens": 3},
     }
-    found = body["embeddings"]
-    assert list(found) == TYPES
-    assert np.array_equal(np.array(found["float"], np.float32), wanted)
+    embeddings = body["embeddings"]
+    assert list(embeddings) == TYPES
+    assert np.array_equal(np.array(embeddings["float"], np.float32), wanted)
     for name in ("int8", "uint8", "binary", "ubinary"):
-        assert found[name] == encode(wanted, name).tolist()
-    rows = [np.frombuffer(base64.b64decode(item), "<f4") for item in found["base64"]]
+        assert embeddings[name] == encode(wanted, name).tolist()
+    rows = [np.frombuffer(base64.b64decode(item), "<f4") for item in embeddings["base64"]]
     assert np.array_equal(np.stack(rows), wanted)
 
 
@@ -79,8 +79,8 @@ async def test_a_length_that_the_model_declares_is_given(client, registry, wante
     encoder = registry.encoders["words"]
     encoder.info = replace(encoder.info, dimensions=(4,))
     body = {**BODY, "output_dimension": 4}
-    found = (await client.post("/v2/embed", json=body)).json()["embeddings"]["float"]
-    assert np.array_equal(np.array(found, np.float32), wanted[:, :4])
+    vectors = (await client.post("/v2/embed", json=body)).json()["embeddings"]["float"]
+    assert np.array_equal(np.array(vectors, np.float32), wanted[:, :4])
     reply = await client.post("/v2/embed", json={**body, "output_dimension": 5})
     assert reply.json()["message"] == (
         "output_dimension: 5, but words gives vectors of 4, 8 dimensions only."
@@ -117,6 +117,6 @@ async def test_many_vectors_are_written_piece_by_piece_and_read_alike(client, se
     whole = (await client.post("/v2/embed", json=body)).json()
     assert whole["texts"] == texts
     for place in (0, 49):
-        one = (await client.post("/v2/embed", json={**body, "texts": [texts[place]]})).json()
+        alone = (await client.post("/v2/embed", json={**body, "texts": [texts[place]]})).json()
         for kind in ("float", "ubinary"):
-            assert one["embeddings"][kind] == [whole["embeddings"][kind][place]]
+            assert alone["embeddings"][kind] == [whole["embeddings"][kind][place]]

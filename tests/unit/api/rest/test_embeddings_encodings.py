@@ -65,8 +65,8 @@ async def test_a_model_that_does_not_scale_its_vectors_has_no_int8(client, regis
     embed = encoder.embed
 
     async def longer(texts, **options):
-        found = await embed(texts, **options)
-        return replace(found, vectors=3 * found.vectors)
+        embedded = await embed(texts, **options)
+        return replace(embedded, vectors=3 * embedded.vectors)
 
     encoder.embed = longer
     reply = await client.post(PATH, json={"input": ["a"], "embed_dtype": "uint8"})
@@ -101,14 +101,14 @@ async def test_the_models_default_prompt_is_taken_where_none_is_named(client, re
 )
 async def test_only_declared_lengths_are_given_on_every_door(client, registry, path, text, length):
     encoder = registry.encoders["words"]
-    for lengths, given, status in (
+    for lengths, dims, status in (
         ((), 4, False),
         ((4,), 4, True),
         ((4,), 6, False),
         ((), 8, True),
     ):
         encoder.info = replace(encoder.info, dimensions=lengths)
-        reply = await client.post(path, json={text: ["a"], length: given})
+        reply = await client.post(path, json={text: ["a"], length: dims})
         assert (reply.status_code == 200) is status
         if not status:
-            assert f"{length}: {given}, but words gives vectors of" in reply.text
+            assert f"{length}: {dims}, but words gives vectors of" in reply.text

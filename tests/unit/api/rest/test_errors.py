@@ -7,7 +7,7 @@ from condensery.errors import CondenseryError, Overloaded, code_of
 
 
 def tree(kind=CondenseryError):
-    return [kind, *(found for child in kind.__subclasses__() for found in tree(child))]
+    return [kind, *(descendant for child in kind.__subclasses__() for descendant in tree(child))]
 
 
 EVERY = [kind for kind in tree() if kind.__module__ == errors.__name__]

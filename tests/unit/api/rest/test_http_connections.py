@@ -17,9 +17,9 @@ def count(services, name, **labels):
 async def test_one_connection_too_many_is_told_so_and_ended(serve, services):
     async with asyncio.timeout(20), serve(max_connections=2) as port:
         async with connected(port) as (reader, writer), connected(port) as second:
-            for one, other in ((reader, writer), second):
-                other.write(post("/embed"))
-                assert (await read_reply(one))[0] == 200
+            for incoming, outgoing in ((reader, writer), second):
+                outgoing.write(post("/embed"))
+                assert (await read_reply(incoming))[0] == 200
             async with connected(port) as (late, asking):
                 asking.write(post("/embed", x_request_id="mine-7"))
                 status, headers, body = await read_reply(late)

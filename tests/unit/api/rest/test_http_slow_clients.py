@@ -140,14 +140,14 @@ async def test_a_client_is_dropped_only_once_it_takes_nothing_at_all(monkeypatch
     config = uvicorn.Config(
         build_app(services), http=made, lifespan="off", ws="none", log_config=None
     )
-    one = made(config=config, server_state=ServerState(), app_state={})
+    protocol = made(config=config, server_state=ServerState(), app_state={})
     transport = Slow([50, 40, 30, 20, 20])
-    one.connection_made(transport)
-    one.pause_writing()
+    protocol.connection_made(transport)
+    protocol.pause_writing()
     await asyncio.sleep(0.12)
     assert not transport.aborted.is_set()
     await asyncio.wait_for(transport.aborted.wait(), 30)
-    one.connection_lost(ConnectionAbortedError())
+    protocol.connection_lost(ConnectionAbortedError())
 
 
 async def test_a_slow_client_that_takes_something_is_served_to_the_end(server, monkeypatch, big):

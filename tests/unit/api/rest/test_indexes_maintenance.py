@@ -23,8 +23,8 @@ async def test_an_alias_does_in_every_route_of_an_index(client, kb):
     assert (await client.get("/v1/indexes/live")).json()["name"] == "kb"
     body = {"documents": [{"id": "b", "text": "beta"}]}
     (await client.post("/v1/indexes/live/documents", json=body)).raise_for_status()
-    found = await client.post("/v1/indexes/live/query", json={"query": "beta", "top_k": 1})
-    assert found.json()["results"][0]["document_id"] == "b"
+    queried = await client.post("/v1/indexes/live/query", json={"query": "beta", "top_k": 1})
+    assert queried.json()["results"][0]["document_id"] == "b"
     counts = await client.post("/v1/indexes/live/documents/count")
     assert counts.json() == {"documents": 2, "passages": 2}
     body = {"query": "what?", "index": {"name": "live"}}
@@ -117,14 +117,14 @@ async def test_a_rebuild_is_begun_watched_and_done(client, kb):
     reply = await client.post("/v1/indexes/kb/rebuild", json={"encoder": "other"})
     assert reply.json()["state"] == "running"
     async with asyncio.timeout(30):
-        told = reply.json()
-        while told["state"] == "running":
+        rebuild = reply.json()
+        while rebuild["state"] == "running":
             await asyncio.sleep(0.005)
-            told = (await client.get("/v1/indexes/kb/rebuild")).json()
-    assert (told["state"], told["encoder"], told["overlap"]) == ("done", "other", 1.0)
+            rebuild = (await client.get("/v1/indexes/kb/rebuild")).json()
+    assert (rebuild["state"], rebuild["encoder"], rebuild["overlap"]) == ("done", "other", 1.0)
     assert (await client.get("/v1/indexes/kb")).json()["encoder"] == "other"
-    found = await client.post("/v1/indexes/kb/query", json={"query": "alpha"})
-    assert found.json()["results"][0]["document_id"] == "a"
+    queried = await client.post("/v1/indexes/kb/query", json={"query": "alpha"})
+    assert queried.json()["results"][0]["document_id"] == "a"
 
 
 @pytest.mark.parametrize(

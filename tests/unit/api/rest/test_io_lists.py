@@ -69,8 +69,8 @@ async def test_many_vectors_leave_in_pieces_as_they_are(line, registry, services
     data = orjson.loads(asked.content)["data"]
     assert [item["index"] for item in data] == list(range(45))
     if encoding == "float":
-        found = np.array([item["embedding"] for item in data], np.float32)
-        assert np.array_equal(found, vectors)
+        written = np.array([item["embedding"] for item in data], np.float32)
+        assert np.array_equal(written, vectors)
     asked = await line("/embed", {"inputs": ["a"] * 45}).run()
     assert len(asked.sent) > 3
     assert np.array_equal(np.array(orjson.loads(asked.content), np.float32), vectors)

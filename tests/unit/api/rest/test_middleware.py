@@ -237,7 +237,7 @@ async def test_when_the_servers_grace_is_over_who_still_waits_is_told(line, regi
 async def test_a_full_house_is_told_in_the_familys_body_and_when_to_return(line, services):
     with services.admission.admit(0):
         services.admission.max_requests = 1
-        for path, told in (
+        for path, has_form in (
             ("/embed", lambda body: body["error_type"] == "Overloaded"),
             ("/rerank", lambda body: body["error_type"] == "Overloaded"),
             ("/v1/rerank", lambda body: "max_requests" in body["detail"]),
@@ -247,7 +247,7 @@ async def test_a_full_house_is_told_in_the_familys_body_and_when_to_return(line,
             asked = line(path, EMBED, method="GET" if path == "/v1/indexes" else "POST")
             await asked.run()
             assert asked.status == 429
-            assert told(json.loads(asked.content))
+            assert has_form(json.loads(asked.content))
             assert int(asked.reply_headers["retry-after"]) >= 1
             assert asked.reply_headers["x-should-retry"] == "true"
             assert asked.received == 0, "the body was read"
@@ -310,10 +310,10 @@ async def test_refusals_are_counted(line, services):
     await line("/embed", b"{").run()
     await line("/nowhere", b"{").run()
     counter = services.metrics.requests
-    found = {
+    counts = {
         (sample.labels["task"], sample.labels["code"]): sample.value
         for family in counter.collect()
         for sample in family.samples
         if sample.labels.get("model") == "unknown" and sample.name.endswith("_total")
     }
-    assert found == {("embed", "Unavailable"): 1, ("embed", "InputError"): 1}
+    assert counts == {("embed", "Unavailable"): 1, ("embed", "InputError"): 1}

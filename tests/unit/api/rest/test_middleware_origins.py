@@ -59,8 +59,8 @@ async def test_a_foreign_page_is_refused_on_every_route_before_its_body_is_read(
 
 async def test_a_key_lets_no_foreign_page_in(line, keyed):
     for headers in FOREIGN:
-        told = {**headers, "authorization": f"Bearer {KEY}"}
-        asked = await line("/v1/embeddings", {"input": "a"}, headers=told).run()
+        with_key = {**headers, "authorization": f"Bearer {KEY}"}
+        asked = await line("/v1/embeddings", {"input": "a"}, headers=with_key).run()
         assert (asked.status, asked.error["param"]) == (403, next(iter(headers)))
 
 
@@ -134,8 +134,8 @@ async def test_on_loopback_a_name_that_was_let_lead_there_is_refused(serve):
             ("http://evil.example/livez", "localhost", 403),
             ("http://[::1]:80/livez", "evil.example", 200),
         ):
-            told = await ask(port, f"GET {target} HTTP/1.1\r\nhost: {header}")
-            assert told[0] == status, target
+            reply = await ask(port, f"GET {target} HTTP/1.1\r\nhost: {header}")
+            assert reply[0] == status, target
     async with serve(allowed_hosts="evil.example") as port:
         assert (await ask(port, f"GET /livez HTTP/1.1{lines}"))[0] == 200
 
@@ -149,8 +149,8 @@ async def test_elsewhere_any_name_will_do_until_some_are_listed(serve):
                 ("rag.example.com", 200),
                 (f"127.0.0.1:{port}", 200),
             ):
-                told = await ask(port, f"GET /livez HTTP/1.1\r\nhost: {host}")
-                assert told[0] == status, host
+                reply = await ask(port, f"GET /livez HTTP/1.1\r\nhost: {host}")
+                assert reply[0] == status, host
             foreign = f"GET /livez HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\norigin: http://localhost"
             assert (await ask(port, foreign))[0] == 403
 
@@ -160,11 +160,11 @@ async def test_behind_a_trusted_proxy_a_page_is_compared_with_the_name_that_it_a
     named = {"origin": "https://rag.example.com", "x_forwarded_host": "rag.example.com"}
     named["x_forwarded_for"] = "203.0.113.9"
     for trusted, status in (("127.0.0.1", 200), ("10.0.0.1", 403), (None, 403)):
-        for listed, told in (("rag.example.com", status), (None, 403)):
+        for listed, expected in (("rag.example.com", status), (None, 403)):
             options = {"trusted_proxies": trusted, "allowed_hosts": listed}
             async with serve(**options) as port, connected(port) as (reader, writer):
                 writer.write(post("/embed", **named))
-                assert (await read_reply(reader))[0] == told, (trusted, listed)
+                assert (await read_reply(reader))[0] == expected, (trusted, listed)
 
 
 async def test_a_page_that_is_named_reads_why_its_connection_is_one_too_many(serve):

@@ -11,9 +11,9 @@ KSERVE = "/v2/repository/models/other"
 async def test_a_load_tells_what_serves_now_and_what_did(client, registry):
     reply = await client.post(LOAD, json={"version": "7"})
     assert reply.status_code == 200
-    told = reply.json()
-    assert (told["id"], told["model"]["version"], told["changed"]) == ("other", "7", True)
-    assert told["previous"] == {"version": "1", "fingerprint": "sha256:other"}
+    body = reply.json()
+    assert (body["id"], body["model"]["version"], body["changed"]) == ("other", "7", True)
+    assert body["previous"] == {"version": "1", "fingerprint": "sha256:other"}
     assert (await client.post("/v1/models/other/reload")).status_code == 200
     assert registry.lifecycle.asked == [("other", "7", False), ("other", None, True)]
 
@@ -72,9 +72,9 @@ async def test_bad_requests_are_told_by_field_and_value_in_the_familys_body(
     client, path, body, status, says
 ):
     reply = await client.post(path, json=body)
-    told = reply.json()["error"]
+    error = reply.json()["error"]
     assert reply.status_code == status, reply.text
-    assert says in (told if path.startswith("/v2/") else told["message"])
+    assert says in (error if path.startswith("/v2/") else error["message"])
 
 
 async def test_an_alias_is_a_models_name_on_every_door(client):

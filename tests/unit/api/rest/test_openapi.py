@@ -62,10 +62,10 @@ def test_names_of_operations_are_unique():
 def test_every_reference_leads_somewhere():
     text = json.dumps(DESCRIBED)
     for reference in {part.split('"')[0] for part in text.split('"#/')[1:]}:
-        found = DESCRIBED
+        node = DESCRIBED
         for step in reference.split("/"):
-            found = found[step]
-        assert found is not None
+            node = node[step]
+        assert node is not None
 
 
 @pytest.mark.parametrize(

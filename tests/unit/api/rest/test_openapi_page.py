@@ -38,7 +38,7 @@ async def test_examples_go_where_the_page_came_from(client):
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "shown"),
     [
         ({"type": "integer", "default": 64, "minimum": 1, "maximum": 512},
          "integer, at least 1 and at most 512; default <code>64</code>"),
@@ -54,7 +54,7 @@ async def test_examples_go_where_the_page_came_from(client):
         ({"type": "boolean", "default": False}, "boolean; default <code>false</code>"),
     ],
 )  # fmt: skip
-def test_a_field_tells_its_values_and_its_default(field, told):
+def test_a_field_tells_its_values_and_its_default(field, shown):
     described = {
         "info": {"title": "t", "version": "1", "description": "d"},
         "tags": [],
@@ -65,7 +65,7 @@ def test_a_field_tells_its_values_and_its_default(field, told):
             "schemas": {"S": {"properties": {"one": field}}},
         },
     }
-    assert f"<td><code>one</code></td><td>{told}</td>" in render_page(described)
+    assert f"<td><code>one</code></td><td>{shown}</td>" in render_page(described)
 
 
 async def test_the_statuses_of_errors_are_explained(page):

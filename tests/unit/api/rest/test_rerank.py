@@ -5,17 +5,17 @@ PASSAGES = ["a", "gold gold", "gold"]
 
 async def test_cohere_s_second_version_says_so(client):
     body = {"query": "q", "documents": PASSAGES, "top_n": 2, "max_tokens_per_doc": 4096}
-    found = (await client.post("/v2/rerank", json=body)).json()
-    assert [result["index"] for result in found["results"]] == [1, 2]
-    assert found["meta"]["api_version"]["version"] == "2"
+    second = (await client.post("/v2/rerank", json=body)).json()
+    assert [result["index"] for result in second["results"]] == [1, 2]
+    assert second["meta"]["api_version"]["version"] == "2"
     first = (await client.post("/v1/rerank", json=body)).json()
-    assert first["results"] == found["results"]
+    assert first["results"] == second["results"]
 
 
 async def test_nim_gets_logits(client):
     body = {"query": {"text": "q"}, "passages": [{"text": text} for text in PASSAGES]}
-    found = (await client.post("/v1/ranking", json=body)).json()
-    assert found == {
+    reply = (await client.post("/v1/ranking", json=body)).json()
+    assert reply == {
         "rankings": [
             {"index": 1, "logit": 2.0},
             {"index": 2, "logit": 1.0},

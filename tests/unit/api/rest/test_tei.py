@@ -7,10 +7,10 @@ SENTENCES = {"source_sentence": "alpha", "sentences": ["alpha", "beta", "gamma d
 
 
 async def test_every_token_has_its_vector(client):
-    found = (await client.post("/embed_all", json={"inputs": ["a b c", "d"]})).json()
-    assert [len(rows) for rows in found] == [3, 1]
+    vectors = (await client.post("/embed_all", json={"inputs": ["a b c", "d"]})).json()
+    assert [len(rows) for rows in vectors] == [3, 1]
     whole = (await client.post("/embed", json={"inputs": ["d"]})).json()
-    assert found[1] == whole
+    assert vectors[1] == whole
     assert len((await client.post("/embed_all", json={"inputs": "a b"})).json()) == 1
 
 
@@ -32,8 +32,8 @@ async def test_similarities_are_cosines_of_the_embeddings(client):
 
 
 async def test_tokens_have_places_and_ids_spell_texts(client):
-    found = (await client.post("/tokenize", json={"inputs": "ab  c"})).json()
-    assert found == [
+    tokens = (await client.post("/tokenize", json={"inputs": "ab  c"})).json()
+    assert tokens == [
         [
             {"id": 0, "text": "<s>", "special": True, "start": None, "stop": None},
             {"id": 2, "text": "ab", "special": False, "start": 0, "stop": 2},
@@ -67,14 +67,14 @@ async def test_the_root_classifies_where_its_model_does(client, registry, classi
         for body, headers in (({"model": "nli"}, {}), ({}, {"x-model": "nli"})):
             asked = {"inputs": inputs, **body}
             wanted = await client.post("/predict", json={**asked, "model": "nli"})
-            found = await client.post("/", json=asked, headers=headers)
-            assert found.json() == wanted.json()
-            assert found.status_code == 200
+            reply = await client.post("/", json=asked, headers=headers)
+            assert reply.json() == wanted.json()
+            assert reply.status_code == 200
     assert (await client.post("/", json={"inputs": "a"})).json()[0][0] > -9, "the default embeds"
     registry.encoders.clear()
     registry.pairs.clear()
-    found = await client.post("/", json={"inputs": "a"})
-    assert {item["label"] for item in found.json()} == {"no", "yes"}, "the only one classifies"
+    reply = await client.post("/", json={"inputs": "a"})
+    assert {item["label"] for item in reply.json()} == {"no", "yes"}, "the only one classifies"
 
 
 async def test_openai_s_embeddings_have_other_paths_too(client):

@@ -9,16 +9,18 @@ LABELS = ["contradiction", "entailment", "neutral"]
 
 
 async def test_labels_come_likeliest_first_and_sum_to_one(client):
-    found = (await client.post("/predict", json={"inputs": "e n n"})).json()
-    assert [item["label"] for item in found] == ["neutral", "entailment", "contradiction"]
+    predictions = (await client.post("/predict", json={"inputs": "e n n"})).json()
+    assert [item["label"] for item in predictions] == ["neutral", "entailment", "contradiction"]
     powers = [math.e**2, math.e, 1]
-    for one, power in zip(found, powers, strict=True):
-        assert one["score"] == pytest.approx(power / sum(powers), abs=1e-6)
+    for prediction, power in zip(predictions, powers, strict=True):
+        assert prediction["score"] == pytest.approx(power / sum(powers), abs=1e-6)
 
 
 async def test_raw_scores_are_logits(client):
-    found = (await client.post("/predict", json={"inputs": "e n n", "raw_scores": True})).json()
-    assert [item["score"] for item in found] == [2.0, 1.0, 0.0]
+    predictions = (
+        await client.post("/predict", json={"inputs": "e n n", "raw_scores": True})
+    ).json()
+    assert [item["score"] for item in predictions] == [2.0, 1.0, 0.0]
 
 
 async def test_a_label_by_itself_is_likely_by_its_sigmoid(client):
@@ -39,12 +41,12 @@ async def test_a_label_by_itself_is_likely_by_its_sigmoid(client):
     ],
 )
 async def test_a_text_a_pair_and_a_list_of_either(client, inputs, first):
-    found = (await client.post("/predict", json={"inputs": inputs})).json()
+    predictions = (await client.post("/predict", json={"inputs": inputs})).json()
     if isinstance(first, str):
-        assert found[0]["label"] == first
+        assert predictions[0]["label"] == first
     else:
-        assert [rows[0]["label"] for rows in found] == first
-        assert all(sorted(row["label"] for row in rows) == LABELS for rows in found)
+        assert [rows[0]["label"] for rows in predictions] == first
+        assert all(sorted(row["label"] for row in rows) == LABELS for rows in predictions)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +90,8 @@ async def test_too_long_a_text_is_cut_where_it_is_asked_for(client, registry):
 
 async def test_a_model_may_be_named_by_a_header(client):
     header = {"x-model": "cross"}
-    found = (await client.post("/predict", json={"inputs": "r"}, headers=header)).json()
-    assert [item["label"] for item in found] == ["relevant"]
+    predictions = (await client.post("/predict", json={"inputs": "r"}, headers=header)).json()
+    assert [item["label"] for item in predictions] == ["relevant"]
     body = {"inputs": "r", "model": "nli"}  # the body says more
     assert len((await client.post("/predict", json=body, headers=header)).json()) == 3
     reply = await client.post("/embed", json={"inputs": "r"}, headers={"x-model": "other"})

@@ -137,7 +137,7 @@ def test_processes_beside_the_first_read_what_it_mined_or_stop_with_it(
     base: Path, data: tuple[Path, Path], tmp_path: Path
 ) -> None:
     @dataclass(frozen=True, slots=True)
-    class Told(Processes):
+    class StandIn(Processes):
         well: bool = True
 
         def agree(self, well: bool, device: torch.device) -> bool:
@@ -150,10 +150,10 @@ def test_processes_beside_the_first_read_what_it_mined_or_stop_with_it(
             tmp_path, sets, RECIPE, base, TrainingSetup(CPU, torch.float32, processes=processes)
         )
 
-    mined = find(Told(rank=0, count=2))
-    assert find(Told(rank=1, count=2)) == mined
+    mined = find(StandIn(rank=0, count=2))
+    assert find(StandIn(rank=1, count=2)) == mined
     with pytest.raises(TrainingStopped, match="the first process could not find negatives"):
-        find(Told(rank=1, count=2, well=False))
+        find(StandIn(rank=1, count=2, well=False))
 
 
 def test_a_retrieval_set_is_named_with_its_split() -> None:

@@ -32,8 +32,8 @@ SMALL = ["--batch", "8", "--rate", "3e-3", "--extra-epochs", "1", "--threads", "
 
 
 def run(parent: StoredModel, out: Path, *flags: object, name: str = "small") -> StoredModel:
-    given = [parent.name, "--store", parent.root, "--name", name, "--out", out]
-    main([*map(str, (*given, *SMALL, *flags))])
+    arguments = [parent.name, "--store", parent.root, "--name", name, "--out", out]
+    main([*map(str, (*arguments, *SMALL, *flags))])
     return ModelStore(None, parent.root).open(name)
 
 

@@ -19,7 +19,7 @@ async def compressed(reader: OscarModel, texts: list[str]) -> list[CompressedPas
     return [passage for passage in compressed if isinstance(passage, CompressedPassage)]
 
 
-async def said(reader: OscarModel, context: list[Any], most: int = 24) -> tuple[str, int]:
+async def generate(reader: OscarModel, context: list[Any], most: int = 24) -> tuple[str, int]:
     tokens = [token async for token in reader.generate(QUESTION, context, max_tokens=most)]
     return "".join(token.text for token in tokens), tokens[-1].count
 
@@ -36,7 +36,7 @@ async def test_the_best_scored_passages_are_read_best_first(
     scores = [passage.relevance or 0.0 for passage in passages]
     order = np.argsort(scores)[::-1]
     outcome = await ask(reader, QUESTION, texts, keep=2)
-    wanted, count = await said(reader, [passages[place].memory for place in order[:2]])
+    wanted, count = await generate(reader, [passages[place].memory for place in order[:2]])
     assert outcome.answer == wanted
     assert (outcome.given, outcome.read, outcome.left_out) == (len(texts), 2, 0)
     assert outcome.first == order[0]
@@ -53,7 +53,7 @@ async def test_the_best_scored_passages_are_read_best_first(
 async def test_in_order_means_the_order_given(reader: OscarModel, texts: list[str]) -> None:
     passages = await compressed(reader, texts)
     outcome = await ask(reader, QUESTION, texts, scored=False)
-    assert outcome.answer == (await said(reader, [passage.memory for passage in passages]))[0]
+    assert outcome.answer == (await generate(reader, [passage.memory for passage in passages]))[0]
     best = await ask(reader, QUESTION, texts)
     assert best.answer != outcome.answer  # or the order of these texts tells nothing
     assert outcome.relevance == pytest.approx(best.relevance, abs=1e-6)  # batches differ
@@ -62,14 +62,14 @@ async def test_in_order_means_the_order_given(reader: OscarModel, texts: list[st
 
 async def test_text_is_read_without_compressing(reader: OscarModel, texts: list[str]) -> None:
     outcome = await ask(reader, QUESTION, texts, keep=1, plain=True)
-    assert outcome.answer == (await said(reader, [texts[0]]))[0]
+    assert outcome.answer == (await generate(reader, [texts[0]]))[0]
     assert (outcome.vectors, outcome.relevance, outcome.first) == (0, None, -1)
     short = await ask(reader, QUESTION, texts, keep=1, plain=True, max_tokens=2)
     assert outcome.answer.startswith(short.answer)
     assert short.answer != outcome.answer
     assert short.flops < outcome.flops
     none = await ask(reader, QUESTION, [])
-    assert none.answer == (await said(reader, []))[0]
+    assert none.answer == (await generate(reader, []))[0]
     assert (none.given, none.read, none.positions) < (1, 1, outcome.positions)
 
 
@@ -88,7 +88,7 @@ async def test_passages_without_room_are_left_out_from_the_last(
     outcome = await ask(reader, QUESTION, many, plain=True)
     assert 0 < outcome.read < len(many)
     assert outcome.left_out == len(many) - outcome.read
-    assert outcome.answer == (await said(reader, list(many[: outcome.read])))[0]
+    assert outcome.answer == (await generate(reader, list(many[: outcome.read])))[0]
     assert reader.free_positions_for(QUESTION, many[: outcome.read], 24) >= 0
     assert reader.free_positions_for(QUESTION, many[: outcome.read + 1], 24) < 0
 
@@ -107,7 +107,7 @@ async def test_a_pair_that_scores_nothing_reads_in_order(
     outcome = await ask(causal_reader, QUESTION, texts[:3], max_tokens=6)
     compressed = await causal_reader.compress(QUESTION, texts[:3])
     memory = [passage.memory for passage in compressed if isinstance(passage, CompressedPassage)]
-    assert outcome.answer == (await said(causal_reader, memory, 6))[0]
+    assert outcome.answer == (await generate(causal_reader, memory, 6))[0]
     assert (outcome.relevance, outcome.first) == (None, -1)
     assert outcome.vectors == sum(map(len, memory))
     plain = await ask(causal_reader, QUESTION, texts[:1], plain=True, max_tokens=6)
