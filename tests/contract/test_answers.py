@@ -91,7 +91,7 @@ def test_below_the_threshold_it_says_that_the_passages_do_not_hold_it(clients: C
     assert texts[0] == texts[1]
 
 
-def test_a_budget_of_vectors_is_kept_to_and_told(clients: Clients) -> None:
+def test_a_budget_of_vectors_is_kept_and_reported(clients: Clients) -> None:
     for client in clients:
         whole = client.answer(QUESTION, index="samples", top_k=5, top_n=0, max_tokens=2)
         each = whole.usage.context_vectors // 5

@@ -99,14 +99,14 @@ def test_teis_doors_give_the_same_labels_bit_for_bit(server: Any) -> None:
     assert [o.label for o in text_reply.predictions] == [o.label for o in alone[1].predictions]
 
 
-def test_both_doors_tell_its_labels(server: Any) -> None:
+def test_both_doors_list_its_labels(server: Any) -> None:
     with Client(server.url) as rest, GrpcClient(server.grpc) as grpc:
         assert rest.models() == grpc.models()
         labels = {model.name: model.labels for model in rest.models()}
     assert (labels["nli"], labels["cross"], labels["minilm-l6"]) == (LABELS, ("relevant",), ())
 
 
-def test_a_model_of_another_kind_is_told_as_each_family_tells_it(server: Any) -> None:
+def test_a_model_of_the_wrong_kind_is_refused_in_each_familys_way(server: Any) -> None:
     reply = httpx.post(f"{server.url}/predict", json={"inputs": "a", "model": "minilm-l6"})
     assert (reply.status_code, reply.json()["error_type"]) == (424, "Backend")
     assert "'minilm-l6' is no classifier; classifiers that serve" in reply.json()["error"]

@@ -64,7 +64,7 @@ def test_an_answer_from_a_context_is_that_from_its_documents(
     assert whole.text
 
 
-def test_each_document_is_told_in_its_place(client: Client | GrpcClient) -> None:
+def test_each_document_is_reported_in_its_place(client: Client | GrpcClient) -> None:
     started = time.time()
     compressed = client.compress(QUESTION, [*DOCUMENTS, "a text without a name", " "])
     assert [document.index for document in compressed.documents] == [0, 1, 2, 3, 4]
@@ -143,7 +143,7 @@ def test_a_context_serves_its_own_question_only(client: Client | GrpcClient) -> 
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_another_keys_context_is_none(guarded_server: Any, door: str) -> None:
+def test_another_keys_context_is_not_found(guarded_server: Any, door: str) -> None:
     with (
         make(guarded_server, door, "infer") as mine,
         make(guarded_server, door, "admin") as other,

@@ -160,7 +160,7 @@ def test_bad_input_gets_its_own_error_and_the_service_goes_on(
     assert embed(channel, texts=["still there"]).dims == 384
 
 
-def test_the_empty_text_and_a_long_one_are_embedded_and_what_was_cut_is_told(
+def test_the_empty_text_and_a_long_one_are_embedded_and_cuts_are_reported(
     channel: grpc.Channel,
 ) -> None:
     reply = embed(channel, texts=["", "word " * 1000])

@@ -87,7 +87,7 @@ def test_who_leaves_the_queue_is_never_computed_for_and_harms_nobody(
         assert time.monotonic() < deadline, f"{gone} dropped, {computed} tokens computed"
 
 
-def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
+def test_a_request_without_time_to_wait_is_refused_and_never_computed(
     channel: grpc.Channel, metric: Callable[..., float]
 ) -> None:
     late = {"stage": "queue", "cause": "deadline", "model": "minilm-l6"}

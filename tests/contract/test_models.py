@@ -176,7 +176,7 @@ async def test_the_async_clients_say_the_same(server: LiveServer) -> None:
         await rest.load_model(NAME, version="1")
 
 
-def test_kserve_and_triton_clients_are_told_in_their_words(server: LiveServer) -> None:
+def test_kserve_and_triton_clients_get_their_own_replies(server: LiveServer) -> None:
     with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as http:
         path = f"/v2/repository/models/{NAME}"
         body = {"parameters": {"version": "2"}}

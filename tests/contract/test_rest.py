@@ -133,7 +133,7 @@ STATUSES = ("applied", "fallback", "left_out")
 SUMS = ("context_tokens_in", "context_vectors_out", "flops_used", "flops_plain")
 
 
-def test_metrics_are_the_sums_of_what_answers_said(door: httpx.Client) -> None:
+def test_metrics_are_the_sums_of_what_answers_reported(door: httpx.Client) -> None:
     names = [
         *(f'compressed_docs_total{{model="oscar-mini",status="{status}"}}' for status in STATUSES),
         *(f'{name}_total{{model="oscar-mini"}}' for name in SUMS),

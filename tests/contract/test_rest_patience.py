@@ -133,7 +133,7 @@ def test_who_hangs_up_amid_an_answer_ends_its_generation(
         until(lambda: not metric("condensery_sequences"))
 
 
-def test_who_has_no_time_to_wait_is_told_so_and_never_computed_for(
+def test_a_request_without_time_to_wait_is_refused_and_never_computed(
     door: httpx.Client, metric: Callable[..., float]
 ) -> None:
     late = {"stage": "queue", "cause": "deadline", "model": "minilm-l6"}
@@ -192,7 +192,7 @@ def test_headers_over_the_limit_are_refused_in_our_body(dial: Any, size: int) ->
     assert json.loads(body)["error_type"] == "Validation"
 
 
-def test_what_is_no_http_is_told_so_in_our_body(dial: Any) -> None:
+def test_what_is_not_http_is_refused_in_our_body(dial: Any) -> None:
     with dial() as line:
         line.sendall(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
         head, _, body = read_all(line).partition(b"\r\n\r\n")

@@ -152,7 +152,7 @@ def test_a_reranker_ranks_at_every_door(server: Any, children: Children) -> None
         assert [item.index for item in client.rerank(QUERY, PASSAGES, model="cross-shrp")] == order
 
 
-def test_both_doors_tell_the_method(server: Any) -> None:
+def test_both_doors_list_the_method(server: Any) -> None:
     with Client(server.url) as rest, GrpcClient(server.grpc) as by_grpc:
         assert rest.models() == by_grpc.models()
         methods = {model.name: (model.kind, model.method) for model in rest.models()}

@@ -73,7 +73,9 @@ def test_passages_have_the_same_scores_on_both_doors(channel: grpc.Channel, rest
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_tokens_are_told_alike_and_spelt_alike(channel: grpc.Channel, rest: Any, text: str) -> None:
+def test_tokens_and_their_texts_are_the_same_on_both_doors(
+    channel: grpc.Channel, rest: Any, text: str
+) -> None:
     stub = stubs.TokenizeStub(channel)
     (wanted,) = rest("/tokenize", {"inputs": text})
     tokens = stub.Tokenize(pb.EncodeRequest(inputs=text, add_special_tokens=True)).tokens
@@ -120,7 +122,7 @@ def test_a_streams_messages_share_batches_and_keep_their_order(
         assert float(alone @ np.array(replies[place].embeddings)) >= 0.9995
 
 
-def test_what_a_request_took_is_told(channel: grpc.Channel) -> None:
+def test_what_a_request_took_is_in_the_metadata(channel: grpc.Channel) -> None:
     metadata = stubs.EmbedStub(channel).Embed(pb.EmbedRequest(inputs=TEXTS[0])).metadata
     assert metadata.compute_chars == len(TEXTS[0])
     assert metadata.compute_tokens == 9

@@ -63,7 +63,7 @@ def test_snapshots_are_made_listed_restored_and_deleted(door: tuple[str, str], n
         run("index", "drop", name, *door)
 
 
-def test_an_index_is_rebuilt_and_told_so(door: tuple[str, str], notes: str) -> None:
+def test_a_rebuild_prints_what_became_of_it(door: tuple[str, str], notes: str) -> None:
     done = run("index", "rebuild", notes, "--kind", "hnsw", *door)
     assert done.stdout.strip() == f"{notes}: rebuilt for minilm-l6, hnsw, ip; finds 100% as before"
     result = run("index", "rebuild", notes, "--status", *door)

@@ -41,7 +41,7 @@ def test_they_need_nothing_that_a_gpu_machine_may_lack() -> None:
 
 
 @pytest.mark.slow
-def test_it_measures_each_compressor_and_writes_what_it_found(tmp_path: Path) -> None:
+def test_it_measures_each_compressor_and_writes_the_figures(tmp_path: Path) -> None:
     result = run(
         "--tiny",
         "--rounds",

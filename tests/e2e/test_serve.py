@@ -51,7 +51,9 @@ def test_a_taken_port_is_named_with_its_setting(taken: int, tmp_path: Path) -> N
     assert f"--grpc-port: port {taken} on 127.0.0.1 is taken" in printed
 
 
-def test_other_machines_are_not_let_in_without_a_key_unless_that_is_said(tmp_path: Path) -> None:
+def test_other_machines_are_not_let_in_without_a_key_unless_a_setting_allows_it(
+    tmp_path: Path,
+) -> None:
     printed = refused("--host", "0.0.0.0", "--port", "0", "--data-dir", str(tmp_path / "data"))
     assert "--host: other machines can reach '0.0.0.0', and no key is set" in printed
     assert "--allow-no-keys" in printed

@@ -40,16 +40,16 @@ def test_a_key_comes_as_bearer_bare_or_by_itself(
     ("header", "seconds"),
     [(None, math.inf), ("1", 0.001), ("2500", 2.5), (" 2500 ", 2.5), ("0000010", 0.01)],
 )
-def test_a_callers_patience_is_read_in_milliseconds(header: str | None, seconds: float) -> None:
+def test_a_callers_timeout_is_read_in_milliseconds(header: str | None, seconds: float) -> None:
     assert read_timeout(header) == seconds
 
 
-def test_a_time_without_end_is_one() -> None:
+def test_an_endless_timeout_is_allowed() -> None:
     assert read_timeout("9" * 5000) > 1e12
 
 
 @pytest.mark.parametrize("header", ["", "0", "000", "-5", "1.5", "1e3", "soon", "٣", "²"])
-def test_a_time_that_is_none_is_refused_by_name_and_value(header: str) -> None:
+def test_an_invalid_timeout_is_refused_by_name_and_value(header: str) -> None:
     with pytest.raises(InputError, match="x-request-timeout-ms: ") as caught:
         read_timeout(header)
     assert caught.value.field == "x-request-timeout-ms"

@@ -71,7 +71,7 @@ def test_an_address_is_loopback_or_others_may_reach_it(monkeypatch: pytest.Monke
     assert is_reachable("box")  # gRPC listens on every address of a name
 
 
-def test_others_are_let_in_without_a_key_only_if_that_is_said() -> None:
+def test_others_are_let_in_without_a_key_only_if_a_setting_allows_it() -> None:
     check_keys_for_host("127.0.0.1", Keys(), allow_no_keys=False)
     check_keys_for_host("0.0.0.0", Keys([Key("a", frozenset(), b"")]), allow_no_keys=False)
     check_keys_for_host("0.0.0.0", Keys(), allow_no_keys=True)

@@ -74,7 +74,7 @@ def script() -> Iterator[Script]:
 
 @pytest.fixture
 def free_port() -> Iterator[int]:
-    """Where nobody listens, and nobody else can while it is held."""
+    """A port where nothing listens; it is held, so that nothing else can take it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

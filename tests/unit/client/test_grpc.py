@@ -94,7 +94,7 @@ async def test_a_server_that_says_when_is_asked_again(
     assert len(scripted.metadata) == 3
 
 
-async def test_it_is_asked_as_much_later_as_was_drawn(scripted: ScriptedServer) -> None:
+async def test_it_waits_before_asking_again_as_long_as_was_drawn(scripted: ScriptedServer) -> None:
     class Later(random.Random):
         def uniform(self, a: float, b: float) -> float:
             return a + b
@@ -106,7 +106,7 @@ async def test_it_is_asked_as_much_later_as_was_drawn(scripted: ScriptedServer) 
     assert time.perf_counter() - started >= 0.13  # 30 ms, and a tenth of a second
 
 
-async def test_it_is_asked_no_more_than_it_was_said(scripted: ScriptedServer) -> None:
+async def test_it_is_asked_no_more_often_than_retries_allow(scripted: ScriptedServer) -> None:
     scripted.refusals += [FULL] * 5
     async with AsyncGrpcClient(scripted.address, retries=1) as client:
         with pytest.raises(Overloaded) as caught:

@@ -52,7 +52,7 @@ def test_in_the_data_directory_an_import_is_its_owners_alone_and_elsewhere_as_th
             assert stat.S_IMODE(item.stat().st_mode) == expected, item
 
 
-def test_a_missing_base_is_said_in_one_line_with_the_flag(
+def test_a_missing_base_is_one_line_that_names_the_flag(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, published: Path
 ) -> None:
     own = ["--store", str(tmp_path / "own"), "--name", "pair"]

@@ -181,7 +181,7 @@ def test_cells_grow_with_the_index_unless_they_were_given(data_dir: Path) -> Non
         assert recall(store, data_dir) > 0.95
 
 
-def test_hnsw_is_built_as_it_is_told(data_dir: Path) -> None:
+def test_hnsw_is_built_with_its_options(data_dir: Path) -> None:
     options = {"m": 8, "ef_construction": 40, "ef_search": 200}
     with open_store(data_dir) as store:
         store.create("graph", IndexSpec(**{**SETTINGS, "kind": "hnsw", "options": options}))
@@ -216,7 +216,7 @@ def test_hnsw_is_built_as_it_is_told(data_dir: Path) -> None:
         ("ivf_pq", [], "options", "[] is not an object"),
     ],
 )
-def test_an_option_that_can_not_be_is_named(kind: str, options: Any, field: str, says: str) -> None:
+def test_an_invalid_option_is_named(kind: str, options: Any, field: str, says: str) -> None:
     with pytest.raises(InputError) as caught:
         check_options(kind, options, 16)
     assert caught.value.field == field

@@ -81,7 +81,7 @@ async def test_without_compression_the_passages_are_read_as_they_were_found(serv
     assert sample(services, "condensery_context_vectors_out_total", model="pair") == 0
 
 
-async def test_an_index_without_passages_is_said_to_be_so(services):
+async def test_an_index_without_passages_is_reported_as_such(services):
     await indexes.create_index(services, "empty")
     whole = await answer_whole(services, make_question(index="empty"))
     assert whole.citations == ()

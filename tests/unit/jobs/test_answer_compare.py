@@ -65,7 +65,7 @@ async def test_the_answers_do_not_take_each_others_time(services, oscar):
     assert ends == [0, 1]
 
 
-async def test_agreement_is_told_by_words_and_by_vectors(services):
+async def test_agreement_is_measured_by_words_and_by_vectors(services):
     comparison = await compare_answers(services, ask())
     assert not comparison.exact
     # "where 1 2" and "where gold gold gold gold again"
@@ -134,7 +134,7 @@ async def test_what_does_not_fit_as_text_is_left_out_of_the_plain_answer_alone(s
         await compare_answers(services, ask(documents=[Document("a", "gold " * 5)]))
 
 
-async def test_a_fallback_is_compared_as_it_is_and_said_to_be_one(services, oscar):
+async def test_a_fallback_is_compared_as_it_is_and_reported_as_one(services, oscar):
     oscar.breaks = ModelFault("broken")
     comparison = await compare_answers(services, ask())
     assert comparison.compressed.compression.status == "fallback"

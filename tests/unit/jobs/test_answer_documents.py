@@ -34,7 +34,7 @@ def oscar(registry):
     return registry.pairs["pair"]
 
 
-async def test_each_document_is_told_in_its_place_with_its_score(services, oscar):
+async def test_each_document_is_reported_in_its_place_with_its_score(services, oscar):
     compressed = await compress_documents(services, "where?", DOCUMENTS)
     assert [
         (document.index, document.id, document.tokens_in, document.vectors_out)
@@ -112,7 +112,7 @@ async def test_a_context_at_the_finest_rate_is_read_at_any(services):
 
 
 async def test_what_is_held_holds_no_more_than_it_counts(services, oscar):
-    """A view would keep its whole batch's vectors, an error the frames it went through."""
+    """A view would keep its batch's vectors alive, an error the frames that it passed."""
     oscar.faults["gold again"] = ModelFault("broken")
     compressed = await compress_documents(services, "where?", DOCUMENTS, ratio=8)
     held = services.contexts.get("local", compressed.context)
@@ -121,7 +121,7 @@ async def test_what_is_held_holds_no_more_than_it_counts(services, oscar):
     assert held.passages[2].error is None
 
 
-async def test_a_document_that_fails_alone_is_told_and_read_as_text_later(services, oscar):
+async def test_a_document_that_fails_alone_is_reported_and_read_as_text_later(services, oscar):
     oscar.faults["gold gold gold"] = ModelFault("a vector came out with NaN")
     compressed = await compress_documents(services, "where?", DOCUMENTS)
     document = compressed.documents[1]
@@ -149,7 +149,7 @@ async def test_where_all_fail_the_first_error_is_raised(services, oscar):
         await compress_documents(services, "where?", DOCUMENTS)
 
 
-async def test_a_blank_document_is_told_and_never_read(services, oscar):
+async def test_a_blank_document_is_reported_and_never_read(services, oscar):
     compressed = await compress_documents(services, "where?", [Document("blank", "  "), *DOCUMENTS])
     document = compressed.documents[0]
     assert (document.status, document.reason) == ("failed", "there is no text in it")

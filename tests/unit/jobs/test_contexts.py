@@ -102,7 +102,9 @@ async def test_anothers_handle_is_as_unknown_as_one_that_never_was(held, clock):
     assert set(errors) == {(ContextNotFound, "context: there is no such handle.", "context")}
 
 
-async def test_a_context_ends_when_its_time_is_over_and_its_caller_is_told_so(held, clock):
+async def test_a_context_ends_when_its_time_is_over_and_its_caller_hears_that_it_expired(
+    held, clock
+):
     handle = held.put("alice", make(), 60)
     clock.now += 59.9
     held.get("alice", handle)

@@ -312,7 +312,7 @@ async def test_the_indexs_prompts_count_not_those_that_the_encoder_has_by_now(se
     assert (await indexes.get_index(services, "kb")).prompts_outdated
 
 
-async def test_nothing_is_said_of_prompts_that_nobody_knows(encoders, tmp_path):
+async def test_prompts_of_an_encoder_that_is_gone_are_not_reported(encoders, tmp_path):
     with older(encoders, tmp_path, "nomic") as services:
         del cast(Any, services.registry).encoders["nomic"]
         info = await indexes.get_index(services, "nomic")

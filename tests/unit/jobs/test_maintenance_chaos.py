@@ -28,7 +28,7 @@ SECONDS = float(os.environ.get("CHAOS_SECONDS", "1.2"))
 
 
 def check_files(data_dir: Path, names: set[str]) -> None:
-    """No folder is left of what was under way."""
+    """Assert that no unfinished change has left a folder."""
     assert {path.name for path in (data_dir / "indexes").iterdir()} == {*names, "aliases.json"}
     for name in names:
         folder = data_dir / "indexes" / name

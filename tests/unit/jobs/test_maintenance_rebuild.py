@@ -444,7 +444,7 @@ def test_kills_lose_no_write_and_leave_one_index_or_the_other(tmp_path: Path) ->
 
 
 async def cut_short(job: Any, *, at: Any) -> None:
-    """Cancel a call while a thread of it does ``at``, which goes on."""
+    """Cancel a call while one of its threads runs ``at``; the thread goes on."""
     entered, go_on = threading.Event(), threading.Event()
     holder, name = at
     real = getattr(holder, name)
@@ -464,7 +464,7 @@ async def cut_short(job: Any, *, at: Any) -> None:
     go_on.set()
 
 
-async def test_one_whose_caller_went_away_runs(services, kb):
+async def test_a_rebuild_whose_caller_went_away_runs_to_its_end(services, kb):
     store_maintenance = services.indexes.maintenance
     await cut_short(
         maintenance.rebuild_index(services, "kb", encoder="other"),

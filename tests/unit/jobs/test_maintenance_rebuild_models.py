@@ -193,7 +193,7 @@ async def test_a_version_loaded_between_a_querys_embedding_and_its_search_change
     assert await asked == wanted
 
 
-async def test_a_rebuild_is_begun_and_given_up_whole_though_who_asked_has_gone(
+async def test_a_rebuild_is_begun_or_cancelled_whole_though_its_caller_has_gone(
     services: Services, registry: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await indexes.create_index(services, "kb")
@@ -259,7 +259,7 @@ async def test_an_old_encoder_that_fails_costs_a_rebuild_its_figure_only(
 async def test_a_hybrid_query_never_mixes_passages_of_an_index_and_of_its_rebuild(
     services: Services, registry: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be split in other places: of one document, some would come twice."""
+    """The two may split a document in other places: text would be found twice."""
     other = registry.encoders["other"]
     other.info = replace(other.info, max_tokens=6)  # shorter passages than the first one's
     await indexes.create_index(services, "kb")

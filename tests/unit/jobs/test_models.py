@@ -112,7 +112,9 @@ async def test_aliases_are_listed_as_models_after_them(services: Services) -> No
     assert by_name["other"].alias_of is None
 
 
-async def test_what_serves_is_told_of_models_and_aliases(services: Services, registry: Any) -> None:
+async def test_models_and_aliases_report_whether_they_serve(
+    services: Services, registry: Any
+) -> None:
     await models.set_model_aliases(services, {"best": "other"})
     serving = {
         name: models.is_serving(services, name) for name in ("other", "best", "broken", "nobody")

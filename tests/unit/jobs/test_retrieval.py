@@ -41,9 +41,7 @@ async def test_relevance_and_memory_cost_one_forward_pass(services, oscar):
     assert oscar.passes == [[document.text for document in DOCUMENTS]]
 
 
-async def test_a_passage_that_fails_is_read_as_text_after_the_others_and_said_to_be(
-    services, oscar
-):
+async def test_a_passage_that_fails_is_read_as_text_after_the_others_and_reported(services, oscar):
     oscar.faults["gold gold gold"] = ModelFault(SECRET)
     whole = await answer_whole(services, ask())
     assert [(citation.id, citation.index) for citation in whole.citations] == [
@@ -186,7 +184,7 @@ async def test_without_compression_nothing_is_compressed(services, oscar):
     assert (block.status, block.reason, block.compress_ms) == ("off", "asked for", 0)
 
 
-async def test_a_blank_passage_is_not_read_and_said_not_to_be(services, oscar):
+async def test_a_blank_passage_is_not_read_and_reported(services, oscar):
     documents = [Document("blank", " \n"), *DOCUMENTS]
     whole = await answer_whole(services, ask(documents=documents))
     assert oscar.passes == [[document.text for document in DOCUMENTS]]

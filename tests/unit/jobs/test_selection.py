@@ -123,7 +123,7 @@ async def test_a_time_that_nothing_keeps_to_is_aimed_at_with_one_passage(service
     assert "over target_ms 1" in reason
 
 
-async def test_a_time_without_a_measurement_changes_nothing_and_is_said_to(services, oscar):
+async def test_a_time_without_a_measurement_changes_nothing_and_that_is_reported(services, oscar):
     selection = await sizes(services, oscar, target_ms=1)
     assert selection == (
         [2] * 6,
@@ -160,7 +160,7 @@ async def test_a_smaller_budget_never_reads_more(services, oscar):
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
-async def test_what_does_not_fit_is_left_out_from_the_lowest_rank_and_said_to_be(
+async def test_what_does_not_fit_is_left_out_from_the_lowest_rank_and_reported(
     services, oscar, mode
 ):
     taken = 3 * 2 if mode == "auto" else 6 + 5 + 4

@@ -76,7 +76,7 @@ class Served:
         return self.sample("cancelled_total", model="m", stage=stage, cause=cause)
 
     async def empty(self) -> None:
-        """Wait until nothing is left of anybody."""
+        """Wait until no sequence is left."""
         until = time.monotonic() + WAIT
         while self.used or self.running() or self.running("waiting"):
             assert time.monotonic() < until, "something was never given back"

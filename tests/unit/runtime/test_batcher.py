@@ -214,7 +214,7 @@ async def test_a_short_request_overtakes_a_long_batch_that_runs_already(
         ("other", 5000, 1.024),
     ],
 )
-async def test_a_lane_is_expected_to_take_twice_as_long_while_the_other_one_has_work(
+async def test_a_queue_is_expected_to_take_twice_as_long_while_the_other_has_work(
     worker: Workers,
     gate: threading.Event,
     clock: Clock,

@@ -10,7 +10,7 @@ from condensery.runtime.device import weight_bytes
 
 
 class Half:
-    """No module, and holds some."""
+    """Is not a module itself, and holds one and a tensor."""
 
     def __init__(self, inner: nn.Module, words: torch.Tensor) -> None:
         self._inner = inner

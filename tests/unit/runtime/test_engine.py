@@ -139,7 +139,7 @@ async def test_steps_of_single_tokens_run_in_fixed_shapes_once_they_are_ready() 
         served.close()
 
 
-async def test_where_they_cannot_be_made_steps_run_as_they_are_and_it_is_told(
+async def test_where_fixed_shapes_fail_steps_run_without_them_and_it_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: Decoder) -> None:

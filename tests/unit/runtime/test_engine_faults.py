@@ -1,4 +1,4 @@
-"""Who leaves, whose time is over, and what breaks: nobody else is hurt, and all room comes back."""
+"""Callers that leave or expire and steps that fail: others go on, and all blocks come back."""
 
 import asyncio
 import time

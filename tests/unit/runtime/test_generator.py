@@ -186,7 +186,7 @@ async def test_a_nan_fails_its_own_sequence_and_the_others_go_on(
 
 @contextmanager
 def holding(pair: OscarPair, passing: int) -> Iterator[Callable[[], object]]:
-    """Let so many steps pass and hold the next one until what is given is called."""
+    """Let ``passing`` steps through and hold the next one until the yielded function is called."""
     let_go, left = threading.Event(), [passing]
 
     def before(*_: object) -> None:

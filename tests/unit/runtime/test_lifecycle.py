@@ -94,7 +94,7 @@ def registry(store: ModelStore, metrics: Metrics) -> Iterator[ModelRegistry]:
 
 
 def allow() -> None:
-    """What speaks against an unload: nothing."""
+    """Raise nothing: no index or alias needs the model that is unloaded."""
 
 
 async def states(registry: ModelRegistry, name: str) -> list[tuple[str, str]]:
@@ -214,7 +214,7 @@ async def test_of_two_loads_of_one_model_the_second_finds_it_done(
     assert again.info == changed.info
 
 
-async def test_a_load_goes_on_though_who_asked_has_gone(
+async def test_a_load_goes_on_though_its_caller_has_gone(
     store: ModelStore, registry: ModelRegistry
 ) -> None:
     encoder(store, OTHER, seed=7)
@@ -367,7 +367,7 @@ async def test_memory_is_given_back_after_each_model_that_goes_or_was_not_loaded
     store: ModelStore, registry: ModelRegistry
 ) -> None:
     class Circle:
-        """What only a collection frees, as part of giving back."""
+        """Refers to itself, so that only the garbage collector frees it."""
 
     def circle() -> "weakref.ref[Circle]":
         cycle: Any = Circle()
@@ -449,8 +449,10 @@ async def memory_of(reader: OscarModel) -> Any:
     return compressed.memory
 
 
-async def test_defaults_stay_who_they_are(store: ModelStore, registry: ModelRegistry) -> None:
-    """Whoever names nobody gets the same model as before, or is refused; never another one."""
+async def test_defaults_stay_the_models_they_are(
+    store: ModelStore, registry: ModelRegistry
+) -> None:
+    """A request that names no model gets the same one as before, or is refused; never another."""
     encoder(store, "aaa", seed=9)
     await registry.lifecycle.load("aaa")
     assert registry.encoder().info.name == ENCODER
@@ -496,10 +498,10 @@ async def test_aliases_lead_where_a_models_name_is_asked_for(
         await registry.lifecycle.set_aliases({"again": OTHER})
 
 
-async def test_aliases_that_are_being_written_are_written_though_who_asked_has_gone(
+async def test_aliases_that_are_being_written_are_written_though_their_caller_has_gone(
     store: ModelStore, registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Till then nothing else is named, comes or goes: of two changes the last would win whole."""
+    """Until then no other change runs: a second one would overwrite the whole table."""
     change, held = ModelAliases.change, threading.Event()
 
     def slow(self: ModelAliases, changes: Any, **known: Any) -> None:
@@ -535,7 +537,7 @@ def object_to_aliases(registry: ModelRegistry) -> Callable[[], None]:
     return check
 
 
-async def test_a_change_that_the_end_finds_is_told_so_and_hangs_nobody(
+async def test_a_change_that_shutdown_interrupts_fails_and_hangs_nobody(
     store: ModelStore, registry: ModelRegistry
 ) -> None:
     encoder(store, OTHER, seed=7)

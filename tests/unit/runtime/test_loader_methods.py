@@ -64,7 +64,7 @@ def build_short_classifier(files: NetworkFiles) -> Classifier:
 
 @dataclass(frozen=True, slots=True)
 class ScaledShape(CompressorShape):
-    """A causal compressor's, and what its memory vectors are multiplied by."""
+    """A causal compressor's shape, with the factor that its memory vectors are multiplied by."""
 
     factor: float = 1.0
 

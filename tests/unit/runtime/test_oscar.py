@@ -355,7 +355,7 @@ def reader_vocabulary() -> int:
     return tiny_tokenizer().get_vocab_size()
 
 
-async def test_a_question_over_the_limit_is_told_by_the_cost(reader: OscarModel) -> None:
+async def test_the_cost_reports_a_question_over_the_limit(reader: OscarModel) -> None:
     cost = reader.count_cost(text_of(40), [], [], [], completion_tokens=1)
     assert (cost.question_tokens, cost.question_limit, cost.prompt_tokens) == (40, 27, 42)
 

@@ -35,7 +35,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_loading_holds_one_stored_tensor_at_a_time(
     stored: StoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a model takes no second copy of itself; adapters, which are small, wait to be merged."""
+    """A load never holds two copies of a model; only the small adapters wait to be merged."""
     alive: set[int] = set()
     most: list[int] = []
 

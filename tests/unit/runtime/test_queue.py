@@ -204,7 +204,7 @@ class Asked:
 
     @property
     def waited(self) -> float:
-        """Seconds beside those of its own work."""
+        """Seconds from its arrival to its end, less those of its own work."""
         return self.done - self.came - self.cost / RATE
 
 
@@ -245,7 +245,7 @@ def overload(
 def test_who_is_let_in_waits_no_longer_than_promised_though_ten_times_too_many_come(
     maker: Maker, callers: int, longer: float
 ) -> None:
-    """In turns within a caller they would wait twice as long: each for those who came after it."""
+    """If a caller's lists took turns, each would wait for later ones too: twice as long."""
     accepted = overload(maker, itertools.repeat([112] * 8), callers=callers, factor=10)
     done = sum(item.cost for item in accepted)
     assert done > 0.95 * 60 * RATE, "those who were refused could have been served"

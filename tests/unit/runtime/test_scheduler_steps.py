@@ -17,7 +17,7 @@ NOW = 100.0
 
 
 def sequence(left: int = 0) -> Any:
-    """A sequence with so many positions of its prompt to read; enough of one for choosing."""
+    """A stand-in with what choosing reads of a sequence: ``left`` prompt positions to read."""
     return SimpleNamespace(
         in_prompt=left > 0,
         size=100 + left,

@@ -45,7 +45,7 @@ ROUNDS = 4_000_000
 
 
 def hash_away() -> None:
-    """Want a core, and not the interpreter."""
+    """Compute for long without holding the interpreter's lock."""
     hashlib.pbkdf2_hmac("sha256", b"", b"", ROUNDS)
 
 
@@ -62,7 +62,7 @@ def state(thread: int) -> str:
 
 @contextlib.contextmanager
 def taken_core() -> Iterator[int]:
-    """Have a process take all of one core, and yield which."""
+    """Keep one core busy with a process of its own; yields the core's number."""
     core = min(os.sched_getaffinity(0))
     with subprocess.Popen(
         [sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
@@ -78,7 +78,7 @@ def taken_core() -> Iterator[int]:
 
 @contextlib.contextmanager
 def starved(thread: int, core: int) -> Iterator[None]:
-    """Give a thread that has begun to hash the worst place on a core that is taken."""
+    """Move a thread that hashes to a busy core, at the lowest priority."""
     ran = Path(f"/proc/self/task/{thread}/schedstat")
     before = int(ran.read_text().split()[0])
     until(lambda: int(ran.read_text().split()[0]) > before + 5e7)  # it is amid the hash, no doubt
@@ -139,7 +139,7 @@ class Service:
 
 
 async def hanging(service: Service, batcher: Batcher[str, str]) -> "asyncio.Task[list[str]]":
-    """Return what waits for a batch that hangs already."""
+    """Submit a text whose batch hangs; return the task, once the forward pass has begun."""
     task = asyncio.create_task(submit(batcher, ["hang"], [10]))
     assert await asyncio.to_thread(service.entered.acquire, timeout=WAIT)
     return task

@@ -132,7 +132,7 @@ def test_the_express_worker_keeps_off_while_another_is_free_soon() -> None:
 
 
 def test_what_the_express_worker_leaves_is_gone_on_with_by_one_that_waits_by_then() -> None:
-    """A generator's next step, say, which no caller announces: its last one has just ended."""
+    """Such as a generator's next step: ready when the last one ends, announced by no call."""
     long_ends, waits, gone_on = threading.Event(), threading.Event(), threading.Event()
     source = Queue([])
 

@@ -154,7 +154,9 @@ def test_importing_under_a_taken_name_makes_the_next_version(
     assert first.manifest.fingerprint == second.manifest.fingerprint
 
 
-def test_a_plain_encoder_takes_mean_unless_told_and_says_so(store: ModelStore, bert: Path) -> None:
+def test_a_plain_encoder_takes_mean_and_notes_it_unless_an_option_says_otherwise(
+    store: ModelStore, bert: Path
+) -> None:
     plain = import_model(store, bert, "plain").manifest
     assert (plain.pooling, plain.normalize, plain.licence) == ("mean", True, "unknown")
     assert plain.provenance.notes == (

@@ -157,7 +157,7 @@ def test_weights_keep_the_type_they_are_published_in(store: ModelStore, publishe
         assert tensors[name].dtype == torch.bfloat16
 
 
-def test_a_base_model_is_taken_from_where_one_is_told(
+def test_a_base_model_is_taken_from_where_an_option_says(
     bases: dict[str, Path], store: ModelStore, published: Path, change_json: Callable[..., None]
 ) -> None:
     change_json(

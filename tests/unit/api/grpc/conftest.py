@@ -14,7 +14,7 @@ from condensery.jobs.services import Services
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for nobody at the end, where that is not what is tested."""
+    """Give calls no grace at shutdown, where that is not what is tested."""
     monkeypatch.setattr(ports, "LAST_SECONDS", 0.0)
 
 

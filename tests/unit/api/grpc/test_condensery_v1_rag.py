@@ -73,7 +73,7 @@ async def test_without_keeping_there_is_no_handle(rag: Any, services: Services) 
     assert services.metrics.registry.get_sample_value("condensery_contexts") == 0
 
 
-async def test_a_document_that_fails_is_told_in_its_place(rag: Any, registry: Any) -> None:
+async def test_a_document_that_fails_is_reported_in_its_place(rag: Any, registry: Any) -> None:
     registry.pairs["pair"].faults["none"] = ModelFault("pair: NaN")
     failed, read = (await rag.Compress(to_compress())).results
     assert (failed.status, failed.vectors_out, failed.HasField("relevance_score")) == (
@@ -139,7 +139,7 @@ async def test_two_answers_are_compared(rag: Any) -> None:
     assert both.flops_saved == both.compressed.compression.flops_saved
 
 
-async def test_tokens_are_chosen_as_it_is_said(rag: Any, registry: Any) -> None:
+async def test_sampling_options_and_stop_strings_reach_the_pair(rag: Any, registry: Any) -> None:
     how: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "seed": -3, "logprobs": 2}
     reply = await rag.Answer(asked(documents=DOCUMENTS, stop=["a", "b"], **how))
     assert registry.pairs["pair"].asked == [(Sampling(**how), ("a", "b"))]
@@ -170,7 +170,7 @@ async def test_tokens_are_chosen_as_it_is_said(rag: Any, registry: Any) -> None:
     ],
     ids=str,
 )
-async def test_passages_are_read_as_it_is_said(
+async def test_passages_are_read_as_the_request_asks(
     rag: Any, how: dict[str, Any], answer: str, vectors: int
 ) -> None:
     reply = await rag.Answer(asked(documents=DOCUMENTS, **how))
@@ -199,7 +199,9 @@ async def test_what_does_not_fit_is_the_callers_to_shorten(rag: Any, registry: A
 
 
 @pytest.mark.parametrize("mode", ["dense", "bm25", "hybrid", ""])
-async def test_an_index_is_searched_as_it_is_said(channel: grpc.aio.Channel, mode: str) -> None:
+async def test_an_index_is_searched_in_the_mode_asked_for(
+    channel: grpc.aio.Channel, mode: str
+) -> None:
     stub = stubs.IndexStub(channel)
     await stub.Create(pb.CreateIndexRequest(name="kb"))
     documents = [pb.Document(id="a", text="the red fox"), pb.Document(id="b", text="a blue whale")]

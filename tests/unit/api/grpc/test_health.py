@@ -32,7 +32,7 @@ async def next_of(watching: Any) -> int:
     return int(reply.status)
 
 
-async def test_health_is_told_for_the_whole_and_each_service(
+async def test_the_server_and_each_service_have_a_health(
     services: Services, channel: grpc.aio.Channel
 ) -> None:
     check = health_pb2_grpc.HealthStub(channel).Check
@@ -49,7 +49,7 @@ async def test_health_is_told_for_the_whole_and_each_service(
         assert status.status == Reply.NOT_SERVING
 
 
-async def test_health_is_told_for_each_model_and_alias_and_watched(
+async def test_each_model_and_alias_has_a_health_that_can_be_watched(
     services: Services, registry: Any, channel: grpc.aio.Channel
 ) -> None:
     check = health_pb2_grpc.HealthStub(channel).Check

@@ -132,7 +132,7 @@ async def test_passages_are_ranked_best_first(channel: grpc.aio.Channel) -> None
     ]
 
 
-async def test_a_query_that_was_cut_is_told(channel: grpc.aio.Channel) -> None:
+async def test_a_query_that_was_cut_is_reported(channel: grpc.aio.Channel) -> None:
     rerank = stubs.RerankStub(channel).Rerank
     assert (await rerank(pb.RerankRequest(query="q " * 20, passages=["a"]))).query_truncated
     assert not (await rerank(pb.RerankRequest(query="q", passages=["a"]))).query_truncated

@@ -94,7 +94,7 @@ async def test_a_call_has_until_the_shortest_of_three_times(
 
 
 @pytest.mark.parametrize("value", ["", "0", "-5", "soon"])
-async def test_a_time_that_is_none_is_refused_by_name(
+async def test_an_invalid_timeout_is_refused_by_name(
     channel: grpc.aio.Channel, services: Services, calls: list[RequestContext], value: str
 ) -> None:
     error = await refused(embed(channel, **{TIMEOUT: value}))

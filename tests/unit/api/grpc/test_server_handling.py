@@ -327,7 +327,7 @@ async def test_a_host_that_is_not_ours_is_refused(services: Services) -> None:
         await start_server(services, "192.0.2.1", 0)
 
 
-async def test_slow_calls_are_told_and_each_message_of_a_stream_of_requests_is_one(
+async def test_slow_calls_are_logged_and_each_message_of_a_request_stream_is_one(
     channel: grpc.aio.Channel, services: Services, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = time.monotonic() + 3600  # every call has taken an hour; and two seconds later the next

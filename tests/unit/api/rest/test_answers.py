@@ -55,7 +55,7 @@ async def test_log_probabilities_are_of_each_token_or_null(client):
     assert (await answer(client))["logprobs"] is None
 
 
-async def test_passages_that_do_not_hold_the_answer_are_said_not_to(client):
+async def test_where_no_passage_holds_the_answer_it_is_not_found(client):
     whole = await answer(client, min_relevance=0.9)
     assert (whole["finish_reason"], whole["usage"]["completion_tokens"]) == ("not_found", 0)
     assert "do not hold" in whole["answer"]
@@ -63,7 +63,7 @@ async def test_passages_that_do_not_hold_the_answer_are_said_not_to(client):
     assert (await answer(client, min_relevance=0.5))["finish_reason"] == "stop"
 
 
-async def test_a_passage_that_cannot_be_compressed_is_told_by_its_place(client, registry):
+async def test_a_passage_that_cannot_be_compressed_is_reported_by_its_place(client, registry):
     registry.pairs["pair"].faults["some words"] = ModelFault("not finite")
     block = (await answer(client))["compression"]
     assert (block["status"], block["fallback_docs"]) == ("partial", [0])
@@ -75,7 +75,7 @@ async def test_a_passage_that_cannot_be_compressed_is_told_by_its_place(client, 
         assert reply.headers["x-should-retry"] == "false"
 
 
-async def test_what_does_not_fit_is_told_by_its_place(client):
+async def test_what_does_not_fit_is_reported_by_its_place(client):
     body = {"compression": {"max_context_vectors": 1}}
     block = (await answer(client, **body))["compression"]
     assert (block["vectors_out"], block["left_out"]) == (1, [0])
@@ -134,7 +134,7 @@ async def test_a_context_names_its_pair_in_the_reply_and_in_the_metrics(client, 
         assert f"condensery_requests_total{{{labels}}} {count}.0" in lines
 
 
-async def test_an_index_is_searched_as_it_is_said(client):
+async def test_an_index_is_searched_in_the_mode_asked_for(client):
     await client.put("/v1/indexes/kb")
     documents = [{"id": "a", "text": "the red fox"}, {"id": "b", "text": "a blue whale"}]
     await client.post("/v1/indexes/kb/documents", json={"documents": documents})

@@ -80,7 +80,7 @@ async def test_a_context_whose_time_is_over_is_gone(client, services, monkeypatc
         assert reply.json()["error"]["code"] == "context_expired"
 
 
-async def test_another_keys_context_is_not_there(client, services):
+async def test_another_keys_context_is_not_found(client, services):
     names = ("mine", "yours")
     secrets = {name: f"key-of-{name}-0123456789abcdef" for name in names}
     services.keys.replace(

@@ -14,7 +14,7 @@ def count(services, name, **labels):
     return services.metrics.registry.get_sample_value(f"condensery_{name}", labels)
 
 
-async def test_one_connection_too_many_is_told_so_and_ended(serve, services):
+async def test_one_connection_too_many_is_refused_and_ended(serve, services):
     async with asyncio.timeout(20), serve(max_connections=2) as port:
         async with connected(port) as (reader, writer), connected(port) as second:
             for incoming, outgoing in ((reader, writer), second):

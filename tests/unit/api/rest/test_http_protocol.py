@@ -81,7 +81,7 @@ async def test_the_refusal_has_the_paths_body_and_the_callers_id(server, brief, 
     ],
     ids=repr,
 )
-async def test_what_is_no_http_is_told_so_in_our_body(server, brief, data):
+async def test_what_is_not_http_is_refused_in_our_body(server, brief, data):
     status, _, body, ended = await asked(server, data)
     assert status in (400, 404, 405)
     message = body["error"] if isinstance(body["error"], str) else body["error"]["message"]

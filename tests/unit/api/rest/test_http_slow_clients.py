@@ -219,7 +219,7 @@ async def test_who_comes_after_the_last_call_reads_why_and_the_connection_ends(s
     assert json.loads(body)["error_type"] == "Unhealthy"
 
 
-async def test_when_the_grace_is_over_who_still_waits_is_told(services, registry):
+async def test_when_the_grace_is_over_callers_who_still_wait_get_an_error(services, registry):
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     rest = RestServer(services, listener)

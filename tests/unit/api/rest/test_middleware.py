@@ -54,7 +54,7 @@ async def test_a_job_sees_whose_call_it_serves_and_until_when(line, watching, se
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "", "1e3", "٣", "0x10"])
-async def test_a_time_that_is_none_is_refused_by_name_and_value(line, value):
+async def test_an_invalid_timeout_is_refused_by_name_and_value(line, value):
     asked = await line("/embed", EMBED, headers={"x-request-timeout-ms": value}).run()
     assert asked.status == 422
     assert asked.error.startswith("x-request-timeout-ms: ")
@@ -216,7 +216,7 @@ async def test_a_stream_is_not_cut_by_time_that_it_does_not_need(line, registry)
     assert names_of(asked.content)[-2:] == ["final_answer", "done"]
 
 
-async def test_when_the_servers_grace_is_over_who_still_waits_is_told(line, registry):
+async def test_when_the_servers_grace_is_over_callers_who_still_wait_get_an_error(line, registry):
     registry.encoders["words"].delay = 60
     asked = line("/embed", EMBED)
     asked.start()
@@ -234,7 +234,7 @@ async def test_when_the_servers_grace_is_over_who_still_waits_is_told(line, regi
     assert b'"code":"unavailable"' in asked.content
 
 
-async def test_a_full_house_is_told_in_the_familys_body_and_when_to_return(line, services):
+async def test_a_full_server_answers_in_the_familys_body_and_says_when_to_come_back(line, services):
     with services.admission.admit(0):
         services.admission.max_requests = 1
         for path, has_form in (

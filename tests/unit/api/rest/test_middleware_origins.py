@@ -64,7 +64,7 @@ async def test_a_key_lets_no_foreign_page_in(line, keyed):
         assert (asked.status, asked.error["param"]) == (403, next(iter(headers)))
 
 
-async def test_who_is_no_page_goes_on_as_before(line):
+async def test_clients_that_are_no_web_page_are_served_as_before(line):
     """curl's bare -d names a form, and no origin."""
     headers = {"content-type": "application/x-www-form-urlencoded", "host": "anything"}
     assert (await line("/embed", {"inputs": "a"}, headers=headers).run()).status == 200

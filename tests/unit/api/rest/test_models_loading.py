@@ -18,7 +18,7 @@ async def test_a_load_tells_what_serves_now_and_what_did(client, registry):
     assert registry.lifecycle.asked == [("other", "7", False), ("other", None, True)]
 
 
-async def test_a_load_that_fails_is_told_in_each_familys_body(client, registry):
+async def test_a_load_that_fails_is_an_error_in_each_familys_body(client, registry):
     registry.lifecycle.fails = ModelNotLoaded(
         "model 'other' version 2 was not loaded", field="model"
     )
@@ -68,7 +68,7 @@ async def test_kserve_lists_loads_and_unloads(client, registry):
         ("/v2/repository/index", {"ready": "yes"}, 400, "ready: 'yes'"),
     ],
 )
-async def test_bad_requests_are_told_by_field_and_value_in_the_familys_body(
+async def test_bad_requests_are_refused_by_field_and_value_in_the_familys_body(
     client, path, body, status, says
 ):
     reply = await client.post(path, json=body)

@@ -99,7 +99,7 @@ async def test_a_model_may_be_named_by_a_header(client):
     assert (await client.post("/predict", json={"inputs": "r"}, headers={"x-model": "x"})).is_error
 
 
-async def test_what_was_cut_is_told(client):
+async def test_what_was_cut_is_reported(client):
     reply = await client.post("/predict", json={"inputs": [["a"], ["b", "c" * 101]]})
     assert reply.headers["x-truncated-inputs"] == "1"
     assert reply.headers["x-model"] == "nli"
