@@ -62,7 +62,7 @@ def test_a_second_signal_hurries(serve: Serve, where: str) -> None:
         threading.Thread(target=ask_and_be_cut_off, args=(own.url,), daemon=True).start()
         until_busy(own)
     own.process.send_signal(signal.SIGTERM)
-    while "condensery: stopping" not in own.said:
+    while "condensery: stopping" not in own.logged:
         time.sleep(0.02)
     own.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
@@ -97,11 +97,11 @@ def test_sighup_reads_the_keys_again_and_an_interrupt_ends_it_without_settling(
         return httpx.get(f"{own.url}/v1/models", headers=headers).status_code
 
     def reload(event: str) -> None:
-        before = own.said.count(event)
+        before = own.logged.count(event)
         own.process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + 60
-        while own.said.count(event) == before:
-            assert time.monotonic() < deadline, own.said
+        while own.logged.count(event) == before:
+            assert time.monotonic() < deadline, own.logged
             time.sleep(0.02)
 
     assert (status("first-key-0123456789abcdef"), status("second-key-0123456789abcdef")) == (
@@ -120,7 +120,7 @@ def test_sighup_reads_the_keys_again_and_an_interrupt_ends_it_without_settling(
         401,
         200,
     )
-    assert "third-key-0123456789abcdef" not in own.said
+    assert "third-key-0123456789abcdef" not in own.logged
     own.process.send_signal(signal.SIGINT)  # who is at the terminal need not wait
     assert own.process.wait(40) == 0
 
