@@ -322,8 +322,6 @@ def check_any_key(keys: Keys, key: str | None, scope: KeyScope | None) -> str | 
     """Return the name of the request's key; None where none is needed.
 
     Args:
-        keys: The known ones.
-        key: The request's.
         scope: What it must be allowed; None takes every known key.
 
     Raises:

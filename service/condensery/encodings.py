@@ -66,7 +66,6 @@ def encode(vectors: Floats, encoding: Encoding, *, field: str = "embed_dtype") -
 
     Args:
         vectors: Finite; of length 1 for int8 and uint8.
-        field: What the request calls it, for messages.
 
     Raises:
         InputError: int8 or uint8 of vectors of another length.
@@ -91,7 +90,6 @@ def decode(encoded: Encoded, encoding: Encoding, dims: int) -> Floats:
 
     Args:
         encoded: (rows, ``encoded_width``).
-        dims: Of the vectors.
     """
     if encoding in BINARY_ENCODINGS:
         packed = _flip_high_bit(encoded.view(np.uint8)) if encoding == "binary" else encoded

@@ -209,7 +209,6 @@ class Overloaded(CondenseryError):
     """The queue is full.
 
     Args:
-        message: As in the base.
         retry_after_seconds: When it is worth coming back.
     """
 

@@ -120,7 +120,6 @@ class SlowRequests:
         """Log a request that is over, if it took long and no other was logged just now.
 
         Args:
-            call: Whose time it was.
             transport: "rest" or "grpc".
             route: The pattern of its path, or its method; the path itself is the caller's text.
             status: What it ended with: an HTTP status or a gRPC code.

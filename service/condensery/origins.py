@@ -62,7 +62,6 @@ class Origins:
         """Refuse a request of a page that may not use the server, or to a name that is not its own.
 
         Args:
-            headers: The request's, names in lower case.
             address: Where its connection was made to.
             peer: And from where.
 
@@ -133,12 +132,7 @@ class Origins:
         return reply
 
     def preflight_headers(self, headers: Headers, methods: Iterable[str]) -> dict[str, str] | None:
-        """Return what answers a browser that asks what a page may send; None if none does so.
-
-        Args:
-            headers: The request's, which was checked.
-            methods: That the path takes.
-        """
+        """Return what answers a browser that asks what a page may send; None if none does so."""
         asked = {name: value for name, value in headers if name.startswith((b"access-", b"origin"))}
         if not self.pages or not {b"origin", b"access-control-request-method"} <= asked.keys():
             return None

@@ -79,7 +79,6 @@ def write(kind: type[M], value: object, **more: Any) -> M:
     """Return a value as a message.
 
     Args:
-        kind: The message's class.
         value: A dataclass, or a mapping by our names. What is None is not set.
         **more: Fields of the message, by its own names, that the value does not hold, or not so.
 
@@ -112,7 +111,6 @@ def read(kind: type[T], message: Message, **known: Any) -> T:
     """Return a message as a dataclass.
 
     Args:
-        kind: The dataclass.
         message: Fields that the dataclass lacks are ignored.
         **known: Fields of the dataclass that are not to be read, or not there.
 
@@ -136,7 +134,6 @@ def call(
 
     Args:
         function: What the message does not hold has its default.
-        leading: The first arguments.
         message: Fields that the function lacks are ignored.
         **known: Arguments that are not to be read, or not there.
 
@@ -156,8 +153,6 @@ def read_field(hint: Any, message: Message, our_name: str) -> Any:
 
     Args:
         hint: The type: a dataclass, a tuple or list of them, and so on; or None.
-        message: What holds it.
-        our_name: The field's.
     """
     return _single_reader(message.DESCRIPTOR, hint, our_name)(message)
 
@@ -184,7 +179,6 @@ def read_struct(struct: Struct, field: str, levels: int = MAX_DEPTH) -> dict[str
 
     Args:
         struct: It knows one kind of number, the double.
-        field: Its name in messages.
         levels: Objects and lists that may lie within each other, this one counted.
 
     Raises:
@@ -329,8 +323,6 @@ def _reading_plan(message: Descriptor, kind: type, prefix: str) -> tuple[_ReadSt
     """Return a step for each of the dataclass's fields that the message has.
 
     Args:
-        message: What is read.
-        kind: The dataclass.
         prefix: Its path and a dot, where it is nested and its fields are the message's own.
     """
     names = NAMES.get(message.name, {})

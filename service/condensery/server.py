@@ -182,8 +182,6 @@ class Server:
     """The running parts, from start to end.
 
     Args:
-        settings: How it runs.
-        signals: The process's.
         say: Called with each line for whoever started it.
         usual_umask: For what is made outside the data directory.
 

@@ -109,7 +109,6 @@ class Operations:
         """Order passages by their relevance to ``query``, the best first.
 
         Args:
-            query: What the passages should answer.
             passages: At least one.
             model: Name of a reranker or pair; None takes the server's default.
             top_n: How many to return; None returns all, as 0 does over gRPC (REST refuses it).
@@ -174,7 +173,6 @@ class Operations:
         """Write documents, replacing those of the same ids; they are on disk when this returns.
 
         Args:
-            name: The index.
             documents: Split into passages and embedded by the server, unless there are
             vectors: of whole documents, (documents, dims), made by
             fingerprint: the index's own encoder; ``models`` returns it.
@@ -195,7 +193,6 @@ class Operations:
         """Delete documents; returns how many there were. They are off the disk when this returns.
 
         Args:
-            name: The index.
             ids: Those to delete; or
             filter: what chooses them, as in ``query``; it must hold a condition.
         """
@@ -218,7 +215,6 @@ class Operations:
         """Find the passages nearest to a text, or to a vector, the best first.
 
         Args:
-            name: The index.
             text: What to look for; or
             vector: its vector, (dims,), made by
             fingerprint: the index's own encoder; ``models`` returns it.
@@ -272,13 +268,10 @@ class Operations:
         meanwhile.
 
         Args:
-            name: The index.
             filter: Which documents, as in ``query``; None is all.
             limit: Most documents of this page, None is the server's 100; one of long documents may
                 be shorter.
             after: The ``next`` of the page before; None begins. After the last page it is None.
-            with_text: Whether texts come with them.
-            with_metadata: Whether metadata does.
             with_vectors: Whether their passages do, with their vectors.
         """
         page = call(
@@ -308,11 +301,7 @@ class Operations:
 
     @operation("GET /v1/models/{name}/report?format=markdown", "Models/GetReport")
     def report_card(self, name: str) -> Call[str]:
-        """Return a model's card: its report for people, Markdown.
-
-        Args:
-            name: The model's, which must serve.
-        """
+        """Return a model's card: its report for people, Markdown."""
         card = call(name=name).over_rpc(with_card=True)
         return card.read_by(rest=bytes.decode, rpc=attrgetter("card"))
 
@@ -321,7 +310,6 @@ class Operations:
         """Return a plot of a model's report, PNG.
 
         Args:
-            name: The model's, which must serve.
             plot: The plot's, one of ``report(name).plots``.
         """
         picture = call(name=name).over_rest(plot=plot).over_rpc(with_plots=[plot])
@@ -457,7 +445,6 @@ class Operations:
         """Begin to make an index anew for another encoder while it serves and is written; or go on.
 
         Args:
-            name: The index.
             encoder: Name of the new encoder; None is the index's own, as it runs today.
             metric: As for ``create_index``; None leaves it as it is.
             kind: As for ``create_index``; None leaves it as it is.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from condensery.commands.common import (
     Parsers,
+    add_document_arguments,
     add_server_arguments,
     connect,
     format_table,
@@ -278,14 +279,7 @@ def add_compress(parsers: Parsers) -> None:
         " HANDLE` answers from them.",
     )
     parser.add_argument("question")
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        help="JSON lines with id, text and perhaps metadata (.jsonl, .ndjson); or plain text,"
-        " a document a paragraph; - is standard input",
-    )
-    parser.add_argument("--format", choices=("jsonl", "text"), help="default: by the file's suffix")
+    add_document_arguments(parser, "files", nargs="+")
     parser.add_argument("--model", help="name of a pair; the server's default else")
     parser.add_argument(
         "--rate",

@@ -65,7 +65,6 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, needed: bool = True
     """Add the arguments that choose the server.
 
     Args:
-        parser: Takes them.
         needed: Whether there is a default server; else ``args.url`` is None.
     """
     group = parser.add_argument_group("server")
@@ -95,17 +94,25 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, needed: bool = True
 def add_action(
     actions: Parsers,
     name: str,
-    run: Callable[[argparse.Namespace], int],
+    run: Callable[..., int | None],
     help: str,
     description: str | None = None,
     *,
-    add_where: Callable[[argparse.ArgumentParser], None] = add_server_arguments,
+    add_where: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> Iterator[argparse.ArgumentParser]:
-    """Add an action; the block adds its own arguments, and ``add_where`` those of where it acts."""
+    """Add an action; the block adds its own arguments, and ``add_where`` those of where it acts.
+
+    By default it asks a server: ``run`` gets a client too. Its status is 0 where it returns None.
+    """
+
+    def run_connected(args: argparse.Namespace) -> int:
+        with connect(args) as client:
+            return run(args, client) or 0
+
     parser = actions.add_parser(name, help=help, description=description)
     yield parser
-    parser.set_defaults(run=run)
-    add_where(parser)
+    parser.set_defaults(run=run if add_where else run_connected)
+    (add_where or add_server_arguments)(parser)
 
 
 def connect(args: argparse.Namespace) -> AnyClient:
@@ -126,6 +133,18 @@ def connect(args: argparse.Namespace) -> AnyClient:
 FileFormat = Literal["jsonl", "text"]
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 STDIN = "-"
+
+
+def add_document_arguments(parser: argparse.ArgumentParser, dest: str, **count: Any) -> None:
+    """Add the arguments of a file of documents, or (``nargs``) of several."""
+    parser.add_argument(
+        dest,
+        metavar="FILE",
+        help="JSON lines with id, text and perhaps metadata (.jsonl, .ndjson); or plain text,"
+        " a document a paragraph; - is standard input",
+        **count,
+    )
+    parser.add_argument("--format", choices=("jsonl", "text"), help="default: by the file's suffix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +208,6 @@ def parse_documents(
     """Yield each document and the bytes read so far.
 
     Args:
-        lines: Of the file.
         form: ``jsonl``: one object a line, with ``id``, ``text`` and perhaps ``metadata``; what
             other fields it has become metadata. ``text``: one document a paragraph; paragraphs
             end at empty lines.

@@ -17,7 +17,7 @@ from condensery.commands.common import (
     AnyClient,
     Parsers,
     add_action,
-    connect,
+    add_document_arguments,
     format_table,
     open_documents,
     print_note,
@@ -90,15 +90,7 @@ def add_document_actions(actions: Parsers) -> None:
     with add_action(actions, "add", run_add, help, description) as add:
         name_help = "the index; default: the file's name without its suffix"
         add.add_argument("name", metavar="NAME", nargs="?", help=name_help)
-        add.add_argument(
-            "file",
-            metavar="FILE",
-            help="JSON lines with id, text and perhaps metadata (.jsonl, .ndjson); or plain text,"
-            " a document a paragraph; - is standard input",
-        )
-        add.add_argument(
-            "--format", choices=("jsonl", "text"), help="default: by the file's suffix"
-        )
+        add_document_arguments(add, "file")
         again_help = "write also what is there already, as it is"
         add.add_argument("--again", action="store_true", help=again_help)
     with add_action(actions, "query", run_query, "find the passages nearest to a text") as query:
@@ -132,30 +124,25 @@ def add_document_actions(actions: Parsers) -> None:
         add_filter_argument(delete)
 
 
-def run_create(args: argparse.Namespace) -> int:
+def run_create(args: argparse.Namespace, client: AnyClient) -> None:
     """Make an index."""
-    with connect(args) as client:
-        info = client.create_index(
-            args.name,
-            encoder=args.encoder,
-            kind=args.kind,
-            metric=args.metric,
-            options=None if args.option is None else dict(args.option),
-        )
+    info = client.create_index(
+        args.name,
+        encoder=args.encoder,
+        kind=args.kind,
+        metric=args.metric,
+        options=None if args.option is None else dict(args.option),
+    )
     print(f"{info.name}: {info.kind}, {info.metric}, {info.dims} dimensions, {info.encoder}")
     warn_of_outdated_prompts([info])
-    return 0
 
 
-def run_add(args: argparse.Namespace) -> int:
+def run_add(args: argparse.Namespace, client: AnyClient) -> None:
     """Write a file's documents, batch by batch."""
     name = args.name or name_index(args.file)
-    with (
-        open_documents(args.file, args.format, stdin_prefix=name) as documents,
-        connect(args) as client,
-    ):
+    with open_documents(args.file, args.format, stdin_prefix=name) as documents:
         make_index(client, name)
-        return write_documents(client, name, documents, measure_file(args.file), again=args.again)
+        write_documents(client, name, documents, measure_file(args.file), again=args.again)
 
 
 def write_documents(
@@ -165,12 +152,10 @@ def write_documents(
     size: int | None,
     *,
     again: bool = False,
-) -> int:
+) -> None:
     """Write documents as they are read; those written before an error stay, and are reported.
 
     Args:
-        client: Open.
-        name: The index.
         read: Each document, and the bytes read so far.
         size: Bytes of all; None if it is not known.
         again: Write also those that are there already.
@@ -194,7 +179,6 @@ def write_documents(
         raise
     already = f"; {skipped} were there already" if skipped else ""
     print(f"{name}: {documents} documents written, {passages} passages{already}")
-    return 0
 
 
 def find_missing(client: AnyClient, name: str, batch: list[Document]) -> list[Document]:
@@ -203,32 +187,27 @@ def find_missing(client: AnyClient, name: str, batch: list[Document]) -> list[Do
     return [document for document in batch if stored.get(document.id) != document]
 
 
-def run_query(args: argparse.Namespace) -> int:
+def run_query(args: argparse.Namespace, client: AnyClient) -> None:
     """Print the nearest passages."""
-    with connect(args) as client:
-        hits = client.query(
-            args.name, args.text, top_k=args.top_k, search=args.search, filter=args.filter
-        )
+    hits = client.query(
+        args.name, args.text, top_k=args.top_k, search=args.search, filter=args.filter
+    )
     for hit in hits:
         if args.json:
             print_entry(**asdict(hit))
         else:
             print(f"{hit.score:.3f}  {hit.id}  {shorten_line(hit.text)}")
-    return 0
 
 
-def run_count(args: argparse.Namespace) -> int:
+def run_count(args: argparse.Namespace, client: AnyClient) -> None:
     """Count an index's documents and passages, or those that a filter chooses."""
-    with connect(args) as client:
-        documents, passages = client.count(args.name, filter=args.filter)
+    documents, passages = client.count(args.name, filter=args.filter)
     print(f"{documents} documents, {passages} passages")
-    return 0
 
 
-def run_get(args: argparse.Namespace) -> int:
+def run_get(args: argparse.Namespace, client: AnyClient) -> int:
     """Print documents by id; without all of them the status is 1."""
-    with connect(args) as client:
-        documents = client.get(args.name, args.ids)
+    documents = client.get(args.name, args.ids)
     for document in documents:
         print_entry(**asdict(document))
     there = {document.id for document in documents}
@@ -238,26 +217,24 @@ def run_get(args: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def run_scroll(args: argparse.Namespace) -> int:
+def run_scroll(args: argparse.Namespace, client: AnyClient) -> None:
     """Print documents, page by page."""
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit: {args.limit} is not at least 1")
     left, after = args.limit, args.after
-    with connect(args) as client:
-        while left is None or left > 0:
-            page = client.scroll(
-                args.name,
-                filter=args.filter,
-                after=after,
-                with_text=not args.no_text,
-                with_vectors=args.vectors,
-            )
-            for document in page.documents[:left]:
-                print_document(document)
-            if page.next is None:
-                break
-            after, left = page.next, None if left is None else left - len(page.documents)
-    return 0
+    while left is None or left > 0:
+        page = client.scroll(
+            args.name,
+            filter=args.filter,
+            after=after,
+            with_text=not args.no_text,
+            with_vectors=args.vectors,
+        )
+        for document in page.documents[:left]:
+            print_document(document)
+        if page.next is None:
+            break
+        after, left = page.next, None if left is None else left - len(page.documents)
 
 
 def print_document(document: StoredDocument) -> None:
@@ -279,34 +256,28 @@ def print_entry(**entry: Any) -> None:
     print(json.dumps(entry, ensure_ascii=False))
 
 
-def run_delete(args: argparse.Namespace) -> int:
+def run_delete(args: argparse.Namespace, client: AnyClient) -> None:
     """Delete documents."""
-    with connect(args) as client:
-        deleted = client.delete(args.name, args.ids or None, filter=args.filter)
+    deleted = client.delete(args.name, args.ids or None, filter=args.filter)
     of = f" of {len(args.ids)}" if args.ids else ""
     print(f"{deleted}{of} documents deleted")
-    return 0
 
 
-def run_drop(args: argparse.Namespace) -> int:
+def run_drop(args: argparse.Namespace, client: AnyClient) -> None:
     """Delete an index."""
-    with connect(args) as client:
-        client.drop_index(args.name)
+    client.drop_index(args.name)
     print(f"{args.name}: dropped")
-    return 0
 
 
-def run_list(args: argparse.Namespace) -> int:
+def run_list(args: argparse.Namespace, client: AnyClient) -> None:
     """Print the indexes."""
-    with connect(args) as client:
-        infos = client.list_indexes()
+    infos = client.list_indexes()
     rows = [
         (i.name, str(i.documents), str(i.passages), describe_kind(i), i.metric, i.encoder)
         for i in infos
     ]
     print(format_table([("NAME", "DOCUMENTS", "PASSAGES", "KIND", "METRIC", "ENCODER"), *rows]))
     warn_of_outdated_prompts(infos)
-    return 0
 
 
 def describe_kind(info: IndexInfo) -> str:
@@ -429,7 +400,7 @@ def add_rebuild(actions: Parsers) -> None:
         instead.add_argument("--cancel", action="store_true", help="cancel it instead")
 
 
-def run_set_aliases(args: argparse.Namespace) -> int:
+def run_set_aliases(args: argparse.Namespace, client: AnyClient) -> None:
     """Point aliases at indexes."""
     actions = []
     for pair in args.pairs:
@@ -437,43 +408,38 @@ def run_set_aliases(args: argparse.Namespace) -> int:
         if not equals:
             raise InputError(f"{shorten(pair)} is not ALIAS=INDEX")
         actions.append(AliasAction("create", alias, index))
-    return _update_aliases(args, actions)
+    _update_aliases(client, actions)
 
 
-def run_delete_aliases(args: argparse.Namespace) -> int:
+def run_delete_aliases(args: argparse.Namespace, client: AnyClient) -> None:
     """Take aliases away."""
-    return _update_aliases(args, [AliasAction("delete", alias) for alias in args.aliases])
+    _update_aliases(client, [AliasAction("delete", alias) for alias in args.aliases])
 
 
-def run_rename_alias(args: argparse.Namespace) -> int:
+def run_rename_alias(args: argparse.Namespace, client: AnyClient) -> None:
     """Give an alias another name."""
-    return _update_aliases(args, [AliasAction("rename", args.alias, args.to)])
+    _update_aliases(client, [AliasAction("rename", args.alias, args.to)])
 
 
-def run_list_aliases(args: argparse.Namespace) -> int:
+def run_list_aliases(args: argparse.Namespace, client: AnyClient) -> None:
     """Print the aliases."""
-    with connect(args) as client:
-        aliases = client.aliases()
+    aliases = client.aliases()
     rows = [(alias.alias, alias.target, alias.index or "(no more)") for alias in aliases]
     print(format_table([("ALIAS", "POINTS AT", "INDEX"), *rows]))
-    return 0
 
 
-def run_make_snapshot(args: argparse.Namespace) -> int:
+def run_make_snapshot(args: argparse.Namespace, client: AnyClient) -> None:
     """Make a snapshot."""
-    with connect(args) as client:
-        snapshot = client.create_snapshot(args.name)
+    snapshot = client.create_snapshot(args.name)
     print(
         f"{snapshot.index}: snapshot {snapshot.id}, {snapshot.documents} documents, "
         f"{_format_size(snapshot.bytes)}"
     )
-    return 0
 
 
-def run_list_snapshots(args: argparse.Namespace) -> int:
+def run_list_snapshots(args: argparse.Namespace, client: AnyClient) -> None:
     """Print the snapshots, and on standard error those that can't be used."""
-    with connect(args) as client:
-        listing = client.list_snapshots(args.name)
+    listing = client.list_snapshots(args.name)
     rows = [
         (s.id, _format_time(s.created), str(s.documents), _format_size(s.bytes), s.encoder)
         for s in listing.data
@@ -481,31 +447,26 @@ def run_list_snapshots(args: argparse.Namespace) -> int:
     print(format_table([("SNAPSHOT", "MADE", "DOCUMENTS", "SIZE", "ENCODER"), *rows]))
     for reason in listing.refused.values():
         print_note(reason)
-    return 0
 
 
-def run_delete_snapshots(args: argparse.Namespace) -> int:
+def run_delete_snapshots(args: argparse.Namespace, client: AnyClient) -> None:
     """Delete snapshots."""
-    with connect(args) as client:
-        for id in args.ids:
-            client.delete_snapshot(args.name, id)
-            print(f"{args.name}: snapshot {id} deleted")
-    return 0
+    for id in args.ids:
+        client.delete_snapshot(args.name, id)
+        print(f"{args.name}: snapshot {id} deleted")
 
 
-def run_restore(args: argparse.Namespace) -> int:
+def run_restore(args: argparse.Namespace, client: AnyClient) -> None:
     """Make an index of a snapshot."""
-    with connect(args) as client:
-        snapshot = args.snapshot
-        if snapshot is None:
-            snapshots = client.list_snapshots(args.name).data
-            if not snapshots:
-                raise InputError(f"{args.name} has no snapshot that can be used")
-            snapshot = snapshots[0].id
-        info = client.restore_snapshot(args.name, snapshot, into=args.into)
+    snapshot = args.snapshot
+    if snapshot is None:
+        snapshots = client.list_snapshots(args.name).data
+        if not snapshots:
+            raise InputError(f"{args.name} has no snapshot that can be used")
+        snapshot = snapshots[0].id
+    info = client.restore_snapshot(args.name, snapshot, into=args.into)
     print(f"{info.name}: restored from {snapshot}, {info.documents} documents")
     warn_of_outdated_prompts([info])
-    return 0
 
 
 def warn_of_outdated_prompts(infos: Iterable[IndexInfo]) -> None:
@@ -519,29 +480,27 @@ def warn_of_outdated_prompts(infos: Iterable[IndexInfo]) -> None:
             )
 
 
-def run_rebuild(args: argparse.Namespace) -> int:
+def run_rebuild(args: argparse.Namespace, client: AnyClient) -> None:
     """Rebuild an index, print how far that is, or cancel it."""
-    with connect(args) as client:
-        if args.cancel:
-            client.cancel_rebuild(args.name)
-            print(f"{args.name}: rebuild cancelled")
-            return 0
-        if args.status:
-            rebuild = client.rebuild_status(args.name)
-        else:
-            rebuild = client.rebuild_index(
-                args.name,
-                encoder=args.encoder,
-                kind=args.kind,
-                metric=args.metric,
-                options=None if args.option is None else dict(args.option),
-            )
-            if not args.no_wait:
-                rebuild = _wait_for_rebuild(client, rebuild)
+    if args.cancel:
+        client.cancel_rebuild(args.name)
+        print(f"{args.name}: rebuild cancelled")
+        return
+    if args.status:
+        rebuild = client.rebuild_status(args.name)
+    else:
+        rebuild = client.rebuild_index(
+            args.name,
+            encoder=args.encoder,
+            kind=args.kind,
+            metric=args.metric,
+            options=None if args.option is None else dict(args.option),
+        )
+        if not args.no_wait:
+            rebuild = _wait_for_rebuild(client, rebuild)
     print(_describe_rebuild(rebuild))
     if rebuild.state == "failed":
         raise CondenseryError(f"{rebuild.index}: {rebuild.reason}")
-    return 0
 
 
 def _wait_for_rebuild(client: AnyClient, rebuild: Rebuild) -> Rebuild:
@@ -572,10 +531,8 @@ def _format_size(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def _update_aliases(args: argparse.Namespace, actions: list[AliasAction]) -> int:
-    with connect(args) as client:
-        client.update_aliases(actions)
+def _update_aliases(client: AnyClient, actions: list[AliasAction]) -> None:
+    client.update_aliases(actions)
     words = {"create": "set to", "rename": "renamed", "delete": "deleted"}
     for action in actions:
         print(f"{action.alias}: {words[action.verb]} {action.target or ''}".rstrip())
-    return 0

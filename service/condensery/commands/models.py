@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from condensery.atomic_files import PRIVATE_UMASK, umask
 from condensery.commands.common import (
+    AnyClient,
     Parsers,
     add_action,
     add_server_arguments,
@@ -352,10 +353,9 @@ def add_server_actions(actions: Parsers) -> None:
         pass
 
 
-def run_load(args: argparse.Namespace) -> int:
+def run_load(args: argparse.Namespace, client: AnyClient) -> None:
     """Load a model; with ``again`` also one that serves already."""
-    with connect(args) as client:
-        loaded = client.load_model(args.name, version=args.version, again=args.again)
+    loaded = client.load_model(args.name, version=args.version, again=args.again)
     info, previous = loaded.model, loaded.previous
     model = f"{info.name} version {info.version} ({info.fingerprint})"
     if not loaded.changed:
@@ -365,19 +365,16 @@ def run_load(args: argparse.Namespace) -> int:
     else:
         print(f"{model} serves in place of version {previous.version}, in {loaded.seconds:.1f} s")
     _note_stranded(loaded.stranded_indexes)
-    return 0
 
 
-def run_unload(args: argparse.Namespace) -> int:
+def run_unload(args: argparse.Namespace, client: AnyClient) -> None:
     """Unload a model."""
-    with connect(args) as client:
-        unloaded = client.unload_model(args.name, force=args.force)
+    unloaded = client.unload_model(args.name, force=args.force)
     print(f"{unloaded.id} version {unloaded.version}: unloaded in {unloaded.seconds:.1f} s")
     _note_stranded(unloaded.stranded_indexes)
-    return 0
 
 
-def run_alias(args: argparse.Namespace) -> int:
+def run_alias(args: argparse.Namespace, client: AnyClient) -> None:
     """Change aliases, and print what there are."""
     changes: dict[str, str | None] = {}
     for argument in args.aliases:
@@ -387,24 +384,20 @@ def run_alias(args: argparse.Namespace) -> int:
         if alias in changes:
             raise InputError(f"{argument!r}: the alias {alias!r} is set twice")
         changes[alias] = target or None
-    with connect(args) as client:
-        if changes:
-            aliases = client.set_aliases(changes)
-        else:
-            aliases = {info.name: info.alias_of for info in client.models() if info.alias_of}
+    if changes:
+        aliases = client.set_aliases(changes)
+    else:
+        aliases = {info.name: info.alias_of for info in client.models() if info.alias_of}
     for alias, target in sorted(aliases.items()):
         print(f"{alias} -> {target}")
-    return 0
 
 
-def run_status(args: argparse.Namespace) -> int:
+def run_status(args: argparse.Namespace, client: AnyClient) -> None:
     """Print a line for each stored version."""
-    with connect(args) as client:
-        models = client.stored_models()
+    models = client.stored_models()
     rows = [("NAME", "VERSION", "STATE", "REASON")]
     rows += [(model.name, model.version, model.state, model.reason) for model in models]
     print(format_table(rows))
-    return 0
 
 
 def _note_stranded(indexes: tuple[str, ...]) -> None:

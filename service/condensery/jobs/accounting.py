@@ -41,8 +41,6 @@ def count_request(
 
     Args:
         model: As the request names it; None is the default of the task's kind.
-        task: What the request is for.
-        protocol: REST or gRPC.
         index: The index that it is about, for task ``index``: its encoder is the model.
 
     Yields:
@@ -81,7 +79,6 @@ def count_refusals(services: Services, task: Task | None, protocol: WireProtocol
 
     Args:
         task: What the request was for; None is not counted.
-        protocol: REST or gRPC.
     """
     try:
         yield

@@ -124,7 +124,6 @@ async def stream_answer(
     What was done is counted once, also where the caller leaves or the generator fails.
 
     Args:
-        question: As it was asked.
         selected: What the generator reads.
         began: When work on the answer began, by ``time.perf_counter``.
     """
@@ -317,9 +316,6 @@ def count_compression(
     """Count a report once: the metrics are the sums of the reports.
 
     Args:
-        metrics: Where to.
-        model: The OSCAR model's name.
-        report: Of an answer, or of documents compressed.
         causes: Why each of those in ``report.fallback_docs`` is read as text.
     """
     metrics.compressed_docs.labels(model, "applied").inc(report.docs)

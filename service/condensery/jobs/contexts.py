@@ -256,7 +256,6 @@ class ContextStore:
 
     Args:
         max_bytes: Of all of them; one caller gets a quarter of it.
-        metrics: Where to count them.
         clock: Seconds that only go forward.
     """
 

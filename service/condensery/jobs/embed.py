@@ -129,7 +129,6 @@ def choose_prompt(encoder: Encoder, name: str | None, input_type: str | None) ->
     """Return the text to put before each input.
 
     Args:
-        encoder: The model.
         name: Of one of its prompts; None takes its default, if it has one.
         input_type: One of ``INPUT_TYPES``, in place of a name.
 

@@ -298,8 +298,6 @@ async def scroll_documents(
             may have. One that gets too long for a request is shorter: only ``next`` says whether
             more are to come.
         after: The ``next`` of the page before; None begins.
-        with_text: Whether texts come with them.
-        with_metadata: Whether metadata does.
         with_vectors: Whether their passages do, with their vectors.
 
     Raises:
@@ -367,7 +365,6 @@ def find_index_prompts(encoder: Encoder, index: IndexInfo | RebuildPlan) -> Inde
 
     Args:
         encoder: The index's, as ``find_index_encoder`` returns it.
-        index: An index, or what is being made of one.
     """
     return make_older_index_prompts(encoder) if index.prompts is None else index.prompts
 

@@ -35,7 +35,6 @@ class ModelDescription:
     """A model and what one request to it may ask for.
 
     Attributes:
-        model: What runs.
         tasks: What it can do, as in ``list_capabilities``.
         max_concurrent_requests: At once, whatever their model.
         max_batch_tokens: Of one request's texts together.

@@ -83,7 +83,6 @@ async def query_index(
         top_k: Most passages to return.
         mode: How a text is searched for; None is the server's default. A vector is ``dense``.
         filter: Which documents' passages are searched, as ``read_filter`` reads it.
-        filter_field: The filter's name in messages.
 
     Raises:
         IndexNotFound: No such index.

@@ -55,7 +55,6 @@ class Admission:
     Args:
         max_requests: Requests inside at once.
         max_bytes: Bytes of their bodies; a request that comes when there is no other always fits.
-        metrics: Where to count those refused.
     """
 
     def __init__(
@@ -128,7 +127,6 @@ class RebuildRun:
     """One rebuild, under way or over.
 
     Attributes:
-        plan: What is being made.
         rebuilding: Does it; None where it could not go on after a start.
         code: The error's class, for the log: unlike the reason, it holds nothing of a document.
         writable: Cleared while writes to the index wait for the rebuild's end.

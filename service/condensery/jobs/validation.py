@@ -39,7 +39,6 @@ def check_text(text: str, field: str, max_chars: int) -> None:
 
     Args:
         text: May be empty.
-        field: Its name in messages.
         max_chars: Characters over which it is not worth tokenising, only to be cut.
     """
     if len(text) > max_chars:
@@ -185,9 +184,7 @@ def choose_vector_counts(
     """Return how many vectors a passage may become, the most first; of a rate asked for, its own.
 
     Args:
-        traits: The OSCAR model's.
         ratio: Tokens a vector; None leaves it open.
-        field: Its name in messages.
         held: Vectors of each passage that a context holds, which bound the ratio. 0 is no context.
 
     Raises:

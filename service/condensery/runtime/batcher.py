@@ -89,7 +89,6 @@ def run_in_halves(
     Args:
         run: Returns an outcome for each item, in order.
         batch: At least one item.
-        model: Name in messages.
         describe: What messages call an item that fails; nothing that a user wrote.
     """
     try:
@@ -146,9 +145,7 @@ class Batcher(Generic[Item, Result]):
             order. A ``CondenseryError`` in a result's place fails that item alone.
         workers: Where batches run; shared with other batchers.
         limits: Of a batch and of the queue; by default what suits the device.
-        model: Name in metrics and messages.
         stage: What its forward passes count as.
-        metrics: Where to count; None counts nowhere.
     """
 
     def __init__(
@@ -193,7 +190,6 @@ class Batcher(Generic[Item, Result]):
         yet begun never run.
 
         Args:
-            items: What to run.
             tokens: What each costs, at least 1.
 
         Raises:

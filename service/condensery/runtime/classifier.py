@@ -78,7 +78,6 @@ class TextPairTokenizer:
 
     Args:
         texts: Tokenises each text by itself.
-        threads: Where longer texts are tokenised.
     """
 
     def __init__(self, texts: TextTokenizer, threads: ThreadPoolExecutor) -> None:
@@ -131,11 +130,7 @@ class TextPairTokenizer:
         """Tokenise what has passed ``check``, in a thread of its own unless it is short.
 
         Args:
-            inputs: Texts, and pairs.
-            truncate: Cut what is too long; else refuse it.
-            side: Where to cut.
             field: The request's field that holds them, for messages.
-            first: The place of the first one in the request.
 
         Raises:
             InputError: An input is too long, and ``truncate`` is false.
@@ -233,8 +228,6 @@ class Classifier:
     """A running sequence classifier; one of a single label reranks. Made by ``load``.
 
     Attributes:
-        info: What ``/v1/models`` shows of it.
-        parts: What holds its weights.
         roles: What it can be asked for; rerankers classify too, by their one label.
     """
 
@@ -274,11 +267,8 @@ class Classifier:
 
         Args:
             stored: Of kind "classifier" or "reranker", its files checked.
-            workers: Where its batches run.
             dtype: What to compute in; the head is fp32 always.
             threads: Where texts are tokenised; shared between models.
-            limits: Of a batch and of the queue.
-            metrics: Where to count.
 
         Raises:
             CorruptModel: It is no classifier, or its files don't make one.
@@ -322,10 +312,8 @@ class Classifier:
         """Read each text or pair; logits in the order of ``info.labels``.
 
         Args:
-            inputs: Texts, and pairs of texts.
             truncate: Cut what is over the model's length, the longer text of a pair first; else
                 refuse it.
-            side: Where to cut.
             field: The request's field that holds them, for messages.
 
         Raises:

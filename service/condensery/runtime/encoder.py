@@ -48,10 +48,6 @@ def describe_model(
     """Return what ``/v1/models`` shows of a model.
 
     Args:
-        manifest: The stored model's.
-        backbone: What was loaded of it.
-        device: Where it runs.
-        dtype: What it computes in.
         own: Fields of ``ModelInfo`` that only its kind has.
 
     Raises:
@@ -172,9 +168,6 @@ class Encoder:
     """A running encoder; made by ``load``.
 
     Attributes:
-        info: What ``/v1/models`` shows of it.
-        parts: What holds its weights.
-        roles: What it can be asked for.
         prompts: Text put before an input, by the prompt's name.
         default_prompt: Name of the one that is taken where none is named.
         content_tokens: Tokens of text that fit in one input, beside the special ones.
@@ -222,10 +215,7 @@ class Encoder:
 
         Args:
             stored: Of kind "encoder", its files checked.
-            workers: Where its batches run.
             dtype: What to compute in (``choose_dtype``); pooling is fp32 always.
-            limits: Of a batch and of the queue.
-            metrics: Where to count.
             threads: Where texts are tokenised; shared between models.
 
         Raises:
@@ -276,10 +266,8 @@ class Encoder:
 
         Args:
             texts: What to embed; "" is the special tokens alone.
-            prompt: Put before each text.
             normalize: Scale vectors to length 1; None does what the model declares.
             truncate: Cut what is over the model's length; else refuse it.
-            side: Where to cut.
             dimensions: How many of a vector's first numbers to keep, one of ``info.dimensions``;
                 vectors of length 1 get that length again.
             field: The request's field that holds the texts, for messages.

@@ -82,7 +82,6 @@ class FixedShapeDecoder:
     Args:
         cache: The engine's.
         sequences: Most of them in a step.
-        model: Name in metrics and logs.
 
     Attributes:
         decoder: What runs them, once it is ready.
@@ -141,8 +140,6 @@ class Engine:
     nothing to do, it computes with their threads as well.
 
     Args:
-        workers: Where steps run.
-        model: Name in metrics and messages.
         limits: Of the queue, and of steps in which nobody waits for a token.
         cache: What may run at the same time; by default what suits the device.
         fixed: Whether steps of single tokens run in fixed shapes, on CUDA as captured graphs; by

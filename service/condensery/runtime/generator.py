@@ -203,8 +203,6 @@ class Generator:
         network: The pair's generator; its backbone's attention is replaced.
         detokenizer: Makes one answer's text of its tokens.
         stop_ids: Tokens that end an answer.
-        workers: Where steps run.
-        model: Name in metrics and messages.
         name: Text of one token, for reports of log-probabilities.
         limits: Of the queue and of steps.
         cache: What may run at the same time; by default what suits, within ``generator_limits``.
@@ -244,7 +242,6 @@ class Generator:
         """Return the positions that a prompt and its answer leave free; negative: too long.
 
         Args:
-            prompt: Its parts.
             size: Positions that it takes, separators included.
             max_tokens: Of the answer.
         """
@@ -272,7 +269,6 @@ class Generator:
         Args:
             prompt: Parts in order: memory vectors (vectors, hidden), or token ids.
             max_tokens: Most tokens generated.
-            sampling: How they are chosen.
             stop: Strings that end the answer; neither they nor what follows is shown.
 
         Raises:

@@ -130,8 +130,6 @@ class ModelLifecycle:
     ``versions`` shows how it ended.
 
     Args:
-        registry: Whose models.
-        loader: How they are loaded.
         drain_seconds: How long the last requests of a model that goes may take.
 
     Attributes:
@@ -160,11 +158,6 @@ class ModelLifecycle:
 
         That one serves until then, and finishes what it has begun.
 
-        Args:
-            name: In the store.
-            version: A whole number; None is the highest.
-            again: Load it though it serves already.
-
         Raises:
             ModelNotFound: There is no such model or version in the store.
             ModelCannot: It is no model that serves, or of another kind than the one that does.
@@ -184,7 +177,6 @@ class ModelLifecycle:
         """Let a model serve no new request, wait for its last ones, and free its memory.
 
         Args:
-            name: The model's own.
             check: Raises what speaks against it; called at the last moment.
 
         Raises:

@@ -114,7 +114,6 @@ class LoadedModel:
     """A model that is ready for its self-test.
 
     Attributes:
-        model: As it runs.
         stored: What it was loaded from.
         seconds: That this took.
         memory: Bytes of its weights, by device.
@@ -131,8 +130,6 @@ class ModelLoader:
     """Opens stored models the way that this server runs them.
 
     Attributes:
-        store: Where they are.
-        workers: What they run on.
         threads: Where texts are tokenised.
         device: Where to run them.
         compressor: Where to run pairs' compressors.
@@ -253,12 +250,6 @@ class ModelLease:
 
     A call keeps its version to its end. So an answer that compresses, searches and generates does
     all of it with the same version, and ``drained`` knows when nobody needs the old one any more.
-
-    Attributes:
-        model: What runs.
-        stored: What it was loaded from.
-        seconds: That loading took.
-        memory: Bytes of its weights, by device.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:

@@ -68,9 +68,6 @@ class Compressor:
 
     Args:
         network: The pair's compressor, ready for packed inference.
-        workers: Where batches run.
-        model: Name in metrics and messages.
-        limits: Of a batch and of the queue.
     """
 
     def __init__(
@@ -186,19 +183,10 @@ class OscarModel:
     """An OSCAR pair as the jobs see it; it reranks too (``score``), if it has a rerank head.
 
     Args:
-        pair: Ready to run.
-        workers: Where the compressor's batches run.
-        info: What ``/v1/models`` shows.
-        threads: Where longer texts are tokenised.
         traits: What the pair can do; by default what its shape gives.
         generators: Where the generator's steps run, if on another device.
-        limits: Of batches, and of the queue, on a device.
-        generator_limits: What the generator may hold.
 
     Attributes:
-        info: What ``/v1/models`` shows.
-        traits: What the pair can do.
-        parts: What holds its weights.
         roles: What it can be asked for; it reranks where it has a rerank head.
 
     Raises:
@@ -324,7 +312,6 @@ class OscarModel:
 
         Args:
             query: What is asked; cut where the compressor can't hold it.
-            passages: What is scored.
             truncate: Cut the query where it is too long; else refuse it.
             side: Where; only "right" is known of queries that are too long.
             field: The request's field that holds the passages, for messages.
@@ -412,8 +399,6 @@ class OscarModel:
             question: In whole.
             context: Of each passage its memory (vectors, hidden), or its text.
             max_tokens: Most tokens of the answer.
-            sampling: How they are chosen.
-            stop: Strings that end it.
 
         Raises:
             ContextTooLong: It does not fit, the answer's tokens included.
@@ -525,7 +510,6 @@ class OscarModel:
         Args:
             question: As asked.
             read: Every passage that the compressor read for it, kept or not.
-            context: What the generator read.
             kept: The text of the passages in context, as far as they were read.
             completion_tokens: Tokens generated, the one that ends the answer included.
         """

@@ -74,10 +74,8 @@ class RunnablePair:
     """A pair that is ready to run.
 
     Attributes:
-        texts: Its tokenizers and prompts.
         compressor: One half.
         generator: The other.
-        cost: Its FLOPs.
         window: Tokens of a passage in a full window; 0 is what the question leaves of a text.
         separators: Positions that the generator puts between two parts of a prompt.
         detokenizer: Makes one answer's text of its tokens.
@@ -109,9 +107,6 @@ def open_pair(
     Args:
         stored: Its files checked by the store.
         base: The encoder whose word embeddings it shares, if it names one.
-        compressor: Where that half is to run.
-        generator: Where the other is.
-        dtype: What to compute in.
 
     Raises:
         CorruptModel: The files don't make a pair.
@@ -216,13 +211,6 @@ def load_bert_pair(
 ) -> OscarPair:
     """Load ``stored`` with the word embeddings of ``base``, ready for packed inference.
 
-    Args:
-        stored: Its files checked by the store.
-        base: The encoder.
-        device: Where to run it.
-        dtype: What to compute in.
-        compressor: Where to run the compressor, if elsewhere.
-
     Raises:
         CorruptModel: The files don't make a pair.
     """
@@ -316,10 +304,7 @@ class CheckedTexts:
     """A pair's texts for a service: limits checked, long ones tokenised in a thread.
 
     Args:
-        texts: The pair's.
         separators: Positions that its generator puts between two parts of a prompt.
-        threads: Where longer texts are tokenised.
-        model: The pair's name in metrics.
     """
 
     def __init__(
@@ -357,8 +342,6 @@ class CheckedTexts:
         """Return the question as it is read, and the windows of each passage.
 
         Args:
-            question: In whole.
-            passages: Theirs.
             field: The request's field that holds the passages, for messages.
             afford: From the tokens of each passage, how many of the first are read.
 
@@ -449,9 +432,6 @@ def context_too_long(
     """Return the error of a prompt that does not fit, with the remedy.
 
     Args:
-        prompt: What does not fit.
-        passages: In it.
-        max_tokens: Of its answer.
         spare: Positions that are left free; negative.
     """
     positions = prompt.size + max_tokens + spare
@@ -469,9 +449,7 @@ class CountedAnswer:
     """One answer's texts, tokenised and counted: what it takes is arithmetic from here on.
 
     Attributes:
-        flops: The pair's.
         asked: The question, as the compressor reads it.
-        prompt: The generator's.
         plain: Positions of a prompt with the text of the same passages.
         window: Tokens of a passage in a full window, beside this question.
     """

@@ -368,7 +368,6 @@ def refuse_if_overloaded(
         state: What waits when it comes.
         cost: Tokens it will take.
         limits: ``queue_tokens`` and ``queue_seconds`` count.
-        model: Name in the message.
 
     Raises:
         Overloaded: With the time after which it is worth coming back.
@@ -414,11 +413,9 @@ def refuse_if_cache_full(
 
     Args:
         queue: Where it would wait.
-        caller: Whose it is.
         cost: Positions it will take.
         drain: Positions given back per second; 0 if not known yet.
         limits: As in ``refuse_if_overloaded``.
-        model: Name in the message.
 
     Raises:
         Overloaded: As in ``refuse_if_overloaded``.

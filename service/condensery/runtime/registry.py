@@ -59,11 +59,9 @@ class ModelRegistry:
 
     Args:
         loader: How models are opened, and what they run on; its parts are closed with them.
-        aliases: Other names of models.
 
     Attributes:
         aliases: Other names of models.
-        lifecycle: Loads and unloads them while others serve.
     """
 
     def __init__(self, loader: ModelLoader, aliases: ModelAliases, drain_seconds: float) -> None:
@@ -98,8 +96,6 @@ class ModelRegistry:
         """Load every stored model that is whole; one that is not is refused, the rest serve.
 
         Args:
-            store: Where the models are.
-            device: Where to run them.
             compressor: Where to run pairs' compressors, if elsewhere.
             generator: Where to run their generators, if elsewhere.
             workers: Threads for forward passes; None is one a core on a CPU.
@@ -230,7 +226,6 @@ class ModelRegistry:
 
         Args:
             name: The model's own.
-            lease: What serves.
             refused: Why nothing does, where that is for a fault.
         """
         if lease is None:
@@ -323,8 +318,6 @@ async def load_models(
     """Open the store, load what it holds as the settings say, and warm it up.
 
     Args:
-        settings: The server's.
-        metrics: Where the models count.
         say: Called with a line for each step.
         usual_umask: For the own store, if it is outside the data directory: it may be shared.
 

@@ -292,7 +292,6 @@ def schedule_step(
         idle: Workers that are free, the one that asks among them.
         step_tokens: Most positions of a step in which somebody waits for a token.
         batch_tokens: Of one in which nobody does.
-        steps: Those under way.
         own_seconds: How long a step of single tokens of all that run should take.
         express: No prompts: it is there for what is short.
 

@@ -282,9 +282,6 @@ def run_step(
     """Run a step; returns an outcome for each chunk, in order.
 
     Args:
-        cache: The model's key/value cache.
-        chunks: What is run.
-        model: Name in messages.
         decoder: Runs a step of single tokens, if there is one.
 
     Raises:

@@ -74,7 +74,6 @@ class TextTokenizer:
     padding, and truncation has to be reported.
 
     Args:
-        tokenizer: Of the ``tokenizers`` package.
         max_tokens: Longest sequence, tokens, special ones included.
         threads: Where longer texts are tokenised; shared between models. None makes two.
     """
@@ -138,7 +137,6 @@ class TextTokenizer:
         Args:
             texts: What to tokenise; "" is the special tokens alone.
             prompt: Put before each text; cut last on the right, and first on the left.
-            truncate: Cut what is too long; else refuse it.
             field: The request's field that holds the texts, for messages.
 
         Raises:
@@ -330,13 +328,7 @@ Tokenised = TypeVar("Tokenised", bound=TokenizedInput)
 
 
 class BatchFeeder(Generic[Item, Result]):
-    """Tokenises a model's inputs, hands them to the model's batcher, and counts them.
-
-    Args:
-        batcher: The model's.
-        model: Its name in metrics.
-        metrics: Where to count; None counts nowhere.
-    """
+    """Tokenises a model's inputs, hands them to the model's batcher, and counts them."""
 
     def __init__(
         self, batcher: Batcher[Item, Result], model: str, metrics: "Metrics | None"
@@ -355,7 +347,6 @@ class BatchFeeder(Generic[Item, Result]):
         """Run every input; returns the results and the tokens, in order.
 
         Args:
-            inputs: Texts, or pairs of texts.
             characters: Of all of them.
             tokenise: Given some of the inputs, and the place of the first one.
             item: What the batcher takes, of one that is tokenised.

@@ -263,7 +263,6 @@ class Workers:
         """Give up a worker that hangs or has died: fail its batch, start another in its place.
 
         Args:
-            worker: One of ``members``.
             reason: The message to those who wait for its batch.
             of: The item that it is given up for, left alone if that is done by now; None for
                 whatever it does.

@@ -58,9 +58,6 @@ class RpcMethod(Generic[Request]):
         gather: What answers a stream once its last message has come.
         at_once: Messages of a stream that may be in work, or wait to be written, at once.
         contract: The file that describes it.
-        family: How its errors look.
-        request: The class of its messages.
-        reply: The class of its replies.
     """
 
     service: str

@@ -82,7 +82,6 @@ def parse_documents(messages: Iterable[pb.Document], max_depth: int) -> list[Doc
     """Read documents.
 
     Args:
-        messages: The documents.
         max_depth: Objects and lists within each other, the request, its list of documents and the
             document counted, as they are over REST.
 

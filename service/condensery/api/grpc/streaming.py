@@ -204,7 +204,6 @@ class OpenStreams:
         """Read a stream's messages in this block.
 
         Args:
-            context: The call's.
             idle_seconds: How long the next message may take to come.
 
         Raises:
@@ -235,7 +234,6 @@ class StreamMessages:
     """Reads a stream's messages, one by one.
 
     Args:
-        context: The call's.
         idle_seconds: How long the next one may take to come.
     """
 
@@ -280,7 +278,6 @@ class _PendingReply:
     Attributes:
         request_context: The message's own: its deadline and what it took.
         permit: Its share of admission; released once the client has the reply.
-        data: The reply's bytes.
     """
 
     request_context: RequestContext

@@ -127,11 +127,9 @@ async def embed_one(services: Services, request: pb.EmbedRequest, model: str | N
         result = await embed(
             services,
             [request.inputs],
-            model=model,
             prompt_name=_prompt_name(request),
             normalize=request.normalize if request.HasField("normalize") else True,
-            truncate=request.truncate,
-            side=read_truncation_direction(request.truncation_direction),
+            **_shared_options(request, model),
             dimensions=request.dimensions if request.HasField("dimensions") else None,
             field="inputs",
         )
@@ -151,10 +149,8 @@ async def embed_all(services: Services, request: pb.EmbedAllRequest, model: str 
         result = await embed_tokens(
             services,
             [request.inputs],
-            model=model,
             prompt_name=_prompt_name(request),
-            truncate=request.truncate,
-            side=read_truncation_direction(request.truncation_direction),
+            **_shared_options(request, model),
         )
     return serialize_timed(services, result, write_token_embeddings)
 
@@ -177,12 +173,7 @@ async def predict_pair(
 async def _classify(services: Services, request: Any, text: Any, model: str | None) -> bytes:
     with rename_field("inputs[0]", "inputs"):
         result = await classify(
-            services,
-            [text],
-            model=model,
-            truncate=request.truncate,
-            side=read_truncation_direction(request.truncation_direction),
-            raw_scores=request.raw_scores,
+            services, [text], raw_scores=request.raw_scores, **_shared_options(request, model)
         )
     return serialize_timed(services, result, write_predictions)
 
@@ -218,11 +209,9 @@ async def _rerank(
         services,
         request.query,
         texts,
-        model=model,
-        truncate=request.truncate,
-        side=read_truncation_direction(request.truncation_direction),
         raw_scores=request.raw_scores,
         field=field,
+        **_shared_options(request, model),
     )
     return serialize_timed(services, result, partial(write_ranking, with_text=request.return_text))
 
@@ -250,6 +239,11 @@ async def decode(
         services, [list(request.ids)], model=model, skip_special=request.skip_special_tokens
     )
     return {"text": text}
+
+
+def _shared_options(request: Any, model: str | None) -> dict[str, Any]:
+    side = read_truncation_direction(request.truncation_direction)
+    return {"model": model, "truncate": request.truncate, "side": side}
 
 
 def _prompt_name(request: Any) -> str | None:

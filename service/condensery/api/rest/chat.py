@@ -321,7 +321,6 @@ class _ChatWriter:
     Args:
         services: For the model's fingerprint: as long as that is the same, the same seed gives the
             same answer.
-        chat: What is answered.
     """
 
     def __init__(self, services: Services, chat: ChatQuestion) -> None:

@@ -32,9 +32,7 @@ class ErrorRow:
 
     Attributes:
         tei: HTTP status, and TEI's ``error_type``.
-        openai: HTTP status, and OpenAI's ``error.type``.
-        rerank: HTTP status.
-        kserve: HTTP status.
+        openai: HTTP status, and OpenAI's ``error.type``; of the others the status alone.
     """
 
     tei: tuple[int, TeiType]

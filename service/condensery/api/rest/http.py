@@ -74,7 +74,6 @@ class RestServer:
     Args:
         listener: Bound already.
         tls: The certificate to show; None speaks plain HTTP.
-        max_connections: At once.
         trusted_proxies: Addresses or networks, with commas between them, whose requests' header
             ``X-Forwarded-For`` names the client. From others it is ignored: one client could pose
             as many, and get as many shares of the queue.
@@ -173,15 +172,7 @@ class ConnectionBounds:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection.
-
-    Attributes:
-        bounds: From the settings.
-        head_seconds: See HEAD_SECONDS.
-        take_seconds: See STALLED_WRITE_SECONDS.
-        family: Returns the family of a path's errors.
-        metrics: Where connections are counted.
-    """
+    """One connection."""
 
     bounds = ConnectionBounds()
     head_seconds = HEAD_SECONDS
@@ -468,13 +459,7 @@ class BoundedProtocol(HttpToolsProtocol):
 def make_protocol(
     family: Callable[[str], Family], bounds: ConnectionBounds, metrics: Metrics
 ) -> type[BoundedProtocol]:
-    """Return a server's class of connections.
-
-    Args:
-        family: Returns the family of a path's errors.
-        bounds: Limits of connections.
-        metrics: Where connections are counted.
-    """
+    """Return a server's class of connections."""
     members = {"family": staticmethod(family), "bounds": bounds, "metrics": metrics}
     return type("ServerProtocol", (BoundedProtocol,), members)
 
@@ -518,8 +503,6 @@ class _TlsListener:
 
     Args:
         listener: Bound, and listening.
-        make_protocol: Makes a connection's protocol.
-        context: With the certificate.
     """
 
     def __init__(

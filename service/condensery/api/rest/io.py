@@ -295,10 +295,8 @@ async def write_list(
 
     Args:
         items: Consumed as they are written.
-        piece_items: Items in one piece.
         within: An object that the list is a field of, empty; None returns the list alone.
         field: The field's name in ``within``.
-        headers: The reply's.
     """
     if within is not None:
         return await write_lists(within, {field: (items, piece_items)}, headers=headers)
@@ -316,7 +314,6 @@ async def write_lists(
     Args:
         within: The object, the lists in it empty.
         lists: Items and how many make a piece, by the list's field, in the order of ``within``.
-        headers: The reply's.
     """
     pieces: list[bytes] = []
     after = orjson.dumps(within)
@@ -355,6 +352,8 @@ def job_endpoint(
 ) -> Endpoint:
     """Return an endpoint that is a job and no more, described by the job's first line.
 
+    Its ``contract`` is what its route says of body and reply.
+
     Args:
         job: Takes the services, what the path names, and the body's fields by their names.
         reply: What the job returns; or what is made of that, of each of several, or of the path's
@@ -377,6 +376,7 @@ def job_endpoint(
             return write_json(result)
 
     endpoint.__doc__ = (job.__doc__ or "").partition("\n\n")[0]
+    vars(endpoint)["contract"] = {"body": body, "optional": optional, "reply": reply}
     return endpoint
 
 

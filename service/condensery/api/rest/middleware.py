@@ -59,9 +59,6 @@ class Exchange:
     ``http.disconnect`` would take 20 us of each request.
 
     Args:
-        scope: The request's.
-        receive: The server's.
-        send: The server's.
         max_body: Bytes.
 
     Attributes:
@@ -169,9 +166,7 @@ class Middleware:
     Pure ASGI: Starlette's BaseHTTPMiddleware hides a client's disconnect, and takes time.
 
     Args:
-        table: The routes.
         endpoints: What answers, by method and path of the route.
-        describe: Returns the API's description.
         origins: Which web pages and host names are allowed.
     """
 
@@ -316,12 +311,10 @@ def log_reply(
     """Log how a request ended: refusals at info, failures of the server at error, others at debug.
 
     Args:
-        request_id: The caller's, or a new one.
         route: The path's pattern, since the path itself is the caller's text.
         status: HTTP's; 499 where the client left.
         code: The error's; "-" if there is none.
         started: When the request came, in seconds of ``time.monotonic``.
-        key: The name of the request's key.
         expected: Whether a 5xx is a regular answer: a probe's "not ready".
     """
     level = logging.INFO if status >= 400 or code != "-" else logging.DEBUG

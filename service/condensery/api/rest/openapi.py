@@ -239,12 +239,7 @@ def _join_lines(text: str) -> str:
 
 
 class _Schemas:
-    """The schemas of bodies and replies, each once.
-
-    Args:
-        routes: Those with the bodies and replies.
-        limits: Settings that bound fields of bodies.
-    """
+    """The schemas of bodies and replies, each once."""
 
     def __init__(self, routes: Sequence[Route], limits: RequestLimits) -> None:
         bodies = [route.body for route in routes if route.body is not None]

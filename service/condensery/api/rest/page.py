@@ -53,7 +53,6 @@ def render_page(described: dict[str, Any], server: str = "localhost:8080") -> st
     """Return the page of a description.
 
     Args:
-        described: In OpenAPI's format.
         server: The host or URL in the examples.
     """
     info = described["info"]

@@ -7,9 +7,7 @@ from condensery import errors, question, values
 from condensery.api.rest import answers, chat, embeddings, indexes, models, openapi, page, rerank
 from condensery.api.rest.compat import cohere, infinity, kserve, tei
 from condensery.api.rest.endpoint import Access, Endpoint, ErrorTypes, Route
-from condensery.api.rest.errors import Family
 from condensery.api.rest.schemas import index, inference, rag, service
-from condensery.metrics import Task
 
 # Errors that many routes share.
 ENCODE_ERRORS: ErrorTypes = (errors.EmptyInput, errors.ModelNotFound, errors.ModelFault)
@@ -30,32 +28,10 @@ ANSWER_ERRORS: ErrorTypes = (
 OPENAI_EMBEDDINGS = ("/v1/embeddings", "/embeddings", "/openai/v1/embeddings")
 
 
-def _inference_route(
-    family: Family,
-    path: str,
-    endpoint: Endpoint,
-    task: Task,
-    body: Any,
-    reply: Any,
-    fails: ErrorTypes = ENCODE_ERRORS,
-    **options: Any,
-) -> Route:
-    return Route(
-        "POST",
-        path,
-        endpoint,
-        task,
-        family=family,
-        body=body,
-        reply=reply,
-        fails=fails,
-        **options,
-    )
-
-
-_answer_route = partial(_inference_route, "openai", fails=ANSWER_ERRORS)
-_tei_route = partial(_inference_route, "tei")
-_rerank_route = partial(_inference_route, "rerank")
+_post = partial(Route, "POST", fails=ENCODE_ERRORS)
+_answer_route = partial(Route, "POST", fails=ANSWER_ERRORS)
+_tei_route = partial(_post, family="tei")
+_rerank_route = partial(_post, family="rerank")
 
 _TEI_ANY = (
     inference.TeiEmbedRequest
@@ -66,62 +42,87 @@ _TEI_ANY = (
 
 INFERENCE_ROUTES = (
     *(
-        _inference_route(
-            "openai",
+        _post(
             path,
             embeddings.openai_embeddings,
             "embed",
-            inference.OpenAIEmbedRequest,
-            embeddings.Embeddings,
+            body=inference.OpenAIEmbedRequest,
+            reply=embeddings.Embeddings,
             other_media=embeddings.OCTET_STREAM,
         )
         for path in OPENAI_EMBEDDINGS
     ),
-    _tei_route("/", tei.tei_any, "embed", _TEI_ANY, tei.Anything),
-    _tei_route("/invocations", tei.tei_any, "embed", _TEI_ANY, tei.Anything),
+    _tei_route("/", tei.tei_any, "embed", body=_TEI_ANY, reply=tei.Anything),
+    _tei_route("/invocations", tei.tei_any, "embed", body=_TEI_ANY, reply=tei.Anything),
     _tei_route(
-        "/embed_all", tei.tei_embed_all, "embed", inference.TeiEmbedAllRequest, tei.TokenVectors
+        "/embed_all",
+        tei.tei_embed_all,
+        "embed",
+        body=inference.TeiEmbedAllRequest,
+        reply=tei.TokenVectors,
     ),
     _tei_route(
-        "/similarity", tei.tei_similarity, "embed", inference.TeiSimilarityRequest, tei.Cosines
+        "/similarity",
+        tei.tei_similarity,
+        "embed",
+        body=inference.TeiSimilarityRequest,
+        reply=tei.Cosines,
     ),
-    _tei_route("/tokenize", tei.tei_tokenize, "embed", inference.TeiTokenizeRequest, tei.Tokenized),
-    _tei_route("/decode", tei.tei_decode, "embed", inference.TeiDecodeRequest, tei.Decoded),
-    _tei_route("/embed", tei.tei_embed, "embed", inference.TeiEmbedRequest, embeddings.Vectors),
+    _tei_route(
+        "/tokenize",
+        tei.tei_tokenize,
+        "embed",
+        body=inference.TeiTokenizeRequest,
+        reply=tei.Tokenized,
+    ),
+    _tei_route(
+        "/decode", tei.tei_decode, "embed", body=inference.TeiDecodeRequest, reply=tei.Decoded
+    ),
+    _tei_route(
+        "/embed", tei.tei_embed, "embed", body=inference.TeiEmbedRequest, reply=embeddings.Vectors
+    ),
     _tei_route(
         "/rerank",
         rerank.any_rerank,
         "rerank",
-        inference.TeiRerankRequest | inference.RerankRequest,
-        rerank.AnyRanking,
+        body=inference.TeiRerankRequest | inference.RerankRequest,
+        reply=rerank.AnyRanking,
         other_family="rerank",
     ),
     _tei_route(
         "/predict",
         tei.tei_predict,
         "classify",
-        inference.TeiPredictRequest,
-        tei.Predictions,
-        (*ENCODE_ERRORS, errors.ModelCannot),
+        body=inference.TeiPredictRequest,
+        reply=tei.Predictions,
+        fails=(*ENCODE_ERRORS, errors.ModelCannot),
     ),
     _rerank_route(
         "/v1/embed",
         cohere.cohere_v1_embed,
         "embed",
-        cohere.CohereEmbedRequest,
-        cohere.CohereEmbeddings,
+        body=cohere.CohereEmbedRequest,
+        reply=cohere.CohereEmbeddings,
     ),
     _rerank_route(
-        "/v2/embed", cohere.cohere_v2_embed, "embed", cohere.CohereEmbedRequest, cohere.CohereByType
+        "/v2/embed",
+        cohere.cohere_v2_embed,
+        "embed",
+        body=cohere.CohereEmbedRequest,
+        reply=cohere.CohereByType,
     ),
     _rerank_route(
-        "/v1/rerank", rerank.v1_rerank, "rerank", inference.RerankRequest, rerank.Ranking
+        "/v1/rerank", rerank.v1_rerank, "rerank", body=inference.RerankRequest, reply=rerank.Ranking
     ),
     _rerank_route(
-        "/v2/rerank", rerank.v2_rerank, "rerank", inference.RerankRequest, rerank.Ranking
+        "/v2/rerank", rerank.v2_rerank, "rerank", body=inference.RerankRequest, reply=rerank.Ranking
     ),
     _rerank_route(
-        "/v1/ranking", rerank.nim_ranking, "rerank", inference.NimRankingRequest, rerank.NimRanking
+        "/v1/ranking",
+        rerank.nim_ranking,
+        "rerank",
+        body=inference.NimRankingRequest,
+        reply=rerank.NimRanking,
     ),
 )
 
@@ -130,31 +131,31 @@ ANSWER_ROUTES = (
         "/v1/rag/answer",
         answers.answer_question,
         "answer",
-        rag.AnswerRequest,
-        question.Answer,
+        body=rag.AnswerRequest,
+        reply=question.Answer,
         streams="events",
     ),
     _answer_route(
         "/v1/rag/compare",
         answers.compare_answers,
         "compare",
-        rag.CompareRequest,
-        question.Comparison,
+        body=rag.CompareRequest,
+        reply=question.Comparison,
     ),
     _answer_route(
         "/v1/chat/completions",
         chat.chat_completions,
         "answer",
-        rag.ChatRequest,
-        chat.ChatCompletion,
+        body=rag.ChatRequest,
+        reply=chat.ChatCompletion,
         streams="chunks",
     ),
     _answer_route(
         "/v1/compress",
         answers.compress_documents,
         "compress",
-        rag.CompressRequest,
-        question.Compressed,
+        body=rag.CompressRequest,
+        reply=question.Compressed,
         fails=ENCODE_ERRORS,
     ),
     Route(
@@ -190,22 +191,19 @@ def _index_route(
     method: str,
     path: str,
     endpoint: Endpoint,
-    reply: Any,
     *fails: type[errors.CondenseryError],
-    body: Any = None,
-    optional: bool = False,
+    **contract: Any,
 ) -> Route:
+    """Return a route whose endpoint's own contract holds, where it is a job and no more."""
     return Route(
         method,
         path,
         endpoint,
         "index",
         access,
-        body=body,
-        optional=optional,
-        reply=reply,
         parameters=(SNAPSHOT_PARAMETER,) if path.startswith(SNAPSHOT_PATH) else (),
         fails=(*shared, *fails),
+        **getattr(endpoint, "contract", contract),
     )
 
 
@@ -214,114 +212,75 @@ _read = partial(_index_route, FIND_ERRORS, "infer")
 _write = partial(_index_route, WRITE_ERRORS, "index-write")
 
 MAINTENANCE_ROUTES = (  # before the paths with an index's name, which would match `aliases`
-    _list(ALIASES_PATH, indexes.list_aliases, indexes.Aliases),
+    _list(ALIASES_PATH, indexes.list_aliases),
     _write(
         "POST",
         ALIASES_PATH,
         indexes.update_aliases,
-        indexes.Aliases,
         errors.EmptyInput,
         errors.AliasNotFound,
         errors.AliasCircle,
+        reply=indexes.Aliases,
         body=index.AliasesRequest,
     ),
-    _write("POST", SNAPSHOTS_PATH, indexes.create_snapshot, values.Snapshot, errors.LimitReached),
-    _read("GET", SNAPSHOTS_PATH, indexes.list_snapshots, values.SnapshotList),
-    _read(
-        "GET", SNAPSHOT_PATH, indexes.show_snapshot, values.Snapshot, *DISK_ERRORS, *SNAPSHOT_ERRORS
-    ),
-    _write(
-        "DELETE",
-        SNAPSHOT_PATH,
-        indexes.delete_snapshot,
-        indexes.SnapshotDeleted,
-        errors.SnapshotNotFound,
-    ),
-    _write(
-        "POST",
-        f"{SNAPSHOT_PATH}/restore",
-        indexes.restore_snapshot,
-        values.IndexInfo,
-        *SNAPSHOT_ERRORS,
-        body=index.RestoreRequest,
-        optional=True,
-    ),
+    _write("POST", SNAPSHOTS_PATH, indexes.create_snapshot, errors.LimitReached),
+    _read("GET", SNAPSHOTS_PATH, indexes.list_snapshots),
+    _read("GET", SNAPSHOT_PATH, indexes.show_snapshot, *DISK_ERRORS, *SNAPSHOT_ERRORS),
+    _write("DELETE", SNAPSHOT_PATH, indexes.delete_snapshot, errors.SnapshotNotFound),
+    _write("POST", f"{SNAPSHOT_PATH}/restore", indexes.restore_snapshot, *SNAPSHOT_ERRORS),
     _write(
         "POST",
         REBUILD_PATH,
         indexes.rebuild_index,
-        values.Rebuild,
         errors.ModelNotFound,
         errors.TextsMissing,
         errors.RebuildRunning,
-        body=index.RebuildRequest,
-        optional=True,
     ),
-    _read("GET", REBUILD_PATH, indexes.show_rebuild, values.Rebuild, errors.RebuildNotFound),
-    _write(
-        "DELETE",
-        REBUILD_PATH,
-        indexes.cancel_rebuild,
-        indexes.RebuildCancelled,
-        errors.RebuildNotFound,
-    ),
+    _read("GET", REBUILD_PATH, indexes.show_rebuild, errors.RebuildNotFound),
+    _write("DELETE", REBUILD_PATH, indexes.cancel_rebuild, errors.RebuildNotFound),
 )
 
 INDEX_ROUTES = (
-    _list("/v1/indexes", indexes.list_indexes, indexes.Indexes),
+    _list("/v1/indexes", indexes.list_indexes),
     _index_route(
         DISK_ERRORS,
         "index-write",
         "PUT",
         INDEX_PATH,
         indexes.create_index,
-        values.IndexInfo,
         errors.ModelNotFound,
         errors.IndexExists,
+        reply=values.IndexInfo,
         body=index.CreateIndexRequest,
         optional=True,
     ),
-    _read("GET", INDEX_PATH, indexes.show_index, values.IndexInfo),
-    _write("DELETE", INDEX_PATH, indexes.drop_index, indexes.Dropped, errors.IndexAliased),
+    _read("GET", INDEX_PATH, indexes.show_index),
+    _write("DELETE", INDEX_PATH, indexes.drop_index, errors.IndexAliased),
     _write(
         "POST",
         DOCUMENTS_PATH,
         indexes.upsert_documents,
-        values.Upserted,
         errors.EmptyInput,
         errors.EncoderMismatch,
         errors.ModelFault,
+        reply=values.Upserted,
         body=index.UpsertRequest,
     ),
     _read(
         "POST",
         f"{DOCUMENTS_PATH}/get",
         indexes.get_documents,
-        indexes.Documents,
         errors.EmptyInput,
+        reply=indexes.Documents,
         body=index.IdsRequest,
     ),
-    _write(
-        "POST",
-        f"{DOCUMENTS_PATH}/delete",
-        indexes.delete_documents,
-        indexes.Deleted,
-        errors.EmptyInput,
-        body=index.DeleteRequest,
-    ),
-    _read(
-        "POST",
-        f"{DOCUMENTS_PATH}/count",
-        indexes.count_documents,
-        indexes.Counts,
-        body=index.CountRequest,
-        optional=True,
-    ),
+    _write("POST", f"{DOCUMENTS_PATH}/delete", indexes.delete_documents, errors.EmptyInput),
+    _read("POST", f"{DOCUMENTS_PATH}/count", indexes.count_documents),
     _read(
         "POST",
         f"{DOCUMENTS_PATH}/scroll",
         indexes.scroll_documents,
-        values.Page,
+        reply=values.Page,
         body=index.ScrollRequest,
         optional=True,
     ),
@@ -329,9 +288,9 @@ INDEX_ROUTES = (
         "POST",
         f"{INDEX_PATH}/query",
         indexes.query_index,
-        indexes.Hits,
         errors.EncoderMismatch,
         errors.ModelFault,
+        reply=indexes.Hits,
         body=index.QueryRequest,
     ),
 )
@@ -366,28 +325,7 @@ KSERVE_MODEL_PATH = "/v2/models/{name}"
 MODEL_ALIASES_PATH = "/v1/models/aliases"
 
 
-def _admin_route(
-    path: str,
-    endpoint: Endpoint,
-    body: Any,
-    reply: Any,
-    fails: ErrorTypes,
-    family: Family = "openai",
-) -> Route:
-    """Return a route that needs the scope ``admin``, and whose body may be left out."""
-    return Route(
-        "POST",
-        path,
-        endpoint,
-        access="admin",
-        family=family,
-        body=body,
-        optional=True,
-        reply=reply,
-        fails=fails,
-    )
-
-
+_admin_route = partial(Route, "POST", access="admin", optional=True)
 _load_route = partial(
     _admin_route, body=service.LoadModelRequest, reply=values.ModelLoad, fails=LOAD_ERRORS
 )
@@ -414,9 +352,9 @@ MODEL_ADMIN_ROUTES = (
     _admin_route(
         "/v1/models/{name}/unload",
         models.unload_model,
-        service.UnloadModelRequest,
-        values.ModelUnload,
-        UNLOAD_ERRORS,
+        body=service.UnloadModelRequest,
+        reply=values.ModelUnload,
+        fails=UNLOAD_ERRORS,
     ),
 )
 
@@ -477,48 +415,38 @@ KSERVE_REPOSITORY_ROUTES = (
     _repository_route(
         "/v2/repository/index",
         kserve.kserve_index,
-        service.KServeIndexRequest,
-        list[values.ModelVersion],
-        (errors.StoreError,),
+        body=service.KServeIndexRequest,
+        reply=list[values.ModelVersion],
+        fails=(errors.StoreError,),
     ),
     _repository_route(
         "/v2/repository/models/{name}/load",
         kserve.kserve_load,
-        service.KServeLoadRequest,
-        values.ModelVersion,
-        LOAD_ERRORS,
+        body=service.KServeLoadRequest,
+        reply=values.ModelVersion,
+        fails=LOAD_ERRORS,
     ),
     _repository_route(
         "/v2/repository/models/{name}/unload",
         kserve.kserve_unload,
-        service.KServeUnloadRequest,
-        values.ModelVersion,
-        UNLOAD_ERRORS,
+        body=service.KServeUnloadRequest,
+        reply=values.ModelVersion,
+        fails=UNLOAD_ERRORS,
     ),
 )
 
-
-def _health_route(path: str, endpoint: Endpoint, family: Family, reply: Any) -> Route:
-    return Route(
-        "GET",
-        path,
-        endpoint,
-        access="open",
-        family=family,
-        reply=reply,
-        fails=UNREADY_ERRORS,
-        vital=True,
-    )
-
+_health_route = partial(Route, "GET", access="open", fails=UNREADY_ERRORS, vital=True)
 
 HEALTH_ROUTES = (
-    _health_route("/livez", models.livez, "openai", models.Status),
-    _health_route("/readyz", models.readyz, "openai", models.Status),
-    _health_route("/startupz", models.startupz, "openai", models.Status),
-    _health_route("/health", models.readyz, "tei", models.Status),
-    _health_route("/ping", models.readyz, "tei", models.Status),
-    _health_route("/v2/health/live", kserve.kserve_live, "kserve", kserve.KServeLive),
-    _health_route("/v2/health/ready", kserve.kserve_ready, "kserve", kserve.KServeReady),
+    _health_route("/livez", models.livez, reply=models.Status),
+    _health_route("/readyz", models.readyz, reply=models.Status),
+    _health_route("/startupz", models.startupz, reply=models.Status),
+    _health_route("/health", models.readyz, family="tei", reply=models.Status),
+    _health_route("/ping", models.readyz, family="tei", reply=models.Status),
+    _health_route("/v2/health/live", kserve.kserve_live, family="kserve", reply=kserve.KServeLive),
+    _health_route(
+        "/v2/health/ready", kserve.kserve_ready, family="kserve", reply=kserve.KServeReady
+    ),
 )
 
 
