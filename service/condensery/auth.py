@@ -231,8 +231,6 @@ def reload_keys(keys: Keys, path: Path | None, api_key: SecretStr | None) -> Non
     """Replace ``keys`` by the file's and the environment's; if any is wrong, none changes.
 
     Args:
-        keys: Those that REST and gRPC check against.
-        path: Of the keys file, if there is one.
         api_key: From the environment: may do everything, under the name "default".
 
     Raises:

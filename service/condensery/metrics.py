@@ -250,17 +250,14 @@ class Metrics:
         for attribute, metric in vars(Metrics).items():
             if isinstance(metric, _Declared):
                 setattr(self, attribute, metric.make(self.registry))
-        self._prepare(None)
+        self.prepare_model(None)
         self.tei: TeiMetrics | None = None
         if tei:
             self.tei = TeiMetrics(lambda: _sum_gauge(self.queue_requests))
             self.registry.register(self.tei)
 
-    def prepare_model(self, model: str) -> None:
-        """Create every label set of ``model`` at zero."""
-        self._prepare(model)
-
-    def _prepare(self, model: str | None) -> None:
+    def prepare_model(self, model: str | None) -> None:
+        """Create every label set of a model at zero; (None) those that are of no model."""
         for attribute, declared in vars(Metrics).items():
             if isinstance(declared, _Declared):
                 for labels in declared.label_sets(model):
@@ -369,7 +366,6 @@ class TeiMetrics(Collector):
         Args:
             task: What it was for; only what TEI does too is counted.
             code: ``ok``, or the class of its error.
-            stats: Where its time went.
             seconds: That it took.
         """
         family = TEI_FAMILIES.get(task)

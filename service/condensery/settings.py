@@ -61,7 +61,6 @@ def _group(title: str, **options: Any) -> Any:
 
     Args:
         title: Under which --help, `condensery settings` and docs/operating.md list them.
-        **options: Pydantic's, for all of them.
     """
 
     def field(default: Any = None, *, allowed: str | None = None, **own: Any) -> Any:

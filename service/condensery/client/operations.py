@@ -112,7 +112,6 @@ class Operations:
             passages: At least one.
             model: Name of a reranker or pair; None takes the server's default.
             top_n: How many to return; None returns all, as 0 does over gRPC (REST refuses it).
-            raw_scores: Logits instead of their sigmoid.
             truncate: Cut passages that are too long (else they are an error).
         """
         texts = list(passages)
@@ -292,11 +291,7 @@ class Operations:
 
     @operation("GET /v1/models/{name}/report", "Models/GetReport")
     def report(self, name: str) -> Call[ModelReport]:
-        """Return what a model was measured at; ReportNotFound if it never was.
-
-        Args:
-            name: The model's, which must serve.
-        """
+        """Return what a model was measured at; ReportNotFound if it never was."""
         return call(name=name)
 
     @operation("GET /v1/models/{name}/report?format=markdown", "Models/GetReport")
@@ -364,7 +359,6 @@ class Operations:
 
         Args:
             question: What they are read for; ``answer`` takes the context for the same one only.
-            documents: Texts, or values with ids.
             model: Name of a pair; None takes the server's default.
             rate: Tokens a memory vector, of the rates that the pair has; None is the finest.
             ttl_seconds: How long to keep the vectors; None is the server's ten minutes.

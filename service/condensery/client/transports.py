@@ -120,7 +120,6 @@ class Row(Generic[P, T]):
     """An operation: where it is, and what makes a call of its arguments.
 
     Attributes:
-        make: The method that describes it.
         path: Of its REST route; names in braces are fields.
         rpc: ``Service/Method`` of condensery.v1.
         within: The reply's field, by REST's name, that holds the result, or the fields of a tuple;

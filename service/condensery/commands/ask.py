@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, get_args
 
 from condensery.commands.common import (
+    AnyClient,
     Parsers,
     add_document_arguments,
-    add_server_arguments,
-    connect,
+    ask_server,
     format_table,
     open_documents,
     shorten_line,
@@ -90,8 +90,7 @@ def add_ask(parsers: Parsers) -> None:
         help="print the answer as it is generated (default)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    add_server_arguments(parser)
-    parser.set_defaults(run=run_ask)
+    ask_server(parser, run_ask)
 
 
 def add_generation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +146,7 @@ def read_filter(text: str) -> dict[str, Any]:
     return filter
 
 
-def run_ask(args: argparse.Namespace) -> int:
+def run_ask(args: argparse.Namespace, client: AnyClient) -> None:
     """Ask, and print the answer, its passages and what compression did."""
     how: QuestionOptions = {
         "index": args.index or (None if args.context else DEFAULT_INDEX),
@@ -165,20 +164,18 @@ def run_ask(args: argparse.Namespace) -> int:
         "temperature": args.temperature,
         "seed": args.seed,
     }
-    with connect(args) as client:
-        if args.compare:
-            comparison = client.compare(args.question, **how)
-            print_json(comparison) if args.json else print_comparison(comparison)
-            return 0
-        if args.json or not args.stream:
-            answer = client.answer(args.question, **how)
-            print_json(answer) if args.json else print(answer.answer)
-        else:
-            answer = print_stream(client.answer_stream(args.question, **how))
+    if args.compare:
+        comparison = client.compare(args.question, **how)
+        print_json(comparison) if args.json else print_comparison(comparison)
+        return
+    if args.json or not args.stream:
+        answer = client.answer(args.question, **how)
+        print_json(answer) if args.json else print(answer.answer)
+    else:
+        answer = print_stream(client.answer_stream(args.question, **how))
     if not args.json:
         print()
         print_sources(answer)
-    return 0
 
 
 def print_stream(events: Iterable[AnswerEvent]) -> Answer:
@@ -300,33 +297,30 @@ def add_compress(parsers: Parsers) -> None:
         help="keep the vectors, and print their handle (default)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    add_server_arguments(parser)
-    parser.set_defaults(run=run_compress)
+    ask_server(parser, run_compress)
 
 
-def run_compress(args: argparse.Namespace) -> int:
+def run_compress(args: argparse.Namespace, client: AnyClient) -> None:
     """Compress documents; print the outcome of each, and the handle."""
     documents: list[Document] = []
     for file in args.files:
         with open_documents(file, args.format) as read:
             documents += [document for document, _ in read]
-    with connect(args) as client:
-        result = client.compress(
-            args.question,
-            documents,
-            model=args.model,
-            rate=args.rate,
-            ttl_seconds=args.ttl,
-            keep=args.keep,
-        )
+    result = client.compress(
+        args.question,
+        documents,
+        model=args.model,
+        rate=args.rate,
+        ttl_seconds=args.ttl,
+        keep=args.keep,
+    )
     if args.json:
         print_json(result)
-        return 0
+        return
     print(format_table([COMPRESS_COLUMNS, *map(describe_document, result.results)]))
     print(describe_compression(result.compression))
     if result.context is not None:
         print(describe_context(result))
-    return 0
 
 
 def describe_document(document: CompressedDocument) -> tuple[str, ...]:

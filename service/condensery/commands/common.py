@@ -102,17 +102,26 @@ def add_action(
 ) -> Iterator[argparse.ArgumentParser]:
     """Add an action; the block adds its own arguments, and ``add_where`` those of where it acts.
 
-    By default it asks a server: ``run`` gets a client too. Its status is 0 where it returns None.
+    By default it asks a server (``ask_server``).
     """
+    parser = actions.add_parser(name, help=help, description=description)
+    yield parser
+    if add_where is None:
+        ask_server(parser, run)
+    else:
+        parser.set_defaults(run=run)
+        add_where(parser)
+
+
+def ask_server(parser: argparse.ArgumentParser, run: Callable[..., int | None]) -> None:
+    """Let a command ask a server: ``run`` gets a client too, and returns the status, None for 0."""
 
     def run_connected(args: argparse.Namespace) -> int:
         with connect(args) as client:
             return run(args, client) or 0
 
-    parser = actions.add_parser(name, help=help, description=description)
-    yield parser
-    parser.set_defaults(run=run if add_where else run_connected)
-    (add_where or add_server_arguments)(parser)
+    parser.set_defaults(run=run_connected)
+    add_server_arguments(parser)
 
 
 def connect(args: argparse.Namespace) -> AnyClient:
@@ -186,8 +195,6 @@ def open_documents(
     """Read a file's documents, each with the bytes read so far.
 
     Args:
-        path: The file's, or ``-``.
-        form: None guesses it.
         stdin_prefix: Of the ids of paragraphs from standard input; a file's is its name.
 
     Raises:

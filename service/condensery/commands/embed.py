@@ -10,9 +10,9 @@ import numpy as np
 from tqdm import tqdm
 
 from condensery.commands.common import (
+    AnyClient,
     Parsers,
-    add_server_arguments,
-    connect,
+    ask_server,
     open_lines,
     print_note,
 )
@@ -34,8 +34,7 @@ def add_embed_and_rerank(parsers: Parsers) -> None:
     parser.add_argument("--out", metavar="FILE.npy", help="write an array (texts, dims), float32")
     parser.add_argument("--model", help="name of an encoder; the server's default else")
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
-    add_server_arguments(parser)
-    parser.set_defaults(run=run_embed)
+    ask_server(parser, run_embed)
 
     parser = parsers.add_parser(
         "rerank",
@@ -47,20 +46,15 @@ def add_embed_and_rerank(parsers: Parsers) -> None:
     parser.add_argument("--file", metavar="PATH", help="one passage a line; - is standard input")
     parser.add_argument("--top-n", type=int, metavar="N", help="print the best N only")
     parser.add_argument("--model", help="name of a reranker or pair; the server's default else")
-    add_server_arguments(parser)
-    parser.set_defaults(run=run_rerank)
+    ask_server(parser, run_rerank)
 
 
-def run_embed(args: argparse.Namespace) -> int:
+def run_embed(args: argparse.Namespace, client: AnyClient) -> None:
     """Embed, batch by batch, and print or write."""
     texts = read_texts(args.texts, args.file)
     parts: list[Floats] = []
-    with (
-        connect(args) as client,
-        tqdm(
-            total=len(texts), unit=" texts", disable=None if len(texts) > BATCH_TEXTS else True
-        ) as bar,
-    ):
+    hidden = None if len(texts) > BATCH_TEXTS else True
+    with tqdm(total=len(texts), unit=" texts", disable=hidden) as bar:
         for batch in batch_texts(texts, BATCH_TEXTS):
             vectors = client.embed(batch, model=args.model, prompt_name=args.prompt_name)
             bar.update(len(batch))
@@ -76,16 +70,13 @@ def run_embed(args: argparse.Namespace) -> int:
         print_note(
             f"wrote {args.out}: {array.shape[0]} vectors of {array.shape[1]} dimensions, float32"
         )
-    return 0
 
 
-def run_rerank(args: argparse.Namespace) -> int:
+def run_rerank(args: argparse.Namespace, client: AnyClient) -> None:
     """Rerank, and print."""
     passages = read_texts(args.passages, args.file)
-    with connect(args) as client:
-        for ranked in client.rerank(args.query, passages, model=args.model, top_n=args.top_n):
-            print(f"{ranked.score:.4f}\t{ranked.index}\t{' '.join(ranked.text.split())}")
-    return 0
+    for ranked in client.rerank(args.query, passages, model=args.model, top_n=args.top_n):
+        print(f"{ranked.score:.4f}\t{ranked.index}\t{' '.join(ranked.text.split())}")
 
 
 def read_texts(arguments: list[str], file: str | None) -> list[str]:

@@ -158,7 +158,6 @@ def write_documents(
     Args:
         read: Each document, and the bytes read so far.
         size: Bytes of all; None if it is not known.
-        again: Write also those that are there already.
     """
     documents = passages = skipped = at = 0
     look_up = not again and client.count(name)[0] > 0

@@ -124,7 +124,6 @@ async def stream_answer(
     What was done is counted once, also where the caller leaves or the generator fails.
 
     Args:
-        selected: What the generator reads.
         began: When work on the answer began, by ``time.perf_counter``.
     """
     metrics, name = services.metrics, oscar.info.name

@@ -70,7 +70,6 @@ class Candidate:
 
     Attributes:
         place: Among the request's documents, or the passages retrieved.
-        passage: As it was retrieved.
         score: Its relevance, 0 to 1, if the model scored it; else retrieval's; None without either.
         compressed: Its vectors; None if it can only be read as text.
         failure: Why it has none, where it should.

@@ -196,9 +196,6 @@ async def ensure_samples(services: Services, report: Callable[[str], None]) -> b
 
     An index of that name with other settings (another encoder's) is a user's: it stays as it is.
 
-    Args:
-        report: Called with a line of progress.
-
     Returns:
         Whether the sample index is there.
     """

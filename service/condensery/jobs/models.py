@@ -191,10 +191,7 @@ async def load_model(
         again: Load it though it serves already.
 
     Raises:
-        ModelNotFound: There is no such model or version in the store.
-        ModelCannot: It is no model that serves, or of another kind than what serves.
-        ModelAliasTaken: Its name is an alias.
-        ModelNotLoaded: It is broken, or fails when it is tried, or there is no memory for it.
+        As the runtime's ``ModelLifecycle.load``.
     """
     loaded = await services.registry.lifecycle.load(name, version, again=again)
     fingerprint = loaded.info.fingerprint

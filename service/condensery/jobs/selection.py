@@ -41,13 +41,11 @@ class SelectedContext:
     """What the generator reads for an answer.
 
     Attributes:
-        retrieved: What there was.
         mode: What was asked for; ``off`` where the same passages are read as text.
         kept: Passages in context, best first, as far as they are read.
         vectors: How many of each window's memory are read, at most.
         prompt: What the generator reads, in tokens and vectors; made once.
         counted: What the answer's cost is made of.
-        status: What became of compression.
         left_out: Places of those that were to be read and are not.
         reasons: What the caller would not expect.
         may_answer: Whether the passages may hold an answer; if not, nothing is generated.

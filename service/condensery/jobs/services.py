@@ -237,9 +237,6 @@ class RequestLimits:
         request_seconds: A request's time, where the caller names none or a longer one.
         chars_per_token: An input over ``max_tokens`` of its model times this many characters is
             refused; a shorter one that is too long in tokens is truncated and reported.
-        max_top_k: Passages that one query may return.
-        max_answer_documents: Passages that one answer may read.
-        max_answer_tokens: Tokens that one answer may have.
         passage_tokens: Tokens of a passage that a long document is split into, special ones
             counted.
         passage_overlap: Tokens that a passage repeats of the one before it.

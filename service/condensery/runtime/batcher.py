@@ -219,10 +219,8 @@ class Batcher(Generic[Item, Result]):
             cost: About what all of them will cost.
 
         Raises:
-            Overloaded: Too much waits before it.
-            DeadlineExceeded: The caller's time ran out.
             ModelFault: An item failed; its fellows' results are dropped.
-            Unavailable: Closed before the items ran.
+            Overloaded, DeadlineExceeded, Unavailable: As ``submit_each``.
         """
         return await self._submit(parts, count, cost)
 

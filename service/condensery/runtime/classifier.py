@@ -26,6 +26,7 @@ from condensery.runtime.tokenizing import (
     TOKENIZER,
     BatchFeeder,
     TextTokenizer,
+    TokenizedText,
     Truncation,
     check_text,
     run_tokenizing,
@@ -47,37 +48,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizedTextPair:
+class TokenizedTextPair(TokenizedText):
     """One text, or one pair, as the model reads it.
 
     Attributes:
-        ids: Token ids, special ones included.
-        types: As many; 1 for the second text, where the tokenizer marks it.
+        types: As many as ids; 1 for the second text, where the tokenizer marks it.
         cut: Whether the first text was cut, and whether the second was.
     """
 
-    ids: list[int]
     types: list[int]
     cut: tuple[bool, bool]
-
-    @property
-    def count(self) -> int:
-        """Tokens read, special ones included."""
-        return len(self.ids)
-
-    @property
-    def truncated(self) -> bool:
-        """Whether a text of it was cut."""
-        return any(self.cut)
 
 
 class TextPairTokenizer:
     """A classifier's tokenizer. What is too long loses tokens of the longer text first.
 
     That is how sentence-transformers' cross-encoders and TEI cut (``longest_first``).
-
-    Args:
-        texts: Tokenises each text by itself.
     """
 
     def __init__(self, texts: TextTokenizer, threads: ThreadPoolExecutor) -> None:
@@ -105,7 +91,6 @@ class TextPairTokenizer:
         """Check that each text can be tokenised; returns how many characters there are.
 
         Args:
-            inputs: Texts, and pairs.
             fields: What the request calls each text of an input, with ``{}`` for its place.
 
         Raises:
@@ -174,7 +159,8 @@ class TextPairTokenizer:
             left = whole.sequence_ids
             for number, part in enumerate(parts):
                 parts_cut[number] = left.count(number) < len(part)
-        return TokenizedTextPair(whole.ids, whole.type_ids, (parts_cut[0], parts_cut[1]))
+        which = parts_cut[0], parts_cut[1]
+        return TokenizedTextPair(whole.ids, any(which), whole.type_ids, which)
 
     def _encode(
         self, texts: Sequence[str], truncate: bool, side: TruncationDirection
@@ -317,11 +303,7 @@ class Classifier:
             field: The request's field that holds them, for messages.
 
         Raises:
-            InputError: A text is over the limits, is too long and ``truncate`` is false, or is
-                no valid Unicode.
-            ModelFault: A logit came out non-finite.
-            Overloaded: Too much waits already.
-            Unavailable: Closed.
+            As ``Encoder.embed``, of logits.
         """
         names = [f"{field}[{{}}]"] * 2
         truncation = Truncation(truncate, side)

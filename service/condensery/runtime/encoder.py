@@ -106,7 +106,6 @@ class EncoderInput(NamedTuple):
     """One text in a batch.
 
     Attributes:
-        ids: Its tokens.
         normalise: Whether its vector gets length 1.
         whole: Whether the vectors of all of its tokens are wanted, as the network gives them.
     """

@@ -23,8 +23,9 @@ from condensery.runtime.queue import (
     BatchLimits,
     FairQueue,
     QueueItem,
+    QueueState,
     default_limits,
-    refuse_if_cache_full,
+    refuse_if_overloaded,
 )
 from condensery.runtime.scheduler import (
     BlockAllocator,
@@ -208,14 +209,15 @@ class Engine:
             if self._closed:
                 raise self._shutting_down()
             if not self._fits(cost):
-                refuse_if_cache_full(
-                    self._queue,
-                    call.caller,
-                    cost,
-                    self._step_times.drain_rate,
-                    self._limits,
-                    model=self._model,
-                    metrics=self._metrics,
+                state = QueueState(
+                    self._queue.tokens,
+                    self._queue.tokens_ahead(call.caller, cost),
+                    self._step_times.drain_rate,  # positions given back per second
+                    waits="positions wait for room",
+                    until="room",
+                )
+                refuse_if_overloaded(
+                    state, cost, self._limits, model=self._model, metrics=self._metrics
                 )
             self._queue.put(sequence.queued, [QueueItem(sequence.queued, 0, sequence, cost)])
             self._waiting.add(sequence)

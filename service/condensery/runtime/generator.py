@@ -147,9 +147,6 @@ class DecodingDetokenizer:
 class StopStrings:
     """Ends a text before the first of some strings, and shows no part of one meanwhile.
 
-    Args:
-        stops: The strings.
-
     Raises:
         InputError: One is empty or too long, or there are too many.
     """
@@ -204,7 +201,6 @@ class Generator:
         detokenizer: Makes one answer's text of its tokens.
         stop_ids: Tokens that end an answer.
         name: Text of one token, for reports of log-probabilities.
-        limits: Of the queue and of steps.
         cache: What may run at the same time; by default what suits, within ``generator_limits``.
         generator_limits: What the operator allows the generator to hold.
 
@@ -243,7 +239,6 @@ class Generator:
 
         Args:
             size: Positions that it takes, separators included.
-            max_tokens: Of the answer.
         """
         # The engine reserves one for a separator after each part; the last token is never read.
         reserved = GenerationRequest(prompt, max_tokens).prompt_positions + max_tokens - 1
@@ -268,7 +263,6 @@ class Generator:
 
         Args:
             prompt: Parts in order: memory vectors (vectors, hidden), or token ids.
-            max_tokens: Most tokens generated.
             stop: Strings that end the answer; neither they nor what follows is shown.
 
         Raises:

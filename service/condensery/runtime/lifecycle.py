@@ -52,7 +52,6 @@ class ModelStates:
     """What each model is doing, as the lifecycle notes it.
 
     Args:
-        registry: Whose models.
         loader: Where they are stored, and where they count.
 
     Attributes:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -114,8 +115,6 @@ class LoadedModel:
     """A model that is ready for its self-test.
 
     Attributes:
-        stored: What it was loaded from.
-        seconds: That this took.
         memory: Bytes of its weights, by device.
     """
 
@@ -130,15 +129,10 @@ class ModelLoader:
     """Opens stored models the way that this server runs them.
 
     Attributes:
-        threads: Where texts are tokenised.
-        device: Where to run them.
         compressor: Where to run pairs' compressors.
         generator: And their generators.
-        dtype: What to compute in.
-        generator_limits: What each generator may hold.
         queue_tokens: Tokens that may wait for each model; None is what suits the device.
         queue_seconds: How long a request may have to wait for its turn.
-        metrics: Where the models count.
     """
 
     store: ModelStore
@@ -197,19 +191,10 @@ def run_pair(loader: ModelLoader, stored: StoredModel) -> RunningModel:
     )
 
 
-def run_encoder(loader: ModelLoader, stored: StoredModel) -> RunningModel:
-    """Run an encoder."""
-    return _run_on_device(Encoder, loader, stored)
-
-
-def run_classifier(loader: ModelLoader, stored: StoredModel) -> RunningModel:
-    """Run a classifier, or a cross-encoder."""
-    return _run_on_device(Classifier, loader, stored)
-
-
-def _run_on_device(
+def run_on_device(
     model: type[Encoder] | type[Classifier], loader: ModelLoader, stored: StoredModel
 ) -> RunningModel:
+    """Run an encoder, a classifier or a cross-encoder."""
     return model.load(
         stored,
         loader.workers.on(loader.device),
@@ -225,9 +210,9 @@ def _run_on_device(
 # before those of one. Kinds of the store that are not here serve nothing.
 RUNNERS: dict[ModelKind, Runner] = {
     "oscar-pair": run_pair,
-    "encoder": run_encoder,
-    "classifier": run_classifier,
-    "reranker": run_classifier,
+    "encoder": partial(run_on_device, Encoder),
+    "classifier": partial(run_on_device, Classifier),
+    "reranker": partial(run_on_device, Classifier),
 }
 
 

@@ -93,9 +93,6 @@ class Compressor:
 
         A passage any of whose windows fails has the error in its place, and harms no other.
 
-        Args:
-            passages: The windows of each.
-
         Raises:
             Overloaded, DeadlineExceeded, Unavailable: As ``Batcher.submit_each``.
         """
@@ -377,9 +374,7 @@ class OscarModel:
 
         Raises:
             InputError: A text is over the limits.
-            Overloaded: Too much waits before it.
-            DeadlineExceeded: The caller's time ran out.
-            Unavailable: Closed.
+            Overloaded, DeadlineExceeded, Unavailable: As ``Batcher.submit_each``.
         """
         _, windows = await self._texts.read(question, passages, field, afford)
         return await self._compressor.compress(windows)
@@ -396,9 +391,7 @@ class OscarModel:
         """Answer from a context: memory vectors, or text, of passages, best first.
 
         Args:
-            question: In whole.
             context: Of each passage its memory (vectors, hidden), or its text.
-            max_tokens: Most tokens of the answer.
 
         Raises:
             ContextTooLong: It does not fit, the answer's tokens included.
@@ -433,7 +426,6 @@ class OscarModel:
         """Count what an answer's cost is made of; in this thread.
 
         Args:
-            question: As asked.
             prompt: Made of it and of what the generator reads.
             kept: The text of the passages in context, as far as they are read; None where the
                 prompt holds it already.
@@ -488,7 +480,6 @@ class OscarModel:
             compress_tokens: Of passages that are still to be compressed.
             vectors: Memory vectors in context.
             text_tokens: Tokens of passages that are read plain.
-            passages: In context.
         """
         around = self._frame + passages * self._around
         prompt_seconds = self._generator.expected_seconds(around + vectors + text_tokens)
@@ -508,7 +499,6 @@ class OscarModel:
         """Count what an answer took.
 
         Args:
-            question: As asked.
             read: Every passage that the compressor read for it, kept or not.
             kept: The text of the passages in context, as far as they were read.
             completion_tokens: Tokens generated, the one that ends the answer included.

@@ -74,8 +74,6 @@ class RunnablePair:
     """A pair that is ready to run.
 
     Attributes:
-        compressor: One half.
-        generator: The other.
         window: Tokens of a passage in a full window; 0 is what the question leaves of a text.
         separators: Positions that the generator puts between two parts of a prompt.
         detokenizer: Makes one answer's text of its tokens.
@@ -105,7 +103,6 @@ def open_pair(
     """Load a stored pair of any kind, each half onto its device.
 
     Args:
-        stored: Its files checked by the store.
         base: The encoder whose word embeddings it shares, if it names one.
 
     Raises:
@@ -290,7 +287,6 @@ class GeneratorPrompt:
     Attributes:
         parts: Token ids, or memory vectors.
         text: Tokens that are text.
-        vectors: Memory vectors.
         size: Positions of both, and of the separators between parts.
     """
 

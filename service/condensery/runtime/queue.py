@@ -397,34 +397,3 @@ def refuse_if_overloaded(
         f"{model}: {message}",
         retry_after_seconds=float(min(MAX_RETRY_SECONDS, max(1, math.ceil(seconds)))),
     )
-
-
-def refuse_if_cache_full(
-    queue: FairQueue[Any, Any],
-    caller: str,
-    cost: int,
-    drain: float,
-    limits: BatchLimits,
-    *,
-    model: str,
-    metrics: "Metrics | None",
-) -> None:
-    """Raise if a request of ``cost`` positions can't wait for positions of a cache.
-
-    Args:
-        queue: Where it would wait.
-        cost: Positions it will take.
-        drain: Positions given back per second; 0 if not known yet.
-        limits: As in ``refuse_if_overloaded``.
-
-    Raises:
-        Overloaded: As in ``refuse_if_overloaded``.
-    """
-    state = QueueState(
-        queue.tokens,
-        queue.tokens_ahead(caller, cost),
-        drain,
-        waits="positions wait for room",
-        until="room",
-    )
-    refuse_if_overloaded(state, cost, limits, model=model, metrics=metrics)

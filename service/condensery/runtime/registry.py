@@ -59,9 +59,6 @@ class ModelRegistry:
 
     Args:
         loader: How models are opened, and what they run on; its parts are closed with them.
-
-    Attributes:
-        aliases: Other names of models.
     """
 
     def __init__(self, loader: ModelLoader, aliases: ModelAliases, drain_seconds: float) -> None:
@@ -225,7 +222,6 @@ class ModelRegistry:
         """Let another model serve by a name from now on, or none; those that watch are called.
 
         Args:
-            name: The model's own.
             refused: Why nothing does, where that is for a fault.
         """
         if lease is None:
@@ -318,7 +314,6 @@ async def load_models(
     """Open the store, load what it holds as the settings say, and warm it up.
 
     Args:
-        say: Called with a line for each step.
         usual_umask: For the own store, if it is outside the data directory: it may be shared.
 
     Raises:

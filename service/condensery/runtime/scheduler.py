@@ -91,7 +91,6 @@ class KVCacheConfig:
     """What an engine may hold.
 
     Attributes:
-        sequences: That run at the same time.
         positions: Of the cache, all sequences together.
         step_tokens: Of a step in which somebody waits for the next token: the longer the piece
             of a new prompt, the later that comes. Other steps have ``BatchLimits.batch_tokens``.
@@ -107,7 +106,6 @@ class GeneratorLimits:
     """What an operator allows a generator to hold; 0 is what suits the device and the model.
 
     Attributes:
-        sequences: That run at the same time.
         cache_mib: Size of the key/value cache, MiB.
     """
 

@@ -110,7 +110,6 @@ class GenerationRequest:
         parts: The prompt: token ids, or vectors in the place of some.
         max_tokens: Most tokens generated, at least 1.
         stop_ids: Tokens that end an answer, and are no part of it.
-        sampling: How tokens are chosen.
     """
 
     parts: abc.Sequence[PromptPart]
@@ -147,7 +146,6 @@ class Sequence:
     """One answer that is being generated.
 
     Attributes:
-        request: What is to be generated.
         queued: Its place among those that wait, and whether it is wanted still.
         events: What its caller is to get.
         embeds: The prompt's embeddings (positions, hidden), from its first step to its last chunk.

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -44,11 +44,11 @@ INLINE_CHARACTERS = 512
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """One text as the model reads it.
+    """A text, or a pair of texts, as the model reads it.
 
     Attributes:
         ids: Token ids, special ones included, at most the tokenizer's ``max_tokens``.
-        truncated: Whether the text was cut.
+        truncated: Whether some of it was cut.
     """
 
     ids: list[int]
@@ -277,7 +277,6 @@ def check_text(text: object, where: str, most: int) -> int:
     """Check that a text can be tokenised; returns its characters.
 
     Args:
-        text: Anything.
         where: The request's field that holds it, for messages.
         most: Characters that it may have.
 
@@ -310,21 +309,7 @@ def _check_unicode(text: str, where: str) -> None:
         ) from None
 
 
-class TokenizedInput(Protocol):
-    """A text, or a pair of texts, as a tokenizer gives it."""
-
-    @property
-    def count(self) -> int:
-        """Its tokens, special ones included."""
-        ...
-
-    @property
-    def truncated(self) -> bool:
-        """Whether some of it was cut off."""
-        ...
-
-
-Tokenised = TypeVar("Tokenised", bound=TokenizedInput)
+Tokenised = TypeVar("Tokenised", bound=TokenizedText)
 
 
 class BatchFeeder(Generic[Item, Result]):
@@ -347,7 +332,6 @@ class BatchFeeder(Generic[Item, Result]):
         """Run every input; returns the results and the tokens, in order.
 
         Args:
-            characters: Of all of them.
             tokenise: Given some of the inputs, and the place of the first one.
             item: What the batcher takes, of one that is tokenised.
 

@@ -54,7 +54,6 @@ class Watchdog:
         on_fault: Called in the loop with what is wrong, or None once it is mended.
         on_fatal: Called in the loop with the reason why the process should end.
         end_process: Called in this thread where the loop hangs, or does not end in time.
-        stall_seconds: As above.
         loading: Whether a model is being loaded, called in this thread; what runs meanwhile may
             take ``LOADING_FACTOR`` times as long.
     """

@@ -179,7 +179,6 @@ class Worker:
     """One thread, and what it is doing.
 
     Attributes:
-        name: Of the thread.
         express: Whether it takes short work only, while all others run long batches.
         item: What it is doing.
         began: When it began that, seconds of ``time.monotonic``.

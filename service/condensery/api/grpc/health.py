@@ -37,13 +37,7 @@ HEALTH_RETRY_SECONDS = 5.0  # when a refused client may try again
 
 
 class AddressLimits:
-    """Limits how many calls are open at once, in all and from one address.
-
-    Args:
-        what: Names them in the refusal.
-        limit: In all.
-        limit_per_address: From one address.
-    """
+    """Limits how many calls are open at once, in all and from one address."""
 
     def __init__(self, what: str, limit: int, limit_per_address: int) -> None:
         self._what = what

@@ -231,11 +231,7 @@ class OpenStreams:
 
 
 class StreamMessages:
-    """Reads a stream's messages, one by one.
-
-    Args:
-        idle_seconds: How long the next one may take to come.
-    """
+    """Reads a stream's messages, one by one."""
 
     def __init__(self, context: CallContext, idle_seconds: float) -> None:
         self._context = context

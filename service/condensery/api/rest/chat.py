@@ -71,7 +71,6 @@ class ChatQuestion:
         question: The last message, with its passages and options.
         path: The question's, in the body.
         ignored: Number of messages before it.
-        stream: Whether the answer is sent in chunks.
         usage: Whether another chunk has the usage.
     """
 

@@ -82,9 +82,6 @@ class RouteTable:
 
     Args:
         table: Of two patterns that match, the first counts; a path without a pattern goes first.
-
-    Attributes:
-        methods: That some route takes.
     """
 
     def __init__(self, table: Sequence[Route]) -> None:

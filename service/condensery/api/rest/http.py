@@ -72,7 +72,6 @@ class RestServer:
     """Uvicorn in our loop, with our signals and our socket.
 
     Args:
-        listener: Bound already.
         tls: The certificate to show; None speaks plain HTTP.
         trusted_proxies: Addresses or networks, with commas between them, whose requests' header
             ``X-Forwarded-For`` names the client. From others it is ignored: one client could pose
@@ -500,9 +499,6 @@ class _TlsListener:
 
     The event loop's own server reports a connection only once its handshake is done: those that
     never begin one would be limited by file descriptors alone.
-
-    Args:
-        listener: Bound, and listening.
     """
 
     def __init__(

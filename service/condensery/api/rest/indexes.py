@@ -143,16 +143,8 @@ async def create_index(request: Request, services: Services) -> Response:
     """Create an index; the same settings again return it as it is."""
     body = await read_body(request, services, CreateIndexRequest, optional=True)
     with count_request(services, body.encoder, "index", "rest"):
-        info = await indexes.create_index(
-            services,
-            request.path_params["name"],
-            encoder=body.encoder,
-            metric=body.metric,
-            kind=body.kind,
-            dims=body.dims,
-            options=body.options,
-        )
-        return write_json(info)
+        name = request.path_params["name"]
+        return write_json(await indexes.create_index(services, name, **dict(body)))
 
 
 async def upsert_documents(request: Request, services: Services) -> Response:
@@ -184,16 +176,7 @@ async def scroll_documents(request: Request, services: Services) -> Response:
     name = request.path_params["name"]
     body = await read_body(request, services, ScrollRequest, optional=True)
     with count_request(services, None, "index", "rest", index=name):
-        page = await indexes.scroll_documents(
-            services,
-            name,
-            filter=body.filter,
-            limit=body.limit,
-            after=body.after,
-            with_text=body.with_text,
-            with_metadata=body.with_metadata,
-            with_vectors=body.with_vectors,
-        )
+        page = await indexes.scroll_documents(services, name, **dict(body))
         within = replace(page, documents=())
         return await write_list(page.documents, PIECE_TEXTS, within=within, field="documents")
 
@@ -204,16 +187,8 @@ async def query_index(request: Request, services: Services) -> Response:
     body = await read_body(request, services, QueryRequest)
     with count_request(services, None, "index", "rest", index=name):
         vector = None if body.vector is None else make_vectors([body.vector], ["vector"])[0]
-        hits = await retrieval.query_index(
-            services,
-            name,
-            body.query,
-            vector=vector,
-            fingerprint=body.fingerprint,
-            top_k=body.top_k,
-            mode=body.mode,
-            filter=body.filter,
-        )
+        options = {**dict(body), "vector": vector}
+        hits = await retrieval.query_index(services, name, options.pop("query"), **options)
         return write_json(Hits(name, hits))
 
 
