@@ -173,7 +173,6 @@ class _RpcClient(Operations):
     """What both clients are made with; ``GrpcClient`` says what the arguments are."""
 
     _library: Any  # which makes the channel
-    _read_events: Any
 
     def __init__(
         self,
@@ -196,12 +195,6 @@ class _RpcClient(Operations):
             )
         else:
             self._channel = self._library.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-    def stream(
-        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Any:
-        """Call an operation and read each message of its reply as it comes."""
-        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
 
 
 class GrpcClient(_RpcClient, Blocking):
@@ -246,6 +239,12 @@ class GrpcClient(_RpcClient, Blocking):
                 refusal = read_refusal(error, self.address)
             time.sleep(self._retries.pause(attempt, refusal))
         return read_reply(operation, call, reply)
+
+    def stream(
+        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[AnswerEvent]:
+        """Call an operation and read each message of its reply as it comes."""
+        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
 
     def _read_events(self, request: RpcRequest) -> Iterator[AnswerEvent]:
         path, message, parse = request
@@ -300,6 +299,12 @@ class AsyncGrpcClient(_RpcClient, Asynchronous):
                 refusal = read_refusal(error, self.address)
             await asyncio.sleep(self._retries.pause(attempt, refusal))
         return read_reply(operation, call, reply)
+
+    def stream(
+        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncIterator[AnswerEvent]:
+        """Call an operation and read each message of its reply as it comes."""
+        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
 
     async def _read_events(self, request: RpcRequest) -> AsyncIterator[AnswerEvent]:
         path, message, parse = request

@@ -109,9 +109,11 @@ class Operations:
         """Order passages by their relevance to ``query``, the best first.
 
         Args:
+            query: What the passages should answer.
             passages: At least one.
             model: Name of a reranker or pair; None takes the server's default.
             top_n: How many to return; None returns all, as 0 does over gRPC (REST refuses it).
+            raw_scores: Logits instead of their sigmoid.
             truncate: Cut passages that are too long (else they are an error).
         """
         texts = list(passages)
@@ -172,6 +174,7 @@ class Operations:
         """Write documents, replacing those of the same ids; they are on disk when this returns.
 
         Args:
+            name: The index.
             documents: Split into passages and embedded by the server, unless there are
             vectors: of whole documents, (documents, dims), made by
             fingerprint: the index's own encoder; ``models`` returns it.
@@ -192,6 +195,7 @@ class Operations:
         """Delete documents; returns how many there were. They are off the disk when this returns.
 
         Args:
+            name: The index.
             ids: Those to delete; or
             filter: what chooses them, as in ``query``; it must hold a condition.
         """
@@ -214,6 +218,7 @@ class Operations:
         """Find the passages nearest to a text, or to a vector, the best first.
 
         Args:
+            name: The index.
             text: What to look for; or
             vector: its vector, (dims,), made by
             fingerprint: the index's own encoder; ``models`` returns it.
@@ -267,10 +272,13 @@ class Operations:
         meanwhile.
 
         Args:
+            name: The index.
             filter: Which documents, as in ``query``; None is all.
             limit: Most documents of this page, None is the server's 100; one of long documents may
                 be shorter.
             after: The ``next`` of the page before; None begins. After the last page it is None.
+            with_text: Whether texts come with them.
+            with_metadata: Whether metadata does.
             with_vectors: Whether their passages do, with their vectors.
         """
         page = call(
@@ -291,12 +299,20 @@ class Operations:
 
     @operation("GET /v1/models/{name}/report", "Models/GetReport")
     def report(self, name: str) -> Call[ModelReport]:
-        """Return what a model was measured at; ReportNotFound if it never was."""
+        """Return what a model was measured at; ReportNotFound if it never was.
+
+        Args:
+            name: The model's, which must serve.
+        """
         return call(name=name)
 
     @operation("GET /v1/models/{name}/report?format=markdown", "Models/GetReport")
     def report_card(self, name: str) -> Call[str]:
-        """Return a model's card: its report for people, Markdown."""
+        """Return a model's card: its report for people, Markdown.
+
+        Args:
+            name: The model's, which must serve.
+        """
         card = call(name=name).over_rpc(with_card=True)
         return card.read_by(rest=bytes.decode, rpc=attrgetter("card"))
 
@@ -305,6 +321,7 @@ class Operations:
         """Return a plot of a model's report, PNG.
 
         Args:
+            name: The model's, which must serve.
             plot: The plot's, one of ``report(name).plots``.
         """
         picture = call(name=name).over_rest(plot=plot).over_rpc(with_plots=[plot])
@@ -359,6 +376,7 @@ class Operations:
 
         Args:
             question: What they are read for; ``answer`` takes the context for the same one only.
+            documents: Texts, or values with ids.
             model: Name of a pair; None takes the server's default.
             rate: Tokens a memory vector, of the rates that the pair has; None is the finest.
             ttl_seconds: How long to keep the vectors; None is the server's ten minutes.
@@ -439,6 +457,7 @@ class Operations:
         """Begin to make an index anew for another encoder while it serves and is written; or go on.
 
         Args:
+            name: The index.
             encoder: Name of the new encoder; None is the index's own, as it runs today.
             metric: As for ``create_index``; None leaves it as it is.
             kind: As for ``create_index``; None leaves it as it is.

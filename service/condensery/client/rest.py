@@ -241,7 +241,6 @@ class _RestClient(Operations, Generic[Http]):
     """What both clients are made with; ``Client`` says what the arguments are."""
 
     _kind: type[Http]
-    _read_events: Any
 
     def __init__(
         self,
@@ -264,12 +263,6 @@ class _RestClient(Operations, Generic[Http]):
             self._http: Http = self._kind(
                 base_url=url, timeout=timeout, headers=headers, verify=verify
             )
-
-    def stream(
-        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Any:
-        """Call an operation and read each event of its reply as it comes."""
-        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
 
 
 class Client(_RestClient[httpx.Client], Blocking):
@@ -303,6 +296,12 @@ class Client(_RestClient[httpx.Client], Blocking):
         request = write_request(operation, call)
         with self._open(request, self._retries) as reply, raise_reply_errors(self.url):
             return read_reply(operation, call, reply.read())
+
+    def stream(
+        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[AnswerEvent]:
+        """Call an operation and read each event of its reply as it comes."""
+        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
 
     def close(self) -> None:
         """Close the connections."""
@@ -349,6 +348,12 @@ class AsyncClient(_RestClient[httpx.AsyncClient], Asynchronous):
             content = await reply.aread()
         with raise_reply_errors(self.url):
             return read_reply(operation, call, content)
+
+    def stream(
+        self, operation: Stream[P, AnswerEvent], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncIterator[AnswerEvent]:
+        """Call an operation and read each event of its reply as it comes."""
+        return self._read_events(write_request(operation, operation.make(self, *args, **kwargs)))
 
     async def close(self) -> None:
         """Close the connections."""

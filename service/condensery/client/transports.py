@@ -120,7 +120,10 @@ class Row(Generic[P, T]):
     """An operation: where it is, and what makes a call of its arguments.
 
     Attributes:
+        make: The method that describes it.
+        verb: Of its REST route.
         path: Of its REST route; names in braces are fields.
+        path_fields: These.
         rpc: ``Service/Method`` of condensery.v1.
         within: The reply's field, by REST's name, that holds the result, or the fields of a tuple;
             None is the reply itself.
@@ -188,7 +191,13 @@ class Stream(Row[P, T]):
 def operation(
     rest: str, rpc: str, *, within: str | tuple[str, ...] | None = None
 ) -> Callable[[Callable[Concatenate[Any, P], Call[T]]], Operation[P, T]]:
-    """Make a method that describes an operation its row; arguments as ``Row`` has them."""
+    """Make a method that describes an operation its row; arguments as ``Row`` has them.
+
+    Args:
+        rest: Verb and path, a space between them.
+        rpc: Service and method.
+        within: Where the result is in the reply.
+    """
     return lambda make: Operation(make, rest, rpc, within)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import pytest
 
-from condensery.commands import ask
+from condensery.commands import common
 
 
 @dataclass
@@ -42,5 +42,5 @@ class Client:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     client = Client()
-    monkeypatch.setattr(ask, "connect", lambda args: client)
+    monkeypatch.setattr(common, "connect", lambda args: client)
     return client
