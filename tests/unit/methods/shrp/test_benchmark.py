@@ -38,7 +38,11 @@ def test_tasks_keep_a_row_a_variant_and_go_on(
              "--out", str(out), "--tasks", "rte", *TRAINED]  # fmt: skip
     shrp.main(["tasks", *flags, "--converted", "1"])
     first = json.loads(out.with_suffix(".json").read_text())
-    assert {*first["rows"]} == {"rte 13 parent", "rte 13 1 converted"}
+    assert {*first["rows"]} == {
+        "rte 13 parent",
+        "rte 13 parent, tuned as long",
+        "rte 13 1 converted",
+    }
     shrp.main(["tasks", *flags, "--converted", "1", "3"])
     both = json.loads(out.with_suffix(".json").read_text())
     assert {*both["rows"]} == {*first["rows"], "rte 13 3 converted"}
