@@ -4,7 +4,6 @@ Each stage is a run in a folder of its own, which a second start goes on from; a
 finished is read back.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from condensery.methods.trainer.progress import plot
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore, check_name
 
-log = logging.getLogger(__name__)
 CARD_DPI = 65  # of the plots that travel with a model of a few MB
 
 
@@ -96,7 +94,7 @@ def build(
         stages["settled"] = task.evaluate(network)
     if not setup.is_first:
         return None
-    finish = Publishing(origin, store, name, plan, inputs, out, where, setup, labels)
+    finish = Publishing(origin, store, name, plan, inputs, out, where, setup)
     return finish.publish(network, task, converted, stages, runs.pictures(converted))
 
 

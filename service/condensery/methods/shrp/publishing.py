@@ -135,7 +135,6 @@ class Publishing:
     out: Path
     where: MeasuringSetup
     setup: TrainingSetup
-    labels: Sequence[str] | None
 
     def publish(
         self,
@@ -148,7 +147,7 @@ class Publishing:
         """Measure the model as it is stored and served, and publish it with its report."""
         plan, experts = self.plan, converted.experts
         weights = stored_weights(network)
-        manifest = _manifest(self.parent, self.name, plan, self.inputs, experts, self.labels)
+        manifest = _manifest(self.parent, self.name, plan, self.inputs, experts, None)
         put: Callable[..., StoredModel] = _publisher(
             self.parent, weights, stored_config(network) | experts.to_config(), plan
         )
