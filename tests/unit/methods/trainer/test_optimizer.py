@@ -24,7 +24,7 @@ def loss_of(net: nn.Module, step: int) -> torch.Tensor:
     return 10 * output.float().pow(2).sum()
 
 
-def test_in_fp32_it_is_torchs_adamw_exactly() -> None:
+def test_in_fp32_it_is_torchs_adamw() -> None:
     ours, theirs = network(), network()
     optimizer = MasterAdamW(groups_of(ours), betas=(0.9, 0.98))
     reference = torch.optim.AdamW(
@@ -56,7 +56,7 @@ def test_in_fp32_it_is_torchs_adamw_exactly() -> None:
         assert norm == pytest.approx(float(wanted))
         assert norm > 1  # so that clipping is put to the test
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(a, b)
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)  # ours is fused
             assert a.grad is None
 
 
