@@ -3,10 +3,8 @@
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from condensery.methods.effir.slimming import Width, narrow
 from condensery.methods.ranking.sets import RankingSet
 from condensery.methods.retriever.batches import Batches, read_examples
 from condensery.methods.retriever.network import Retriever, open_retriever
-from condensery.methods.retriever.publishing import Storing, publish
+from condensery.methods.retriever.publishing import Candidate, Storing
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.retriever.tuning import tune
 from condensery.methods.trainer.method import TrainingSetup
@@ -153,26 +151,17 @@ def _publish(
     neurons = int(read_json(parent.path / "config.json")["intermediate_size"])
     weights = {key: tensor.cpu() for key, tensor in retriever.weights().items()}
     manifest = _manifest(parent, name, plan, inputs, pruning)
-    # Measured as it is stored and served; what is published at last has the same fingerprint.
-    aside = out / "store"
-    shutil.rmtree(aside, ignore_errors=True)  # an earlier attempt's
-    put = partial(
-        publish,
-        parent=parent,
-        weights=weights,
-        config={} if pruning.dense else pruning.to_config(),
-        dtype=plan.storing.stored,
-        share=plan.storing.share_embeddings,
-    )
-    child = put(ModelStore(parent.root, aside), manifest=manifest)
+    config = {} if pruning.dense else pruning.to_config()
+    candidate = Candidate(parent, weights, config, plan.storing)
+    child = candidate.set_aside(out / "store", manifest)
     measured = _measure({PARENT: parent, CHILD: child}, pruning, neurons, inputs, out, where)
     manifest = manifest.model_copy(update=measured.manifest_fields())
     making = _making(manifest, plan, inputs, measured, where, setup)
     report = figures(pruning, neurons, measured) | {"about": making}
     drawn = ((PICTURE, inputs.texts), (TRADE_OFF, measured.quality))
-    return put(
+    return candidate.publish(
         store,
-        manifest=manifest,
+        manifest,
         report=report,
         card=card(name, parent.name, making, report),
         plots=[out / picture for picture, figures_of in drawn if figures_of],

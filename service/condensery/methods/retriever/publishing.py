@@ -2,8 +2,9 @@
 
 import argparse
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -39,6 +40,53 @@ class Storing:
 
     stored: StoredDType = "float32"
     share_embeddings: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Weights that are done: stored aside, where they are measured as served, then published.
+
+    What is published at last has the fingerprint of what was measured.
+
+    Attributes:
+        parent: What it was made from.
+        weights: As ``publish`` takes them.
+        config: The same.
+        storing: How they are stored.
+    """
+
+    parent: StoredModel
+    weights: Mapping[str, Tensor]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    storing: Storing = field(default_factory=Storing)
+
+    def set_aside(self, folder: Path, manifest: Manifest) -> StoredModel:
+        """Store it in a store of its own in ``folder``; what an earlier attempt left goes."""
+        shutil.rmtree(folder, ignore_errors=True)
+        return self.publish(ModelStore(self.parent.root, folder), manifest)
+
+    def publish(
+        self,
+        store: ModelStore,
+        manifest: Manifest,
+        *,
+        report: Mapping[str, Any] | None = None,
+        card: str | None = None,
+        plots: Sequence[Path] = (),
+    ) -> StoredModel:
+        """Publish it; arguments and errors are those of the function ``publish``."""
+        return publish(
+            store,
+            self.parent,
+            manifest,
+            self.weights,
+            config=self.config,
+            dtype=self.storing.stored,
+            share=self.storing.share_embeddings,
+            report=report,
+            card=card,
+            plots=plots,
+        )
 
 
 def add_storing(group: "argparse._ArgumentGroup") -> None:

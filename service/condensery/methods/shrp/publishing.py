@@ -1,7 +1,6 @@
 """A network that is done: stored aside, measured there beside its parent, published."""
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from condensery.methods.effir.measuring import (
     MeasuringSetup,
     quality,
 )
-from condensery.methods.retriever.publishing import publish
+from condensery.methods.retriever.publishing import Candidate
 from condensery.methods.shrp import measuring
 from condensery.methods.shrp.classification import ClassificationTask
 from condensery.methods.shrp.embedding import EmbeddingTask
@@ -71,16 +70,14 @@ def publish_tuned(
 ) -> StoredModel:
     """Publish the classifier that an encoder was tuned to, unless it is there already."""
     manifest = _manifest(parent, f"{name}{TUNED}", plan, inputs, None, labels)
-    put = _publisher(parent, stored_weights(network), stored_config(network), plan)
-    aside = out / "tuned"
-    shutil.rmtree(aside, ignore_errors=True)
-    tuned = put(ModelStore(parent.root, aside), manifest)
+    candidate = Candidate(parent, stored_weights(network), stored_config(network), plan.storing)
+    tuned = candidate.set_aside(out / "tuned", manifest)
     try:
         there = store.open(tuned.name)
     except ModelNotFound:
-        return put(store, manifest)
+        return candidate.publish(store, manifest)
     same = there.manifest.fingerprint == tuned.manifest.fingerprint
-    return there if same else put(store, manifest)
+    return there if same else candidate.publish(store, manifest)
 
 
 def _manifest(
@@ -146,22 +143,17 @@ class Publishing:
     ) -> Built:
         """Measure the model as it is stored and served, and publish it with its report."""
         plan, experts = self.plan, converted.experts
-        weights = stored_weights(network)
         manifest = _manifest(self.parent, self.name, plan, self.inputs, experts, None)
-        put: Callable[..., StoredModel] = _publisher(
-            self.parent, weights, stored_config(network) | experts.to_config(), plan
-        )
-        # Measured as it is stored; what is published at last has the same fingerprint.
-        aside = self.out / "store"
-        shutil.rmtree(aside, ignore_errors=True)  # an earlier attempt's
-        child = put(ModelStore(self.parent.root, aside), manifest)
+        config = stored_config(network) | experts.to_config()
+        candidate = Candidate(self.parent, stored_weights(network), config, plan.storing)
+        child = candidate.set_aside(self.out / "store", manifest)
         report = self._measure(task, child, converted, stages)
         manifest = manifest.model_copy(
             update={"quality": _headline(report["quality"]), "cost": report["cost"][CHILD]}
         )
         names = [picture.stem for picture in pictures]
         card = make_card(self.name, self.parent.name, report, names)
-        made = put(self.store, manifest, report=report, card=card, plots=pictures)
+        made = candidate.publish(self.store, manifest, report=report, card=card, plots=pictures)
         return Built(made, self.parent)
 
     def _measure(
@@ -245,20 +237,6 @@ class Publishing:
             "recipe": {"order": plan.order, "keep": plan.keep, **asdict(plan.recipe)},
             "device": f"{self.where.device}; trained in {trained_in}, measured in {measured_in}",
         }
-
-
-def _publisher(
-    parent: StoredModel, weights: Mapping[str, Any], config: Mapping[str, Any], plan: BuildPlan
-) -> Callable[..., StoredModel]:
-    """Return what publishes a model's weights, given a store, a manifest and its report."""
-
-    def put(store: ModelStore, manifest: Manifest, **report: Any) -> StoredModel:
-        return publish(
-            store, parent, manifest, weights,
-            config=config, dtype=plan.storing.stored, share=plan.storing.share_embeddings, **report,
-        )  # fmt: skip
-
-    return put
 
 
 def _headline(figures: Mapping[str, Any]) -> dict[str, float]:
