@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -160,11 +161,13 @@ class TextBatch:
     Attributes:
         inputs: Texts, then queries, then as many passages.
         vectors: Of the texts, (texts, dims).
+        hidden: The last hidden states of the texts' tokens, (tokens, dims), if they are learnt.
         names: What to call the texts.
     """
 
     inputs: Mapping[str, Tensor]
     vectors: Tensor
+    hidden: Tensor | None
     names: Sequence[str]
 
 
@@ -219,10 +222,12 @@ class EmbeddingTask:
         content = "\n".join([*self._texts, *(f"{r.query}\t{r.positives}" for r in rows)])
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
         name = f"{parent.manifest.fingerprint} {self.fingerprint} {most} {dtype}"
+        self._parent = partial(load_backbone, open_folder(parent), device=device, dtype=dtype)
+        self._backbone = self._parent() if recipe.hidden else None
         path = work / f"vectors-{hashlib.sha256(name.encode()).hexdigest()[:16]}.npy"
         if not path.is_file():
-            backbone = load_backbone(open_folder(parent), device=device, dtype=dtype)
             work.mkdir(parents=True, exist_ok=True)
+            backbone = self._backbone or self._parent()
             vectors = Vectors(backbone, self._pooling)(tokens).astype(np.float16)
             aside = path.with_suffix(f".{os.getpid()}.npy")  # of several processes each makes it
             np.save(aside, vectors, allow_pickle=False)
@@ -258,20 +263,32 @@ class EmbeddingTask:
             rng = draw.rng()
             tokens += self.tokenise([row.query for row in chosen])
             tokens += self.tokenise([rng.choice(row.positives) for row in chosen])
+        hidden = None
+        if self._backbone is not None:
+            ids = [row.ids for row in tokens[: len(rows)]]
+            with torch.no_grad():
+                hidden = self._backbone.read(ids)[0][: sum(map(len, ids))].float()
         vectors = np.array(self._vectors[[row + self._first for row in rows]], dtype=np.float32)
         return TextBatch(
             collate(tokens, self._padding, device),
             torch.from_numpy(vectors).to(device),
+            hidden,
             [shorten(self._texts[row + self._first]) for row in rows],
         )
 
     def loss(self, network: nn.Module, batch: TextBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the weighted distances to the parent's vectors, and the contrastive loss."""
         recipe, wanted = self._recipe, batch.vectors
-        everything = self._read(network, batch.inputs)
+        states = self._states(network, batch.inputs)
+        everything = self._pool(states, batch.inputs)
         own, rest = everything[: len(wanted)], everything[len(wanted) :]
         terms = {"vectors": (1 - (own * wanted).sum(1)).mean()}
         total = recipe.distil * terms["vectors"]
+        if batch.hidden is not None:
+            mask = batch.inputs["attention_mask"][: len(wanted)].bool()
+            near = F.cosine_similarity(states[: len(wanted)][mask], batch.hidden, dim=1)
+            terms["hidden"] = (1 - near).mean()
+            total = total + recipe.hidden * terms["hidden"]
         if recipe.relation and len(own) > 2:
             terms["relation"] = relation_loss(own, wanted, recipe.temperature)
             total = total + recipe.relation * terms["relation"]
@@ -310,7 +327,14 @@ class EmbeddingTask:
 
     def _read(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return vectors of length 1, (texts, dims), float32."""
-        hidden = network(**inputs).last_hidden_state.float()
+        return self._pool(self._states(network, inputs), inputs)
+
+    def _states(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return last hidden states, (texts, longest, dims), float32."""
+        states: Tensor = network(**inputs).last_hidden_state.float()
+        return states
+
+    def _pool(self, hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         if self._pooling == "cls":
             return normalise(hidden[:, 0])
         mask = inputs["attention_mask"][..., None].float()

@@ -45,6 +45,8 @@ class ShrpRecipe:
         distil: Embeddings, rerankers: weight of the distance to the parent's vectors (scores).
         relation: Embeddings: weight of how texts of a batch resemble each other; rerankers: of
             how the parent ranks a query's passages.
+        hidden: Embeddings: weight of the distance to the parent's last hidden states, token by
+            token.
         contrast: Embeddings: weight of the contrastive loss, on rows of queries and passages.
         temperature: Of similarities, in both of these.
         seed: All chance comes from it.
@@ -68,6 +70,7 @@ class ShrpRecipe:
     length: int = 128
     distil: float = 1.0
     relation: float = 1.0
+    hidden: float = 0.0
     contrast: float = 0.0
     temperature: float = 0.05
     seed: int = 13
@@ -84,7 +87,8 @@ class ShrpRecipe:
             check_field(self, name, getattr(self, name) >= 0, "at least 0")
         for name in ("rate", "temperature", "expander_scale"):
             check_field(self, name, getattr(self, name) > 0, "above 0")
-        for name in ("new_rate", "weight_decay", "balance", "distil", "relation", "contrast"):
+        weights = ("balance", "distil", "relation", "hidden", "contrast")
+        for name in ("new_rate", "weight_decay", *weights):
             check_field(self, name, getattr(self, name) >= 0, "at least 0")
         check_field(self, "warmup_share", 0 <= self.warmup_share < 1, "from 0 to below 1")
         check_field(self, "length", self.length >= 4, "at least 4")
