@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -26,7 +27,7 @@ from condensery.networks.last_layer import trim_last
 from condensery.networks.linear import prepack_linears
 from condensery.networks.loading import has_other_parts, open_model
 from condensery.networks.packing import Packing
-from condensery.networks.pooling import Pooling, rows_read
+from condensery.networks.pooling import Pooling, pool, rows_read
 from condensery.networks.sublayers import constructor_options
 from condensery.networks.weight_files import ModelFolder
 
@@ -50,7 +51,12 @@ class Backbone(nn.Module):
 
     Args:
         model: A transformers base model, in the device and dtype it will run in.
+
+    Attributes:
+        extra_tokens: Positions that it puts after each sequence, beside the tokens it is given.
     """
+
+    extra_tokens = 0
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -100,19 +106,31 @@ class Backbone(nn.Module):
         sequences: Sequence[Sequence[int]],
         token_types: Sequence[Sequence[int]] | None = None,
         *,
-        pooling: Pooling = "mean",
+        pooling: Pooling | None = None,
     ) -> tuple[Tensor, Packing]:
         """Pack token ids, and perhaps their types; return the last hidden states (total, width).
 
         Args:
             sequences: Token ids of each.
             token_types: See ``forward``.
-            pooling: What the states are for: those that it doesn't read may hold anything.
+            pooling: What the states are for: those that it doesn't read may hold anything. None:
+                all are read.
         """
         packing = self.pack([len(ids) for ids in sequences])
-        packing.wanted = rows_read(packing, pooling)
+        packing.wanted = None if pooling is None else rows_read(packing, pooling)
         types = None if token_types is None else packing.row([*chain.from_iterable(token_types)])
         return self(packing.row([*chain.from_iterable(sequences)]), packing, types), packing
+
+    def pool(self, hidden: Tensor, packing: Packing, pooling: Pooling) -> Tensor:
+        """Make vectors, (sequences, width), float32, of what ``read`` returned."""
+        return pool(hidden, packing, pooling)
+
+    def check_texts(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        """Check that a tokenizer, and the longest input, are such as the network reads.
+
+        Raises:
+            ValueError: They are not.
+        """
 
 
 @contextmanager
@@ -170,7 +188,7 @@ def load_transformer(
             that are left (``networks.shrp``) are wrong.
     """
     folder = ModelFolder.of(path)
-    with _reading(folder.path):
+    with reading(folder.path):
         config = AutoConfig.from_pretrained(folder.path, local_files_only=True)
         if has_other_parts(config) or not folder.plain:
             return open_model(folder, config, device=device, dtype=dtype)
@@ -193,7 +211,7 @@ def load_classifier(
         CorruptModel: As there; or sub-layers of it are dropped, which is known of encoders only.
     """
     folder = ModelFolder.of(path)
-    with _reading(folder.path):
+    with reading(folder.path):
         config = AutoConfig.from_pretrained(folder.path, local_files_only=True)
         if has_other_parts(config) or not folder.plain:
             return open_model(folder, config, classifies=True, device=device, dtype=dtype)
@@ -214,7 +232,7 @@ def _options(dtype: torch.dtype) -> dict[str, Any]:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Load one model at a time, quietly.
 
     Raises:
@@ -242,8 +260,12 @@ def _whole(
     return ready
 
 
-def run_packed(model: PreTrainedModel) -> Backbone:
+def run_packed(model: PreTrainedModel, *, both_ways: bool = False) -> Backbone:
     """Make ``model`` read packed input, replacing its parts by those that are faster here.
+
+    Args:
+        model: A base model.
+        both_ways: Whether it is a causal language model that was made to read both ways.
 
     Raises:
         CorruptModel: It does not give the same numbers packed as it gave one by one.
@@ -259,10 +281,7 @@ def run_packed(model: PreTrainedModel) -> Backbone:
         )
     ]
     with torch.inference_mode():
-        alone = [
-            model(input_ids=torch.tensor([ids], device=model.device)).last_hidden_state[0]
-            for ids in probes
-        ]
+        alone = [_alone(model, ids, both_ways=both_ways) for ids in probes]
     try:
         model.set_attn_implementation(PACKED)
         fuse_layers(model)
@@ -281,3 +300,13 @@ def run_packed(model: PreTrainedModel) -> Backbone:
             f"a {kind!r} model gives other numbers packed than alone (cosine {agreement:.3f})"
         )
     return backbone
+
+
+def _alone(model: PreTrainedModel, ids: Sequence[int], *, both_ways: bool) -> Tensor:
+    """Return the last hidden states (tokens, width) of one sequence, as transformers has them."""
+    row = torch.tensor([ids], device=model.device)
+    mask = None
+    if both_ways:  # a mask of four dimensions is added to the scores as it is: nothing is hidden
+        mask = torch.zeros(1, 1, len(ids), len(ids), device=model.device, dtype=model.dtype)
+    hidden: Tensor = model(input_ids=row, attention_mask=mask).last_hidden_state
+    return hidden[0]

@@ -18,6 +18,8 @@ from torch import Tensor
 from condensery.errors import CorruptModel
 from condensery.networks.backbone import Backbone, load_backbone, load_classifier
 from condensery.networks.classifier import Classifier, run_classifier
+from condensery.networks.llm2comp import load_memory_backbone
+from condensery.networks.llm2comp_shape import MemoryShape
 from condensery.networks.oscar_causal_shape import FAMILIES
 from condensery.networks.oscar_families import COMPRESSORS, CompressorFamily
 from condensery.networks.weight_files import ModelFolder
@@ -128,10 +130,18 @@ def _read_classifier(files: NetworkFiles) -> Classifier:
     return run_classifier(model)
 
 
+def _read_memory_backbone(files: NetworkFiles) -> Backbone:
+    """Read a language model with memory tokens: merged, or as adapters beside its base."""
+    folder = files.folder or ModelFolder.of(files.path)
+    shape = MemoryShape.from_shape(files.shape)
+    return load_memory_backbone(folder, shape, device=files.device, dtype=files.dtype)
+
+
 # How each method's models become networks. OSCAR's pairs are built by their families.
 BUILDERS: dict[str, NetworkBuilder] = {
     "none": NetworkBuilder(_read_backbone, _read_classifier),
     "effir": NetworkBuilder(_read_backbone, _read_classifier),
     "shrp": NetworkBuilder(_read_backbone, _read_classifier),
+    "llm2comp": NetworkBuilder(_read_memory_backbone),
     "oscar": NetworkBuilder(),
 }

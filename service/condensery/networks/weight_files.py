@@ -18,6 +18,7 @@ from condensery.errors import CorruptModel
 
 SCALE = ".scale"
 INT8 = "I8"  # as safetensors calls it
+WORDS = ("word_embeddings.weight", "embed_tokens.weight")  # how names of word tables end
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class ModelFolder:
         files: Its weight files; none: those that transformers would look for.
         base: The base's directory.
         from_base: Names of weights that are the base's, each with its name there.
+        words: Name of the weight that is the base's word embeddings, standardised; "": none is.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class ModelFolder:
     files: tuple[Path, ...] = ()
     base: "ModelFolder | None" = None
     from_base: Mapping[str, str] = field(default_factory=dict)
+    words: str = ""
 
     @classmethod
     def of(cls, model: "Path | ModelFolder") -> "ModelFolder":
@@ -50,7 +53,7 @@ class ModelFolder:
         Raises:
             CorruptModel: There is no file, or one can't be read.
         """
-        if self.from_base:
+        if self.from_base or self.words:
             return False
         with ExitStack() as stack:
             places = _places(self, stack)
@@ -100,6 +103,8 @@ def read_weights(
         raise CorruptModel(f"{folder.name}: {twice[0]} is there, and said to be its base's")
     if names and folder.base is not None:
         yield from _read_base(folder, names, folder.base)
+    if folder.words and (wanted is None or wanted(folder.words)):
+        yield folder.words, _read_words(folder)
 
 
 def _read_base(
@@ -115,6 +120,21 @@ def _read_base(
         yield own.pop(name), tensor
     if own:
         raise CorruptModel(f"{folder.name}: its base {base.name} has no {min(own)}")
+
+
+def _read_words(folder: ModelFolder) -> Tensor:
+    """Return the word embeddings of a model's base, standardised.
+
+    Raises:
+        CorruptModel: The base has none.
+    """
+    # Late: it takes transformers, and few models share their base's words.
+    from condensery.networks.oscar_generator import standardised
+
+    assert folder.base is not None
+    for _, tensor in read_weights(folder.base, lambda name: name.endswith(WORDS)):
+        return standardised(tensor)
+    raise CorruptModel(f"{folder.name}: its base {folder.base.name} has no word embeddings")
 
 
 def check_finite(model: Path | ModelFolder) -> None:

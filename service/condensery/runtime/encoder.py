@@ -13,7 +13,7 @@ from condensery.errors import CondenseryError, CorruptModel, ModelFault
 from condensery.networks.backbone import Backbone
 from condensery.networks.building import NetworkFiles, build_backbone
 from condensery.networks.dtypes import dtype_name
-from condensery.networks.pooling import Pooling, normalise, pool
+from condensery.networks.pooling import Pooling, normalise
 from condensery.runtime.batcher import Batcher
 from condensery.runtime.queue import BatchLimits
 from condensery.runtime.tokenizing import (
@@ -63,7 +63,7 @@ def describe_model(
         kind=manifest.kind,
         method=manifest.method,
         fingerprint=manifest.fingerprint,
-        max_tokens=manifest.max_tokens,
+        max_tokens=manifest.max_tokens - backbone.extra_tokens,
         dtype=dtype_name(dtype),
         device=str(device),
         licence=manifest.licence,
@@ -131,9 +131,9 @@ class EncoderNetwork:
         """
         every = any(text.whole for text in texts)
         hidden, packing = self.backbone.read(
-            [text.ids for text in texts], pooling="mean" if every else self.pooling
+            [text.ids for text in texts], pooling=None if every else self.pooling
         )
-        vectors = pool(hidden, packing, self.pooling)
+        vectors = self.backbone.pool(hidden, packing, self.pooling)
         scaled = [text.normalise for text in texts]
         if all(scaled):
             vectors = normalise(vectors)
@@ -147,10 +147,10 @@ class EncoderNetwork:
         ]
         if every:
             first = 0
-            for place, text in enumerate(texts):
-                if text.whole:
+            for place, (text, length) in enumerate(zip(texts, packing.lengths, strict=True)):
+                if text.whole:  # without what the network itself puts after it
                     rows[place] = self._each(hidden[first : first + len(text.ids)])
-                first += len(text.ids)
+                first += length
         return rows
 
     def _each(self, hidden: Tensor) -> Floats | CondenseryError:
@@ -197,7 +197,8 @@ class Encoder:
         self._batcher: Batcher[EncoderInput, Floats] = Batcher(
             network.forward, workers, limits=limits, model=info.name, metrics=metrics
         )
-        self._feeder = BatchFeeder(self._batcher, info.name, metrics)
+        extra_tokens = network.backbone.extra_tokens
+        self._feeder = BatchFeeder(self._batcher, info.name, metrics, extra_tokens)
 
     @classmethod
     def load(
@@ -238,9 +239,16 @@ class Encoder:
             pooling=manifest.pooling,
             dimensions=vector_lengths(manifest, backbone.width),
         )
+        folder = stored.file(TOKENIZER).parent
+        # What the network puts to a text itself must have room, and is not among its tokens.
+        tokenizer = TextTokenizer.load(folder, info.max_tokens, threads)
+        try:
+            backbone.check_texts(tokenizer.tokenizer, manifest.max_tokens)
+        except ValueError as error:
+            raise CorruptModel(f"{manifest.name}: {error}") from error
         return cls(
             EncoderNetwork(backbone, manifest.pooling, manifest.name),
-            TextTokenizer.load(stored.file(TOKENIZER).parent, manifest.max_tokens, threads),
+            tokenizer,
             workers,
             info=info,
             prompts=manifest.prompts,

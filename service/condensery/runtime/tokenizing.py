@@ -316,10 +316,15 @@ class BatchFeeder(Generic[Item, Result]):
     """Tokenises a model's inputs, hands them to the model's batcher, and counts them."""
 
     def __init__(
-        self, batcher: Batcher[Item, Result], model: str, metrics: "Metrics | None"
+        self,
+        batcher: Batcher[Item, Result],
+        model: str,
+        metrics: "Metrics | None",
+        extra_tokens: int = 0,
     ) -> None:
         self._batcher = batcher
         self._model = model
+        self._extra = extra_tokens  # which the network puts to each input: work, but no text
         self._metrics: Metrics = metrics or NO_METRICS
 
     async def feed(
@@ -353,9 +358,9 @@ class BatchFeeder(Generic[Item, Result]):
                 tokens.extend(part)
                 counts = [text.count for text in part]
                 stats.tokens += sum(counts)
-                yield [item(text) for text in part], counts
+                yield [item(text) for text in part], [count + self._extra for count in counts]
 
-        cost = characters // TYPICAL_CHARACTERS_PER_TOKEN + 2 * len(inputs)
+        cost = characters // TYPICAL_CHARACTERS_PER_TOKEN + (2 + self._extra) * len(inputs)
         rows = await self._batcher.submit_parts(parts(), len(inputs), cost)
         count, truncated = sum(t.count for t in tokens), sum(t.truncated for t in tokens)
         self._metrics.input_tokens.labels(self._model).inc(count)

@@ -221,6 +221,11 @@ class Manifest(BaseModel):
         """What is not among the files, for the base has it; None for most."""
         return BaseParts.from_shape(self.shape)
 
+    @property
+    def shares_words(self) -> bool:
+        """Whether it is a language model whose word embeddings are its base's, standardised."""
+        return self.kind == "language-model" and self.base is not None
+
 
 def _check_base(manifest: Manifest) -> None:
     """Check what a manifest says to be its base's.
@@ -247,8 +252,9 @@ class StoredModel:
     Attributes:
         manifest: What ``model.json`` says.
         path: Its directory.
-        base: The model that has what this one takes from a base (``Manifest.base_parts``), found
-            by the store; None where it takes nothing, or the base is not there.
+        base: The model that has what this one takes from a base (``Manifest.base_parts``, or
+            ``shares_words``), found by the store; None where it takes nothing, or the base is not
+            there.
     """
 
     manifest: Manifest

@@ -192,7 +192,7 @@ class ModelStore:
         Raises:
             CorruptModel: It is there and not whole.
         """
-        if stored.manifest.base_parts is None:
+        if stored.manifest.base_parts is None and not stored.manifest.shares_words:
             return stored
         return replace(stored, base=self._find_base(stored.manifest, check))
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,8 @@ from condensery.networks.weight_files import (
 )
 from condensery.store.manifest import StoredModel
 
+# What a language model that shares its base's words calls its table.
+LM_TABLE = "model.embed_tokens.weight"
 # A shard may be 16 MiB at most, header included.
 MAX_SHARD_BYTES = 16 * 2**20 - 2**12
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -31,11 +34,12 @@ def open_folder(stored: StoredModel) -> ModelFolder:
         ModelNotFound: The base is not in the store.
         CorruptModel: What the manifest says is the base's can't be understood.
     """
-    parts = stored.manifest.base_parts
+    parts, own = stored.manifest.base_parts, ModelFolder(stored.path, stored.name, stored.weights)
+    if stored.manifest.shares_words:
+        return replace(own, base=open_folder(stored.require_base()), words=LM_TABLE)
     if parts is None or not parts.weights:
-        return ModelFolder(stored.path, stored.name, stored.weights)
-    base = open_folder(stored.require_base())
-    return ModelFolder(stored.path, stored.name, stored.weights, base, parts.weights)
+        return own
+    return replace(own, base=open_folder(stored.require_base()), from_base=parts.weights)
 
 
 def load_state(

@@ -56,6 +56,7 @@ class FakeManifest:
     default_prompt: str | None = None
     shape: dict[str, Any] = field(default_factory=dict)
     base_parts: None = None
+    shares_words: bool = False
 
 
 @dataclass(frozen=True)
