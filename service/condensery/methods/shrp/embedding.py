@@ -153,6 +153,22 @@ class Vectors:
         vectors: NDArray[np.float32] = in_batches(rows, EVALUATED_TOKENS, read).numpy()
         return vectors
 
+    @torch.no_grad()
+    def read(self, rows: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
+        """Return the last hidden states (tokens, dims) of a batch, and vectors (rows, dims)."""
+        hidden, packing = self._backbone.read([row.ids for row in rows])
+        vectors = normalise(pool(hidden, packing, self._pooling))
+        return hidden[: sum(packing.lengths)].float(), vectors
+
+
+def _keep(vectors: NDArray[np.float32], path: Path) -> None:
+    """Write vectors in half precision, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(f".{os.getpid()}.npy")  # of several processes each makes it
+    np.save(aside, vectors.astype(np.float16), allow_pickle=False)
+    sync_path(aside)
+    aside.replace(path)
+
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
@@ -221,21 +237,19 @@ class EmbeddingTask:
         tokens = self.tokenise(self._texts)
         content = "\n".join([*self._texts, *(f"{r.query}\t{r.positives}" for r in rows)])
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
-        name = f"{parent.manifest.fingerprint} {self.fingerprint} {most} {dtype}"
-        self._parent = partial(load_backbone, open_folder(parent), device=device, dtype=dtype)
-        self._backbone = self._parent() if recipe.hidden else None
-        path = work / f"vectors-{hashlib.sha256(name.encode()).hexdigest()[:16]}.npy"
-        if not path.is_file():
-            work.mkdir(parents=True, exist_ok=True)
-            backbone = self._backbone or self._parent()
-            vectors = Vectors(backbone, self._pooling)(tokens).astype(np.float16)
-            aside = path.with_suffix(f".{os.getpid()}.npy")  # of several processes each makes it
-            np.save(aside, vectors, allow_pickle=False)
-            sync_path(aside)
-            aside.replace(path)
-        self._vectors = np.load(path, mmap_mode="r")
         self._held, self._tokens = tokens[:held], tokens[held:]
         self._first = held
+        read = partial(load_backbone, open_folder(parent), device=device, dtype=dtype)
+        # Where hidden states are learnt the parent reads every batch, and its vectors come along.
+        self._parent = Vectors(read(), self._pooling) if recipe.hidden else None
+        if self._parent is not None:
+            self._goals = self._parent(self._held)
+        else:
+            name = f"{parent.manifest.fingerprint} {self.fingerprint} {most} {dtype}"
+            path = work / f"vectors-{hashlib.sha256(name.encode()).hexdigest()[:16]}.npy"
+            if not path.is_file():
+                _keep(Vectors(read(), self._pooling)(tokens), path)
+            self._goals = np.load(path, mmap_mode="r")
         self._draw = LengthBuckets(
             [len(row.ids) for row in self._tokens], recipe.batch, recipe.epoch_steps
         )
@@ -263,15 +277,14 @@ class EmbeddingTask:
             rng = draw.rng()
             tokens += self.tokenise([row.query for row in chosen])
             tokens += self.tokenise([rng.choice(row.positives) for row in chosen])
-        hidden = None
-        if self._backbone is not None:
-            ids = [row.ids for row in tokens[: len(rows)]]
-            with torch.no_grad():
-                hidden = self._backbone.read(ids)[0][: sum(map(len, ids))].float()
-        vectors = np.array(self._vectors[[row + self._first for row in rows]], dtype=np.float32)
+        if self._parent is None:
+            goals = np.array(self._goals[[row + self._first for row in rows]], dtype=np.float32)
+            hidden, vectors = None, torch.from_numpy(goals).to(device)
+        else:
+            hidden, vectors = self._parent.read(tokens[: len(rows)])
         return TextBatch(
             collate(tokens, self._padding, device),
-            torch.from_numpy(vectors).to(device),
+            vectors,
             hidden,
             [shorten(self._texts[row + self._first]) for row in rows],
         )
@@ -306,7 +319,7 @@ class EmbeddingTask:
     def measure(self, network: nn.Module, similarities: Sequence[Similarities]) -> dict[str, float]:
         """Return the mean cosine to the parent's vectors of held-out texts, and correlations."""
         vectors = self._embed(network, self._held)
-        wanted = np.array(self._vectors[: self._first], dtype=np.float32)
+        wanted = np.array(self._goals[: self._first], dtype=np.float32)
         figures = {"cosine": float((vectors * wanted).sum(1).mean())}
         for item in similarities:
             left, right = (
