@@ -32,6 +32,7 @@ from condensery.methods.effir.analysis import analyse
 from condensery.methods.effir.importance import Depth, choose
 from condensery.methods.effir.measuring import MeasuringSetup, quality
 from condensery.methods.ranking.sets import read_sets
+from condensery.methods.retriever.batches import read_examples as read_rows
 from condensery.methods.retriever.publishing import publish
 from condensery.methods.shrp.classification import ClassificationTask, label_names, read_examples
 from condensery.methods.shrp.conversion import choose_layers
@@ -175,6 +176,7 @@ def recipe_of(args: argparse.Namespace, seed: int) -> ShrpRecipe:
         epoch_steps=args.epoch_steps,
         tune_epochs=args.tune_epochs,
         relation=args.relation,
+        hidden=args.hidden,
         length=args.length,
     )
 
@@ -262,17 +264,19 @@ def run_embeddings(args: argparse.Namespace, parent: StoredModel, setup: Trainin
     texts = read_texts(
         [args.data / name for name in TEXTS], sentences=True, most=args.most_texts, seed=recipe.seed
     )
-    task = EmbeddingTask(
-        parent, texts, recipe, work=args.work, device=setup.device, dtype=setup.dtype
-    )
+    where = {"work": args.work, "device": setup.device, "dtype": setup.dtype}
+    tasks = [EmbeddingTask(parent, texts, recipe, **where)]
+    if args.rows:
+        contrasted = replace(recipe, contrast=args.contrast)
+        tasks += [EmbeddingTask(parent, texts, contrasted, rows=read_rows(args.rows), **where)]
     alike = [read_similarities(args.data / name) for name in args.pairs]
     sets = read_sets(
         [str(args.data / name) for name in args.sets], queries=args.set_queries,
         others=args.set_others,
     )  # fmt: skip
-    where = MeasuringSetup(setup.device, choose_dtype(setup.device), args.workers, 0)
+    measuring = MeasuringSetup(setup.device, choose_dtype(setup.device), args.workers, 0)
     total = len(args.converted) + 2  # epochs of the longest conversion: all get its steps
-    for name, make in shapes(args, parent, task, recipe, setup):
+    for name, make in shapes(args, parent, tasks, recipe, setup):
         if name in results.rows:
             continue
         began = time.perf_counter()
@@ -287,10 +291,10 @@ def run_embeddings(args: argparse.Namespace, parent: StoredModel, setup: Trainin
                 stored_weights(network),
                 config=config,
             )
-            ranked = quality({"model": stored}, sets, where, args.work / "quality")
+            ranked = quality({"model": stored}, sets, measuring, args.work / "quality")
         for by_model in ranked.values():
             by_model["model"].pop("by", None)
-        figures = task.measure(network, alike)
+        figures = tasks[0].measure(network, alike)
         results.add(
             name,
             {
@@ -309,7 +313,7 @@ Make = Callable[[Path, int], tuple[nn.Module, dict[str, Any]]]
 def shapes(
     args: argparse.Namespace,
     parent: StoredModel,
-    task: EmbeddingTask,
+    tasks: Sequence[EmbeddingTask],
     recipe: ShrpRecipe,
     setup: TrainingSetup,
 ) -> Iterator[tuple[str, Make]]:
@@ -330,9 +334,14 @@ def shapes(
         parent.path, [args.data / args.calibration], samples=args.samples, length=128,
         device=setup.device, dtype=setup.dtype,
     )  # fmt: skip
-    for count in args.converted:
+    task = tasks[0]
+    curve = [(f"SHRP, {count} layers", count, task) for count in args.converted]
+    curve += [(f"SHRP, {args.ablate} layers, contrast too", args.ablate, t) for t in tasks[1:]]
+    for name, count, learnt in curve:
 
-        def experts(folder: Path, epochs: int, count: int = count) -> Any:
+        def experts(
+            folder: Path, epochs: int, count: int = count, task: EmbeddingTask = learnt
+        ) -> Any:
             network = whole()
             layers = int(base_of(network).config.num_hidden_layers)
             own = replace(recipe, extra_epochs=epochs - count)
@@ -342,7 +351,8 @@ def shapes(
             )  # fmt: skip
             return network, made.experts.to_config()
 
-        yield f"SHRP, {count} layers", experts
+        yield name, experts
+    for count in args.converted:
         for kind, depth in (
             ("EffiR, {} MLPs dropped", Depth(mlp=count)),
             ("{} layers dropped", Depth(blocks=count)),
@@ -397,6 +407,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--new-rate", type=float, default=0.0)
     add("--expander-scale", type=float, default=1.0)
     add("--relation", type=float, default=1.0)
+    add("--hidden", type=float, default=0.0)
+    add("--rows", type=Path, nargs="+", default=(), help="queries with passages, to contrast too")
+    add("--contrast", type=float, default=0.1)
     add("--epoch-steps", type=int, default=0)
     add("--tune-epochs", type=int, default=3)
     add("--length", type=int, default=128)

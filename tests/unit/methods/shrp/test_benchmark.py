@@ -53,8 +53,8 @@ def test_tasks_keep_a_row_a_variant_and_go_on(
 
 
 def test_encoders_of_every_shape_learn_the_same_vectors(
-    shrp: Any, stored: Stored, plain_text: Path, scored_pairs: Path, beir: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    shrp: Any, stored: Stored, plain_text: Path, scored_pairs: Path, beir: Path, tuning_rows: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     parent, data, out = stored("bert"), tmp_path / "data", tmp_path / "out" / "embeddings"
     lines = [json.dumps({"text": line}) for line in plain_text.read_text().splitlines()]
@@ -67,12 +67,13 @@ def test_encoders_of_every_shape_learn_the_same_vectors(
         ["embeddings", "--model", parent.name, "--store", str(parent.root), "--data", str(data),
          "--out", str(out), "--work", str(tmp_path / "work"), "--pairs", "pairs.jsonl.gz",
          "--sets", "tiny", "--converted", "1", "--calibration", "texts/train.jsonl",
-         "--samples", "2", "--workers", "1", *TRAINED]
+         "--samples", "2", "--workers", "1", "--rows", str(tuning_rows), "--ablate", "1", *TRAINED]
     )  # fmt: skip
     rows = json.loads(out.with_suffix(".json").read_text())["rows"]
     assert {*rows} == {
         "parent",
         "SHRP, 1 layers",
+        "SHRP, 1 layers, contrast too",
         "EffiR, 1 MLPs dropped",
         "1 layers dropped",
         "the last 1 layers dropped",
