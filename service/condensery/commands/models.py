@@ -66,8 +66,9 @@ def add_store_actions(actions: Parsers) -> None:
         add_server_arguments(report, needed=False)
     description = (
         "Import a sentence-transformers model, a Hugging Face encoder, a language model as a"
-        " retriever (LLM-Drop's directories, LoRA directories), a published OSCAR pair"
-        " (naver/oscar-*, naver/pisco-*), or a stored model, from its directory."
+        " retriever (LLM-Drop's directories, LoRA directories), a checkpoint of LLM2Comp's"
+        " (mp_rank_00_model_states.pt), a published OSCAR pair (naver/oscar-*, naver/pisco-*), or a"
+        " stored model, from its directory."
     )
     help = "import a model's directory"
     with add_store_action("import", run_import, help, description) as importing:
@@ -105,7 +106,7 @@ def add_retriever_arguments(importing: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="a LoRA directory's base model (default: the directory that it names, looked for in"
-        " it, then from here, then beside it)",
+        " it, then from here, then beside it); the language model of a checkpoint of LLM2Comp's",
     )
     retrievers.add_argument(
         "--query-prompt",
@@ -116,7 +117,8 @@ def add_retriever_arguments(importing: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=int,
         metavar="TOKENS",
-        help="longest input (default: what network and tokenizer allow; 512 of a LoRA directory)",
+        help="longest input (default: what network and tokenizer allow; 512 of a LoRA directory or"
+        " a checkpoint of LLM2Comp's)",
     )
     retrievers.add_argument(
         "--add-eos",

@@ -29,7 +29,7 @@ from condensery.store.manifest import (
     StoredModel,
 )
 from condensery.store.pair_options import PairOptions
-from condensery.store.retriever_options import ADAPTER, RetrieverOptions, is_retriever
+from condensery.store.retriever_options import ADAPTER, RetrieverOptions, find_states, is_retriever
 from condensery.store.store import ModelStore, check_name
 from condensery.store.writing import read_json
 
@@ -52,6 +52,7 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "a published pair": tuple(option.name for option in fields(PairOptions)),
     "a LoRA directory": (*RETRIEVERS, "base"),
     "a language model": RETRIEVERS,
+    "a checkpoint of LLM2Comp's": ("normalize", "query_prompt", "max_tokens", "base"),
     "a plain encoder": ENCODERS,
 }
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
@@ -72,8 +73,9 @@ def import_model(
     It is a sentence-transformers model (``modules.json``), a plain Hugging Face encoder
     (``config.json``), a sequence classifier or cross-encoder in either layout, a retriever made
     of a language model (LLM-Drop's directories, LoRA directories of PEFT's), a published OSCAR
-    pair (``config.json``, of naver/oscar-* or naver/pisco), or a stored model of ours
-    (``model.json``), which keeps its manifest.
+    pair (``config.json``, of naver/oscar-* or naver/pisco), a checkpoint of LLM2Comp's
+    (``mp_rank_00_model_states.pt``), or a stored model of ours (``model.json``), which keeps its
+    manifest.
 
     Args:
         store: Where to.
@@ -107,6 +109,10 @@ def import_model(
         from condensery.store.importing_pairs import import_pair
 
         return import_pair(store, path, name, str(_pair_layout(path)), pair or PairOptions())
+    if layout == "a checkpoint of LLM2Comp's":
+        from condensery.store.llm2comp import import_checkpoint  # late, as above
+
+        return import_checkpoint(store, path, name, normalize=normalize, options=retriever)
     if layout in ("a LoRA directory", "a language model"):
         from condensery.store.importing_retrievers import import_retriever  # late, as above
 
@@ -164,8 +170,11 @@ def layout_of(path: Path) -> str:
         return "a LoRA directory" if (path / ADAPTER).is_file() else "a language model"
     if (path / "config.json").is_file():
         return "a plain encoder"
+    if find_states(path) is not None:
+        return "a checkpoint of LLM2Comp's"
     raise StoreError(
-        f"{path} holds no {MANIFEST}, modules.json or config.json, so it is no model we know"
+        f"{path} holds no {MANIFEST}, modules.json or config.json, nor a checkpoint of LLM2Comp's, "
+        "so it is no model we know"
     )
 
 

@@ -1,10 +1,12 @@
-"""Tensors out of ``.pth`` files, read once, on import: no code in them is run."""
+"""Tensors out of ``.pth`` and ``.pt`` files, read once, on import: no code in them is run."""
 
+import pickle
 import pickletools
 import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +24,14 @@ MODULES = (
     *("torch.nn.parameter ", "builtins set", "__builtin__ set"),
 )
 _KINDS = (nn.Embedding, nn.Linear)
+# What builds tensors, and all that a training's checkpoint may name: the rest becomes nothing.
+_BUILDERS = frozenset(
+    {
+        ("torch._utils", "_rebuild_tensor_v2"),
+        ("torch._utils", "_rebuild_parameter"),
+        ("collections", "OrderedDict"),
+    }
+)
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -67,6 +77,82 @@ def read_module_weight(path: Path) -> Tensor:
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise StoreError(f"{name_of(path)}: holds no embedding or linear layer")
     return weight.detach()
+
+
+class _Nothing:
+    """Stands for whatever else a pickle names: made, called, filled, it stays nothing."""
+
+    def __new__(cls, *args: object, **options: object) -> "_Nothing":
+        return super().__new__(cls)
+
+    def __init__(self, *args: object, **options: object) -> None:
+        pass
+
+    def __call__(self, *args: object, **options: object) -> "_Nothing":
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def append(self, item: object) -> None:
+        """Drop an item."""
+
+    def extend(self, items: object) -> None:
+        """Drop items."""
+
+
+class _TensorsOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what builds tensors as it is, and for anything else what does nothing."""
+        storage = module == "torch" and name.endswith("Storage")
+        if storage or (module, name) in _BUILDERS:
+            return super().find_class(module, name)
+        return _Nothing
+
+
+def read_training_state(path: Path, key: str) -> dict[str, Tensor]:
+    """Read the weights out of a training's checkpoint, which holds objects of its trainer too.
+
+    Such a pickle names classes of DeepSpeed, argparse and others. Nothing that it names is
+    imported or called but what builds tensors; all else is dropped while it is read.
+
+    Args:
+        path: A file of ``torch.save``.
+        key: Of the dictionary that it holds: where the weights are, by name.
+
+    Returns:
+        Tensors on the CPU, mapped from the file.
+
+    Raises:
+        StoreError: It is missing, or holds no tensors by name there.
+        CorruptModel: It can't be read.
+    """
+    if not path.is_file():
+        raise StoreError(f"{name_of(path)}: there is no such file")
+    module: Any = ModuleType("tensors_only")  # torch takes another pickle as a module
+    module.Unpickler = _TensorsOnly
+    try:
+        with zipfile.ZipFile(path) as archive:
+            compiled = any(name.endswith("constants.pkl") for name in archive.namelist())
+        if compiled:  # torch would run it as a program
+            raise StoreError(f"{name_of(path)}: is a TorchScript program, which is never loaded")
+        content = torch.load(
+            path, map_location="cpu", weights_only=False, mmap=True, pickle_module=module
+        )
+    except StoreError:
+        raise
+    except Exception as error:  # a broken pickle can raise nearly anything
+        raise CorruptModel(f"{name_of(path)}: can't be read: it is cut short or altered") from error
+    weights = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not weights:
+        raise StoreError(f"{name_of(path)}: holds no weights under the key {key!r}")
+    for name, value in weights.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise StoreError(f"{name_of(path)}: {key}: {name!r} is no tensor by name")
+    return {name: value.detach() for name, value in weights.items()}
 
 
 def _load(path: Path, allowed: tuple[str, ...] = ()) -> Any:

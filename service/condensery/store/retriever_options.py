@@ -7,6 +7,7 @@ from condensery.networks.effir_shape import Pruning
 from condensery.store.writing import read_json
 
 ADAPTER = "adapter_config.json"
+STATES, LATEST = "mp_rank_00_model_states.pt", "latest"  # as DeepSpeed writes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class RetrieverOptions:
     """What a directory does not say of the retriever that it is.
 
     Attributes:
-        base: Of a LoRA directory, its base model's; the one that it names, if None.
+        base: Of a LoRA directory, its base model's; the one that it names, if None. Of a
+            checkpoint of LLM2Comp's, its language model's, which it does not name.
         query_prompt: Put before queries; None is the published retrievers' for a LoRA directory,
             and none for others.
         max_tokens: Longest input, tokens; None is as many as network and tokenizer allow, of a LoRA
@@ -45,3 +47,14 @@ def is_retriever(path: Path) -> bool:
         str(architecture).endswith("ForCausalLM") for architecture in architectures
     )
     return causal or Pruning.named(config)
+
+
+def find_states(path: Path) -> Path | None:
+    """Return a checkpoint's file of weights: in it, or in the folder that ``latest`` names."""
+    folders = [path]
+    latest = path / LATEST
+    if latest.is_file():
+        tag = latest.read_text(encoding="utf-8", errors="replace").strip()
+        if tag and Path(tag).name == tag:
+            folders.append(path / tag)
+    return next((f / STATES for f in folders if (f / STATES).is_file()), None)

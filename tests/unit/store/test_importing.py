@@ -16,7 +16,7 @@ from condensery.store import importing
 from condensery.store.importing import MINILM_SHA256, import_minilm, import_model
 from condensery.store.manifest import BrokenModel, StoredModel
 from condensery.store.pair_options import PairOptions
-from condensery.store.retriever_options import RetrieverOptions
+from condensery.store.retriever_options import STATES, RetrieverOptions
 from condensery.store.store import ModelStore
 from condensery.store.weights import load_state
 
@@ -213,6 +213,8 @@ def test_an_option_that_means_nothing_for_a_directory_is_refused_by_its_flag(
     for layout, folder in folders.items():
         if layout != "a sentence-transformers model":
             (folder / "modules.json").unlink()
+    checkpoint = folders["a checkpoint of LLM2Comp's"]
+    (checkpoint / "config.json").rename(checkpoint / STATES)
     folders["a stored model"] = import_model(store, folders["a plain encoder"], "stored").path
     judge, causal = ["BertForSequenceClassification"], ["LlamaForCausalLM"]
     change_json(folders["a classifier"] / "config.json", architectures=judge)

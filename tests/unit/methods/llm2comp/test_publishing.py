@@ -1,6 +1,5 @@
 """Memory encoders in a store: beside their base or merged, as they are stored and served."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from tiny_memory import (
     tokenizer_of,
     write_language_model,
 )
+from tiny_memory import cut as cut_texts
+from tiny_memory import embed as embed_served
 from tiny_pair import tiny_tokenizer, write_base
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -31,8 +32,6 @@ from condensery.networks.adapters import Adapters
 from condensery.networks.llm2comp_shape import MemoryShape
 from condensery.networks.oscar_generator import standardised
 from condensery.networks.weight_files import dequantise, quantise
-from condensery.runtime.encoder import Encoder
-from condensery.runtime.workers import Workers
 from condensery.store.importing import import_model
 from condensery.store.manifest import Manifest, StoredModel
 from condensery.store.store import ModelStore
@@ -43,20 +42,11 @@ TOKENS = 20
 
 
 def embed(stored: StoredModel, texts: list[str] = TEXTS) -> np.ndarray[Any, Any]:
-    workers = Workers(1, torch.device("cpu"))
-    encoder = Encoder.load(stored, workers)
-    try:
-        return asyncio.run(encoder.embed(texts)).vectors
-    finally:
-        encoder.close()
-        workers.close()
+    return embed_served(stored, texts)
 
 
 def cut(tokenizer: Tokenizer, start: int | None, texts: list[str] = TEXTS) -> list[list[int]]:
-    """Return a start token and as much of each text as leaves room for the memory tokens."""
-    begin = [] if start is None else [start]
-    room = TOKENS - K - len(begin)
-    return [begin + tokenizer.encode(t, add_special_tokens=False).ids[:room] for t in texts]
+    return cut_texts(tokenizer, start, texts, TOKENS - K)
 
 
 def memory() -> Tensor:
