@@ -32,11 +32,12 @@ from condensery.methods.effir.analysis import analyse
 from condensery.methods.effir.importance import Depth, choose
 from condensery.methods.effir.measuring import MeasuringSetup, quality
 from condensery.methods.ranking.sets import read_sets
+from condensery.methods.ranking.similarities import read_similarities
 from condensery.methods.retriever.batches import read_examples as read_rows
 from condensery.methods.retriever.publishing import publish
 from condensery.methods.shrp.classification import ClassificationTask, label_names, read_examples
 from condensery.methods.shrp.conversion import choose_layers
-from condensery.methods.shrp.embedding import EmbeddingTask, read_similarities, read_texts
+from condensery.methods.shrp.embedding import EmbeddingTask
 from condensery.methods.shrp.networks import (
     base_of,
     freeze_embeddings,
@@ -47,6 +48,7 @@ from condensery.methods.shrp.recipe import ShrpRecipe
 from condensery.methods.shrp.training import convert_network, tune_network
 from condensery.methods.trainer.method import TrainingSetup
 from condensery.methods.trainer.reports import table
+from condensery.methods.trainer.texts import read_texts
 from condensery.networks.effir import prune
 from condensery.runtime.device import choose_device, choose_dtype
 from condensery.store.manifest import StoredModel

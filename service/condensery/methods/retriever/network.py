@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,9 @@ from condensery.networks.attention import PACKED
 from condensery.networks.backbone import Backbone, load_transformer
 from condensery.networks.pooling import Pooling, normalise, pool
 from condensery.networks.sublayers import layers_of
-from condensery.store.manifest import StoredModel
-from condensery.store.weights import open_folder
+
+if TYPE_CHECKING:  # the store needs pydantic, which is absent where runs are only trained
+    from condensery.store.manifest import StoredModel
 
 
 class Retriever(nn.Module):
@@ -70,7 +72,7 @@ class Retriever(nn.Module):
 
 
 def open_retriever(
-    stored: StoredModel,
+    stored: "StoredModel",
     *,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
@@ -81,6 +83,8 @@ def open_retriever(
         CorruptModel: It is no encoder, or its files don't make one.
         ModelNotFound: The base that has some of them is not in the store.
     """
+    from condensery.store.weights import open_folder  # late: see above
+
     pooling = stored.manifest.pooling
     if stored.manifest.kind != "encoder" or pooling is None:
         raise CorruptModel(f"{stored.name}: kind {stored.manifest.kind!r} is no encoder")

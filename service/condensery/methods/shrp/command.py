@@ -10,13 +10,14 @@ from typing import get_args
 
 from condensery.methods.effir.measuring import add_measuring, read_measuring
 from condensery.methods.ranking.sets import RankingSet
+from condensery.methods.ranking.similarities import read_similarities
 from condensery.methods.retriever.batches import read_examples as read_ranked
 from condensery.methods.retriever.publishing import Storing, add_storing
 from condensery.methods.shrp.building import build
 from condensery.methods.shrp.classification import Example, label_names, read_examples
-from condensery.methods.shrp.embedding import read_similarities, read_texts
 from condensery.methods.shrp.recipe import BuildInputs, BuildPlan, Order, ShrpRecipe
 from condensery.methods.trainer.arguments import add_fields, add_machine, open_setup, read_fields
+from condensery.methods.trainer.texts import read_texts
 from condensery.store.manifest import StoredModel
 from condensery.store.store import ModelStore, shipped_store
 

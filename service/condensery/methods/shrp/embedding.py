@@ -6,24 +6,20 @@ there are rows of queries with passages, to tell a query's passage from the othe
 
 import hashlib
 import os
-import random
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isnan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from condensery.atomic_files import sync_path
 from condensery.errors import InputError, shorten
+from condensery.methods.ranking.similarities import Similarities, spearman
 from condensery.methods.retriever.batches import Example as Row
 from condensery.methods.retriever.tuning import contrastive
 from condensery.methods.shrp.recipe import ShrpRecipe
@@ -34,102 +30,14 @@ from condensery.methods.trainer.batching import (
     in_batches,
 )
 from condensery.methods.trainer.method import Draw, Epochs
-from condensery.methods.trainer.rows import read_lines, read_rows
 from condensery.networks.backbone import Backbone, load_backbone
 from condensery.networks.pooling import Pooling, normalise, pool
 from condensery.runtime.tokenizing import TOKENIZER, TextTokenizer
 from condensery.store.manifest import StoredModel
 from condensery.store.weights import open_folder
 
-FIELDS = ("text", "question", "query", "title", "text1", "text2")
-SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
-FEWEST_WORDS = 4  # of a sentence that stands for itself
 EVALUATED_TOKENS = 8192  # of a batch, padding included
 HELD_OUT, MOST_HELD_OUT = 50, 1000  # one text in so many, and at most so many
-PLAIN = (".txt", ".txt.gz", ".txt.xz")
-
-
-def read_texts(
-    paths: Sequence[Path], *, sentences: bool = False, most: int = 0, seed: int = 0
-) -> list[str]:
-    """Read texts, each once, in their order: JSONL rows' own, or the lines of plain text.
-
-    Args:
-        paths: Files and folders. Of a row, what its fields ``text``, ``question``, ``query``,
-            ``title``, ``text1`` and ``text2`` hold, each a text.
-        sentences: Also every sentence of a text of several.
-        most: How many are chosen at random; 0: all.
-        seed: Of the choice.
-
-    Raises:
-        InputError: A file can't be read, or none of its rows has a text; named.
-    """
-    texts: dict[str, None] = {}
-    for path in paths:
-        before = len(texts)
-        for text in _texts(path):
-            texts[text] = None
-            parts = SENTENCE.split(text) if sentences else ()
-            if len(parts) > 1:
-                texts.update({p: None for p in parts if len(p.split()) >= FEWEST_WORDS})
-        if len(texts) == before:
-            raise InputError(f"text: {path}: no row has any of {', '.join(FIELDS)}", field="text")
-    chosen = list(texts)
-    return random.Random(seed).sample(chosen, most) if 0 < most < len(chosen) else chosen
-
-
-def _texts(path: Path) -> Iterator[str]:
-    if path.name.endswith(PLAIN):
-        yield from (line.strip() for line in read_lines(path) if line.strip())
-        return
-    for row in read_rows(path):
-        for name in FIELDS:
-            value = row.value.get(name)
-            if isinstance(value, str) and value.strip():
-                yield value.strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Similarities:
-    """Pairs of texts that people scored: what sentence encoders are measured by.
-
-    Attributes:
-        name: The set's.
-        pairs: Texts.
-        scores: As many; more is more alike.
-    """
-
-    name: str
-    pairs: Sequence[tuple[str, str]]
-    scores: NDArray[np.float64]
-
-
-def read_similarities(path: Path) -> Similarities:
-    """Read rows of ``text1``, ``text2`` and ``score``.
-
-    Raises:
-        InputError: A row is of another form; names file, line, field and value.
-    """
-    pairs: list[tuple[str, str]] = []
-    scores: list[float] = []
-    for row in read_rows(path):
-        texts = row.value.get("text1"), row.value.get("text2")
-        score = row.value.get("score")
-        for name, text in zip(("text1", "text2"), texts, strict=True):
-            if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{row.where}: {name}: {shorten(text)} is no text", field=name)
-        if isinstance(score, bool) or not isinstance(score, int | float) or isnan(score):
-            raise InputError(f"{row.where}: score: {shorten(score)} is no number", field="score")
-        pairs.append((str(texts[0]), str(texts[1])))
-        scores.append(float(score))
-    if len(set(scores)) < 2:
-        raise InputError(f"{path}: holds no two rows of different scores", field="score")
-    return Similarities(f"{path.parent.name}/{path.name.split('.')[0]}", pairs, np.array(scores))
-
-
-def spearman(left: NDArray[Any], right: NDArray[Any], scores: NDArray[np.float64]) -> float:
-    """Return Spearman's correlation of cosines of vectors (pairs, dims) with scores."""
-    return float(spearmanr((left * right).sum(1), scores).statistic)
 
 
 class Vectors:

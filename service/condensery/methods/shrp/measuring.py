@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from condensery.methods.effir.measuring import CHILD, PARENT, MeasuringSetup
+from condensery.methods.ranking.similarities import Similarities, spearman
 from condensery.methods.shrp.classification import ClassificationTask, classification_figures
-from condensery.methods.shrp.embedding import Similarities, Vectors, spearman
+from condensery.methods.shrp.embedding import Vectors
 from condensery.methods.shrp.reranking import RerankTask
 from condensery.methods.trainer.batching import Tokens, in_batches
 from condensery.methods.trainer.reports import paired_bootstrap

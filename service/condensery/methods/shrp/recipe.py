@@ -9,9 +9,9 @@ from condensery.methods.trainer.recipe import TrainerRecipe, check_field
 
 if TYPE_CHECKING:
     from condensery.methods.ranking.sets import RankingSet
+    from condensery.methods.ranking.similarities import Similarities
     from condensery.methods.retriever.batches import Example as Row
     from condensery.methods.shrp.classification import Example
-    from condensery.methods.shrp.embedding import Similarities
 
 Order = Literal["last", "first", "spread"]
 ADAM_BETAS = (0.9, 0.999)  # AdamW's own; the paper names no others

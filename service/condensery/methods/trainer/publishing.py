@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,10 @@ from torch import Tensor
 from condensery.atomic_files import atomic_folder
 from condensery.errors import InputError
 from condensery.methods.trainer.method import TrainingSetup
-from condensery.store.manifest import CARD, Manifest, StoredModel
-from condensery.store.store import ModelStore
+
+if TYPE_CHECKING:  # the store needs pydantic, which is absent where runs are only trained
+    from condensery.store.manifest import Manifest, StoredModel
+    from condensery.store.store import ModelStore
 
 MODEL, CARD_FIGURES = "model", "card.json"  # of a run's folder
 LIBRARIES = ("condensery", "torch", "transformers")
@@ -119,12 +121,14 @@ class Publication:
         """Add what others wrote into the folder."""
         self.files.update({path.name: path for path in self.folder.iterdir() if path.is_file()})
 
-    def publish(self, store: ModelStore, manifest: Manifest, card: str | None) -> StoredModel:
+    def publish(self, store: "ModelStore", manifest: "Manifest", card: str | None) -> "StoredModel":
         """Publish it all with a card, Markdown, whole or not at all.
 
         Raises:
             StoreError: The store refused.
         """
+        from condensery.store.manifest import CARD  # late: see above
+
         if card is not None:
             self.add(CARD, card)
         return store.publish(self.files, manifest)

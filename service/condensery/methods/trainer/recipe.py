@@ -38,6 +38,7 @@ class TrainerRecipe:
         steps: Optimizer steps in all.
         accumulate: Batches whose gradients are summed in each step, in each process.
         warmup: Steps of linear warm-up.
+        warm_from: Share of the learning rates at which it begins.
         schedule: How the learning rates fall after it.
         decay: Share of the steps, at the end, over which they fall; 1: from the warm-up on.
         floor: Share of the learning rates at the end.
@@ -58,6 +59,7 @@ class TrainerRecipe:
     clip: float = 1.0
     betas: tuple[float, float] = (0.9, 0.98)
     seed: int = 13
+    warm_from: float = 0.0
     every: int = 500
     keep: int = 1
     log_every: int = 50
@@ -74,12 +76,14 @@ class TrainerRecipe:
         check_field(self, "schedule", self.schedule in ("linear", "cosine"), "linear or cosine")
         check_field(self, "decay", 0 < self.decay <= 1, "above 0 and at most 1")
         check_field(self, "floor", 0 <= self.floor <= 1, "from 0 to 1")
+        check_field(self, "warm_from", 0 <= self.warm_from <= 1, "from 0 to 1")
         check_field(self, "clip", self.clip > 0, "above 0")
         check_field(self, "betas", all(0 <= b < 1 for b in self.betas), "from 0 to below 1")
 
     def scale(self, step: int) -> float:
         """Return the share of the learning rates at ``step``, counted from 0."""
         rise = (step + 1) / self.warmup if self.warmup else 1.0
+        rise = self.warm_from + (1 - self.warm_from) * rise
         span = max(1.0, min(self.decay * self.steps, self.steps - self.warmup))
         left = min(1.0, (self.steps - step) / span)
         if self.schedule == "cosine":
@@ -93,4 +97,7 @@ class TrainerRecipe:
         processes together.
         """
         names = ("steps", "warmup", "schedule", "decay", "floor", "clip", "seed")
-        return {**{name: getattr(self, name) for name in names}, "betas": list(self.betas)}
+        # Runs of before it was there go on.
+        more = {"warm_from": self.warm_from} if self.warm_from else {}
+        fixed = {name: getattr(self, name) for name in names}
+        return {**fixed, **more, "betas": list(self.betas)}

@@ -8,10 +8,11 @@ from tests.unit.methods.conftest import Stored
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from condensery.methods.shrp.embedding import EmbeddingTask, TextBatch, read_texts
+from condensery.methods.shrp.embedding import EmbeddingTask, TextBatch
 from condensery.methods.shrp.networks import open_network
 from condensery.methods.shrp.recipe import ShrpRecipe
 from condensery.methods.trainer.method import Draw
+from condensery.methods.trainer.texts import read_texts
 
 CPU = torch.device("cpu")
 

@@ -35,12 +35,20 @@ def test_the_rate_stays_until_its_decay_begins_and_falls_to_its_floor() -> None:
     assert TrainerRecipe(steps=10, warmup=100).scale(0) == pytest.approx(0.01)
 
 
+def test_a_warm_up_may_begin_above_nothing() -> None:
+    recipe = TrainerRecipe(steps=100, warmup=10, warm_from=0.2)
+    rates = [recipe.scale(step) for step in range(11)]
+    assert rates[:10] == pytest.approx([0.2 + 0.08 * (step + 1) for step in range(10)])
+    assert recipe.fixed()["warm_from"] == 0.2
+    assert "warm_from" not in TrainerRecipe(steps=100).fixed()  # so that earlier runs go on
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("steps", 0), ("accumulate", 0), ("every", 0), ("keep", 0), ("log_every", 0),
         ("warmup", -1), ("schedule", "step"), ("decay", 0.0), ("decay", 1.5), ("floor", -0.1),
-        ("clip", 0.0), ("clip", float("nan")), ("betas", (0.9, 1.0)),
+        ("warm_from", 1.1), ("clip", 0.0), ("clip", float("nan")), ("betas", (0.9, 1.0)),
     ],
 )  # fmt: skip
 def test_a_recipe_that_can_not_be_trained_with_names_the_field_and_the_value(
