@@ -45,6 +45,7 @@ ModelRole = Literal["encoder", "oscar-pair", "reranker", "classifier"]
 ModelState = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 # The command line does without pydantic.
 Metadata = Mapping[str, Annotated[Any, Described(lambda: import_module("pydantic").JsonValue)]]
+TEXT_PLACE, INSTRUCTION_PLACE = "{text}", "{instruction}"  # in a prompt
 TruncationDirection = Literal["right", "left"]  # of a text that is too long, which is cut
 Input = str | tuple[str, str]  # what is classified: a text, or a pair of texts
 AliasVerb = Literal["create", "delete", "rename"]
@@ -597,3 +598,10 @@ def is_circle(chain: list[str]) -> bool:
 def resolve_alias(targets: Mapping[str, str], name: str) -> str:
     """Return the name that a name leads to in the end; itself if it is no alias."""
     return alias_chain(targets, name)[-1]
+
+
+def fill_prompt(prompt: str, text: str) -> str:
+    """Put a text into a prompt: where that has ``{text}``, else behind it."""
+    if TEXT_PLACE in prompt:
+        return prompt.replace(TEXT_PLACE, text, 1)
+    return prompt + text

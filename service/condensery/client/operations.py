@@ -65,6 +65,8 @@ class Operations:
         truncate: bool = True,
         dimensions: int | None = None,
         dtype: Encoding = "float32",
+        input_type: str | None = None,
+        instruction: str | None = None,
     ) -> Call[Floats]:
         """Embed each text.
 
@@ -77,6 +79,9 @@ class Operations:
             dimensions: How many of a vector's first numbers to get, of those lengths that the model
                 declares (``ModelInfo.dimensions``); None is all.
             dtype: What vectors travel in; they are read back from it, with what that lost.
+            input_type: What the texts are for, in place of a prompt's name: ``search_query``,
+                ``search_document``, ``classification`` or ``clustering``.
+            instruction: The same in your words, in place of both, for models that read one.
 
         Returns:
             Vectors, (texts, dims), float32.
@@ -89,6 +94,8 @@ class Operations:
             truncate=truncate,
             dimensions=dimensions,
             embed_dtype=None if dtype == "float32" else dtype,
+            input_type=input_type,
+            instruction=instruction,
         )
         return embedding.over_rest(encoding_format="base64").read_by(
             rest=_read_base64_rows,

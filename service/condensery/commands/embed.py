@@ -34,6 +34,15 @@ def add_embed_and_rerank(parsers: Parsers) -> None:
     parser.add_argument("--out", metavar="FILE.npy", help="write an array (texts, dims), float32")
     parser.add_argument("--model", help="name of an encoder; the server's default else")
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
+    parser.add_argument(
+        "--input-type",
+        metavar="TYPE",
+        help="in its place, what the texts are for: search_query, search_document, classification"
+        " or clustering",
+    )
+    parser.add_argument(
+        "--instruction", metavar="TEXT", help="in place of both, for models that read one"
+    )
     ask_server(parser, run_embed)
 
     parser = parsers.add_parser(
@@ -56,7 +65,13 @@ def run_embed(args: argparse.Namespace, client: AnyClient) -> None:
     hidden = None if len(texts) > BATCH_TEXTS else True
     with tqdm(total=len(texts), unit=" texts", disable=hidden) as bar:
         for batch in batch_texts(texts, BATCH_TEXTS):
-            vectors = client.embed(batch, model=args.model, prompt_name=args.prompt_name)
+            vectors = client.embed(
+                batch,
+                model=args.model,
+                prompt_name=args.prompt_name,
+                input_type=args.input_type,
+                instruction=args.instruction,
+            )
             bar.update(len(batch))
             if args.out:
                 parts.append(vectors)

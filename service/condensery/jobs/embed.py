@@ -10,14 +10,23 @@ from condensery.errors import InputError, ModelCannot, PayloadTooLarge, shorten
 from condensery.index.prompts import PROMPT_PURPOSES, prompt_name_for
 from condensery.jobs.interfaces import Encoder
 from condensery.jobs.services import Services
-from condensery.jobs.validation import check_count, check_inputs, check_texts, max_chars_of
+from condensery.jobs.validation import (
+    check_count,
+    check_inputs,
+    check_text,
+    check_texts,
+    max_chars_of,
+)
 from condensery.values import (
+    INSTRUCTION_PLACE,
+    TEXT_PLACE,
     Embedded,
     EmbeddedTokens,
     Floats,
     ModelInfo,
     TextToken,
     TruncationDirection,
+    fill_prompt,
 )
 
 INPUT_TYPE_SYNONYMS = {
@@ -25,6 +34,7 @@ INPUT_TYPE_SYNONYMS = {
     "document": "search_document",
     "passage": "search_document",
 }
+INSTRUCTION = "instruction"  # the prompt of models that read one: it has ``{instruction}`` in it
 INPUT_TYPES = (*PROMPT_PURPOSES, *INPUT_TYPE_SYNONYMS)
 
 INLINE_NUMBERS = 200_000  # some 2 ms of encoding; more is done in a thread
@@ -42,6 +52,7 @@ async def embed(
     model: str | None = None,
     prompt_name: str | None = None,
     input_type: str | None = None,
+    instruction: str | None = None,
     normalize: bool | None = None,
     truncate: bool = True,
     side: TruncationDirection = "right",
@@ -56,6 +67,8 @@ async def embed(
         prompt_name: Which of the model's prompts to put before each text; None takes the model's
             own default.
         input_type: What the texts are for (``INPUT_TYPES``), in place of a prompt's name.
+        instruction: What to do with the texts, in the caller's words, in place of either; for
+            models that say how they read one (the prompt ``INSTRUCTION``).
         normalize: Scale vectors to length 1; None does as the model declares.
         truncate: Cut texts that are too long; if false, refuse them.
         dimensions: How many of each vector's first numbers to give, of those lengths that the
@@ -74,7 +87,7 @@ async def embed(
     check_dimensions(info, dimensions)
     return await encoder.embed(
         texts,
-        prompt=choose_prompt(encoder, prompt_name, input_type),
+        prompt=choose_prompt(services, encoder, prompt_name, input_type, instruction),
         normalize=normalize,
         truncate=truncate,
         side=side,
@@ -125,20 +138,33 @@ def check_scaled(normalize: bool | None, encoding: Encoding, *, field: str = "em
         )
 
 
-def choose_prompt(encoder: Encoder, name: str | None, input_type: str | None) -> str:
-    """Return the text to put before each input.
+def choose_prompt(
+    services: Services,
+    encoder: Encoder,
+    name: str | None,
+    input_type: str | None,
+    instruction: str | None,
+) -> str:
+    """Return the text to put before each input, or round it.
 
     Args:
         name: Of one of its prompts; None takes its default, if it has one.
         input_type: One of ``INPUT_TYPES``, in place of a name.
+        instruction: In the caller's words, in place of both.
 
     Raises:
-        InputError: The model has no such prompt, there is no such input type, or both are given.
+        InputError: The model has no such prompt, there is no such input type, the model takes no
+            instructions, or several are given.
     """
+    given = {"prompt_name": name, "input_type": input_type, "instruction": instruction}
+    chosen = [field for field, value in given.items() if value is not None]
+    if len(chosen) > 1:
+        both = "both" if len(chosen) == 2 else "all of them"
+        raise InputError.at(chosen[0], f"give it or {' or '.join(chosen[1:])}; got {both}.")
+    if instruction is not None:
+        return put_instruction(services, encoder, instruction)
     if input_type is None:
         return find_prompt(encoder, name)
-    if name is not None:
-        raise InputError.at("prompt_name", "give it or input_type; got both.")
     if input_type not in INPUT_TYPES:
         raise InputError.at(
             "input_type",
@@ -150,11 +176,28 @@ def choose_prompt(encoder: Encoder, name: str | None, input_type: str | None) ->
     )
 
 
+def put_instruction(services: Services, encoder: Encoder, instruction: str) -> str:
+    """Return the encoder's prompt for instructions with this one in it.
+
+    Raises:
+        InputError: The model takes none, or it is empty, too long, no valid Unicode or has the
+            place of a text in it.
+    """
+    prompt, info = encoder.prompts.get(INSTRUCTION, ""), encoder.info
+    if INSTRUCTION_PLACE not in prompt:
+        raise InputError.at("instruction", f"{info.name} takes no instructions.", instruction)
+    if not instruction.strip() or TEXT_PLACE in instruction:
+        wrong = f"{shorten(instruction)} is empty, or has {TEXT_PLACE} in it."
+        raise InputError.at("instruction", wrong, instruction)
+    check_text(instruction, "instruction", max_chars_of(services.limits, info))
+    return prompt.replace(INSTRUCTION_PLACE, instruction, 1)
+
+
 def find_prompt(encoder: Encoder, name: str | None) -> str:
     """Return the text of the encoder's prompt ``name``; None is its default, "" if it has none.
 
     Raises:
-        InputError: The model has no such prompt.
+        InputError: The model has no such prompt, or it needs an instruction.
     """
     name = encoder.default_prompt if name is None else name
     if name is None:
@@ -165,6 +208,12 @@ def find_prompt(encoder: Encoder, name: str | None) -> str:
         raise InputError.at(
             "prompt_name",
             f"{encoder.info.name} has no prompt {shorten(name)}; it has: {names}.",
+            name,
+        )
+    if INSTRUCTION_PLACE in prompt:
+        raise InputError.at(
+            "prompt_name",
+            f"the prompt {shorten(name)} of {encoder.info.name} needs an instruction.",
             name,
         )
     return prompt
@@ -222,8 +271,9 @@ async def tokenize(
             characters,
         )
 
+    wholes = [fill_prompt(prompt, text) for text in texts]
     return await asyncio.to_thread(
-        lambda: [encoder.pieces(prompt + text, special=special, field=field) for text in texts]
+        lambda: [encoder.pieces(whole, special=special, field=field) for whole in wholes]
     )
 
 

@@ -18,7 +18,7 @@ from condensery.errors import CorruptModel, InputError, shorten
 from condensery.request_context import current_request
 from condensery.runtime.batcher import Batcher, CostedItems
 from condensery.runtime.queue import NO_METRICS, Item, Result
-from condensery.values import TextToken, TruncationDirection
+from condensery.values import TextToken, TruncationDirection, fill_prompt
 
 if TYPE_CHECKING:
     from condensery.metrics import Metrics
@@ -136,7 +136,8 @@ class TextTokenizer:
 
         Args:
             texts: What to tokenise; "" is the special tokens alone.
-            prompt: Put before each text; cut last on the right, and first on the left.
+            prompt: Put before each text, or round it (``fill_prompt``); cut as one with it, at its
+                end, or on the left at its beginning.
             field: The request's field that holds the texts, for messages.
 
         Raises:
@@ -205,7 +206,7 @@ class TextTokenizer:
         field: str,
         first: int = 0,
     ) -> list[TokenizedText]:
-        whole = [prompt + text for text in texts] if prompt else list(texts)
+        whole = [fill_prompt(prompt, text) for text in texts] if prompt else list(texts)
         cut = self.max_tokens * CUT_CHARACTERS_PER_TOKEN if truncate else self.max_characters * 2
         short = [text for text in whole if len(text) <= cut]
         # The fast variant leaves out offsets, which only a cut text needs.

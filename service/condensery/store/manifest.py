@@ -120,7 +120,9 @@ class Manifest(BaseModel):
             embeddings are minilm-l6's). What an encoder or classifier takes from it, ``shape``
             says (``base_parts``).
         base_fingerprint: Of that model; filled in by ``publish``.
-        prompts: Text put before an input, by the prompt's name.
+        prompts: Text put before an input, by the prompt's name; or round it, which has ``{text}``
+            where the input goes. One called ``instruction`` has ``{instruction}`` where a request's
+            own goes.
         default_prompt: Name of the prompt used when the caller names none.
         max_tokens: Longest input, tokens, special ones included.
         end_token: Of a retriever made of a language model, what ends a text: the end token that

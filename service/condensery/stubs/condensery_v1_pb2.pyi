@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EmbedBatchRequest(_message.Message):
-    __slots__ = ("model", "texts", "prompt_name", "normalize", "truncate", "dimensions", "dtype", "input_type", "truncate_left")
+    __slots__ = ("model", "texts", "prompt_name", "normalize", "truncate", "dimensions", "dtype", "input_type", "truncate_left", "instruction")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class EmbedBatchRequest(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     INPUT_TYPE_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_LEFT_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     model: str
     texts: _containers.RepeatedScalarFieldContainer[str]
     prompt_name: str
@@ -27,7 +28,8 @@ class EmbedBatchRequest(_message.Message):
     dtype: str
     input_type: str
     truncate_left: bool
-    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., prompt_name: _Optional[str] = ..., normalize: bool = ..., truncate: bool = ..., dimensions: _Optional[int] = ..., dtype: _Optional[str] = ..., input_type: _Optional[str] = ..., truncate_left: bool = ...) -> None: ...
+    instruction: str
+    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., prompt_name: _Optional[str] = ..., normalize: bool = ..., truncate: bool = ..., dimensions: _Optional[int] = ..., dtype: _Optional[str] = ..., input_type: _Optional[str] = ..., truncate_left: bool = ..., instruction: _Optional[str] = ...) -> None: ...
 
 class EmbedBatchResponse(_message.Message):
     __slots__ = ("model", "fingerprint", "vectors", "dtype", "dims", "tokens", "truncated")

@@ -54,6 +54,7 @@ async def openai_embeddings(request: Request, services: Services) -> Response:
             model=body.model,
             prompt_name=body.prompt_name,
             input_type=body.input_type,
+            instruction=body.instruction,
             normalize=body.normalize,
             truncate=body.truncate,
             side=body.truncation_direction,

@@ -141,6 +141,11 @@ class OpenAIEmbedRequest(Lenient):
         description="In place of a prompt's name: `search_query`, `search_document`, "
         "`classification` or `clustering`.",
     )
+    instruction: str | None = Field(
+        default=None,
+        description="In place of either: what the texts are for, in your words. For models whose "
+        "prompt `instruction` says how they read one.",
+    )
     normalize: bool | None = Field(default=None, description="null: as the model declares.")
     truncate: bool = Field(default=True, description="false: too long a text is an error.")
     truncation_direction: TruncationSide = "right"
