@@ -6,6 +6,7 @@ there are rows of queries with passages, to tell a query's passage from the othe
 
 import hashlib
 import os
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ from condensery.store.manifest import StoredModel
 from condensery.store.weights import open_folder
 
 EVALUATED_TOKENS = 8192  # of a batch, padding included
+AT_ONCE = 4096  # texts: an encoding takes a hundred times its ids
 HELD_OUT, MOST_HELD_OUT = 50, 1000  # one text in so many, and at most so many
 
 
@@ -167,8 +169,11 @@ class EmbeddingTask:
     def tokenise(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the tokens of texts, cut to the length."""
         most = self._tokenizer.max_characters
-        encoded = self._tokenizer.encode([text[:most] for text in texts])
-        return [Tokens(row.ids) for row in encoded]
+        rows: list[Tokens] = []
+        for first in range(0, len(texts), AT_ONCE):
+            part = [text[:most] for text in texts[first : first + AT_ONCE]]
+            rows += [Tokens(array("i", row.ids)) for row in self._tokenizer.encode(part)]
+        return rows
 
     def validation_tokens(self) -> Sequence[Tokens]:
         """Return the tokens of the texts held out."""
