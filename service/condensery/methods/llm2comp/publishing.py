@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from condensery.errors import InputError
+from condensery.methods.llm2comp.weights import MemoryWeights
 from condensery.methods.retriever.publishing import CONFIG, StoredDType
 from condensery.methods.trainer.publishing import Publication, check_finite, publication
-from condensery.networks.adapters import DOWN, UP, Adapters
 from condensery.networks.decoders import read_config
 from condensery.networks.llm2comp import ROWS, table_name, without_windows
 from condensery.networks.llm2comp_shape import KEYS, MEMORY, MemoryShape
@@ -29,28 +29,6 @@ from condensery.store.weights import open_folder, quantised
 from condensery.store.writing import read_json
 
 TOKENIZER = "tokenizer.json"
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryWeights:
-    """What a training made of a base.
-
-    Attributes:
-        memory: Embeddings of the memory tokens, (k, hidden).
-        adapters: By the base model's layers: ``layers.0.self_attn.q_proj``.
-        table: The embedding table, (vocabulary, hidden), if it was trained too.
-    """
-
-    memory: Tensor
-    adapters: Adapters = field(default_factory=Adapters)
-    table: Tensor | None = None
-
-    def tensors(self, table: str) -> dict[str, Tensor]:
-        """Return all of it by the names it is stored under; ``table`` is the table's."""
-        tensors = {ROWS: self.memory}
-        tensors |= {f"{layer}{DOWN}": factor for layer, factor in self.adapters.down.items()}
-        tensors |= {f"{layer}{UP}": factor for layer, factor in self.adapters.up.items()}
-        return tensors if self.table is None else {**tensors, table: self.table}
 
 
 def publish_memory_encoder(

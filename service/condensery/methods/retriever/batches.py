@@ -2,7 +2,7 @@
 
 A row is ``{"query": ..., "positive": text or texts, "negatives": [texts], "scores": [numbers]}``,
 scores for the positives, then the negatives; or FlagEmbedding's ``pos``, ``neg``, ``pos_scores``
-and ``neg_scores``.
+and ``neg_scores``. It may have an ``instruction``, which says what its query looks for.
 """
 
 import math
@@ -35,6 +35,7 @@ class Example:
         negatives: Passages that do not.
         scores: A teacher's, of the positives, then of the negatives; None if there are none.
         where: File and line.
+        instruction: What the query looks for, for models that read it; else empty.
     """
 
     query: str
@@ -42,6 +43,7 @@ class Example:
     negatives: tuple[str, ...]
     scores: tuple[float, ...] | None
     where: str
+    instruction: str = ""
 
 
 def read_examples(paths: Iterable[Path]) -> list[Example]:
@@ -67,7 +69,10 @@ def _example(row: Row) -> Example:
         raise _wrong(row, "positive", value.get("positive"), "names no passage")
     negatives = _texts(row, *_named(value, "negatives", "neg"))
     scores = _scores(row, len(positives), len(negatives))
-    return Example(query, positives, negatives, scores, row.where)
+    instruction = value.get("instruction", "")
+    if not isinstance(instruction, str):
+        raise _wrong(row, "instruction", instruction, "is no text")
+    return Example(query, positives, negatives, scores, row.where, instruction)
 
 
 def _named(value: Mapping[str, Any], name: str, other: str) -> tuple[str, Any]:

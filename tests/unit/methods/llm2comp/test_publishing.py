@@ -27,7 +27,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from condensery.errors import CondenseryError, CorruptModel, InputError, ModelNotFound
-from condensery.methods.llm2comp.publishing import MemoryWeights, publish_memory_encoder
+from condensery.methods.llm2comp.publishing import publish_memory_encoder
+from condensery.methods.llm2comp.weights import MemoryWeights
 from condensery.networks.adapters import Adapters
 from condensery.networks.llm2comp_shape import MemoryShape
 from condensery.networks.oscar_generator import standardised
