@@ -24,7 +24,8 @@ from tiny_memory import (
 
 from condensery.client.grpc import GrpcClient
 from condensery.client.rest import Client
-from condensery.methods.llm2comp.publishing import MemoryWeights, publish_memory_encoder
+from condensery.methods.llm2comp.publishing import publish_memory_encoder
+from condensery.methods.llm2comp.weights import MemoryWeights
 from condensery.networks.llm2comp_shape import MemoryShape
 from condensery.store.manifest import Manifest
 from condensery.store.store import ModelStore

@@ -2,9 +2,15 @@
 
 import argparse
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from condensery.commands.common import Parsers, format_table
+from condensery.errors import InputError
 from condensery.networks.effir_paper import BILLION, counts
+from condensery.networks.llm2comp_cost import LENGTHS, PAPER_COUNTS, MemoryCost, paper_costs
+from condensery.networks.llm2comp_shape import MemoryShape
 from condensery.networks.oscar_paper import (
     ANSWER,
     PASSAGE,
@@ -22,6 +28,7 @@ from condensery.networks.shrp_paper import rows as shrp_rows
 OSCAR_HELP = "What OSCAR's compression and generation cost, in FLOPs."
 EFFIR_HELP = "How many parameters EffiR leaves."
 SHRP_HELP = "What SHRP leaves of parameters and FLOPs."
+COMP_HELP = "Parameters of a memory encoder (LLM2Comp), and FLOPs of a text with k tokens more."
 COLUMNS = ("inference", "compression", "total")
 OSCAR_TEXT = f"""\
 TFLOPs of one question: {QUESTION} tokens of question and prompt, {PASSAGES} passages of \
@@ -42,6 +49,11 @@ left. paper: as printed in Table 1 of arXiv:2512.20635; after it, ours counted a
 ours with attention scores at {PAPER_TOKENS} tokens, and without that projection. faster: as the
 paper measured it; at most: what true FLOPs allow."""
 
+COMP_TEXT = """\
+GFLOPs of a text of so many tokens, start token included, with K memory tokens behind it: matrices
+and attention scores, and of the last layer's MLP the memory tokens alone. more: than the same
+network takes for the text alone, the mean of all of its states."""
+
 
 def add_cost(parsers: Parsers) -> None:
     """Add ``cost`` and its methods."""
@@ -61,6 +73,75 @@ def add_cost(parsers: Parsers) -> None:
         method.add_argument("--paper", action="store_true", required=True, help=paper)
         method.add_argument("--json", action="store_true", help=f"print JSON, in {unit}")
         method.set_defaults(run=run)
+    _add_llm2comp(methods)
+
+
+def _add_llm2comp(methods: Parsers) -> None:
+    """Add the cost of memory encoders: the paper's, or one of any backbone."""
+    method = methods.add_parser(
+        "llm2comp", help="reading a text with memory tokens behind it", description=COMP_HELP
+    )
+    which = method.add_mutually_exclusive_group(required=True)
+    which.add_argument("--paper", action="store_true", help="the paper's model, Llama-2-7B")
+    which.add_argument("--config", type=Path, metavar="FILE", help="a language model's config.json")
+    method.add_argument(
+        "--memory-tokens",
+        type=int,
+        nargs="+",
+        default=PAPER_COUNTS,
+        metavar="K",
+        help=f"how many, one row each ({' '.join(map(str, PAPER_COUNTS))})",
+    )
+    method.add_argument("--json", action="store_true", help="print JSON, in FLOPs")
+    method.set_defaults(run=run_llm2comp)
+
+
+def run_llm2comp(args: argparse.Namespace) -> int:
+    """Print a row for each number of memory tokens."""
+    costs = _memory_costs(args.config, args.memory_tokens)
+    if args.json:
+        records = [
+            {
+                "memory_tokens": cost.memory.memory_tokens,
+                "parameters": cost.parameters,
+                "flops": {str(n): cost.read(n) for n in LENGTHS},
+                "flops_without_memory": {str(n): cost.read_alone(n) for n in LENGTHS},
+            }
+            for cost in costs
+        ]
+        print(json.dumps(records, indent=2))
+        return 0
+    head = ["K", "PARAMETERS"]
+    for length in LENGTHS:
+        head += [f"{length} TOKENS", "more"]
+    cells = [tuple(head)]
+    for cost in costs:
+        row = [str(cost.memory.memory_tokens), f"{cost.parameters:,}"]
+        for length in LENGTHS:
+            more = 100 * (cost.read(length) / cost.read_alone(length) - 1)
+            row += [f"{cost.read(length) / BILLION:,.2f}", f"{more:+.1f}%"]
+        cells.append(tuple(row))
+    print(f"{format_table(cells)}\n\n{COMP_TEXT}")
+    return 0
+
+
+def _memory_costs(file: Path | None, counts: Sequence[int]) -> list[MemoryCost]:
+    """Return the costs of the paper's model, or of a configuration's.
+
+    Raises:
+        InputError: The file can't be read, a dimension in it is wrong, or a count is.
+    """
+    try:
+        if file is None:
+            return list(paper_costs(counts))
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return [
+            MemoryCost.of({**config, "vocab_size": config["vocab_size"] + k}, MemoryShape(k))
+            for k in counts
+        ]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        where = "--memory-tokens" if file is None else f"--config {file}"
+        raise InputError(f"{where}: {error!s}", field="config") from error
 
 
 def run_oscar(args: argparse.Namespace) -> int:

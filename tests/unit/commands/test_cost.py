@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +65,30 @@ def test_shrps_columns_are_the_papers(capsys: pytest.CaptureFixture[str]) -> Non
         assert flops["true"] < flops["as_counted"]
 
 
-@pytest.mark.parametrize("method", ["oscar", "effir", "shrp"])
+def test_a_memory_encoder_costs_k_tokens_more(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["cost", "llm2comp", "--paper", "--memory-tokens", "1", "8"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["8", "6,607,376,384"] in [row[:2] for row in rows]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**sizes, "intermediate_size": 48, "vocab_size": 50}))
+    command = ["cost", "llm2comp", "--config", str(config), "--memory-tokens", "4", "--json"]
+    assert main(command) == 0
+    [record] = json.loads(capsys.readouterr().out)
+    layer = 4 * 32 * 32 + 3 * 32 * 48
+    assert record["parameters"] == 2 * (layer + 2 * 32) + 54 * 32 + 32
+    unread = 2 * 16 * 3 * 32 * 48
+    assert record["flops"]["16"] == 2 * 20 * 2 * layer + 2 * 4 * 32 * 20**2 - unread
+    assert main([*command, "--memory-tokens", "0"]) != 0
+    assert "memory_tokens must be a positive integer, not 0" in capsys.readouterr().err
+    config.write_text("{")
+    assert main(command) != 0
+    assert "config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["oscar", "effir", "shrp", "llm2comp"])
 def test_the_table_needs_no_torch(method: str) -> None:
     code = (
         "import sys; from condensery.cli import main\n"

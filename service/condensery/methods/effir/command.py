@@ -83,6 +83,13 @@ def main(argv: Sequence[str] | None = None) -> None:
                 field="model",
                 value=args.model,
             )
+        if parent.manifest.method == "llm2comp":
+            raise InputError(
+                f"model: {args.model!r} was made by 'llm2comp', whose memory tokens are not trained"
+                " here: prune its language model first",
+                field="model",
+                value=args.model,
+            )
         sets, where = read_measuring(args, setup.device)
         inputs = BuildInputs(args.text, args.rows, sets, args.work, args.licence, setup.command)
         made = build(parent, store, args.name, plan, inputs, args.out, where, setup=setup)

@@ -17,6 +17,7 @@ from condensery.methods.retriever.publishing import CONFIG, StoredDType
 from condensery.methods.trainer.publishing import Publication, check_finite, publication
 from condensery.networks.decoders import read_config
 from condensery.networks.llm2comp import ROWS, table_name, without_windows
+from condensery.networks.llm2comp_cost import MemoryCost
 from condensery.networks.llm2comp_shape import KEYS, MEMORY, MemoryShape
 from condensery.networks.llm2comp_texts import begin_texts, check_texts, reads
 from condensery.networks.loading import build_pruned, own_name, pruning_of
@@ -51,8 +52,8 @@ def publish_memory_encoder(
             two are merged.
         base: A causal language model: of kind ``language-model``, or an encoder made of one.
         manifest: Name, longest input (memory tokens included), prompts, normalisation, licence,
-            provenance, quality; what the format decides is set here, and of ``shape`` the keys
-            of others stay.
+            provenance, quality; what the format decides is set here, and its cost where it says
+            none; of ``shape`` the keys of others stay.
         shape: How it reads; the scale of its adapters must fit ``weights``.
         weights: What was trained.
         merge: Store a whole directory, adapters merged, that needs no base.
@@ -135,6 +136,7 @@ def _manifest(
             "dtype": dtype,
             "base": None if merge else base.name,
             "base_fingerprint": None if merge else base.manifest.fingerprint,
+            "cost": manifest.cost or parts.cost(shape),
             "shape": {**others, **about, **own, **({} if merge else shared.to_shape())},
         }
     )
@@ -206,6 +208,14 @@ class _Parts:
                 wrong.append(f"{name} is {tuple(tensor.shape)}, not {expected}")
         if wrong:
             raise ValueError("; ".join(wrong[:5]))
+
+    def cost(self, shape: MemoryShape) -> dict[str, int]:
+        """Return its parameters, and the FLOPs of a text where they can be counted."""
+        parameters = sum(tensor.numel() for tensor in self.network.state_dict().values())
+        try:
+            return {**MemoryCost.of(self.config, shape).record(), "parameters": parameters}
+        except ValueError:  # parts of the base are gone
+            return {"parameters": parameters}
 
     def shared(self, own: Mapping[str, Tensor], files: tuple[str, ...]) -> BaseParts:
         """Return what is the base's, and not stored again."""

@@ -88,6 +88,8 @@ def open_retriever(
     pooling = stored.manifest.pooling
     if stored.manifest.kind != "encoder" or pooling is None:
         raise CorruptModel(f"{stored.name}: kind {stored.manifest.kind!r} is no encoder")
+    if stored.manifest.method == "llm2comp":  # it would be read causally, without memory tokens
+        raise CorruptModel(f"{stored.name}: memory encoders are not trained as retrievers")
     folder = open_folder(stored)
     model = load_transformer(folder, device=device or torch.device("cpu"), dtype=dtype)
     return Retriever(model, pooling)

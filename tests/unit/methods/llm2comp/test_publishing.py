@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM
 from condensery.errors import CondenseryError, CorruptModel, InputError, ModelNotFound
 from condensery.methods.llm2comp.publishing import publish_memory_encoder
 from condensery.methods.llm2comp.weights import MemoryWeights
+from condensery.methods.retriever.network import open_retriever
 from condensery.networks.adapters import Adapters
 from condensery.networks.llm2comp_shape import MemoryShape
 from condensery.networks.oscar_generator import standardised
@@ -284,3 +285,15 @@ def test_a_weight_that_is_gone_is_named(made: Made) -> None:
     save_file(weights, file)
     with pytest.raises(CondenseryError, match=r"layers\.1\.mlp\.up_proj: \.lora_B is missing"):
         embed(made.store.open("comp", check=False))
+
+
+def test_it_is_not_taken_for_a_causal_retriever_to_tune(made: Made) -> None:
+    with pytest.raises(CorruptModel, match="comp: memory encoders are not trained as retrievers"):
+        open_retriever(made.publish(merge=True))
+
+
+def test_what_it_costs_is_in_its_manifest(made: Made) -> None:
+    cost = made.publish().manifest.cost
+    model = grown(made.folder, memory())
+    assert cost["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert {"flops_128_tokens", "flops_128_tokens_without_memory"} < set(cost)
