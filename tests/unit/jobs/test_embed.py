@@ -3,6 +3,7 @@ import pytest
 
 from condensery.errors import EmptyInput, InputError, ModelNotFound, PayloadTooLarge
 from condensery.jobs.embed import embed
+from condensery.values import fill_prompt
 
 
 async def test_each_text_gets_its_row(services):
@@ -61,3 +62,29 @@ async def test_a_text_too_long_to_be_left_whole_is_named_as_the_door_calls_it(se
     with pytest.raises(InputError) as caught:
         await embed(services, ["a", "b " * 20], truncate=False, field="texts")
     assert caught.value.field == "texts[1]"
+
+
+async def test_an_instruction_needs_a_model_that_reads_one(services, registry):
+    with pytest.raises(InputError, match="instruction: words takes no instructions"):
+        await embed(services, ["a"], instruction="find it")
+    words = registry.encoders["words"]
+    words.prompts = {"query": "query: ", "instruction": "{instruction}: {text}?"}
+    await embed(services, ["a"], instruction="find it", normalize=False)
+    assert words.asked[-1] == ("a", "find it: {text}?", False)
+    with pytest.raises(InputError, match="prompt_name: the prompt 'instruction' of words needs"):
+        await embed(services, ["a"], prompt_name="instruction")
+    with pytest.raises(InputError, match="input_type: give it or instruction; got both"):
+        await embed(services, ["a"], instruction="find it", input_type="query")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "whole"),
+    [
+        ("", "a {b}"),
+        ("query: ", "query: a {b}"),
+        ("<{text}>{text}", "<a {b}>{text}"),
+        ("{", "{a {b}"),
+    ],
+)
+def test_a_prompt_stands_before_a_text_or_round_it(prompt, whole):
+    assert fill_prompt(prompt, "a {b}") == whole

@@ -23,6 +23,7 @@ from condensery.networks.llm2comp import (
     MemoryBackbone,
     effective_tokens,
     load_memory_backbone,
+    load_memory_model,
     memory_at,
     token_clusters,
     token_similarity,
@@ -230,3 +231,11 @@ def test_a_chain_of_alike_tokens_is_no_cluster() -> None:
     assert token_clusters(chain, 0.9) == ((0, 1), (2,))
     assert token_clusters(torch.ones(4, 4), 0.9) == ((0, 1, 2, 3),)
     assert token_clusters(torch.ones(4, 4), 1.0) == ((0,), (1,), (2,), (3,))
+
+
+def test_adapters_are_merged_before_weights_are_rounded(tmp_path: Path) -> None:
+    folder, model = adapted(tmp_path)
+    shape = MemoryShape(K, adapter_scale=2.0)
+    loaded = load_memory_model(folder, shape, dtype=torch.bfloat16)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight.bfloat16()), name

@@ -70,3 +70,27 @@ async def test_a_list_is_refused_by_what_it_will_take_before_any_of_it_is_tokeni
     finally:
         gate.set()
         workers.close()
+
+
+async def test_what_the_network_puts_to_each_text_takes_room_in_a_batch_but_is_no_token() -> None:
+    workers = Workers(1)
+    sizes: list[int] = []
+
+    def forward(batch: list[str]) -> list[str]:
+        sizes.append(len(batch))
+        return batch
+
+    async def tokenise(some: Sequence[str], first: int) -> list[Read]:
+        del first
+        return [Read(2)] * len(some)
+
+    batcher: Batcher[str, str] = Batcher(forward, workers, limits=BatchLimits(batch_tokens=20))
+    try:
+        for extra, most in ((0, 10), (8, 2)):
+            sizes.clear()
+            feeder: BatchFeeder[str, str] = BatchFeeder(batcher, "m", None, extra)
+            _, tokens = await feeder.feed([""] * 12, 0, tokenise, lambda _: "text")
+            assert max(sizes) == most
+            assert sum(text.count for text in tokens) == 24
+    finally:
+        workers.close()
