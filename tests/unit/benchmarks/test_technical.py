@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,14 @@ def questions(collection: Any) -> list[dict[str, Any]]:
     return [row for _, row in collection.read_own(collection.QUESTIONS)]
 
 
+def is_held(row: dict[str, Any]) -> bool:
+    """Whether the package is here, in one of the versions that the question was asked of."""
+    try:
+        return version(row["package"]) in SpecifierSet(row["versions"])
+    except PackageNotFoundError:  # others bring some of them, and may no longer
+        return False
+
+
 def test_there_are_100_questions_30_of_them_without_an_answer(
     questions: list[dict[str, Any]],
 ) -> None:
@@ -47,7 +55,7 @@ def test_there_are_100_questions_30_of_them_without_an_answer(
 def test_questions_hold_of_the_packages_in_their_versions(
     collection: Any, questions: list[dict[str, Any]]
 ) -> None:
-    held = [row for row in questions if version(row["package"]) in SpecifierSet(row["versions"])]
+    held = [row for row in questions if is_held(row)]
     if not held:
         pytest.skip("every package is of another version")
     documents = collection.make_documents(sorted({row["package"] for row in held}))

@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -29,12 +30,13 @@ def test_an_index_and_every_door_find_the_same_prompts() -> None:
     models += [Model({name: "q: ", other: "d: "}) for name in asked for other in read]
     models += [Model({name: f"{name}: "}) for name in (*asked, *read)]
     models += [Model({**dict.fromkeys(read, "no: "), "document": "", "query": "q: "}, "query")]
+    services: Any = None  # asked for instructions alone
     for model in models:
         prompts = make_index_prompts(model)
         for input_type in ("search_query", "query"):
-            assert choose_prompt(model, None, input_type) == prompts.query, model
+            assert choose_prompt(services, model, None, input_type, None) == prompts.query, model
         for input_type in ("search_document", "document", "passage"):
-            assert choose_prompt(model, None, input_type) == prompts.passage, model
+            assert choose_prompt(services, model, None, input_type, None) == prompts.passage, model
     assert {"search_query", "search_document"} < set(INPUT_TYPES)
 
 
