@@ -27,8 +27,7 @@ from condensery.methods.effir.command import main as build
 from condensery.methods.effir.measuring import MeasuringSetup, times_of
 from condensery.methods.effir.speed import ROUNDS
 from condensery.methods.ranking.sets import read_sets
-from condensery.methods.trainer.publishing import without_folders
-from condensery.methods.trainer.reports import table
+from condensery.methods.trainer.reports import table, without_folders
 from condensery.networks.effir_shape import Pruning
 from condensery.networks.loading import pruning_of
 from condensery.runtime.device import choose_device, choose_dtype

@@ -37,6 +37,7 @@ METHOD_MODULES = {
         "find passages, and have labels and scores made",
     ),
     ("eval", "oscar"): ("condensery.methods.oscar.report", "measure a pair's answers"),
+    ("eval", "rag"): ("condensery.commands.rag", "judge a running service's answers"),
     ("eval", "rerank"): (
         "condensery.methods.ranking.evaluation",
         "measure how well models rerank what BM25 finds",

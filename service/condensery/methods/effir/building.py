@@ -31,7 +31,8 @@ from condensery.methods.retriever.publishing import Candidate, Storing
 from condensery.methods.retriever.recipe import RetrieverRecipe
 from condensery.methods.retriever.tuning import tune
 from condensery.methods.trainer.method import TrainingSetup
-from condensery.methods.trainer.publishing import recipe_identity, versions, without_folders
+from condensery.methods.trainer.publishing import recipe_identity, versions
+from condensery.methods.trainer.reports import without_folders
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.effir import prune
 from condensery.networks.effir_shape import Pruning

@@ -14,7 +14,8 @@ from condensery.errors import InputError
 from condensery.methods.lm.card import card_text
 from condensery.methods.lm.model import TABLE, open_lm_tokenizer, perplexity, read_table
 from condensery.methods.lm.text import read_documents, tokenise
-from condensery.methods.trainer.publishing import CARD_FIGURES, MODEL, publication, without_folders
+from condensery.methods.trainer.publishing import CARD_FIGURES, MODEL, publication
+from condensery.methods.trainer.reports import without_folders
 from condensery.networks.weight_files import dequantise, quantise
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import Manifest, Provenance, StoredModel

@@ -18,7 +18,8 @@ from condensery.methods.oscar.reporting import add_report
 from condensery.methods.oscar.sources import Source, licence_of, read_sources
 from condensery.methods.oscar.starting import COMMAND
 from condensery.methods.trainer.checkpoints import Checkpoint, latest
-from condensery.methods.trainer.publishing import publication, without_folders
+from condensery.methods.trainer.publishing import publication
+from condensery.methods.trainer.reports import without_folders
 from condensery.networks.oscar_shape import OscarShape
 from condensery.store.importing import import_minilm
 from condensery.store.manifest import CARD, REPORT, Manifest, Provenance, StoredModel, plot_name

@@ -26,7 +26,8 @@ from condensery.methods.oscar.evaluating.questions import sample_questions
 from condensery.methods.oscar.evaluating.settings import FAMILIES, FIXED, PASSAGES
 from condensery.methods.ranking.retrieval import MODES
 from condensery.methods.ranking.sets import read_corpus
-from condensery.methods.trainer.publishing import command_line, versions
+from condensery.methods.trainer.publishing import versions
+from condensery.methods.trainer.reports import command_line
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder
 from condensery.runtime.oscar import OscarModel

@@ -27,8 +27,7 @@ from condensery.methods.ranking.retrieval import Retriever, titled_text
 from condensery.methods.ranking.sets import RankingSet, add_sets, read_sets
 from condensery.methods.rerank.scoring import CrossEncoder
 from condensery.methods.trainer.arguments import open_model
-from condensery.methods.trainer.publishing import command_line
-from condensery.methods.trainer.reports import bootstrap
+from condensery.methods.trainer.reports import bootstrap, command_line
 from condensery.networks.dtypes import dtype_name
 from condensery.runtime.device import choose_device, choose_dtype, prepare_process
 from condensery.runtime.encoder import Encoder

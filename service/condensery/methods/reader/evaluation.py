@@ -20,8 +20,7 @@ from condensery.methods.ranking.parts import (
 )
 from condensery.methods.reader.span_reader import SpanReader, find_reader
 from condensery.methods.trainer.arguments import add_machine, begin
-from condensery.methods.trainer.publishing import command_line
-from condensery.methods.trainer.reports import bootstrap
+from condensery.methods.trainer.reports import bootstrap, command_line
 from condensery.networks.dtypes import dtype_name
 from condensery.question import exact_match, f1_score
 from condensery.runtime.device import choose_dtype

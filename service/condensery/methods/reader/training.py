@@ -24,11 +24,11 @@ from condensery.methods.trainer.method import Draw, Loss, Method, TrainingSetup
 from condensery.methods.trainer.optimizer import Group, split_groups
 from condensery.methods.trainer.publishing import (
     MODEL,
-    command_line,
     model_folder,
     recipe_identity,
     training_facts,
 )
+from condensery.methods.trainer.reports import command_line
 from condensery.methods.trainer.texts import open_tokenizer
 from condensery.methods.trainer.trainer import run_training
 from condensery.networks.dtypes import dtype_name

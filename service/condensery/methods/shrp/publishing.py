@@ -30,7 +30,8 @@ from condensery.methods.shrp.reranking import RerankTask
 from condensery.methods.shrp.training import Converted, Task
 from condensery.methods.trainer.batching import Tokens
 from condensery.methods.trainer.method import TrainingSetup
-from condensery.methods.trainer.publishing import versions, without_folders
+from condensery.methods.trainer.publishing import versions
+from condensery.methods.trainer.reports import without_folders
 from condensery.networks.dtypes import dtype_name
 from condensery.networks.shrp import Experts
 from condensery.store.manifest import WEIGHTS, Manifest, Provenance, StoredModel

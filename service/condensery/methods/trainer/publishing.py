@@ -4,9 +4,8 @@ Each is written aside and appears whole or not at all.
 """
 
 import json
-import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -26,29 +25,6 @@ if TYPE_CHECKING:  # the store needs pydantic, which is absent where runs are on
 
 MODEL, CARD_FIGURES = "model", "card.json"  # of a run's folder
 LIBRARIES = ("condensery", "torch", "transformers")
-
-
-def without_folders(command: str) -> str:
-    """Shorten the paths from the root in a command line, which tell one machine's folders.
-
-    Of a folder its last part stays; of a file its folder too, by which its set is known.
-
-    Raises:
-        ValueError: A quotation is not closed.
-    """
-    return shlex.join(map(_shorten, shlex.split(command)))
-
-
-def command_line(name: str, argv: Sequence[str]) -> str:
-    """Return the line of a command of ours, for a card or a report, without folders."""
-    return without_folders(f"condensery {name} {shlex.join(argv)}")
-
-
-def _shorten(word: str) -> str:
-    path = Path(word)
-    if not path.is_absolute() and ".." not in path.parts:
-        return word
-    return f"{path.parent.name}/{path.name}" if "." in path.name else path.name
 
 
 def versions(*more: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What figures are reported by: means with their intervals, tables, pictures."""
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,29 @@ def _cell(text: str) -> str:
     for mark in ("\\", "|", "`", "*", "_", "<", "[", "]"):
         flat = flat.replace(mark, "&lt;" if mark == "<" else f"\\{mark}")
     return flat
+
+
+def without_folders(command: str) -> str:
+    """Shorten the paths from the root in a command line, which tell one machine's folders.
+
+    Of a folder its last part stays; of a file its folder too, by which its set is known.
+
+    Raises:
+        ValueError: A quotation is not closed.
+    """
+    return shlex.join(map(_shorten, shlex.split(command)))
+
+
+def command_line(name: str, argv: Sequence[str]) -> str:
+    """Return the line of a command of ours, for a card or a report, without folders."""
+    return without_folders(f"condensery {name} {shlex.join(argv)}")
+
+
+def _shorten(word: str) -> str:
+    path = Path(word)
+    if not path.is_absolute() and ".." not in path.parts:
+        return word
+    return f"{path.parent.name}/{path.name}" if "." in path.name else path.name
 
 
 def making_section(about: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 from condensery.errors import InputError, ModelNotFound
 from condensery.methods.oscar.measured import read_report
 from condensery.methods.oscar.report import main
-from condensery.methods.trainer.publishing import command_line
+from condensery.methods.trainer.reports import command_line
 
 Row = dict[str, Any]
 

@@ -17,7 +17,8 @@ from condensery.methods.oscar.causal.runs import Run, last_checkpoint, open_base
 from condensery.methods.oscar.measured import check_report, read_report
 from condensery.methods.oscar.reporting import add_report
 from condensery.methods.trainer.progress import validation_curve
-from condensery.methods.trainer.publishing import publication, without_folders
+from condensery.methods.trainer.publishing import publication
+from condensery.methods.trainer.reports import without_folders
 from condensery.networks.oscar_causal import CausalPair
 from condensery.networks.oscar_causal_shape import CausalShape, CompressorShape
 from condensery.store.manifest import Manifest, Provenance, StoredModel
