@@ -212,6 +212,33 @@ def test_filters_keep_every_row_and_two_runs_make_one_page(tmp_path: Path) -> No
     assert "Where HNSW's walk meets" in page
 
 
+def test_a_pair_judged_as_a_whole_has_a_column_a_setting(benchmark: Any) -> None:
+    rag = benchmark("rag")
+
+    def share(mean: float) -> dict[str, float]:
+        return {"mean": mean, "low": mean - 1, "high": mean + 1, "of": 9}
+
+    server = {"pair": "mini", "version": "4", "dtype": "float32", "min_relevance": 0.5,
+              "documents": 1234, "passages": 5678}  # fmt: skip
+    whole = {"questions": 9, "right": share(70), "ms": {"p50": 10.4, "p95": 20.6}}
+    near = {"questions": 8, "answered": share(40), "ms": {"p50": 9.0, "p95": 19.0}}
+    reports = {
+        "one": {**ABOUT, "server": server, "settings": {"as_it_is": whole}},
+        "two": {
+            **ABOUT,
+            "server": server,
+            "settings": {"as_it_is": whole, "without_passage": near},
+        },
+    }
+    page = rag.render(reports)
+    assert "| right | 70.0 (69.0 to 71.0) | 70.0 (69.0 to 71.0) | – |" in page
+    assert "| answered | – | – | 40.0 (39.0 to 41.0) |" in page
+    assert "| ms, p50 / p95 | 10 / 21 | 10 / 21 | 9 / 19 |" in page
+    assert "1,234 documents in 5,678 passages" in page
+    assert FIRST_LINES in page
+    assert "other processes used" in page
+
+
 @pytest.mark.slow
 def test_retrieval_keeps_each_query_of_every_set(tmp_path: Path) -> None:
     import gzip

@@ -409,7 +409,7 @@ def run(args: argparse.Namespace, client: AnyClient, words: Sequence[str]) -> di
         **found,
     }
     write_atomically(args.out / REPORT, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    title = f"{server['pair']} {server['version']} on {args.questions.name}"
+    title = f"{server['pair']} {server['version']}: {args.questions.name} over {args.index}"
     page = {
         "title": title,
         "asked": describe(server, judged, args),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from condensery.methods.rag.figures import Judged, risk_coverage
 from condensery.methods.trainer.reports import new_figure, save_figure, table
@@ -15,6 +16,7 @@ BLUE, GREEN, RED, PURPLE, GREY = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#6
 SHOWN = 12  # wrong answers in the page
 SHORTEST = 60  # characters of a question or an answer in the page
 LEAST = 1e-4  # of a relevance on the axis, whose ends are never reached
+TICKS = (0.0001, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 NAMES: Mapping[str, str] = {
     "answered": "answered",
     "right": "right",
@@ -138,7 +140,7 @@ def _short(text: str) -> str:
 
 
 def draw_plot(
-    path: Path, title: str, report: Mapping[str, Any], rows: Sequence[Judged], default: float | None
+    path: Path, title: str, report: Mapping[str, Any], rows: Sequence[Judged], asked: float | None
 ) -> Path:
     """Draw shares by threshold, risk against coverage, and times; returns the PNG's path.
 
@@ -147,31 +149,32 @@ def draw_plot(
         title: Over the picture.
         report: From ``figures``.
         rows: Replies.
-        default: The pair's own ``min_relevance``, which is marked; None marks none.
+        asked: The ``min_relevance`` that questions were asked with, which is marked; None is none.
     """
     curve = report["abstention"].get("curve")
     figure = new_figure(15.0 if curve else 6.0, 4.8)
     panels = figure.subplots(1, 3 if curve else 1, squeeze=False)[0]
     if curve:
-        _draw_thresholds(panels[0], curve, default)
+        _draw_thresholds(panels[0], curve, asked)
         _draw_risk(panels[1], rows)
     _draw_times(panels[-1], rows)
     figure.suptitle(title)
     return save_figure(figure, path)
 
 
-def _draw_thresholds(
-    axes: Axes, curve: Sequence[Mapping[str, float]], default: float | None
-) -> None:
+def _draw_thresholds(axes: Axes, curve: Sequence[Mapping[str, float]], asked: float | None) -> None:
     at = np.clip([point["min_relevance"] for point in curve], LEAST, 1 - LEAST)
     for name, label, color, style in LINES:
         if name in curve[0]:
             axes.plot(at, [p[name] for p in curve], color=color, linestyle=style, label=label)
-    if default is not None:
-        near = min(max(default, LEAST), 1 - LEAST)
-        axes.axvline(near, color=GREY, linewidth=1, label="the pair's own")
+    if asked is not None:
+        near = min(max(asked, LEAST), 1 - LEAST)
+        axes.axvline(near, color=GREY, linewidth=1, label="as it was asked")
     axes.set_xscale("logit")
-    axes.set_xlabel("min_relevance (log-odds)")
+    axes.xaxis.set_major_locator(FixedLocator(TICKS))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("min_relevance (drawn by its log-odds)")
     axes.set_ylabel("percent of the questions of each kind")
     axes.set_ylim(-3, 103)
     axes.grid(alpha=0.3)
