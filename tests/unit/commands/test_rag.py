@@ -180,6 +180,20 @@ def test_a_run_that_was_cut_short_goes_on_to_the_same_report(
     assert [{**row, "reply": {**row["reply"], "ms": 0}} for row in rows_of(out)] == whole
 
 
+def test_a_line_cut_short_does_not_spoil_the_next_one(
+    service: Service, run: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert run() == 0
+    lines = (out / "rows.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "rows.jsonl").write_bytes(lines[0] + lines[1][:30])
+    service.failing["Which river?"] = IndexNotFound("index: it was dropped")
+    assert run() == 1
+    service.failing.clear()
+    assert run() == 0
+    assert len(rows_of(out)) == 4
+
+
 def test_replies_of_another_evaluation_are_not_mixed_in(
     service: Service, run: Run, questions: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,10 @@ def judged() -> list[Judged]:
     and two without their passage."""
     pairs = [
         (question(0, "red"), reply(0, "red", 0.9, cited=("d0", "x"), ms=10.0)),
-        (question(1, "Blue"), reply(1, "Blue", 0.8, cited=("x", "d1"), verbatim=True, ms=20.0)),
+        (
+            question(1, "Blue"),
+            reply(1, "Blue", 0.8, cited=("x", "d1", "y"), verbatim=True, ms=20.0),
+        ),
         (question(2, "deep green"), reply(2, "green", 0.7, cited=("x",), ms=30.0)),
         (question(3, "grey"), reply(3, None, 0.2, below="grey", cited=("d3",), ms=40.0)),
         (question(4), reply(4, "white", 0.6, ms=50.0)),
