@@ -31,6 +31,10 @@ METHOD_MODULES = {
         "condensery.methods.reader.training",
         "train a span head, which pairs are measured against",
     ),
+    ("train", "llm2comp"): (
+        "condensery.methods.llm2comp.train_command",
+        "train a stage of an encoder made of a causal language model",
+    ),
     ("train", "plot"): ("condensery.methods.trainer.progress", "draw the log of a training run"),
     ("distil", "oscar"): (
         "condensery.methods.distil.oscar",
