@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from condensery import cli
-from condensery.networks import stepping
+from condensery.networks import backbone, stepping
 from condensery.runtime import encoder, oscar
 
 Ids = Sequence[int]
@@ -122,8 +122,8 @@ def break_forwards(faults: Faults) -> None:
     """Wrap what device workers call, before any model is loaded."""
     network: Any = encoder.EncoderNetwork
     network.forward = faults.wrap(network.forward, lambda texts: [text.ids for text in texts])
-    module: Any = encoder
-    module.pool = faults.wrap_pooling(module.pool)
+    read: Any = backbone.Backbone
+    read.pool = faults.wrap_pooling(read.pool)
     pairs: Any = oscar.Compressor
     pairs._forward = faults.wrap(
         pairs._forward,
