@@ -16,9 +16,10 @@ CondenseryError
 │   ├── SnapshotDamaged, SnapshotTooNew, RebuildRunning, TextsMissing, ContextMismatch
 │   └── ModelInUse, ModelNotLoaded, ModelAliasTaken, ModelAliasCircle
 ├── Overloaded
-├── Unavailable
+├── Unavailable ── AnswerServerUnavailable
 ├── DeadlineExceeded ── ExpiredInQueue
 ├── ModelFault ── CompressionFailed
+├── AnswerServerFault ── AnswerServerSlow
 ├── StoreError ── CorruptModel
 ├── StorageError ── StorageFull, StorageReadOnly
 └── StartError ── PortTaken, DataDirTaken, SettingError
@@ -221,6 +222,18 @@ class Unavailable(CondenseryError):
     """Not ready yet, or shutting down."""
 
 
+class AnswerServerUnavailable(Unavailable):
+    """The server that writes answers (``--answer-with``) is down, or too busy to be asked.
+
+    Args:
+        retry_after_seconds: When it is worth coming back.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class DeadlineExceeded(CondenseryError):
     """The caller's time ran out while it was being served."""
 
@@ -235,6 +248,14 @@ class ModelFault(CondenseryError):
 
 class CompressionFailed(ModelFault):
     """A passage could not be compressed in time, and compression was required."""
+
+
+class AnswerServerFault(CondenseryError):
+    """The server that writes answers refused us, or sent what is no answer, or half of one."""
+
+
+class AnswerServerSlow(AnswerServerFault):
+    """The server that writes answers took too long for its next words."""
 
 
 class StoreError(CondenseryError):

@@ -35,6 +35,9 @@ def configure_logging(level: str) -> None:
     root.setLevel(level.upper())
     # Uvicorn's own lines ("Started server process") say what we say already.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
+    # A line for each request to a server that writes answers, and at debug its headers.
+    for library in ("httpx", "httpcore"):
+        logging.getLogger(library).setLevel(max(logging.WARNING, root.level))
     sys.excepthook = lambda kind, error, trace: _log.critical("uncaught", exc_info=error)
     sys.unraisablehook = lambda args: _log.error("unraisable", exc_info=args.exc_value)
     threading.excepthook = _log_thread_fault

@@ -25,6 +25,9 @@ from condensery.request_context import RequestStats, current_request
 Task = Literal["embed", "rerank", "classify", "compress", "answer", "compare", "index"]
 Stage = Literal["tokenize", "queue", "forward", "compress", "generate", "index", "serialize"]
 FallbackReason = Literal["timeout", "fault"]
+# Why the server that writes answers failed: no connection, its status (429, 5xx; another), no next
+# words in time, what is no answer, an end in mid-stream.
+AnswerServerFailure = Literal["connection", "unavailable", "refused", "slow", "malformed", "cut"]
 _TASKS = ",".join(get_args(Task))
 
 # Seconds, 0.1 ms to 60 s: a CPU query takes milliseconds, a long answer seconds.
@@ -184,6 +187,19 @@ class Metrics:
     context_bytes: Gauge = _gauge("condensery_context_bytes", "Bytes that those contexts take.")
     ttft_seconds: Histogram = _histogram(
         "condensery_ttft_seconds", "Time from a question to its answer's first token.", "model"
+    )
+    answer_server_requests: Counter = _counter(
+        "condensery_answer_server_requests_total",
+        "Requests to the server that writes answers, retries included.",
+    )
+    answer_server_failures: Counter = _counter(
+        "condensery_answer_server_failures_total",
+        "Those of them that failed, by why, also where another try helped.",
+        f"reason={','.join(get_args(AnswerServerFailure))}",
+    )
+    answer_server_ttft_seconds: Histogram = _histogram(
+        "condensery_answer_server_ttft_seconds",
+        "Time from a request to that server to its first words.",
     )
     inter_token_seconds: Histogram = _histogram(
         "condensery_inter_token_seconds", "Time between two tokens of an answer.", "model"

@@ -24,6 +24,8 @@ FinishReason = Literal["stop", "length", "timeout", "not_found"]
 # How an index is searched: by vectors, by words (BM25), or by both, their ranks fused.
 SearchMode = Literal["dense", "bm25", "hybrid"]
 
+# The answer where the best passage is under the threshold: nothing is generated then.
+NOT_FOUND = "The passages do not hold the answer."
 ANSWER_TOKENS = 64  # of an answer at most, where nobody says
 MAX_TEMPERATURE = 2.0
 MAX_LOGPROBS = 20
@@ -265,7 +267,8 @@ class Compression:
 
     It is ``applied``; ``partial`` if a passage could not be compressed, or one that should have
     been read did not fit the generator; ``fallback`` if all in context were read as text for it;
-    ``off`` if none was to be compressed, or there was none. FLOPs are analytic, from the config's
+    ``off`` if none was to be compressed, or there was none, or another server wrote the answer,
+    which reads text: compression only ranks then. FLOPs are analytic, from the config's
     dimensions.
     """
 
@@ -338,6 +341,7 @@ class GeneratedToken:
         id: The token's; None where nothing was chosen.
         logprob: Its log-probability, if it was asked for, and the token is part of the answer.
         waited: Seconds that its answer waited until the generator could begin with it.
+        prompt_tokens: Tokens that were read for the answer, where only the generator knows them.
     """
 
     text: str
@@ -346,6 +350,7 @@ class GeneratedToken:
     id: int | None = None
     logprob: TokenLogprob | None = None
     waited: float = field(default=0.0, compare=False)
+    prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +441,9 @@ class Answer:
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] | None = None
     """null unless asked for."""
+    generator: str | None = None
+    """The model of another server that was asked to write the text (``--answer-with``); null: the
+    pair's own wrote it, or nothing was generated."""
 
     @property
     def text(self) -> str:
@@ -451,6 +459,8 @@ class Retrieved:
     model: str
     citations: tuple[Citation, ...]
     compression: Compression
+    generator: str | None = None
+    """As an ``Answer``'s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import condensery
 from condensery.api.grpc.server import GrpcServer
@@ -50,6 +51,7 @@ from condensery.store.aliases import FILE as MODEL_ALIASES
 from condensery.values import IndexCaps
 
 if TYPE_CHECKING:
+    from condensery.runtime.answer_server import RemoteGenerator
     from condensery.runtime.registry import ModelRegistry
 
 
@@ -245,6 +247,7 @@ class Server:
             keys=self._keys,
             contexts=ContextStore(settings.max_context_bytes, metrics),
             search_mode=settings.search,
+            answer_server=self._open_answer_server(stack, metrics),
             slow=SlowRequests(settings.slow_ms),
         )
         watch_models(services)
@@ -257,6 +260,33 @@ class Server:
         services.health.start()
         url = self._greet(listener.getsockname()[1], time.perf_counter() - began)
         say(_example(url, registry, samples=samples, keyed=not self._keys.open))
+
+    def _open_answer_server(
+        self, stack: AsyncExitStack, metrics: Metrics
+    ) -> "RemoteGenerator | None":
+        """Return what asks the server that writes answers, if one is set; it is not asked yet."""
+        from condensery.runtime.answer_server import AnswerServerConfig, RemoteGenerator
+
+        settings = self._settings
+        if settings.answer_with is None or settings.answer_model is None:
+            return None
+        key = settings.answer_key
+        config = AnswerServerConfig(
+            url=f"{settings.answer_with}/chat/completions",
+            model=settings.answer_model,
+            key=None if key is None else key.get_secret_value(),
+            timeout_seconds=settings.answer_timeout,
+            retries=settings.answer_retries,
+            passages=settings.answer_passages,
+            context_tokens=settings.answer_context_tokens,
+        )
+        server = RemoteGenerator(config, metrics)
+        stack.push_async_callback(server.close)
+        self._say(f"answers are written by {config.model!r} at {settings.answer_with}")
+        host = urlsplit(settings.answer_with).hostname or ""
+        if key is not None and settings.answer_with.startswith("http:") and is_reachable(host):
+            self._say(f"warning: its key goes to {host} unencrypted (answer_with is no https)")
+        return server
 
     async def _make_samples(self) -> bool:
         """Make the sample index, if it is wanted and not there; returns whether it is there."""

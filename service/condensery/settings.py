@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
     BaseModel,
@@ -53,6 +54,8 @@ LIST_READERS: dict[str, Callable[[str], Any]] = {
 # What is allowed where no type says it.
 PROXIES_ALLOWED = "addresses or networks, commas between them"
 ORIGINS_ALLOWED = "origins such as https://app.example.com:8443, commas between them, or *"
+URL_ALLOWED = "an http or https address such as http://127.0.0.1:8000/v1"
+ANSWER_KEY_ALLOWED = "printable ASCII without blanks"
 HOSTS_ALLOWED = "names or addresses without a port, commas between them, *.example.com, or *"
 
 
@@ -79,6 +82,7 @@ _device = _group(
     pattern="^(auto|cpu|cuda(:[0-9]+)?)$",
     examples=["auto", "cpu", "cuda", "cuda:1"],
 )
+_answering = _group("answers by another server")
 _limit = _group("limits")
 _security = _group(SECURITY_GROUP)
 _lifetime = _group("start and shutdown")
@@ -137,6 +141,23 @@ class Settings(BaseModel):
     """Make the index `samples` on first start."""
     search: SearchMode = _model("dense")
     """How an index is searched where a request does not say: by vectors, by words, or by both."""
+
+    answer_with: str | None = _answering(allowed=URL_ALLOWED)
+    """Server of OpenAI's chat completions that writes the answers, from passages found here."""
+    answer_model: str | None = _answering(
+        min_length=1, max_length=256, allowed="a name of 1 to 256 characters"
+    )
+    """The model's name there; it stands beside `answer_with`, and in the replies."""
+    answer_key: SecretStr | None = _answering(allowed=ANSWER_KEY_ALLOWED)
+    """The key that it wants, sent as a bearer token."""
+    answer_timeout: float = _answering(60.0, ge=0.1, le=3600)
+    """Seconds that its next words may take, the first included."""
+    answer_retries: int = _answering(2, ge=0, le=10)
+    """Times that it is asked again, before its first words, where it is down or too busy."""
+    answer_context_tokens: int = _answering(4096, ge=64, le=1_000_000)
+    """Most tokens of passages that it is sent, about: 4 bytes each."""
+    answer_passages: Literal["prompt", "documents"] = _answering("prompt")
+    """How it is sent them: in the prompt, or as `documents`, which another condensery reads."""
 
     max_body_bytes: int = _limit(8 * 2**20, ge=1024, le=2**30)
     """Longest request, REST body and gRPC message alike."""
@@ -218,6 +239,22 @@ class Settings(BaseModel):
                 raise _wrong_value(str(error)) from None
         return key
 
+    @field_validator("answer_with")
+    @classmethod
+    def _is_url(cls, text: str | None) -> str | None:
+        """Return the address under which the routes are, ``/v1`` where it names no path."""
+        if text is None:
+            return None
+        parts = _split_url(text)
+        return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+
+    @field_validator("answer_key")
+    @classmethod
+    def _is_header(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not re.fullmatch(r"[!-~]+", key.get_secret_value()):
+            raise _wrong_value(f"it must be {ANSWER_KEY_ALLOWED}")
+        return key
+
     @field_validator("trusted_proxies", "cors_origin", "allowed_hosts")
     @classmethod
     def _is_list(cls, text: str | None, info: ValidationInfo) -> str | None:
@@ -238,6 +275,11 @@ class Settings(BaseModel):
             raise self._clash("grpc_port", "other than", "port", "other than")
         if self.max_inflight_bytes < self.max_body_bytes:
             raise self._clash("max_inflight_bytes", "at least", "max_body_bytes", "at most")
+        if bool(self.answer_with) != bool(self.answer_model):
+            present, missing = "answer_with", "answer_model"
+            if self.answer_model:
+                present, missing = missing, present
+            raise _wrong_value(f"it needs {missing} beside it", present)
         if self.tls_cert and self.tls_key:
             try:
                 read_certificate(self.tls_cert, self.tls_key)
@@ -291,12 +333,14 @@ def trace_settings(flags: Mapping[str, Any] | None = None) -> tuple[Settings, di
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
     name = str(first["loc"][0]) if first["loc"] else first["ctx"]["field"]
-    problem = first["msg"] if first["type"] == "wrong" else f"it must be {describe_allowed(name)}"
-    value = "its value" if is_secret(name) else shorten(values[name])
+    ours, secret = first["type"] in ("wrong", "secret"), is_secret(name)
+    secret = secret or first["type"] == "secret"
+    problem = first["msg"] if ours else f"it must be {describe_allowed(name)}"
+    value = "its value" if secret else shorten(values[name])
     raise SettingError(
         f"{origins[name].split()[-1]}: {value} is not allowed: {problem}.",
         field=name,
-        value=None if is_secret(name) else values[name],
+        value=None if secret else values[name],
     )
 
 
@@ -374,6 +418,25 @@ def read_certificate(cert: Path, key: Path) -> tuple[bytes, bytes]:
         problem = f"it must be the key of the certificate in {cert}, both PEM, without a password"
         raise SettingError(problem, field="tls_key") from error
     return contents[0], contents[1]
+
+
+def _split_url(text: str) -> SplitResult:
+    """Return the parts of a server's address.
+
+    A name and a password in it are refused without being shown: a key is for ``answer_key``.
+    """
+    problem = f"it must be {URL_ALLOWED}"
+    try:
+        parts = urlsplit(text)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        right, parts = False, SplitResult("", "", "", "", "")
+    if "@" in text:
+        problem = "it holds a name or password; the key is CONDENSERY_ANSWER_KEY"
+        raise PydanticCustomError("secret", "{problem}", {"problem": problem, "field": None})
+    if not right or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", text):
+        raise _wrong_value(problem)
+    return parts
 
 
 def _wrong_value(problem: str, field: str | None = None) -> PydanticCustomError:

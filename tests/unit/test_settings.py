@@ -344,3 +344,59 @@ def test_a_certificate_that_can_not_be_read_is_named(
     monkeypatch.setenv("CONDENSERY_TLS_CERT", str(pems / "cert.pem"))
     assert "CONDENSERY_TLS_KEY" in refusal()
     assert "it can't be read: No such file or directory" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"),
+        ("https://api.example.com/v1/", "https://api.example.com/v1"),
+        ("http://[::1]:11434/openai", "http://[::1]:11434/openai"),
+    ],
+)
+def test_the_server_that_writes_answers_is_an_address_with_its_root(given: str, taken: str) -> None:
+    flags = {"answer_with": given, "answer_model": "qwen"}
+    assert read_settings(flags).answer_with == taken
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1:8000",
+        "ftp://there",
+        "file:///etc/passwd",
+        "http://",
+        "http://there:port",
+        "http://there:0",
+        "http://[::1",
+        "http://there/v1?key=1",
+        "http://there/v1#part",
+        "http://th ere",
+        "http://there\r\nx: y",
+    ],
+)
+def test_what_is_no_http_address_writes_no_answers(address: str) -> None:
+    message = refusal({"answer_with": address, "answer_model": "qwen"})
+    assert message.startswith("--answer-with: ")
+    assert "an http or https address" in message
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+    message = refusal({"answer_with": "http://me:hunter2@there/v1", "answer_model": "qwen"})
+    assert message.startswith("--answer-with: ")
+    assert "hunter2" not in message
+
+
+def test_a_server_that_writes_answers_and_its_model_come_together() -> None:
+    assert "answer_model" in refusal({"answer_with": "http://there"})
+    assert "answer_with" in refusal({"answer_model": "qwen"})
+
+
+def test_its_key_is_a_header_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONDENSERY_ANSWER_KEY", "hunter2")
+    settings = read_settings()
+    assert settings.answer_key is not None
+    assert settings.answer_key.get_secret_value() == "hunter2"
+    assert "hunter2" not in repr(settings)
+    monkeypatch.setenv("CONDENSERY_ANSWER_KEY", "hunter\r\n2")
+    assert "hunter" not in refusal()

@@ -32,7 +32,14 @@ from typing import (
 )
 
 from condensery import errors
-from condensery.errors import CondenseryError, InputError, Overloaded, Unavailable, code_of
+from condensery.errors import (
+    AnswerServerUnavailable,
+    CondenseryError,
+    InputError,
+    Overloaded,
+    Unavailable,
+    code_of,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -335,7 +342,7 @@ def make_refusal(
 ) -> Refusal:
     """Make the error called ``name``, or of class ``nearest``, known from the status."""
     kind = ERRORS_BY_NAME.get(name or "", nearest)
-    if issubclass(kind, Overloaded):
+    if issubclass(kind, Overloaded | AnswerServerUnavailable):
         return Refusal(
             kind(message, retry_after_seconds=retry_after_seconds or 1.0), retry_after_seconds
         )

@@ -11,7 +11,8 @@ FLAGS_USAGE = "%(prog)s [-h] [FLAG ...]"  # all of them would be twenty lines ab
 FLAGS_EXPLANATION = (
     "Each setting is also read from the environment, --max-items from CONDENSERY_MAX_ITEMS and so "
     "on; the command line wins. Keys are no flags, since command lines are seen by others: "
-    "CONDENSERY_API_KEY holds one, --keys-file names a file of them."
+    "CONDENSERY_API_KEY holds one, --keys-file names a file of them; CONDENSERY_ANSWER_KEY is the "
+    "one for --answer-with."
 )
 
 
@@ -24,7 +25,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     groups: dict[str, Any] = {}
     for name in Settings.model_fields:
         if is_secret(name):
-            parser.add_argument(flag_of(name), type=_refuse_secret, help=argparse.SUPPRESS)
+            refuse = _refuse_secret if name == "api_key" else _refuse_answer_key
+            parser.add_argument(flag_of(name), type=refuse, help=argparse.SUPPRESS)
             continue
         title = group_of(name)
         if title not in groups:
@@ -44,6 +46,13 @@ def _refuse_secret(value: str) -> None:
     raise argparse.ArgumentTypeError(
         "it is no flag, since command lines are seen by others: set CONDENSERY_API_KEY, or name a "
         "file of keys with --keys-file"
+    )
+
+
+def _refuse_answer_key(value: str) -> None:
+    """Refuse the other server's key as a flag, without showing it."""
+    raise argparse.ArgumentTypeError(
+        "it is no flag, since command lines are seen by others: set CONDENSERY_ANSWER_KEY"
     )
 
 

@@ -23,7 +23,7 @@ from condensery.jobs.contexts import (
     count_text_bytes,
     failure_reasons,
 )
-from condensery.jobs.interfaces import CountedAnswer, OscarModel
+from condensery.jobs.interfaces import AnswerGenerator, CountedAnswer, OscarModel
 from condensery.jobs.retrieval import (
     compress_passages,
     find_model_and_context,
@@ -38,9 +38,16 @@ from condensery.jobs.selection import (
     select_plain_text,
 )
 from condensery.jobs.services import Services
-from condensery.jobs.validation import check_documents, check_query, choose_vector_counts, is_blank
+from condensery.jobs.validation import (
+    check_documents,
+    check_query,
+    check_server_question,
+    choose_vector_counts,
+    is_blank,
+)
 from condensery.metrics import FallbackReason, Metrics
 from condensery.question import (
+    NOT_FOUND,
     Agreement,
     Answer,
     AnswerCost,
@@ -66,8 +73,6 @@ from condensery.values import Document, TokenUsage
 
 T = TypeVar("T")
 
-# The answer where the best passage is under the threshold: nothing is generated then.
-NOT_FOUND = "The passages do not hold the answer."
 MIN_MILLISECONDS = 1e-3  # under the clock's step; so that no time is divided by 0
 
 PassageOutcome = CompressedPassage | PassageFailure | None  # None: there was nothing to compress
@@ -86,13 +91,19 @@ async def answer(services: Services, question: Question) -> AsyncIterator[Answer
             question's or model's.
         InputError: As the message says; ContextTooLong where not even one passage fits.
         CompressionFailed: A passage could not be compressed, and compression is required.
-        ModelFault: The generator failed.
+        ModelFault: The generator failed; AnswerServerFault, AnswerServerUnavailable where that is
+            another server's.
         Overloaded, Unavailable, DeadlineExceeded: Nothing is free, or no time is left.
     """
     began = time.perf_counter()
     oscar, context = find_model_and_context(services, question)
-    retrieved = await retrieve_context(services, oscar, question, context)
-    selected = await select_context(oscar, question, retrieved)
+    server, retrieving = services.answer_server, question
+    if server is not None:
+        check_server_question(question)
+        # How long that takes, nobody here knows.
+        retrieving = replace(question, compression=replace(question.compression, target_ms=None))
+    retrieved = await retrieve_context(services, oscar, retrieving, context)
+    selected = await select_context(oscar, question, retrieved, server)
     async with closing(stream_answer(services, oscar, question, selected, began)) as events:
         async for event in events:
             yield event
@@ -130,24 +141,28 @@ async def stream_answer(
     metrics.observe(name, "tokenize", selected.tokenize_ms / 1000)
     current_request().stats.tokenizing += selected.tokenize_ms / 1000
     identity = f"ans_{secrets.token_hex(12)}"
+    server = selected.server
+    writer = server.model if server is not None and selected.may_answer else None
     citations = cite_passages(selected)
     generation = Generation(began)
     try:
         report = compression_report(selected, count_answer_cost(selected, 0))
-        yield Retrieved(identity, name, citations, report)
+        yield Retrieved(identity, name, citations, report, writer)
         stream = generate_text(metrics, oscar, question, selected, generation)
         async with closing(stream) as deltas:
             async for delta in deltas:
                 yield delta
     finally:
-        metrics.output_tokens.labels(name).inc(generation.tokens)
+        if server is None:
+            metrics.output_tokens.labels(name).inc(generation.tokens)
         current_request().stats.generated += generation.tokens
         cost = count_answer_cost(selected, generation.tokens)
         report = compression_report(selected, cost)
         failures = (candidate.failure for candidate in selected.as_text)
         causes = [failure.cause for failure in failures if failure is not None]
         count_compression(metrics, name, report, causes)
-    usage = Usage(cost.prompt_tokens, cost.context_vectors, generation.tokens)
+    read = cost.prompt_tokens if server is None else generation.prompt_tokens
+    usage = Usage(read, cost.context_vectors, generation.tokens)
     wanted = question.logprobs is not None and selected.may_answer
     yield Answer(
         id=identity,
@@ -159,6 +174,7 @@ async def stream_answer(
         usage=usage if selected.may_answer else Usage(0, 0, 0),
         timings=generation.timings(selected),
         logprobs=tuple(generation.logprobs) if wanted else None,
+        generator=writer,
     )
 
 
@@ -172,6 +188,7 @@ class Generation:
     ttft_ms: float = 0.0  # from `began` to the first token
     finish: FinishReason = "length"
     tokens: int = 0
+    prompt_tokens: int = 0  # as another server says
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -218,7 +235,8 @@ async def generate_text(
         yield generation.add(NOT_FOUND)
         return
     name = oscar.info.name
-    stream = oscar.generate_from_prompt(
+    generator: AnswerGenerator = selected.server or oscar
+    stream = generator.generate_from_prompt(
         selected.prompt,
         max_tokens=question.max_tokens,
         sampling=question.sampling,
@@ -231,10 +249,19 @@ async def generate_text(
                 generation.ttft_ms = milliseconds_since(generation.began)
                 metrics.ttft_seconds.labels(name).observe(generation.ttft_ms / 1000)
             generation.tokens = token.count
+            if selected.server is not None:
+                generation.prompt_tokens = token.prompt_tokens or 0
             generation.finish = token.finish or generation.finish
             if token.text or token.logprob is not None:
                 yield generation.add(token.text, token.logprob)
+    if selected.server is not None and says_not_found("".join(generation.texts)):
+        generation.finish = "not_found"
     metrics.observe(name, "generate", generation.generate_ms / 1000)
+
+
+def says_not_found(text: str) -> bool:
+    """Whether a text is the sentence by which other servers say that they find no answer."""
+    return text.strip(' \t\r\n."').casefold() == NOT_FOUND.rstrip(".").casefold()
 
 
 @asynccontextmanager
@@ -279,7 +306,8 @@ def count_answer_cost(selected: SelectedContext, completion_tokens: int) -> Answ
 def compression_report(selected: SelectedContext, cost: AnswerCost) -> Compression:
     """Say what compression did to the passages in context; FLOPs count every passage read.
 
-    Where nothing is generated, the FLOPs used are the compressor's alone.
+    Where nothing is generated here, the FLOPs used are the compressor's alone; what another server
+    takes is not known, nor what it would save.
     """
     passages = [
         candidate.compressed
@@ -287,7 +315,7 @@ def compression_report(selected: SelectedContext, cost: AnswerCost) -> Compressi
         if candidate.compressed is not None
     ]
     used = cost.flops_used
-    if not selected.may_answer:
+    if not selected.may_answer or selected.server is not None:
         used = selected.counted.compressing(selected.retrieved.read)
     cut = cut_question_reasons(cost) if selected.mode != "off" else []
     return Compression(
@@ -300,7 +328,7 @@ def compression_report(selected: SelectedContext, cost: AnswerCost) -> Compressi
             for passage in passages
             for memory in passage.memories
         ),
-        flops_plain=cost.flops_plain,
+        flops_plain=cost.flops_plain if selected.server is None else 0,
         flops_used=used,
         compress_ms=selected.retrieved.compress_ms,
         reason="; ".join([*selected.reasons, *cut]) or None,
@@ -341,6 +369,8 @@ def cut_question_reasons(cost: AnswerCost) -> list[str]:
 
 async def compare_answers(services: Services, question: Question) -> Comparison:
     """Answer a question twice from the same passages: from vectors, and from their text.
+
+    Both by the pair's own generator, whatever writes other answers: it is what is compared.
 
     Passages are found and compressed once. The two answers are generated one after the other, so
     that neither takes the other's time.

@@ -135,16 +135,41 @@ class CountedAnswer(Protocol):
     def compressing(self, read: Sequence[CompressedPassage]) -> int: ...
 
 
-class OscarModel(Protocol):
+class AnswerGenerator(Protocol):
+    """What writes an answer: a pair's own generator, or another server's model.
+
+    A context is what it reads, best first: memory vectors (vectors, hidden size), or text for a
+    passage that is read plain; ``count_positions`` is about how many each takes, and
+    ``free_positions`` what a prompt and its answer leave free (negative: too long). What is not
+    awaited runs in the calling thread.
+    """
+
+    def make_prompt(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt: ...
+    def count_positions(self, context: Sequence[Floats | str]) -> list[int]: ...
+    def free_positions(self, prompt: Any, max_tokens: int) -> int: ...
+    def generate_from_prompt(
+        self, prompt: Any, *, max_tokens: int, sampling: Sampling = GREEDY, stop: Sequence[str] = ()
+    ) -> AsyncIterator[GeneratedToken]: ...
+
+
+class AnswerServer(AnswerGenerator, Protocol):
+    """Another server, whose ``model`` writes the answers of all pairs; it reads text alone.
+
+    Its last token has ``prompt_tokens``. What it does wrong is AnswerServerFault or
+    AnswerServerUnavailable.
+    """
+
+    @property
+    def model(self) -> str: ...
+
+
+class OscarModel(AnswerGenerator, Protocol):
     """An OSCAR pair: compresses passages for a question, then answers from the vectors.
 
-    A context is what the generator reads, best first: memory vectors (vectors, hidden size), or
-    text for a passage that is read plain; ``count_positions`` is about how many each takes, and
-    ``free_positions`` what a prompt and its answer leave free (negative: too long). What is not
-    awaited runs in the calling thread. Given the tokens of each passage, ``afford`` returns how
-    many of the first are compressed; a passage that fails has its error in its place. ``kept`` is
-    the text of the passages in a prompt, None where the prompt holds it already. ``expected_ms`` is
-    about how long the first token takes, as measured so far; 0 if unknown.
+    Given the tokens of each passage, ``afford`` returns how many of the first are compressed; a
+    passage that fails has its error in its place. ``kept`` is the text of the passages in a prompt,
+    None where the prompt holds it already. ``expected_ms`` is about how long the first token takes,
+    as measured so far; 0 if unknown.
     """
 
     @property
@@ -159,15 +184,9 @@ class OscarModel(Protocol):
         field: str = "documents",
         afford: Callable[[Sequence[int]], int] | None = None,
     ) -> list[CompressedPassage | CondenseryError]: ...
-    def make_prompt(self, question: str, context: Sequence[Floats | str]) -> GeneratorPrompt: ...
-    def count_positions(self, context: Sequence[Floats | str]) -> list[int]: ...
     def count_answer(
         self, question: str, prompt: Any, kept: Sequence[str] | None
     ) -> CountedAnswer: ...
-    def generate_from_prompt(
-        self, prompt: Any, *, max_tokens: int, sampling: Sampling = GREEDY, stop: Sequence[str] = ()
-    ) -> AsyncIterator[GeneratedToken]: ...
-    def free_positions(self, prompt: Any, max_tokens: int) -> int: ...
     def expected_ms(
         self, compress_tokens: int, vectors: int, text_tokens: int, passages: int
     ) -> float: ...

@@ -13,7 +13,13 @@ from typing import TypeVar
 
 from condensery.errors import ContextTooLong, InputError
 from condensery.jobs.contexts import Candidate, RetrievedContext, failure_reasons, passages_phrase
-from condensery.jobs.interfaces import CountedAnswer, GeneratorPrompt, OscarModel
+from condensery.jobs.interfaces import (
+    AnswerGenerator,
+    AnswerServer,
+    CountedAnswer,
+    GeneratorPrompt,
+    OscarModel,
+)
 from condensery.question import AnswerCompression, CompressionMode, CompressionStatus, Question
 from condensery.values import Floats
 
@@ -25,6 +31,7 @@ LIKELY_CHARACTERS = 8
 # By so much, passages in a prompt may take less than each by itself.
 JOINT_POSITIONS = 4
 DOES_NOT_FIT = "since the generator has no room for more"
+ONLY_RANKS = "another server's model writes the answer, and reads text: compression only ranks"
 
 Result = TypeVar("Result")
 
@@ -50,6 +57,7 @@ class SelectedContext:
         reasons: What the caller would not expect.
         may_answer: Whether the passages may hold an answer; if not, nothing is generated.
         tokenize_ms: What making the prompt took.
+        server: The other server that writes the answer, and reads text; None is the pair itself.
     """
 
     retrieved: RetrievedContext
@@ -63,6 +71,7 @@ class SelectedContext:
     reasons: tuple[str, ...]
     may_answer: bool = True
     tokenize_ms: float = 0.0
+    server: AnswerServer | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -72,7 +81,7 @@ class SelectedContext:
     @property
     def as_vectors(self) -> tuple[Candidate, ...]:
         """Those read as vectors."""
-        kept = () if self.mode == "off" else self.kept
+        kept = () if self.mode == "off" or self.server is not None else self.kept
         return tuple(candidate for candidate in kept if candidate.compressed)
 
     @property
@@ -83,16 +92,24 @@ class SelectedContext:
 
 
 async def select_context(
-    oscar: OscarModel, question: Question, retrieved: RetrievedContext
+    oscar: OscarModel,
+    question: Question,
+    retrieved: RetrievedContext,
+    server: AnswerServer | None = None,
 ) -> SelectedContext:
     """Keep the most relevant passages that keep to the budgets and fit the generator.
+
+    Args:
+        server: What writes the answer in the pair's place, from text.
 
     Raises:
         InputError: Not even one passage keeps to ``max_context_vectors``.
         ContextTooLong: Not even one fits the generator; or not all, and compression is required.
     """
     texts = (question.query, *(candidate.text for candidate in retrieved.candidates))
-    return await _time_tokenizing(texts, lambda: _select_context(oscar, question, retrieved))
+    return await _time_tokenizing(
+        texts, lambda: _select_context(oscar, question, retrieved, server)
+    )
 
 
 async def select_plain_text(
@@ -116,23 +133,32 @@ async def _time_tokenizing(
 
 
 def _select_context(
-    oscar: OscarModel, question: Question, retrieved: RetrievedContext
+    oscar: OscarModel,
+    question: Question,
+    retrieved: RetrievedContext,
+    server: AnswerServer | None,
 ) -> SelectedContext:
     mode, plain = question.compression.mode, question.compression.mode == "off"
+    reads_text = plain or server is not None
     top_n = oscar.traits.top_n if question.rerank.top_n is None else question.rerank.top_n
     kept = rank_candidates(retrieved.candidates)[: top_n or None]
     reasons = ["asked for"] if plain else []
     if not kept:
         reasons.append("no passages were found")
     reasons += retrieved.reasons
+    if server is not None and not plain:
+        reasons.append(ONLY_RANKS)
     vectors, left_out, unfit = retrieved.vectors[0], list(retrieved.left_out), False
     may_answer = plain or not _is_under_threshold(oscar, question, retrieved)
     if may_answer:
-        allowed = fit_budgets(oscar, question, retrieved, kept)
+        allowed = _fit_budgets_of(oscar, question, retrieved, kept, server)
         vectors = allowed.vectors
         reasons += allowed.reasons
         wanted = [candidate.first(allowed.windows) for candidate in kept[: allowed.passages]]
-        prompt, fits, windows = fit_prompt(oscar, question, wanted, 0 if plain else vectors)
+        prompt, fits, windows = fit_prompt(
+            oscar, question, wanted, 0 if reads_text else vectors, server
+        )
+        windows = allowed.windows if reads_text else windows
         if fits < len(wanted):
             reasons.append(_does_not_fit_reason(len(wanted) - fits))
         shortened = any(len(candidate.memories) > windows for candidate in wanted[:fits])
@@ -142,7 +168,8 @@ def _select_context(
         left_out += [candidate.place for candidate in kept[fits:]]
         kept = [candidate.first(windows) for candidate in wanted[:fits]]
     else:
-        prompt = oscar.make_prompt(question.query, _generator_inputs(kept, vectors))
+        inputs = _generator_inputs(kept, 0 if reads_text else vectors)
+        prompt = (server or oscar).make_prompt(question.query, inputs)
     if retrieved.failed:
         reasons.append(_failures_reason(retrieved, kept))
     return SelectedContext(
@@ -151,11 +178,12 @@ def _select_context(
         kept=tuple(kept),
         vectors=vectors,
         prompt=prompt,
-        counted=_count_cost(oscar, question, prompt, kept),
-        status=_compression_status(mode, retrieved, kept, unfit=unfit),
+        counted=_count_cost(oscar, question, prompt if server is None else None, kept),
+        status=_compression_status(mode, retrieved, kept, unfit=unfit) if server is None else "off",
         left_out=tuple(left_out),
         reasons=tuple(reasons),
         may_answer=may_answer,
+        server=server,
     )
 
 
@@ -306,6 +334,23 @@ def fit_budgets(
     return BudgetAllowance(coarsest, 1, count, tuple(reasons))
 
 
+def _fit_budgets_of(
+    oscar: OscarModel,
+    question: Question,
+    retrieved: RetrievedContext,
+    kept: Sequence[Candidate],
+    server: AnswerServer | None,
+) -> BudgetAllowance:
+    """Return what the budgets allow; where text is read by another server they bound nothing."""
+    if server is None:
+        return fit_budgets(oscar, question, retrieved, kept)
+    target, reasons = question.compression.target_ms, []
+    if target is not None:
+        reasons = [f"target_ms {target:g} is without effect, since another server generates"]
+    windows = max((len(candidate.memories) for candidate in kept), default=1)
+    return BudgetAllowance(0, windows, len(kept), tuple(reasons))
+
+
 def unread_windows_reason(kept: Sequence[Candidate], windows: int, reason: str) -> str:
     """Say how many windows of long passages are not read, beyond the first ``windows`` of each."""
     long = [len(candidate.memories) for candidate in kept if len(candidate.memories) > 1]
@@ -330,7 +375,11 @@ def rank_candidates(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def fit_prompt(
-    oscar: OscarModel, question: Question, kept: Sequence[Candidate], vectors: int
+    oscar: OscarModel,
+    question: Question,
+    kept: Sequence[Candidate],
+    vectors: int,
+    server: AnswerServer | None = None,
 ) -> tuple[GeneratorPrompt, int, int]:
     """Make the prompt of what fits the generator, with the question and its answer.
 
@@ -340,6 +389,7 @@ def fit_prompt(
     Args:
         kept: Passages, best first.
         vectors: Read of each window; 0 reads all passages as text.
+        server: What reads them in the pair's place.
 
     Returns:
         The prompt, how many passages are in it, and how many windows of each at most.
@@ -347,15 +397,17 @@ def fit_prompt(
     Raises:
         ContextTooLong: None of them; or not all passages, and compression is required.
     """
+    generator: AnswerGenerator = server or oscar
 
     def shown(windows: int) -> list[Candidate]:
         return [candidate.first(windows) for candidate in kept] if vectors else list(kept)
 
     def prompt_of(count: int, windows: int) -> GeneratorPrompt:
-        return oscar.make_prompt(question.query, _generator_inputs(shown(windows)[:count], vectors))
+        inputs = _generator_inputs(shown(windows)[:count], vectors)
+        return generator.make_prompt(question.query, inputs)
 
     def free_positions(prompt: GeneratorPrompt) -> int:
-        return oscar.free_positions(prompt, question.max_tokens)
+        return generator.free_positions(prompt, question.max_tokens)
 
     every = max((len(candidate.memories) for candidate in kept), default=1) if vectors else 1
     free = free_positions(prompt_of(0, 1)) if kept else 0
@@ -373,7 +425,7 @@ def fit_prompt(
     )
     if every > 1 and free_positions(prompt := prompt_of(len(kept), windows)) >= 0:
         return prompt, len(kept), windows
-    count = likely = _estimate_fit(oscar, shown(1), vectors, free)
+    count = likely = _estimate_fit(generator, shown(1), vectors, free)
     while count and free_positions(prompt := prompt_of(count, 1)) < 0:
         count -= 1
     # Together they may take less than each by itself.
@@ -383,6 +435,8 @@ def fit_prompt(
         return prompt, count, 1
     named = len(kept) if count else min(1, len(kept))
     over = -free_positions(prompt_of(named, 1))
+    if server is not None:
+        raise _over_budget_error(server, question, named, over)
     too_many = ("rerank.top_n", len(kept)) if count else ("max_tokens", question.max_tokens)
     raise _too_long_error(oscar, question, named, over, *too_many)
 
@@ -399,11 +453,24 @@ def _too_long_error(
     )
 
 
-def _estimate_fit(oscar: OscarModel, kept: Sequence[Candidate], vectors: int, free: int) -> int:
+def _over_budget_error(
+    server: AnswerServer, question: Question, passages: int, over: int
+) -> ContextTooLong:
+    return ContextTooLong.at(
+        "documents" if question.index is None else "index",
+        f"{passages} passages are {over} tokens more than {server.model} is sent "
+        "(answer_context_tokens).",
+        passages,
+    )
+
+
+def _estimate_fit(
+    generator: AnswerGenerator, kept: Sequence[Candidate], vectors: int, free: int
+) -> int:
     """Return how many of the first passages should fit, each counted by itself; or one more."""
     taken = 0
     for count, candidate in enumerate(kept):
-        taken += sum(oscar.count_positions(_generator_inputs([candidate], vectors)))
+        taken += sum(generator.count_positions(_generator_inputs([candidate], vectors)))
         if taken > free + JOINT_POSITIONS:
             return count
     return len(kept)
@@ -437,9 +504,15 @@ def _generator_inputs(kept: Sequence[Candidate], vectors: int) -> list[Floats | 
 
 
 def _count_cost(
-    oscar: OscarModel, question: Question, prompt: GeneratorPrompt, kept: Sequence[Candidate]
+    oscar: OscarModel, question: Question, prompt: GeneratorPrompt | None, kept: Sequence[Candidate]
 ) -> CountedAnswer:
-    """Count what an answer's cost is made of; texts that the prompt holds are not read again."""
+    """Count what an answer's cost is made of; texts that the prompt holds are not read again.
+
+    Args:
+        prompt: The pair's; None where it generates nothing, and only compresses.
+    """
+    if prompt is None:
+        return oscar.count_answer(question.query, oscar.make_prompt(question.query, []), None)
     texts = [candidate.text for candidate in kept] if prompt.vectors else None
     return oscar.count_answer(question.query, prompt, texts)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from condensery.auth import Keys
 from condensery.errors import Overloaded
 from condensery.jobs.contexts import ContextStore
-from condensery.jobs.interfaces import ModelRegistry, VectorStore
+from condensery.jobs.interfaces import AnswerServer, ModelRegistry, VectorStore
 from condensery.logs import SlowRequests
 from condensery.metrics import Metrics
 from condensery.question import SearchMode
@@ -333,7 +333,7 @@ class Services:
     """The parts that jobs use.
 
     ``search_mode`` is how an index is searched where a request does not say; ``slow`` logs requests
-    that took long.
+    that took long; ``answer_server`` writes answers in place of the pairs' own generators.
     """
 
     registry: ModelRegistry
@@ -347,3 +347,4 @@ class Services:
     rebuilds: Rebuilds = field(default_factory=Rebuilds)
     search_mode: SearchMode = "dense"
     slow: SlowRequests = field(default_factory=SlowRequests)
+    answer_server: AnswerServer | None = None

@@ -125,6 +125,21 @@ def check_question(limits: RequestLimits, oscar: OscarModel, question: Question)
     _check_compression(oscar, question)
 
 
+def check_server_question(question: Question) -> None:
+    """Refuse what another server that writes the answer can't be asked for.
+
+    Raises:
+        InputError: Names the field.
+    """
+    if question.logprobs is not None:
+        raise InputError.at(
+            "logprobs",
+            f"{question.logprobs} is asked for, but another server writes the answers "
+            "(answer_with), and its tokens are not reported.",
+            question.logprobs,
+        )
+
+
 def _check_index(limits: RequestLimits, index: AnswerIndex) -> None:
     if index.mode is not None:
         check_choice(index.mode, "index.mode", SEARCH_MODES)

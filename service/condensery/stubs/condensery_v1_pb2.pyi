@@ -712,7 +712,7 @@ class Logprobs(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class AnswerResponse(_message.Message):
-    __slots__ = ("id", "model", "answer", "finish_reason", "citations", "compression", "usage", "timings", "logprobs")
+    __slots__ = ("id", "model", "answer", "finish_reason", "citations", "compression", "usage", "timings", "logprobs", "generator")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -722,6 +722,7 @@ class AnswerResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GENERATOR_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     answer: str
@@ -731,19 +732,22 @@ class AnswerResponse(_message.Message):
     usage: Usage
     timings: Timings
     logprobs: Logprobs
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., answer: _Optional[str] = ..., finish_reason: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    generator: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., answer: _Optional[str] = ..., finish_reason: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., generator: _Optional[str] = ...) -> None: ...
 
 class Retrieved(_message.Message):
-    __slots__ = ("id", "model", "citations", "compression")
+    __slots__ = ("id", "model", "citations", "compression", "generator")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CITATIONS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATOR_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     citations: _containers.RepeatedCompositeFieldContainer[Citation]
     compression: Compression
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ...) -> None: ...
+    generator: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., compression: _Optional[_Union[Compression, _Mapping]] = ..., generator: _Optional[str] = ...) -> None: ...
 
 class AnswerEvent(_message.Message):
     __slots__ = ("retrieved", "delta", "final", "logprobs")

@@ -19,7 +19,7 @@ def make() -> argparse.ArgumentParser:
 
 def test_every_setting_has_a_flag_but_for_the_secrets() -> None:
     offered = set(re.findall(r"--[a-z-]+", make().format_help()))
-    assert SECRETS == ["api_key"]
+    assert SECRETS == ["answer_key", "api_key"]
     for name in Settings.model_fields:
         assert (flag_of(name) in offered) == (name not in SECRETS), name
     assert len(SWITCHES) > 1
@@ -35,6 +35,11 @@ def test_a_secret_as_a_flag_is_refused_with_what_to_do_instead(
         message = capsys.readouterr().err
         assert "set CONDENSERY_API_KEY, or name a file of keys with --keys-file" in message
         assert "secret-of-mine" not in message
+    with pytest.raises(SystemExit, match="2"):
+        make().parse_args(["--answer-key", "secret-of-mine"])
+    message = capsys.readouterr().err
+    assert "CONDENSERY_ANSWER_KEY" in message
+    assert "secret-of-mine" not in message
 
 
 def test_a_flag_reaches_its_setting_and_what_is_not_given_does_not() -> None:

@@ -9,7 +9,7 @@ from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from condensery import errors
-from condensery.errors import CondenseryError, Overloaded, Unavailable
+from condensery.errors import AnswerServerUnavailable, CondenseryError, Overloaded, Unavailable
 
 CallContext = grpc.aio.ServicerContext[Any, Any]
 Trailer = tuple[str, str | bytes]
@@ -38,6 +38,7 @@ STATUS_CODES: dict[type[CondenseryError], StatusCode] = {
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
+    errors.AnswerServerSlow: StatusCode.DEADLINE_EXCEEDED,
 }
 
 # TEI has one code for what is the model's fault, whether it can't do it or failed at it.
@@ -97,7 +98,7 @@ async def abort_call(
 
 
 def _retry_seconds(error: CondenseryError) -> float | None:
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | AnswerServerUnavailable):
         return error.retry_after_seconds
     return UNREADY_RETRY_SECONDS if isinstance(error, Unavailable) else None
 

@@ -148,6 +148,7 @@ class _AnswerWriter:
                 "object": "rag.search_results",
                 "model": event.model,
                 "data": {"citations": event.citations, "compression": event.compression},
+                "generator": event.generator,
             }
             return _event_line("search_results", results)
         if isinstance(event, Delta):
@@ -168,6 +169,7 @@ class _AnswerWriter:
             "usage": event.usage,
             "timings": event.timings,
             "logprobs": finite(event).logprobs,
+            "generator": event.generator,
         }
         return _event_line("compression", event.compression) + _event_line("final_answer", final)
 

@@ -143,6 +143,9 @@ class ChatExtras:
     finish_reason: FinishReason
     ignored_messages: int
     """Earlier messages that `history` let pass unread."""
+    generator: str | None
+    """The model of another server that was asked to write the text; null: the pair's own wrote it,
+    or nothing was generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +407,7 @@ class _ChatWriter:
             timings=answer.timings,
             finish_reason=answer.finish_reason,
             ignored_messages=self._chat.ignored,
+            generator=answer.generator,
         )
 
 

@@ -13,7 +13,14 @@ import orjson
 from starlette.responses import Response
 
 from condensery import errors
-from condensery.errors import CondenseryError, Overloaded, Unauthenticated, Unavailable, code_of
+from condensery.errors import (
+    AnswerServerUnavailable,
+    CondenseryError,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+    code_of,
+)
 
 Family = Literal["tei", "openai", "rerank", "kserve"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -71,6 +78,8 @@ ERROR_ROWS: dict[type[CondenseryError], ErrorRow] = {
     errors.ExpiredInQueue: ErrorRow((408, "Backend"), (408, "timeout"), 408, 408),
     errors.ModelFault: ErrorRow((424, "Backend"), (500, _SERVER), 500, 500),
     errors.CompressionFailed: ErrorRow((424, "Backend"), (424, _SERVER), 424, 424),
+    errors.AnswerServerFault: ErrorRow((502, "Backend"), (502, _SERVER), 502, 502),
+    errors.AnswerServerSlow: ErrorRow((504, "Backend"), (504, "timeout"), 504, 504),
     errors.StoreError: ErrorRow((500, "Backend"), (500, _SERVER), 500, 500),
     errors.StorageError: ErrorRow((500, "Backend"), (500, _SERVER), 500, 500),
     errors.StorageFull: ErrorRow((507, "Backend"), (507, _SERVER), 507, 507),
@@ -82,7 +91,13 @@ METHOD_NOT_ALLOWED = ErrorRow((405, "Validation"), (405, _INVALID), 405, 405)
 MALFORMED = ErrorRow((400, "Validation"), (400, _INVALID), 400, 400)
 
 # Clients retry 409 and 5xx by themselves; for these that is of no use.
-_NOT_RETRIED = (errors.Conflict, errors.ModelFault, errors.StoreError, errors.StorageError)
+_NOT_RETRIED = (
+    errors.Conflict,
+    errors.ModelFault,
+    errors.AnswerServerFault,
+    errors.StoreError,
+    errors.StorageError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +197,7 @@ def _reply(body: ErrorBody, status: int, headers: dict[str, str] | None = None) 
 def _headers(error: CondenseryError) -> dict[str, str]:
     if isinstance(error, Unauthenticated):
         return {"www-authenticate": "Bearer"}
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | AnswerServerUnavailable):
         seconds = error.retry_after_seconds
     elif isinstance(error, Unavailable):
         seconds = UNREADY_RETRY_SECONDS

@@ -25,6 +25,8 @@ ANSWER_ERRORS: ErrorTypes = (
     errors.ContextMismatch,
     errors.CompressionFailed,
 )
+# Another server may write these answers; those that are compared the pair writes itself.
+WRITTEN_ERRORS: ErrorTypes = (*ANSWER_ERRORS, errors.AnswerServerFault, errors.AnswerServerSlow)
 OPENAI_EMBEDDINGS = ("/v1/embeddings", "/embeddings", "/openai/v1/embeddings")
 
 
@@ -134,6 +136,7 @@ ANSWER_ROUTES = (
         body=rag.AnswerRequest,
         reply=question.Answer,
         streams="events",
+        fails=WRITTEN_ERRORS,
     ),
     _answer_route(
         "/v1/rag/compare",
@@ -149,6 +152,7 @@ ANSWER_ROUTES = (
         body=rag.ChatRequest,
         reply=chat.ChatCompletion,
         streams="chunks",
+        fails=WRITTEN_ERRORS,
     ),
     _answer_route(
         "/v1/compress",

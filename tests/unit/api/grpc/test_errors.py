@@ -32,10 +32,11 @@ STATUSES = {
     "SnapshotDamaged SnapshotTooNew RebuildRunning TextsMissing EncoderMismatch ContextMismatch "
     "ModelInUse ModelNotLoaded ModelAliasTaken ModelAliasCircle",
     StatusCode.RESOURCE_EXHAUSTED: "Overloaded",
-    StatusCode.UNAVAILABLE: "Unavailable",
-    StatusCode.DEADLINE_EXCEEDED: "DeadlineExceeded ExpiredInQueue",
+    StatusCode.UNAVAILABLE: "Unavailable AnswerServerUnavailable",
+    StatusCode.DEADLINE_EXCEEDED: "DeadlineExceeded ExpiredInQueue AnswerServerSlow",
     StatusCode.INTERNAL: "CondenseryError ModelFault CompressionFailed StoreError CorruptModel "
-    "StorageError StorageFull StorageReadOnly StartError PortTaken DataDirTaken SettingError",
+    "StorageError StorageFull StorageReadOnly StartError PortTaken DataDirTaken SettingError "
+    "AnswerServerFault",
 }
 
 

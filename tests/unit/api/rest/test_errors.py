@@ -3,7 +3,7 @@ import pytest
 
 from condensery import errors
 from condensery.api.rest.errors import ERROR_ROWS, FAMILIES, render_error
-from condensery.errors import CondenseryError, Overloaded, code_of
+from condensery.errors import AnswerServerUnavailable, CondenseryError, Overloaded, code_of
 
 
 def tree(kind=CondenseryError):
@@ -14,7 +14,9 @@ EVERY = [kind for kind in tree() if kind.__module__ == errors.__name__]
 
 
 def make(kind):
-    return kind("text: 'x' is wrong.", field="text") if kind is not Overloaded else kind("full")
+    if issubclass(kind, Overloaded | AnswerServerUnavailable):
+        return kind("full")
+    return kind("text: 'x' is wrong.", field="text")
 
 
 def test_no_error_is_left_out_of_the_table():
@@ -62,8 +64,9 @@ STATUSES = {
     431: "HeadersTooLarge",
     500: "CondenseryError ModelFault StoreError CorruptModel StorageError StorageReadOnly "
     "StartError PortTaken DataDirTaken SettingError",
-    503: "Unavailable",
-    504: "DeadlineExceeded",
+    502: "AnswerServerFault",
+    503: "Unavailable AnswerServerUnavailable",
+    504: "DeadlineExceeded AnswerServerSlow",
     507: "StorageFull",
 }
 OTHERWISE = {
