@@ -207,10 +207,12 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def print_sources(answer: Answer) -> None:
-    """Print the passages in context, and what compression did."""
+    """Print the passages in context, what compression did, and who else wrote the text."""
     for citation in answer.citations:
         print(describe_citation(citation))
     print(describe_compression(answer.compression))
+    if answer.generator is not None:
+        print(f"written by: {answer.generator}, of another server")
 
 
 # What fields were called, or lay elsewhere, before they took REST's names.
