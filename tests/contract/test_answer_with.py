@@ -53,7 +53,8 @@ def test_the_text_is_what_the_server_behind_says(front: Client | GrpcClient, bot
     assert (whole.answer, whole.finish_reason) == (wanted.answer, wanted.finish_reason)
     assert whole.usage.completion_tokens == wanted.usage.completion_tokens
     assert (wanted.generator, whole.generator) == (None, "oscar-mini")
-    assert whole.compression.status == "off"
+    assert (whole.compression.status, whole.compression.vectors_out) == ("off", 0)
+    assert (whole.compression.flops_plain, whole.compression.flops_used > 0) == (0, True)
     first, *deltas, last = front.answer_stream(QUESTION, **how)
     assert isinstance(first, Retrieved)
     assert isinstance(last, Answer)

@@ -7,7 +7,7 @@ import pytest
 
 from condensery import errors
 from condensery.client.rest import AsyncClient, Client
-from condensery.client.transports import Refusal, Retries
+from condensery.client.transports import ERRORS_BY_NAME, Refusal, Retries, make_refusal
 from condensery.errors import (
     CondenseryError,
     DeadlineExceeded,
@@ -235,3 +235,11 @@ def test_a_stream_that_is_refused_raises_at_its_first_event(script: Any) -> None
         events = client.answer_stream("q", index="nowhere")
         with pytest.raises(errors.IndexNotFound):
             next(events)
+
+
+def test_every_error_comes_back_as_its_class_and_with_when_to_retry() -> None:
+    assert len(ERRORS_BY_NAME) > 40
+    for name, kind in ERRORS_BY_NAME.items():
+        refusal = make_refusal(name, CondenseryError, "no", field="x", retry_after_seconds=17.0)
+        assert type(refusal.error) is kind
+        assert getattr(refusal.error, "retry_after_seconds", 17.0) == 17.0
