@@ -40,13 +40,25 @@ class CondenseryError(Exception):
         message: What is wrong, naming the field and the value; safe to show to the caller.
         field: Name of the request's field at fault, dotted, if there is one.
         value: The offending value, shortened; already part of the message.
+        retry_after_seconds: When it is worth coming back, if that is known.
     """
 
-    def __init__(self, message: str, *, field: str | None = None, value: Any = None) -> None:
+    retry_after_seconds: float | None = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        value: Any = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
         self.value = value
+        if retry_after_seconds is not None:
+            self.retry_after_seconds = retry_after_seconds
 
     @classmethod
     def at(cls, field: str, problem: str, value: Any = None) -> Self:
@@ -207,15 +219,9 @@ class ModelAliasCircle(Conflict):
 
 
 class Overloaded(CondenseryError):
-    """The queue is full.
+    """The queue is full."""
 
-    Args:
-        retry_after_seconds: When it is worth coming back.
-    """
-
-    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
+    retry_after_seconds: float = 1.0
 
 
 class Unavailable(CondenseryError):
@@ -223,15 +229,9 @@ class Unavailable(CondenseryError):
 
 
 class AnswerServerUnavailable(Unavailable):
-    """The server that writes answers (``--answer-with``) is down, or too busy to be asked.
+    """The server that writes answers (``--answer-with``) is down, or too busy to be asked."""
 
-    Args:
-        retry_after_seconds: When it is worth coming back.
-    """
-
-    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
+    retry_after_seconds: float = 1.0
 
 
 class DeadlineExceeded(CondenseryError):

@@ -33,7 +33,6 @@ from typing import (
 
 from condensery import errors
 from condensery.errors import (
-    AnswerServerUnavailable,
     CondenseryError,
     InputError,
     Overloaded,
@@ -342,8 +341,5 @@ def make_refusal(
 ) -> Refusal:
     """Make the error called ``name``, or of class ``nearest``, known from the status."""
     kind = ERRORS_BY_NAME.get(name or "", nearest)
-    if issubclass(kind, Overloaded | AnswerServerUnavailable):
-        return Refusal(
-            kind(message, retry_after_seconds=retry_after_seconds or 1.0), retry_after_seconds
-        )
-    return Refusal(kind(message, field=field), retry_after_seconds)
+    error = kind(message, field=field, retry_after_seconds=retry_after_seconds)
+    return Refusal(error, retry_after_seconds)

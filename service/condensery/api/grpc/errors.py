@@ -9,7 +9,7 @@ from google.rpc.status_pb2 import Status
 from grpc import StatusCode
 
 from condensery import errors
-from condensery.errors import AnswerServerUnavailable, CondenseryError, Overloaded, Unavailable
+from condensery.errors import CondenseryError, Unavailable
 
 CallContext = grpc.aio.ServicerContext[Any, Any]
 Trailer = tuple[str, str | bytes]
@@ -98,9 +98,9 @@ async def abort_call(
 
 
 def _retry_seconds(error: CondenseryError) -> float | None:
-    if isinstance(error, Overloaded | AnswerServerUnavailable):
-        return error.retry_after_seconds
-    return UNREADY_RETRY_SECONDS if isinstance(error, Unavailable) else None
+    if error.retry_after_seconds is None and isinstance(error, Unavailable):
+        return UNREADY_RETRY_SECONDS
+    return error.retry_after_seconds
 
 
 def _retry_info(error: CondenseryError, milliseconds: int) -> bytes:

@@ -14,9 +14,7 @@ from starlette.responses import Response
 
 from condensery import errors
 from condensery.errors import (
-    AnswerServerUnavailable,
     CondenseryError,
-    Overloaded,
     Unauthenticated,
     Unavailable,
     code_of,
@@ -197,11 +195,10 @@ def _reply(body: ErrorBody, status: int, headers: dict[str, str] | None = None) 
 def _headers(error: CondenseryError) -> dict[str, str]:
     if isinstance(error, Unauthenticated):
         return {"www-authenticate": "Bearer"}
-    if isinstance(error, Overloaded | AnswerServerUnavailable):
-        seconds = error.retry_after_seconds
-    elif isinstance(error, Unavailable):
+    seconds = error.retry_after_seconds
+    if seconds is None and isinstance(error, Unavailable):
         seconds = UNREADY_RETRY_SECONDS
-    else:
+    if seconds is None:
         return {"x-should-retry": "false"} if isinstance(error, _NOT_RETRIED) else {}
     return {
         "retry-after": str(math.ceil(seconds)),
