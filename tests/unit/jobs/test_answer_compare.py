@@ -6,7 +6,8 @@ from tests.unit.conftest import vector_of
 from tests.unit.questions import make_question
 
 from condensery.errors import ContextTooLong, InputError, ModelFault
-from condensery.jobs.answer import compare_answers, compress_documents
+from condensery.jobs.comparison import compare_answers
+from condensery.jobs.compression import compress_documents
 from condensery.question import Sampling
 from condensery.values import Document, PairTraits
 

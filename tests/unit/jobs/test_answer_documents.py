@@ -17,7 +17,8 @@ from condensery.errors import (
     Overloaded,
     PayloadTooLarge,
 )
-from condensery.jobs.answer import answer_whole, compress_documents, release_context
+from condensery.jobs.answer import answer_whole
+from condensery.jobs.compression import compress_documents, release_context
 from condensery.jobs.contexts import ContextStore
 from condensery.request_context import RequestContext, serving_request
 from condensery.values import Document, PairTraits

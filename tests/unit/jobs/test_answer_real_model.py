@@ -10,7 +10,9 @@ from tests.unit.questions import make_question
 from tiny_pair import pair_files, text_of, tiny_pair
 
 from condensery.errors import CompressionFailed
-from condensery.jobs.answer import answer_whole, compare_answers, compress_documents
+from condensery.jobs.answer import answer_whole
+from condensery.jobs.comparison import compare_answers
+from condensery.jobs.compression import compress_documents
 from condensery.jobs.services import Services
 from condensery.runtime.oscar import OscarModel
 from condensery.runtime.oscar_pair import prepare_for_inference

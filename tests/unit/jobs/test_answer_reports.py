@@ -5,7 +5,9 @@ from tests.unit.questions import make_question
 
 from condensery.errors import ModelFault
 from condensery.jobs import indexes
-from condensery.jobs.answer import answer, answer_whole, compare_answers, compress_documents
+from condensery.jobs.answer import answer, answer_whole
+from condensery.jobs.comparison import compare_answers
+from condensery.jobs.compression import compress_documents
 from condensery.question import Delta, Retrieved
 from condensery.values import Document
 

@@ -18,7 +18,9 @@ from condensery.errors import (
     ModelFault,
 )
 from condensery.jobs.answer import answer as answer_events
-from condensery.jobs.answer import answer_whole, compare_answers, compress_documents
+from condensery.jobs.answer import answer_whole
+from condensery.jobs.comparison import compare_answers
+from condensery.jobs.compression import compress_documents
 from condensery.jobs.embed import embed
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services

@@ -5,7 +5,8 @@ from tests.unit.questions import make_question
 
 from condensery.errors import ContextLost, ContextNotFound, EncoderMismatch, ModelInUse
 from condensery.jobs import models
-from condensery.jobs.answer import answer_whole, compress_documents
+from condensery.jobs.answer import answer_whole
+from condensery.jobs.compression import compress_documents
 from condensery.jobs.indexes import create_index, upsert_documents
 from condensery.jobs.services import Services
 from condensery.request_context import RequestContext, serving_request

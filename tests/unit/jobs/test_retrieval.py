@@ -15,7 +15,8 @@ from condensery.errors import (
     Unavailable,
 )
 from condensery.jobs import indexes, retrieval
-from condensery.jobs.answer import answer, answer_whole, compress_documents
+from condensery.jobs.answer import answer, answer_whole
+from condensery.jobs.compression import compress_documents
 from condensery.question import Retrieved
 from condensery.values import Document, PairTraits
 

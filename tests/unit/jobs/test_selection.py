@@ -8,7 +8,8 @@ from tests.unit.questions import make_question
 
 from condensery.errors import ContextTooLong, InputError, ModelFault
 from condensery.jobs import indexes
-from condensery.jobs.answer import answer_whole, compare_answers
+from condensery.jobs.answer import answer_whole
+from condensery.jobs.comparison import compare_answers
 from condensery.question import NOT_FOUND
 from condensery.values import Document, PairTraits
 

@@ -20,7 +20,15 @@ from condensery.api.grpc.errors import Family
 from condensery.auth import KeyScope
 from condensery.encodings import ENCODINGS, Encoding
 from condensery.errors import InputError
-from condensery.jobs import answer, indexes, maintenance, models, retrieval
+from condensery.jobs import (
+    answer,
+    comparison,
+    compression,
+    indexes,
+    maintenance,
+    models,
+    retrieval,
+)
 from condensery.jobs.embed import check_scaled, embed, encode_vectors
 from condensery.jobs.rerank import rerank
 from condensery.jobs.services import Services
@@ -245,11 +253,11 @@ async def compare_answers(
     services: Services, request: pb.AnswerRequest, model: str | None
 ) -> bytes:
     """Answer a question twice, from vectors and from text."""
-    comparison = await answer.compare_answers(
+    compared = await comparison.compare_answers(
         services, await _read_question(services, request, model)
     )
-    with services.metrics.stage(comparison.compressed.model, "serialize"):
-        return protobuf.write(pb.CompareResponse, comparison).SerializeToString()
+    with services.metrics.stage(compared.compressed.model, "serialize"):
+        return protobuf.write(pb.CompareResponse, compared).SerializeToString()
 
 
 async def compress_documents(
@@ -258,7 +266,7 @@ async def compress_documents(
     """Compress documents for a question."""
     documents = await _read_documents(services, request.documents)
     result = await protobuf.call(
-        answer.compress_documents, (services,), request, documents=documents, model=model
+        compression.compress_documents, (services,), request, documents=documents, model=model
     )
     return convert.serialize_timed(services, result, partial(protobuf.write, pb.CompressResponse))
 
@@ -267,7 +275,7 @@ async def release_context(
     services: Services, request: pb.ReleaseContextRequest, model: str | None
 ) -> None:
     """Release a context."""
-    answer.release_context(services, request.context)
+    compression.release_context(services, request.context)
 
 
 async def _read_question(

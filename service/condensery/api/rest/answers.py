@@ -15,7 +15,8 @@ from starlette.responses import Response
 from condensery.api.rest.errors import ErrorDetail
 from condensery.api.rest.io import END_OF_EVENTS, read_body, stream_events, write_json
 from condensery.api.rest.schemas.rag import AnswerRequest, CompareRequest, CompressRequest
-from condensery.jobs import answer as job
+from condensery.jobs import comparison as comparing
+from condensery.jobs import compression as compressing
 from condensery.jobs.accounting import count_request
 from condensery.jobs.answer import answer, answer_whole
 from condensery.jobs.services import Services
@@ -73,7 +74,7 @@ async def compare_answers(request: Request, services: Services) -> Response:
     """Answer a question from vectors and from the passages' own text, and compare."""
     question = await read_body(request, services, CompareRequest)
     with count_request(services, question.model, "compare", "rest") as counted:
-        comparison = await job.compare_answers(services, question)
+        comparison = await comparing.compare_answers(services, question)
         model = counted.model = comparison.compressed.model  # of a context it is known only now
         with services.metrics.stage(model, "serialize"):
             whole = replace(
@@ -88,7 +89,7 @@ async def compress_documents(request: Request, services: Services) -> Response:
     """Compress and score documents for a question, in one pass; the vectors stay here."""
     body = await read_body(request, services, CompressRequest)
     with count_request(services, body.model, "compress", "rest"):
-        result = await job.compress_documents(
+        result = await compressing.compress_documents(
             services,
             body.query,
             body.documents,
@@ -106,7 +107,7 @@ async def release_context(request: Request, services: Services) -> Response:
     """Release a context before its time is over."""
     context: str = request.path_params["name"]
     with count_request(services, None, "compress", "rest"):
-        job.release_context(services, context)
+        compressing.release_context(services, context)
         return write_json(Released(context))
 
 

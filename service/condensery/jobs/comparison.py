@@ -1,0 +1,69 @@
+"""The same question answered from vectors and from plain text, and whether the answers agree."""
+
+import time
+
+import numpy as np
+
+from condensery.errors import InputError, ModelNotFound
+from condensery.jobs.answer import collect_answer, stream_answer
+from condensery.jobs.retrieval import find_model_and_context, retrieve_context
+from condensery.jobs.selection import select_context, select_plain_text
+from condensery.jobs.services import Services
+from condensery.question import Agreement, Comparison, Question, exact_match, f1_score
+
+MIN_MILLISECONDS = 1e-3  # under the clock's step; so that no time is divided by 0
+
+
+async def compare_answers(services: Services, question: Question) -> Comparison:
+    """Answer a question twice from the same passages: from vectors, and from their text.
+
+    Both by the pair's own generator, whatever writes other answers: it is what is compared.
+
+    Passages are found and compressed once. The two answers are generated one after the other, so
+    that neither takes the other's time.
+
+    Raises:
+        InputError: As for ``answer``; and where compression is off: nothing is compared then.
+        ContextTooLong: Not even one passage fits the generator as text.
+        Exception: What ``answer`` raises.
+    """
+    began = time.perf_counter()
+    oscar, context = find_model_and_context(services, question)
+    if question.compression.mode == "off":
+        raise InputError.at(
+            "compression.mode",
+            "'off' leaves nothing to compare with; give auto or required.",
+            question.compression.mode,
+        )
+    selected = await select_context(
+        oscar, question, await retrieve_context(services, oscar, question, context)
+    )
+    plain_selected = await select_plain_text(oscar, question, selected)
+    # Each answer's time is that of its own parts.
+    began += plain_selected.tokenize_ms / 1000
+    compressed = await collect_answer(stream_answer(services, oscar, question, selected, began))
+    shared_ms = selected.retrieved.retrieve_ms + plain_selected.tokenize_ms
+    again = time.perf_counter() - shared_ms / 1000
+    plain = await collect_answer(stream_answer(services, oscar, question, plain_selected, again))
+    took = compressed.timings.compress_ms + compressed.timings.generate_ms
+    return Comparison(
+        compressed=compressed,
+        plain=plain,
+        agreement=Agreement(
+            exact=bool(exact_match(compressed.answer, [plain.answer])),
+            f1=f1_score(compressed.answer, [plain.answer]),
+            cosine=await _cosine(services, compressed.answer, plain.answer),
+        ),
+        speedup=plain.timings.generate_ms / max(took, MIN_MILLISECONDS),
+    )
+
+
+async def _cosine(services: Services, text: str, other: str) -> float | None:
+    """Return the cosine of two texts' vectors by the default encoder; None if there is none."""
+    try:
+        encoder = services.registry.encoder()
+    except ModelNotFound:
+        return None
+    vectors = (await encoder.embed([text, other], field="answer")).vectors.astype(np.float64)
+    lengths = np.linalg.norm(vectors, axis=1)
+    return float(vectors[0] @ vectors[1] / max(lengths.prod(), 1e-12))

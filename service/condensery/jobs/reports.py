@@ -1,0 +1,93 @@
+"""What an answer says of itself: the passages it was read from, and what compression did."""
+
+from collections.abc import Iterable
+
+from condensery.jobs.selection import SelectedContext
+from condensery.metrics import FallbackReason, Metrics
+from condensery.question import AnswerCost, Citation, Compression
+
+
+def cite_passages(selected: SelectedContext) -> tuple[Citation, ...]:
+    """Name the passages in context, best first; a long one by what was read of it.
+
+    ``index`` is a passage's place among the request's documents, or among those retrieved.
+    """
+    return tuple(
+        Citation(
+            index=candidate.place,
+            id=candidate.passage.id,
+            document_id=candidate.passage.document_id,
+            text=candidate.text,
+            start=candidate.passage.start + candidate.span[0],
+            end=candidate.passage.start + candidate.span[1],
+            relevance_score=candidate.score,
+            metadata=candidate.passage.metadata,
+        )
+        for candidate in selected.kept
+    )
+
+
+def count_answer_cost(selected: SelectedContext, completion_tokens: int) -> AnswerCost:
+    """Count what an answer takes, or has taken."""
+    return selected.counted.cost(selected.retrieved.read, completion_tokens=completion_tokens)
+
+
+def compression_report(selected: SelectedContext, cost: AnswerCost) -> Compression:
+    """Say what compression did to the passages in context; FLOPs count every passage read.
+
+    Where nothing is generated here, the FLOPs used are the compressor's alone; what another server
+    takes is not known, nor what it would save.
+    """
+    passages = [
+        candidate.compressed
+        for candidate in selected.as_vectors
+        if candidate.compressed is not None
+    ]
+    used = cost.flops_used
+    if not selected.may_answer or selected.server is not None:
+        used = selected.counted.compressing(selected.retrieved.read)
+    cut = cut_question_reasons(cost) if selected.mode != "off" else []
+    return Compression(
+        mode=selected.mode,
+        status=selected.status,
+        docs=len(passages),
+        tokens_in=sum(passage.tokens_in for passage in passages),
+        vectors_out=sum(
+            min(len(memory), selected.vectors)
+            for passage in passages
+            for memory in passage.memories
+        ),
+        flops_plain=cost.flops_plain if selected.server is None else 0,
+        flops_used=used,
+        compress_ms=selected.retrieved.compress_ms,
+        reason="; ".join([*selected.reasons, *cut]) or None,
+        fallback_docs=tuple(candidate.place for candidate in selected.as_text),
+        left_out=selected.left_out,
+    )
+
+
+def count_compression(
+    metrics: Metrics, model: str, report: Compression, causes: Iterable[FallbackReason] = ()
+) -> None:
+    """Count a report once: the metrics are the sums of the reports.
+
+    Args:
+        causes: Why each of those in ``report.fallback_docs`` is read as text.
+    """
+    metrics.compressed_docs.labels(model, "applied").inc(report.docs)
+    metrics.compressed_docs.labels(model, "fallback").inc(len(report.fallback_docs))
+    metrics.compressed_docs.labels(model, "left_out").inc(len(report.left_out))
+    metrics.context_tokens_in.labels(model).inc(report.tokens_in)
+    metrics.context_vectors_out.labels(model).inc(report.vectors_out)
+    metrics.flops_used.labels(model).inc(report.flops_used)
+    metrics.flops_plain.labels(model).inc(report.flops_plain)
+    for cause in causes:
+        metrics.compression_fallback.labels(model, cause).inc()
+
+
+def cut_question_reasons(cost: AnswerCost) -> list[str]:
+    """Say that the compressor read a part of the question, if it did; the generator reads all."""
+    if cost.question_limit is None or cost.question_tokens <= cost.question_limit:
+        return []
+    cut = f"{cost.question_limit} of its {cost.question_tokens} tokens"
+    return [f"for compression the question was cut to {cut}"]
